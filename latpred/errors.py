@@ -1,0 +1,59 @@
+"""Every error latpred raises on purpose.
+
+Each message says first what was wrong with what was given, then the command or argument that fixes it.
+`exit_code` is what the command line exits with; nothing here prints.
+"""
+
+from __future__ import annotations
+
+
+class LatpredError(Exception):
+    """Base of all latpred errors."""
+
+    exit_code = 2
+
+
+class UsageError(LatpredError, ValueError):
+    """An argument is wrong: batch 0, an unknown runtime, a bad shape."""
+
+
+class UnknownModelError(UsageError):
+    """No model goes by this name."""
+
+
+class TraceError(LatpredError):
+    """The model could not be walked; names the op and the module."""
+
+
+class UnknownOpError(TraceError):
+    """`strict` was asked for and an op has no cost formula."""
+
+    exit_code = 1
+
+
+class ProfileError(LatpredError):
+    """A profile is missing, damaged, of another schema or of another machine."""
+
+    exit_code = 3
+
+
+class CalibrationError(LatpredError):
+    """The machine could not be measured."""
+
+    exit_code = 3
+
+
+class BusyError(CalibrationError):
+    """Another calibration holds the lock."""
+
+
+class DeviceError(LatpredError):
+    """The device asked for is not there."""
+
+    exit_code = 3
+
+
+class GateError(LatpredError):
+    """An acceptance gate failed."""
+
+    exit_code = 1

@@ -1,0 +1,118 @@
+"""DeviceProfile: everything measured about one device on one machine, as a JSON document of numbers.
+
+Only structures live here: `latpred.profiles` finds, reads, checks and writes them, `calibration` measures them and
+`latpred.predictor` uses them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What must match for a profile to hold: host, device and software stack."""
+
+    hostname_hash: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    system: str
+    accelerator: str  # "" on a CPU
+    driver: str
+    stack: dict[str, str]  # python, torch, transformers, …
+    threads: int
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The device that executes, and the constants of its clock."""
+
+    name: str  # "cpu", "nvidia-h200", "simulated"
+    kind: str  # cpu, cuda or simulated
+    asynchronous: bool
+    memory_bytes: int
+    multiprocessors: int = 0
+    launch_us: float = 0.0
+    gap_us: float = 0.0
+    sync_us: float = 0.0
+    queue: int = 1024
+    bandwidth_bytes_per_us: float = 0.0
+    copy_bytes_per_us: float = 0.0  # host to device, for inputs_on="host"
+    l2_bytes: int = 0
+
+
+class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Host costs of one runtime.
+
+    `costs_us` maps a host class to microseconds; a class that is missing falls back to its own prefix
+    ("view.transpose" to "view") and at last to "". `scale` is what the same op costs inside a network over what it
+    costs in a loop of its own.
+    """
+
+    costs_us: dict[str, float]
+    module_call_us: float
+    python_call_us: float
+    fixed_us: float
+    scale: float = 1.0
+    spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
+
+
+class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Numbers of one fitted `RooflineRegressor`, for one kernel family in one precision.
+
+    The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process over log features,
+    kept as its training points so that numpy alone can evaluate it. On a synchronous device the host cost of the op is not
+    in these times: latency is the sum of both.
+    """
+
+    floor_us: float
+    macs_per_us: float
+    weight_bytes_per_us: float
+    activation_bytes_per_us: float
+    saturation: dict[str, float]
+    features: tuple[str, ...]
+    center: tuple[float, ...]
+    length_scales: tuple[float, ...]
+    amplitude: float
+    noise: float
+    points: tuple[tuple[float, ...], ...]
+    targets: tuple[float, ...]
+    error: float  # cross-validated median absolute relative error
+    spread: float  # cross-validated standard deviation of the log error
+    scale: float = 1.0  # inside a network over in a loop of its own
+
+
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One timed cell: median and half the interquartile range in microseconds, over n repeats."""
+
+    cell: str
+    median_us: float
+    spread_us: float
+    n: int
+
+
+class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Verdict of the acceptance gate: what was checked, what was found, what to do."""
+
+    passed: bool
+    checks: dict[str, str]
+    advice: tuple[str, ...]
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One device on one machine, ready to predict with."""
+
+    name: str
+    schema: int
+    created: str  # ISO 8601, UTC
+    provenance: str  # "measured", "fitted from published measurements" or "datasheet"
+    machine: Machine
+    device: DeviceInfo
+    protocol: dict[str, str]
+    runtimes: dict[str, DispatchFit]
+    kernels: dict[str, dict[str, KernelFit]]  # precision, then family
+    samples: tuple[Sample, ...]
+    acceptance: Acceptance
+    seconds: float  # what the calibration took
+    sha256: str = ""

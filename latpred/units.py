@@ -1,0 +1,57 @@
+"""Conversions and human-readable forms of the units used in names: us, ms, s, bytes, macs."""
+
+from __future__ import annotations
+
+US_PER_S = 1e6
+MS_PER_S = 1e3
+US_PER_MS = 1e3
+
+
+def format_duration(seconds: float) -> str:
+    """Three significant digits in the unit a person would use.
+
+    >>> format_duration(0.0123)
+    '12.3 ms'
+    >>> format_duration(4.2e-6)
+    '4.20 us'
+    """
+    if seconds == 0:
+        return "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if abs(seconds) * scale >= 1:
+            return f"{_three_digits(seconds * scale)} {unit}"
+    return f"{_three_digits(seconds * 1e9)} ns"
+
+
+def format_bytes(count: float) -> str:
+    """Binary multiples.
+
+    >>> format_bytes(438_000_000)
+    '418 MiB'
+    """
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{_three_digits(value)} {unit}"
+
+
+def format_count(count: float) -> str:
+    """Decimal multiples, as the field writes MACs and parameters.
+
+    >>> format_count(11_174_215_680)
+    '11.2 G'
+    """
+    value, unit = float(count), ""
+    for larger in ("k", "M", "G", "T"):
+        if abs(value) < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f}" if not unit else f"{_three_digits(value)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{value:.{decimals}f}"
