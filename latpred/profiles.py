@@ -1,0 +1,266 @@
+"""The profile store: finds, reads and writes device profiles, and says whether one fits a machine.
+
+A profile is one JSON document. Reading is strict and never executes anything; writing is atomic, so a reader sees the
+old document or the new one. Nothing here measures or predicts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from latpred import home, host
+from latpred.errors import ProfileError
+from latpred.profile import DeviceProfile, Machine
+from latpred.profile_codec import REPAIR, decode, encode
+
+SUFFIX = ".json"
+LIVE_KINDS = ("cuda", "cpu", "simulated")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of the store.
+
+    Attributes
+    ----------
+    name : str
+        What `load` and `--device` take.
+    path : Path
+        Where it lies.
+    source : str
+        "user" (calibrated here) or "shipped".
+    profile : DeviceProfile or None
+        None when the file cannot be read.
+    problem : str
+        Why not; "" when it can.
+    """
+
+    name: str
+    path: Path
+    source: str
+    profile: DeviceProfile | None
+    problem: str
+
+
+def directory() -> Path:
+    """Directory of the user's profiles; it need not exist yet."""
+    return home.profiles_dir()
+
+
+def path(name: str) -> Path:
+    """File a user profile of this name is kept in, whether or not it exists.
+
+    Raises
+    ------
+    ProfileError
+        When the name is not a plain file name.
+
+    Examples
+    --------
+    >>> path("cpu").name
+    'cpu.json'
+    """
+    return _file_of(name)
+
+
+def listing() -> list[Entry]:
+    """All profiles in sight, the user's first, unreadable ones included with the reason."""
+    entries = [_entry(file, "user") for file in _json_files(directory())]
+    own = {entry.name for entry in entries}
+    return entries + [_entry(file, "shipped") for file in _json_files(_shipped()) if file.stem not in own]
+
+
+def load(source: str | os.PathLike[str]) -> DeviceProfile:
+    """Read a profile by path or name.
+
+    Parameters
+    ----------
+    source : str or path
+        A file, or the name of a user or shipped profile.
+
+    Raises
+    ------
+    ProfileError
+        When there is none, or it is damaged, of a newer schema, or not a profile.
+    """
+    return _read(locate(source))
+
+
+def locate(source: str | os.PathLike[str]) -> Path:
+    """The file a path or a profile's name stands for.
+
+    Raises
+    ------
+    ProfileError
+        When no profile goes by the name; the message lists the nearest.
+    """
+    text = os.fspath(source)
+    if not isinstance(source, str) or text.endswith(SUFFIX) or os.sep in text:
+        return Path(text)
+    for candidate in (_file_of(text), _shipped() / f"{text}{SUFFIX}"):
+        if candidate.exists():
+            return candidate
+    raise ProfileError(_unknown(text))
+
+
+def find(device: str | None = None) -> DeviceProfile:
+    """The profile that predictions for a device rest on.
+
+    Parameters
+    ----------
+    device : str, optional
+        "cpu", "cuda", "cuda:0" or "simulated" for a profile calibrated on this machine; anything else is the name of a
+        profile or a path to one. Without it, this machine's own: its GPU's if calibrated, else its CPU's. A shipped
+        profile is used only when named.
+
+    Raises
+    ------
+    ProfileError
+        When there is none; the message says how to make one.
+    """
+    if device is not None and device.partition(":")[0] not in LIVE_KINDS:
+        return load(device)
+    kinds = (device.partition(":")[0],) if device else ("cuda", "cpu")
+    entries = [_entry(file, "user") for file in _json_files(directory())]
+    readable = [entry.profile for entry in entries if entry.profile is not None]
+    for kind in kinds:
+        own = [p for p in readable if p.device.kind == kind and is_own(p.machine)]
+        if own:
+            return max(own, key=lambda profile: profile.created)
+    raise ProfileError(_nothing_found(device, entries))
+
+
+def is_own(machine: Machine) -> bool:
+    """Whether a machine is this one: the same host or, in containers and on cluster nodes, the same processor."""
+    return machine.hostname_hash == host.hostname_hash() or machine.cpu == host.cpu_name()
+
+
+def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write a profile atomically, with its checksum.
+
+    Parameters
+    ----------
+    profile : DeviceProfile
+        What to write; its own `sha256` is ignored.
+    path : path, optional
+        Default: the user's directory, under the profile's name.
+
+    Returns
+    -------
+    Path
+        The file written.
+
+    Raises
+    ------
+    ProfileError
+        When a number is not finite or the directory cannot be written.
+    """
+    target = _file_of(profile.name) if path is None else Path(path)
+    data = encode(profile)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, data)
+    except OSError as error:
+        raise ProfileError(
+            f"cannot write {target}: {error.strerror or error}. "
+            f"Make {target.parent} writable, or choose another directory with {home.VARIABLE}=DIR."
+        ) from error
+    return target
+
+
+def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
+    """What differs between the machine of a profile and another, as plain sentences; empty when nothing does."""
+    then, now = profile.machine, machine
+    said = [
+        f"{label} is {_shown(new)}, the profile's is {_shown(old)}"
+        for label, old, new in (
+            ("the host CPU", then.cpu, now.cpu),
+            ("the number of cores", then.cores, now.cores),
+            ("the accelerator", then.accelerator, now.accelerator),
+            ("the driver", then.driver, now.driver),
+            ("the operating system", then.system, now.system),
+            ("the number of threads", then.threads, now.threads),
+        )
+        if old != new
+    ]
+    packages = sorted(then.stack.keys() & now.stack.keys())
+    said += [
+        f"{name} is {now.stack[name]}, the profile's is {then.stack[name]}"
+        for name in packages
+        if then.stack[name] != now.stack[name]
+    ]
+    return said
+
+
+def _replace(target: Path, data: bytes) -> None:
+    """Write beside the target, flush to the disk, then rename over it."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _read(file: Path) -> DeviceProfile:
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise ProfileError(f"there is no profile at {file}. List what there is with: latpred profiles list") from None
+    except IsADirectoryError:
+        raise ProfileError(f"{file} is a directory, not a profile. Name the .json file in it.") from None
+    except OSError as error:
+        raise ProfileError(f"cannot read {file}: {error.strerror or error}. {REPAIR}") from error
+    return decode(data, str(file))
+
+
+def _entry(file: Path, source: str) -> Entry:
+    try:
+        return Entry(file.stem, file, source, _read(file), "")
+    except ProfileError as error:
+        return Entry(file.stem, file, source, None, str(error))
+
+
+def _file_of(name: str) -> Path:
+    if not name or name != Path(name).name or name.startswith("."):
+        raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
+    return directory() / f"{name}{SUFFIX}"
+
+
+def _shipped() -> Path:
+    return Path(str(files("latpred.models"))) / "profiles"
+
+
+def _json_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob(f"*{SUFFIX}") if not file.name.startswith("."))
+
+
+def _unknown(name: str) -> str:
+    names = [entry.name for entry in listing()]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"Did you mean {', '.join(near)}? " if near else ""
+    return f"no profile is called {name!r}. {hint}List them with: latpred profiles list"
+
+
+def _nothing_found(device: str | None, entries: list[Entry]) -> str:
+    flag = f" --device {device}" if device else ""
+    command = f"latpred calibrate{flag}"
+    damaged = [entry for entry in entries if entry.problem]
+    if damaged:
+        return damaged[0].problem
+    foreign = [entry.name for entry in entries if entry.profile is not None and not is_own(entry.profile.machine)]
+    hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
+    return f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: {command}"
+
+
+def _shown(value: object) -> str:
+    return str(value) if value not in ("", 0) else "none"
