@@ -1,14 +1,18 @@
 """The interface every device offers to calibration: a clock, a way to wait, and runnable forms of cells and models.
 
 `timing` needs nothing else, so a simulated device with a virtual clock is measured by the same code as a real one.
+`open_device` gives the live device of a name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from latpred.calibration.cells import Cell
+from latpred.errors import DeviceError
 from latpred.profile import DeviceInfo, Machine
 
 Call = Callable[[], None]
@@ -48,6 +52,10 @@ class Device(Protocol):
         """Wait until the device is idle."""
         ...
 
+    def errors(self) -> AbstractContextManager[None]:
+        """Within it, what the device raises comes out as MemoryError (out of memory) or DeviceError (it is lost)."""
+        ...
+
     def prepare(self, cell: Cell) -> Call:
         """Build a cell's tensors and give the call that issues it once; weights rotate from call to call.
 
@@ -68,3 +76,36 @@ class Device(Protocol):
         On a synchronous device this is the host time of the same loop.
         """
         ...
+
+
+def open_device(name: str) -> Device:
+    """The live device of a name, ready to be timed.
+
+    Parameters
+    ----------
+    name : str
+        "cpu", "cuda", "cuda:1" or "simulated".
+
+    Raises
+    ------
+    DeviceError
+        When no device goes by the name, or the machine has none such.
+
+    Examples
+    --------
+    >>> open_device("simulated").asynchronous
+    True
+    """
+    if name == "cpu":
+        from latpred.calibration.cpu import CpuDevice
+
+        return CpuDevice()
+    if name == "simulated":
+        from latpred.calibration.simulated import SimulatedDevice
+
+        return SimulatedDevice()
+    if re.fullmatch(r"cuda(:\d+)?", name):
+        from latpred.calibration.cuda import CudaDevice
+
+        return CudaDevice(int(name.partition(":")[2] or 0))
+    raise DeviceError(f"nothing can be measured on {name!r}. Use device='cpu', 'cuda:0' or 'simulated'.")

@@ -1,0 +1,149 @@
+"""Identity of the machine a measurement was taken on, and the state of its GPU while it was.
+
+Identity is what must match for a profile to hold (`latpred.profiles.mismatch` compares it); state (clocks, throttling,
+temperature) is provenance. Reading either never imports torch; nvidia-ml-py is used where it is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from latpred import host
+from latpred.profile import Machine
+
+STACK = ("torch", "transformers", "numpy")
+
+
+class GpuState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a GPU was doing at one moment.
+
+    `throttled` names the reasons for which it runs below its clocks; idling is none.
+    """
+
+    name: str
+    driver: str
+    sm_mhz: int
+    sm_max_mhz: int
+    memory_mhz: int
+    temperature_c: int
+    power_w: float
+    throttled: tuple[str, ...]
+
+
+def identity(*, accelerator: str = "", driver: str = "", threads: int) -> Machine:
+    """Host, software stack, and the device that was named.
+
+    Parameters
+    ----------
+    accelerator, driver : str
+        Name and driver of the device; empty on a CPU.
+    threads : int
+        Threads one op may use.
+
+    Examples
+    --------
+    >>> identity(threads=1).accelerator
+    ''
+    """
+    return Machine(
+        hostname_hash=host.hostname_hash(),
+        cpu=host.cpu_name(),
+        cores=os.cpu_count() or 1,
+        memory_bytes=memory_bytes(),
+        system=f"{platform.system()} {platform.machine()}",
+        accelerator=accelerator,
+        driver=driver,
+        stack=stack(),
+        threads=threads,
+    )
+
+
+def stack() -> dict[str, str]:
+    """Versions of Python and of the packages that set what an op costs."""
+    found = {"python": platform.python_version()}
+    for package in STACK:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def memory_bytes() -> int:
+    """Memory of the host in bytes; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def gpu_state(pci_bus_id: str) -> GpuState | None:
+    """State of one NVIDIA GPU, or None without nvidia-ml-py, a driver, or such a GPU.
+
+    Parameters
+    ----------
+    pci_bus_id : str
+        As in "00000000:3B:00.0": torch and the driver number GPUs differently, their bus they agree on.
+    """
+    with _management_library() as nvml:
+        if nvml is None:
+            return None
+        try:
+            return _read_state(nvml, nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode()))
+        except nvml.NVMLError:
+            return None
+
+
+@contextmanager
+def _management_library() -> Iterator[Any]:
+    """The initialised pynvml module, or None."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _read_state(nvml: Any, handle: Any) -> GpuState:
+    return GpuState(
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        driver=_text(nvml.nvmlSystemGetDriverVersion()),
+        sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        sm_max_mhz=nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+        memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        throttled=_throttle_reasons(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+    )
+
+
+def _throttle_reasons(nvml: Any, mask: int) -> tuple[str, ...]:
+    known = {
+        "power cap": nvml.nvmlClocksThrottleReasonSwPowerCap,
+        "application clocks": nvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
+        "hardware slowdown": nvml.nvmlClocksThrottleReasonHwSlowdown,
+        "thermal (software)": nvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+        "thermal (hardware)": nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "power brake": nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    }
+    return tuple(reason for reason, bit in known.items() if mask & bit)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

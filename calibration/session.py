@@ -1,0 +1,324 @@
+"""The calibration session: one at a time per device, journalled cell by cell, resumed after any kind of end.
+
+Knows nothing of what a cell measures: a function given to `Session.run` does, and what it returns is appended to the
+journal and forced to the disk before the next cell starts. So a kill loses at most the cell under way, and a journal
+is a file of raw samples that can be fitted again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TypeVar
+
+import filelock
+import msgspec
+
+from latpred import home
+from latpred.calibration.cells import Cell
+from latpred.calibration.timing import Timing
+from latpred.errors import BusyError, CalibrationError, DeviceError
+from latpred.profile import Machine
+
+JOURNAL_VERSION = 1
+JOURNAL = "journal.jsonl"
+LAST = "last.jsonl"
+OUT_OF_MEMORY = "out of memory"
+
+T = TypeVar("T")
+Measure = Callable[[Cell], Mapping[str, Timing]]
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One cell of a journal: its timings by what was timed ("issue", "queued", "single" …), or why there are none."""
+
+    cell: Cell
+    timings: dict[str, Timing]
+    seconds: float  # what measuring took, on the wall clock
+    error: str = ""
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """First line of a journal: what the rows hold for."""
+
+    journal: int
+    machine: Machine
+    settings: str
+    started: str  # ISO 8601, UTC
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds the lock."""
+
+    pid: int
+    since: str
+
+
+def directory(device: str) -> Path:
+    """Where the sessions of a device keep their journal and lock.
+
+    Examples
+    --------
+    >>> directory("cuda:0").name
+    'cuda-0'
+    """
+    return home.data_dir() / "calibration" / re.sub(r"[^A-Za-z0-9._-]", "-", device)
+
+
+def settings_hash(settings: object) -> str:
+    """Digest of whatever the measurements depend on; a journal of other settings is not resumed."""
+    return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:16]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a journal, a torn or damaged line left out.
+
+    Raises
+    ------
+    CalibrationError
+        When the file cannot be read or is no journal.
+    """
+    try:
+        header, rows, _ = _parse(path.read_bytes())
+    except OSError as error:
+        raise CalibrationError(
+            f"cannot read {path}: {error.strerror or error}. Name a journal in JSON lines."
+        ) from error
+    if header is None:
+        raise CalibrationError(f"{path} is no calibration journal of version {JOURNAL_VERSION}. Calibrate again.")
+    return rows
+
+
+class Session:
+    """A calibration under way, as a context manager.
+
+    Parameters
+    ----------
+    folder : Path
+        Where journal and lock live; see `directory`.
+    machine : Machine
+        Identity the journal is bound to.
+    settings : object
+        Anything JSON can hold that the measurements depend on.
+    fresh : bool
+        Start anew even where there is something to resume.
+
+    Raises
+    ------
+    BusyError
+        On entry, when another session of this folder is under way.
+    CalibrationError
+        On entry, when the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, machine: Machine, settings: object, *, fresh: bool = False) -> None:
+        self._folder = folder
+        self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), _now())
+        self._fresh = fresh
+        self._rows: dict[str, Row] = {}
+        self._resources = ExitStack()
+        self._file: IO[bytes] | None = None
+        self.resumed = 0
+
+    def __enter__(self) -> Session:
+        with ExitStack() as stack:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(_lock(self._folder))
+                self._open_journal()
+            except OSError as error:
+                raise CalibrationError(_unwritable(self._folder, error)) from error
+            self._resources = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._resources.close()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Everything measured so far, what was resumed included, in order."""
+        return tuple(self._rows.values())
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether the journal has this cell already."""
+        return cell.key in self._rows
+
+    def run(self, cell: Cell, measure: Measure) -> Row:
+        """Measure a cell unless the journal has it.
+
+        A cell that fails becomes a row with its error. One that runs out of memory also spares its larger siblings the
+        attempt: they get the same row.
+
+        Raises
+        ------
+        DeviceError
+            When the device is lost; the cell is left for the next session.
+        CalibrationError
+            When the journal cannot be written.
+        """
+        known = self._rows.get(cell.key)
+        if known is not None:
+            return known
+        row = self._spared(cell) or _measured(cell, measure)
+        self._append(row)
+        return row
+
+    def complete(self) -> Path:
+        """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.
+
+        Call it once the profile is saved.
+        """
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        last = self._folder / LAST
+        os.replace(self._folder / JOURNAL, last)
+        _sync_directory(self._folder)
+        return last
+
+    def _open_journal(self) -> None:
+        path = self._folder / JOURNAL
+        header, rows, length = _parse(path.read_bytes()) if path.exists() else (None, [], 0)
+        if self._fresh or not _same(header, self._header):
+            rows = []
+            _replace(path, msgspec.json.encode(self._header) + b"\n")
+        else:
+            os.truncate(path, length)
+        self._rows = {row.cell.key: row for row in rows}
+        self.resumed = len(self._rows)
+        self._file = path.open("ab")
+
+    def _append(self, row: Row) -> None:
+        if self._file is None:
+            raise CalibrationError("this session is over. Open another one to measure more.")
+        try:
+            self._file.write(msgspec.json.encode(row) + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise CalibrationError(_unwritable(self._folder, error)) from error
+        self._rows[row.cell.key] = row
+
+    def _spared(self, cell: Cell) -> Row | None:
+        """The row of a cell at least as large in everything as one that ran out of memory."""
+        for row in self._rows.values():
+            if row.error.startswith(OUT_OF_MEMORY) and _at_least(cell, row.cell):
+                return Row(cell, {}, 0.0, f"{OUT_OF_MEMORY}: already {row.cell.key} did not fit")
+        return None
+
+
+def _measured(cell: Cell, measure: Measure) -> Row:
+    start = time.monotonic()
+    try:
+        timings, error = dict(measure(cell)), ""
+    except MemoryError as failure:
+        timings, error = {}, f"{OUT_OF_MEMORY}: {failure}"
+    except DeviceError:
+        raise
+    except Exception as failure:
+        # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
+        timings, error = {}, f"{type(failure).__name__}: {str(failure)[:200]}"
+    return Row(cell, timings, time.monotonic() - start, error)
+
+
+def _at_least(cell: Cell, other: Cell) -> bool:
+    same = (cell.kind, cell.name, cell.precision, cell.runtime) == (
+        other.kind,
+        other.name,
+        other.precision,
+        other.runtime,
+    )
+    return same and cell.dims.keys() == other.dims.keys() and all(cell.dims[k] >= v for k, v in other.dims.items())
+
+
+def _same(found: Header | None, wanted: Header) -> bool:
+    return found is not None and (found.machine, found.settings) == (wanted.machine, wanted.settings)
+
+
+def _parse(data: bytes) -> tuple[Header | None, list[Row], int]:
+    """Header, whole rows, and the length in bytes up to the end of the last whole line."""
+    length = data.rfind(b"\n") + 1
+    lines = data[:length].splitlines()
+    header = _decoded(lines[0], Header) if lines else None
+    if header is None or header.journal != JOURNAL_VERSION:
+        return None, [], 0
+    rows = [row for line in lines[1:] if (row := _decoded(line, Row)) is not None]
+    return header, rows, length
+
+
+def _decoded(line: bytes, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _lock(folder: Path) -> ExitStack:
+    """Hold the folder's lock; who holds it is kept beside it, since opening a lock file may empty it."""
+    lock, holder = filelock.FileLock(folder / "lock"), folder / "holder.json"
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise BusyError(_busy(folder, holder)) from None
+    stack = ExitStack()
+    stack.callback(lock.release)
+    try:
+        _replace(holder, msgspec.json.encode(Holder(os.getpid(), _now())))
+    except OSError:
+        stack.close()
+        raise
+    return stack
+
+
+def _busy(folder: Path, holder: Path) -> str:
+    try:
+        who = msgspec.json.decode(holder.read_bytes(), type=Holder)
+    except (OSError, msgspec.MsgspecError):
+        return f"another calibration of {folder.name} is under way. Wait until it ends."
+    return (
+        f"another calibration of {folder.name} is under way (process {who.pid}, since {who.since}), and two would slow "
+        f"each other down. Wait until it ends, or stop it with: kill -INT {who.pid}; what it measured is kept."
+    )
+
+
+def _unwritable(folder: Path, error: OSError) -> str:
+    return (
+        f"cannot keep a calibration journal in {folder}: {error.strerror or error}. "
+        f"Make it writable, or choose another directory with {home.VARIABLE}=DIR."
+    )
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, whatever happens."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(folder: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

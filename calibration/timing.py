@@ -1,0 +1,315 @@
+"""Times a call on any device: warm-up until stable, automatic loop count, median and interquartile range.
+
+Everything goes through the device's own `clock()` and `synchronize()`, so a virtual clock is read by the same code as
+a real one. What a call is, and what its time means, is the caller's business.
+
+A sample is a short loop of calls, and the answer is the median over samples. Loops are kept short on purpose: a
+hundredth of all calls being several times slower moves the median of short loops by nothing, the mean of long ones by
+several percent.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from latpred.calibration.device import Call, Device
+from latpred.errors import UsageError
+
+PROTOCOLS = ("single", "pipelined")
+ENOUGH = 15  # samples before a median's own error says anything
+LEAD = 4  # forwards after which back-to-back ones have found their period
+CHECK_EVERY = 8
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one call takes.
+
+    Attributes
+    ----------
+    median_s : float
+        Median over samples, seconds per call.
+    spread_s : float
+        Half the interquartile range over samples, seconds.
+    n : int
+        Samples.
+    stable : bool
+        True when the warm-up settled and the first half of the samples agrees with the second.
+    """
+
+    median_s: float
+    spread_s: float
+    n: int
+    stable: bool
+
+
+class Visit(NamedTuple):
+    """One timing of one of several calls that take turns: which call (from 0), which turn (from 0), what it took."""
+
+    call: int
+    run: int
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much effort a timing is worth.
+
+    Attributes
+    ----------
+    sample_s : float
+        Shortest sample; quicker calls are looped until they fill it.
+    loops : int
+        Most calls in one sample.
+    least, most : int
+        Fewest and most samples.
+    precision : float
+        Sampling stops when the standard error of the median is below this share of it.
+    budget_s : float
+        Sampling stops after so long, once it has `least` samples.
+    warmup_s : float
+        Longest warm-up.
+    tolerance : float
+        Two windows of samples agree when their medians differ by less than this share.
+    """
+
+    sample_s: float = 1e-4
+    loops: int = 48
+    least: int = 5
+    most: int = 200
+    precision: float = 0.003
+    budget_s: float = 0.5
+    warmup_s: float = 0.3
+    tolerance: float = 0.03
+
+
+QUICK = Plan(most=50, precision=0.01, budget_s=0.15, warmup_s=0.1)
+THOROUGH = Plan(most=1000, precision=0.001, budget_s=2.0, warmup_s=0.5)
+
+Sampler = Callable[[int], float]  # calls in the sample -> seconds per call
+
+
+def single(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+    """Time of one call with the device idle before and waited for after: what one request sees."""
+    return _collect(device, _single_sampler(device, call), plan or Plan())
+
+
+def pipelined(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+    """Period of calls issued back to back with one synchronisation: what a stream of requests sees.
+
+    On an asynchronous device the time of the first few calls is measured too and taken off, so that filling and
+    emptying the queue is not part of the period.
+    """
+    plan = plan or Plan()
+    if not device.asynchronous:
+        return _collect(device, _loop_sampler(device, call), plan)
+    with device.errors(), _no_garbage_collection():
+        edge_s = float(np.median([_back_to_back(device, call, LEAD) for _ in range(max(plan.least, 3) + 1)][1:]))
+    return _collect(device, _period_sampler(device, call, edge_s), plan, fewest_loops=2 * LEAD)
+
+
+def issue(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+    """Host time to issue one call, without waiting for the device; the call must not synchronise.
+
+    A sample issues at most `plan.loops` calls, which must fit the device's launch queue.
+    """
+    return _collect(device, _issue_sampler(device, call), plan or Plan())
+
+
+def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+    """Device time of one call in a long queue, the gap to its predecessor included."""
+
+    def sample(loops: int) -> float:
+        return device.time_queued(call, loops) / loops
+
+    return _collect(device, sample, plan or Plan(sample_s=2e-4))
+
+
+def timed(device: Device, call: Call, protocol: str = "single", plan: Plan | None = None) -> Timing:
+    """`single` or `pipelined` by name.
+
+    Raises
+    ------
+    UsageError
+        When the protocol is neither.
+    """
+    if protocol == "single":
+        return single(device, call, plan)
+    if protocol == "pipelined":
+        return pipelined(device, call, plan)
+    raise UsageError(f"there is no protocol {protocol!r}. Use protocol='single' or protocol='pipelined'.")
+
+
+def interleaved(
+    device: Device, calls: Sequence[Call], *, runs: int = 3, protocol: str = "single", plan: Plan | None = None
+) -> Iterator[Visit]:
+    """Time several calls in turns, A B C A B C …, so that a slow minute of the machine falls on all of them.
+
+    The spread between the runs of one call (`over_runs`) is the noise a repeated measurement has; the spread within a
+    run is smaller and flatters.
+
+    Parameters
+    ----------
+    device : Device
+        Where they run.
+    calls : sequence of call
+        What to time; all stay alive together.
+    runs : int
+        Turns.
+    protocol : str
+        "single" or "pipelined".
+    plan : Plan, optional
+        Effort of one visit.
+
+    Yields
+    ------
+    Visit
+        As they come, so that progress can be shown.
+    """
+    if runs < 1:
+        raise UsageError(f"runs={runs} times nothing. Use runs=1 or more; 3 show how much repeats differ.")
+    for run in range(runs):
+        for index, call in enumerate(calls):
+            yield Visit(index, run, timed(device, call, protocol, plan))
+
+
+def over_runs(timings: Sequence[Timing]) -> Timing:
+    """One timing of repeated ones: the median of their medians, half the interquartile range between them, n runs."""
+    if not timings:
+        raise UsageError("there are no runs to summarise. Pass the timings of at least one run.")
+    median_s, spread_s = _middle([timing.median_s for timing in timings])
+    return Timing(median_s, spread_s, len(timings), all(timing.stable for timing in timings))
+
+
+def _single_sampler(device: Device, call: Call) -> Sampler:
+    clock, wait = device.clock, device.synchronize
+
+    def sample(loops: int) -> float:
+        wait()
+        start = clock()
+        for _ in repeat(None, loops):
+            call()
+            wait()
+        return (clock() - start) / loops
+
+    return sample
+
+
+def _issue_sampler(device: Device, call: Call) -> Sampler:
+    clock, wait = device.clock, device.synchronize
+
+    def sample(loops: int) -> float:
+        wait()
+        start = clock()
+        for _ in repeat(None, loops):
+            call()
+        taken = clock() - start
+        wait()
+        return taken / loops
+
+    return sample
+
+
+def _loop_sampler(device: Device, call: Call) -> Sampler:
+    return lambda loops: _back_to_back(device, call, loops) / loops
+
+
+def _period_sampler(device: Device, call: Call, edge_s: float) -> Sampler:
+    return lambda loops: (_back_to_back(device, call, LEAD + loops) - edge_s) / loops
+
+
+def _back_to_back(device: Device, call: Call, loops: int) -> float:
+    device.synchronize()
+    start = device.clock()
+    for _ in repeat(None, loops):
+        call()
+    device.synchronize()
+    return device.clock() - start
+
+
+def _collect(device: Device, sample: Sampler, plan: Plan, fewest_loops: int = 1) -> Timing:
+    """Warm up, then sample until the median is precise enough or the budget is spent."""
+    with device.errors(), _no_garbage_collection():
+        loops, settled = _warm_up(device, sample, plan, fewest_loops)
+        start = device.clock()
+        samples = [sample(loops)]
+        while not _enough(samples, device.clock() - start, plan):
+            samples.append(sample(loops))
+    median_s, spread_s = _middle(samples)
+    return Timing(median_s, spread_s, len(samples), settled and _halves_agree(samples, plan.tolerance))
+
+
+def _enough(samples: Sequence[float], spent_s: float, plan: Plan) -> bool:
+    count = len(samples)
+    if count < plan.least:
+        return False
+    if count >= plan.most or spent_s > plan.budget_s:
+        return True
+    return count >= ENOUGH and count % CHECK_EVERY == 0 and _standard_error(samples) <= plan.precision
+
+
+def _warm_up(device: Device, sample: Sampler, plan: Plan, fewest_loops: int) -> tuple[int, bool]:
+    """Run until two windows in a row agree; gives the calls per sample and whether they did."""
+    start = device.clock()
+    sample(1)  # pays for whatever the first call builds
+    once = sample(1)
+    window = max(1, min(5, int(plan.warmup_s / (10 * once)) if once > 0 else 5))
+    loops = _loops(once, plan, fewest_loops)
+    before = _window(sample, loops, window)
+    while True:
+        loops = _loops(before, plan, fewest_loops)
+        now = _window(sample, loops, window)
+        if abs(now - before) <= plan.tolerance * max(now, before):
+            return loops, True
+        if device.clock() - start > plan.warmup_s:
+            return loops, False
+        before = now
+
+
+def _loops(once_s: float, plan: Plan, fewest: int) -> int:
+    wanted = math.ceil(plan.sample_s / once_s) if once_s > 0 else plan.loops
+    # A call so long that `fewest` of them would eat the budget is its own average.
+    affordable = max(1, int(plan.budget_s / (plan.least * once_s))) if once_s > 0 else fewest
+    return max(1, min(plan.loops, max(wanted, min(fewest, affordable))))
+
+
+def _window(sample: Sampler, loops: int, count: int) -> float:
+    return float(np.median([sample(loops) for _ in range(count)]))
+
+
+def _middle(samples: Sequence[float]) -> tuple[float, float]:
+    low, median, high = np.percentile(np.asarray(samples), (25, 50, 75))
+    return float(median), float(high - low) / 2
+
+
+def _standard_error(samples: Sequence[float]) -> float:
+    """Standard error of the median as a share of it, were the samples normal but for outliers."""
+    median, spread = _middle(samples)
+    return 1.86 * spread / math.sqrt(len(samples)) / median if median > 0 else 0.0
+
+
+def _halves_agree(samples: Sequence[float], tolerance: float) -> bool:
+    half = len(samples) // 2
+    first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
+    noise = 4 * _standard_error(samples)
+    return abs(first - second) <= max(tolerance, noise) * max(first, second)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the cyclic collector out of the samples; it runs again between timings."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
