@@ -1,0 +1,46 @@
+"""Building blocks of the generated calibration networks: the layer types that published architectures share."""
+
+from __future__ import annotations
+
+from latpred.calibration.blocks.convolutions import (
+    Classifier,
+    DenseBlock,
+    FireBlock,
+    InvertedResidual,
+    PlainBlock,
+    ResidualBlock,
+    ShuffleBlock,
+    conv_norm,
+)
+from latpred.calibration.blocks.mixed import (
+    AudioNetwork,
+    ConvNextBlock,
+    MixerNetwork,
+    PatchMap,
+    PatchNetwork,
+    RecurrentNetwork,
+    WindowBlock,
+)
+from latpred.calibration.blocks.tokens import VOCABULARY, DecoderLayer, EncoderLayer, TokenNetwork
+
+__all__ = [
+    "VOCABULARY",
+    "AudioNetwork",
+    "Classifier",
+    "ConvNextBlock",
+    "DecoderLayer",
+    "DenseBlock",
+    "EncoderLayer",
+    "FireBlock",
+    "InvertedResidual",
+    "MixerNetwork",
+    "PatchMap",
+    "PatchNetwork",
+    "PlainBlock",
+    "RecurrentNetwork",
+    "ResidualBlock",
+    "ShuffleBlock",
+    "TokenNetwork",
+    "WindowBlock",
+    "conv_norm",
+]

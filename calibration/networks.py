@@ -1,0 +1,222 @@
+"""Generated networks: small random architectures whose ops are timed in place.
+
+An op timed alone in a loop finds its operands in the nearest cache and runs up to twice as fast as the same op inside a
+network, so on a synchronous device kernels are learned from whole forward passes. These networks are drawn at random,
+from the blocks that published architectures are made of, and belong to no suite that a profile is ever judged on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import msgspec
+import torch
+from torch import nn
+
+from latpred.calibration import blocks
+
+
+class NetworkSpec(msgspec.Struct, frozen=True):
+    """One generated network: what `build` needs to make it again, anywhere.
+
+    `size` is the sequence length or the image side; `width` scales every layer.
+    """
+
+    kind: str
+    seed: int
+    width: int
+    size: int
+    batch: int
+
+
+KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
+_IMAGE = ("residual", "mobile", "patch", "window", "dense")
+
+
+def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
+    """A random network; `tiny` ones are so narrow that only their dispatch takes time."""
+    rng = random.Random(seed)
+    kind = KINDS[seed % len(KINDS)]
+    if tiny:
+        return NetworkSpec(kind, seed, width=8, size=32 if kind in _IMAGE else 8, batch=1)
+    largest = 256 if kind in ("residual", "mobile", "dense") else 1280
+    width = _log_uniform(rng, 16, largest, 8)
+    if kind in _IMAGE:
+        size = rng.choice((32, 48, 64, 96, 112, 128, 160, 192, 224))
+    else:
+        size = _log_uniform(rng, 4, 384, 1 if rng.random() < 0.3 else 4)
+    batch = rng.choice((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+    return NetworkSpec(kind, seed, width, size, batch)
+
+
+def build(spec: NetworkSpec) -> nn.Module:
+    """The network of a spec, in eval mode, on the default device."""
+    rng = random.Random(spec.seed * 7919 + 13)
+    maker: Callable[[random.Random, NetworkSpec], nn.Module] = {
+        "encoder": _encoder,
+        "decoder": _decoder,
+        "residual": _residual,
+        "mobile": _mobile,
+        "patch": _patch,
+        "window": _window,
+        "dense": _dense,
+        "audio": _audio,
+        "mixer": _mixer,
+        "recurrent": _recurrent,
+    }[spec.kind]
+    return maker(rng, spec).eval().requires_grad_(False)
+
+
+def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+    """Random inputs of a spec's network at its own batch or another."""
+    count = spec.batch if batch is None else batch
+    if spec.kind in ("encoder", "decoder", "recurrent"):
+        return (torch.randint(0, blocks.VOCABULARY, (count, spec.size), device=device),)
+    if spec.kind == "audio":
+        return (torch.randn(count, spec.size * 160, device=device),)
+    if spec.kind == "mixer":
+        return (torch.randn(count, spec.size, _multiple(spec.width, 8), device=device),)
+    return (torch.randn(count, 3, spec.size, spec.size, device=device),)
+
+
+def _log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:
+    value = low * (high / low) ** rng.random()
+    return max(low, round(value / step) * step)
+
+
+def _multiple(value: float, step: int) -> int:
+    return max(step, round(value / step) * step)
+
+
+def _heads(rng: random.Random, width: int) -> tuple[int, int]:
+    """A width near the one asked for that splits into heads of a usual size."""
+    head = rng.choice([size for size in (16, 24, 32, 48, 64, 80, 96, 128) if size <= width] or [width])
+    heads = max(1, round(width / head))
+    return heads * head, heads
+
+
+def _encoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, heads = _heads(rng, spec.width)
+    hidden = _multiple(width * rng.choice((0.5, 1, 2, 3, 4, 4)), 8)
+    bottleneck = _multiple(width / rng.choice((1, 1, 1, 2, 4)), 8)
+    layers = [
+        blocks.EncoderLayer(
+            width,
+            heads,
+            hidden,
+            attention=rng.choice(("fused", "fused", "masked", "explicit", "module")),
+            activation=rng.choice(("gelu", "gelu", "relu", "tanh_gelu", "silu")),
+            norm=rng.choice(("layer", "layer", "affine", "rms")),
+            pre_norm=rng.random() < 0.5,
+        )
+        for _ in range(rng.choice((1, 2, 2)))
+    ]
+    return blocks.TokenNetwork(width, bottleneck, layers, classes=_multiple(spec.width, 8))
+
+
+def _decoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, heads = _heads(rng, spec.width)
+    hidden = _multiple(width * rng.choice((2, 8 / 3, 4)), 8)
+    layers = [
+        blocks.DecoderLayer(width, heads, hidden, rotary=rng.random() < 0.5, gated=rng.random() < 0.5)
+        for _ in range(rng.choice((1, 2)))
+    ]
+    return blocks.TokenNetwork(width, width, layers, classes=_multiple(spec.width * 2, 8))
+
+
+def _stages(rng: random.Random, spec: NetworkSpec, block: Callable[[int, int, int], nn.Module]) -> nn.Module:
+    """A convolutional network: stem, two or three stages of growing width, pooling, classifier."""
+    width = _multiple(spec.width / 2, 8)
+    kernel, stride = rng.choice(((3, 1), (3, 2), (7, 2)))
+    layers: list[nn.Module] = [blocks.conv_norm(3, width, kernel, stride, activation=rng.choice(("relu", "silu")))]
+    if rng.random() < 0.5:
+        layers.append(nn.MaxPool2d(3, 2, 1))
+    for stage in range(rng.choice((2, 3))):
+        wider = _multiple(width * (1 if stage == 0 else 2), 8)
+        layers += [block(width, wider, 1 if stage == 0 else 2), block(wider, wider, 1)]
+        width = wider
+    return nn.Sequential(*layers, blocks.Classifier(width, classes=rng.choice((10, 100, 1000))))
+
+
+def _residual(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    style = rng.choice(("basic", "bottleneck", "plain"))
+    groups = rng.choice((1, 1, 1, 4, 8)) if style == "bottleneck" else 1
+    squeeze = rng.random() < 0.2
+
+    def block(c_in: int, c_out: int, stride: int) -> nn.Module:
+        if style == "plain":
+            bias = rng.random() < 0.5
+            return blocks.PlainBlock(c_in, c_out, stride, bias=bias)
+        return blocks.ResidualBlock(
+            c_in, c_out, stride, groups=groups, bottleneck=style == "bottleneck", squeeze=squeeze
+        )
+
+    return _stages(rng, spec, block)
+
+
+def _mobile(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    expand = rng.choice((1, 3, 4, 6))
+    kernel = rng.choice((3, 3, 5))
+    activation = rng.choice(("relu6", "hardswish", "silu", "relu"))
+    squeeze = rng.random() < 0.5
+
+    def block(c_in: int, c_out: int, stride: int) -> nn.Module:
+        return blocks.InvertedResidual(c_in, c_out, stride, expand, kernel, activation, squeeze)
+
+    narrow = msgspec.structs.replace(spec, width=max(16, spec.width // 2))
+    return _stages(rng, narrow, block)
+
+
+def _patch(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, heads = _heads(rng, spec.width)
+    side = rng.choice([side for side in (4, 8, 16, 32) if spec.size // side >= 2 and spec.size % side == 0] or [4])
+    layers = [
+        blocks.EncoderLayer(width, heads, 4 * width, attention="fused", activation="gelu", norm="layer", pre_norm=True)
+        for _ in range(rng.choice((1, 2)))
+    ]
+    return blocks.PatchNetwork(width, side, spec.size, layers, classes=rng.choice((10, 1000)))
+
+
+def _window(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width = _multiple(min(spec.width, 512), 32)
+    side = rng.choice((2, 4))
+    if rng.random() < 0.5:
+        layers: list[nn.Module] = [blocks.ConvNextBlock(width, rng.choice((3, 5, 7))) for _ in range(2)]
+        return blocks.PatchMap(width, side, layers, channels_last=False, classes=rng.choice((10, 1000)))
+    window = rng.choice((2, 4, 7, 8))
+    layers = [blocks.WindowBlock(width, max(1, width // 32), window, shift=shift) for shift in (0, window // 2)]
+    return blocks.PatchMap(width, side, layers, channels_last=True, classes=rng.choice((10, 1000)))
+
+
+def _dense(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    growth = _multiple(spec.width / 4, 8)
+    style = rng.choice(("concatenate", "shuffle", "fire"))
+
+    def block(c_in: int, c_out: int, stride: int) -> nn.Module:
+        if style == "concatenate":
+            return blocks.DenseBlock(c_in, c_out, stride, growth)
+        if style == "fire":
+            return blocks.FireBlock(c_in, c_out, stride)
+        return blocks.ShuffleBlock(c_in, c_out, stride)
+
+    return _stages(rng, spec, block)
+
+
+def _audio(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, heads = _heads(rng, min(spec.width, 768))
+    layer = blocks.EncoderLayer(
+        width, heads, 4 * width, attention="fused", activation="gelu", norm="layer", pre_norm=False
+    )
+    return blocks.AudioNetwork(_multiple(spec.width / 2, 16), width, layer, group_norm=rng.random() < 0.5)
+
+
+def _mixer(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width = _multiple(spec.width, 8)
+    style = rng.choice(("fourier", "tokens", "grouped"))
+    return blocks.MixerNetwork(width, spec.size, style, groups=rng.choice((2, 4)), classes=rng.choice((8, 128)))
+
+
+def _recurrent(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width = _multiple(min(spec.width, 256), 8)
+    return blocks.RecurrentNetwork(width, layers=rng.choice((1, 2)), bidirectional=rng.random() < 0.5)
