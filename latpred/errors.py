@@ -21,6 +21,16 @@ class UnknownModelError(UsageError):
     """No model goes by this name."""
 
 
+class TableError(UsageError):
+    """A measurement or predicted table has a missing, unknown, empty or impossible value."""
+
+
+class RecordingError(LatpredError):
+    """A recording is missing, damaged, changed since it was saved, or of another schema."""
+
+    exit_code = 3
+
+
 class TraceError(LatpredError):
     """The model could not be walked; names the op and the module."""
 
@@ -33,6 +43,16 @@ class UnknownOpError(TraceError):
 
 class ProfileError(LatpredError):
     """A profile is missing, damaged, of another schema or of another machine."""
+
+    exit_code = 3
+
+
+class NoProfileError(ProfileError):
+    """Nothing was calibrated yet for the device asked for."""
+
+
+class CacheError(LatpredError):
+    """The user's cache directory cannot be used."""
 
     exit_code = 3
 

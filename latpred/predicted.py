@@ -1,0 +1,126 @@
+"""Predict every cell of a table with one profile, from graphs that were walked before or are traced now.
+
+Gives predicted tables (`latpred.tables.PREDICTED`), which `latpred.accuracy` holds against measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from latpred import tables
+from latpred.errors import TableError
+
+if TYPE_CHECKING:
+    from latpred.graph import ModelGraph
+    from latpred.profile import DeviceProfile
+
+
+class GraphKey(NamedTuple):
+    """What a walked model is found by; all precisions that compute in one dtype have walks of their own."""
+
+    model: str
+    input_kind: str
+    input_size: int
+    precision: str
+
+
+def predict_table(
+    cells: pd.DataFrame, graphs: Mapping[GraphKey, ModelGraph], profile: DeviceProfile, *, inputs_on: str = "device"
+) -> pd.DataFrame:
+    """One predicted row for each row of a table, with the same keys but the profile's own machine and device.
+
+    Parameters
+    ----------
+    cells : DataFrame
+        A checked table; only its keys are read, and rows that could not be measured are left out.
+    graphs : mapping
+        A walked model for each (model, input_kind, input_size, precision) of the table.
+    profile : DeviceProfile
+        What to predict with.
+    inputs_on : str
+        "device", or "host" to add the copy of the inputs.
+
+    Raises
+    ------
+    TableError
+        When a model of the table has no graph.
+    """
+    from latpred.predictor import Predictor
+
+    predictor = Predictor(profile)
+    wanted = cells[cells["status"] == tables.OK] if "status" in cells else cells
+    rows: list[dict[str, Any]] = []
+    for cell in wanted.to_dict("records"):
+        graph = _graph(graphs, cell)
+        batch = int(cell["batch"])
+        prediction = predictor.predict(
+            graph, batch, runtime=str(cell["runtime"]), protocol=str(cell["protocol"]), inputs_on=inputs_on
+        )
+        rows.append(
+            {
+                **{name: cell[name] for name in tables.KEYS},
+                "machine": tables.machine_name(profile.machine),
+                "device": profile.device.name,
+                "latency_s": prediction.latency_ms / 1e3,
+                "low_s": prediction.interval_ms[0] / 1e3,
+                "high_s": prediction.interval_ms[1] / 1e3,
+                "overhead_s": prediction.overhead_ms / 1e3,
+                "compute_s": prediction.compute_ms / 1e3,
+                "regime": prediction.regime,
+                "macs": graph.macs(batch),
+                "bytes": graph.bytes(batch),
+                "launches": graph.launches(batch),
+            }
+        )
+    columns = [*tables.PREDICTED.required, *(c for c in tables.PREDICTED.optional if c not in ("run", "stack"))]
+    return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
+
+
+def trace_models(
+    cells: pd.DataFrame,
+    graphs: MutableMapping[GraphKey, ModelGraph],
+    progress: Callable[[str], None] | None = None,
+) -> MutableMapping[GraphKey, ModelGraph]:
+    """Walk, by name, every model of a table that `graphs` lacks, and add it there.
+
+    Raises
+    ------
+    UnknownModelError
+        When the name of a model means nothing to latpred.
+    TraceError
+        When a model cannot be walked.
+    """
+    from latpred.tracing import trace
+
+    for key in dict.fromkeys(graph_key(cell) for cell in cells.to_dict("records")):
+        if key in graphs:
+            continue
+        if progress is not None:
+            progress(f"tracing {key.model}")
+        size = key.input_size or None
+        graphs[key] = trace(
+            key.model,
+            seq=size if key.input_kind == "seq" else None,
+            image=size if key.input_kind == "image" else None,
+            precision=key.precision,
+        )
+    return graphs
+
+
+def graph_key(cell: Mapping[Any, Any]) -> GraphKey:
+    """The key of the walked model that a row of a table needs."""
+    return GraphKey(str(cell["model"]), str(cell["input_kind"]), int(cell["input_size"]), str(cell["precision"]))
+
+
+def _graph(graphs: Mapping[GraphKey, ModelGraph], cell: Mapping[Any, Any]) -> ModelGraph:
+    key = graph_key(cell)
+    try:
+        return graphs[key]
+    except KeyError:
+        raise TableError(
+            f"No graph for {key.model} at {key.input_kind} {key.input_size}, {key.precision}. "
+            "Trace it, or use the recording that came with the table."
+        ) from None

@@ -1,0 +1,139 @@
+"""The accuracy report for people: rich tables on a terminal, the same as plain text elsewhere. Computes nothing."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from latpred.accuracy_report import CurvePoint, Report
+from latpred.metrics import Errors
+
+_SHOWN = 8
+_ERROR_COLUMNS = ("cells", "median", "p90", "within 10 %", "bias")
+
+
+def text(report: Report, width: int = 100) -> str:
+    """The report as plain text, at most `width` columns wide."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, legacy_windows=False).print(renderable(report))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def renderable(report: Report) -> RenderableType:
+    """The report as something rich can print."""
+    parts: list[RenderableType] = [
+        Text(_headline(report), style="bold"),
+        _errors_table("runtime", report.by_runtime),
+        _errors_table("batch", report.by_batch, {batch: _number(r.tau) for batch, r in report.rank_by_batch.items()}),
+        _errors_table("batches", report.by_decade),
+        _errors_table("model", _worst_first(report.by_model)),
+        _baselines_table(report),
+        Text("\n".join(_facts(report))),
+    ]
+    for title, names in (
+        ("Could not be measured", report.failed),
+        ("Predicted but not measured", report.only_predicted),
+        ("Measured but not predicted", report.only_measured),
+    ):
+        if names:
+            parts.append(Text(_listing(title, names)))
+    parts.extend(Text(f"Note: {note}") for note in report.notes)
+    spaced = [item for part in parts for item in (part, Text())]
+    return Group(*spaced[:-1])
+
+
+def _headline(report: Report) -> str:
+    e = report.overall
+    return (
+        f"{e.cells} cells of {e.models} models: median error {_percent(e.median)}, p90 {_percent(e.p90)}, "
+        f"{_percent(e.near)} within 10 %, bias {_signed(e.bias)}"
+    )
+
+
+def _errors_table(name: str, groups: Mapping[str, Errors], taus: Mapping[str, str] | None = None) -> Table:
+    table = _table(name, *_ERROR_COLUMNS, *(["Kendall tau"] if taus is not None else []))
+    for group, e in groups.items():
+        row = [group, *_error_cells(e)]
+        table.add_row(*row, *([taus.get(group, "-")] if taus is not None else []))
+    return table
+
+
+def _baselines_table(report: Report) -> Table:
+    table = _table("predictor", *_ERROR_COLUMNS, "Kendall tau", "what it is")
+    table.add_row("latpred", *_error_cells(report.overall), _number(report.rank.tau), "sees none of these models")
+    for score in report.baselines:
+        if score.errors is not None and score.rank is not None:
+            table.add_row(score.name, *_error_cells(score.errors), _number(score.rank.tau), score.idea)
+    return table
+
+
+def _facts(report: Report) -> Iterable[str]:
+    noise, rank, cover = report.noise, report.rank, report.coverage
+    for score in report.baselines:
+        if score.errors is None:
+            yield f"{score.name} ({score.idea}) is not available: {score.reason}."
+    if any(score.errors for score in report.baselines):
+        yield "Fitted baselines saw every other model of this table on this device (one model left out at a time)."
+    if noise.cells:
+        yield f"Repeat noise: median {_percent(noise.median)}, p90 {_percent(noise.p90)}, from {noise.source}."
+    yield (
+        f"Order within a batch: Kendall tau {_number(rank.tau)} over {rank.pairs} pairs; {rank.left_out} pairs "
+        f"closer than the p90 repeat noise left out ({_number(rank.all_pairs)} with them)."
+    )
+    yield _curve_fact("Crossover batch", report.crossover)
+    yield _curve_fact("Knee batch", report.knee)
+    if not math.isnan(report.regime):
+        yield f"Regime named right in {_percent(report.regime)} of cells."
+    if cover.cells:
+        yield (
+            f"90 % intervals cover {_percent(cover.share)} of {cover.cells} cells "
+            f"({_percent(cover.low)} to {_percent(cover.high)} when {cover.models} models are drawn anew)."
+        )
+
+
+def _curve_fact(name: str, point: CurvePoint) -> str:
+    if point.curves + point.one_sided == 0:
+        return f"{name}: no curve shows one within its batches."
+    return (
+        f"{name} ({point.basis}): median factor {_number(point.median)}, p90 {_number(point.p90)} "
+        f"on {point.curves} curves; {point.one_sided} more show it on one side only; "
+        f"{_percent(point.good)} of all within 1.25."
+    )
+
+
+def _worst_first(groups: Mapping[str, Errors]) -> dict[str, Errors]:
+    return dict(sorted(groups.items(), key=lambda item: -round(item[1].median, 6)))
+
+
+def _listing(title: str, names: tuple[str, ...]) -> str:
+    more = f"\n  … and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{title} ({len(names)}):\n  " + "\n  ".join(names[:_SHOWN]) + more
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left", header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="left" if name == "what it is" else "right", no_wrap=name != "what it is")
+    return table
+
+
+def _error_cells(e: Errors) -> tuple[str, ...]:
+    return (str(e.cells), _percent(e.median), _percent(e.p90), _percent(e.near), _signed(e.bias))
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def _signed(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:+.1f} %".replace("-0.0 %", "+0.0 %")
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"

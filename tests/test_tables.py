@@ -1,0 +1,131 @@
+"""Tables: what is refused and with which words, CSV round trips, joins with missing, doubled and failed rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from tabledata import measured, predicted
+
+from latpred import tables
+from latpred.errors import TableError
+
+CELLS = [("bert", 1, 0.01), ("bert", 8, 0.04), ("vit", 1, 0.02)]
+
+
+def test_csv_round_trip_keeps_every_number(tmp_path: Path) -> None:
+    table = tables.check(measured([("bert, tiny", 1, 0.0123456789), ("vit", 2, 1e-5)]), tables.MEASURED)
+    path = tables.write(table, tmp_path / "table.csv")
+    pd.testing.assert_frame_equal(tables.read(path, tables.MEASURED), table)
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_columns_come_in_the_order_of_the_schema() -> None:
+    shuffled = measured(CELLS)[::-1].iloc[:, ::-1]
+    assert list(tables.check(shuffled, tables.MEASURED).columns) == list(tables.MEASURED.required)
+
+
+def test_missing_columns_are_named() -> None:
+    with pytest.raises(TableError, match="measurement table lacks batch, run"):
+        tables.check(measured(CELLS).drop(columns=["run", "batch"]), tables.MEASURED)
+
+
+def test_an_unknown_column_is_named_with_the_nearest() -> None:
+    with pytest.raises(TableError, match=r"unknown column 'latency_ms'\. Did you mean latency_s"):
+        tables.check(measured(CELLS).assign(latency_ms=1.0), tables.MEASURED)
+
+
+def test_a_note_column_is_carried_along() -> None:
+    table = tables.check(measured(CELLS).assign(x_who=["a", "b", "c"]), tables.MEASURED)
+    assert list(table["x_who"]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("latency_s", "fast", "'fast' as latency_s in row 2. Put a finite number above 0"),
+        ("latency_s", np.nan, "'' as latency_s in row 2"),
+        ("latency_s", np.inf, "'inf' as latency_s in row 2"),
+        ("latency_s", 0.0, "'0.0' as latency_s in row 2"),
+        ("batch", 0, "'0' as batch in row 2. Put a whole number of at least 1"),
+        ("batch", 1.5, "'1.5' as batch in row 2"),
+        ("spread_s", -1.0, "'-1.0' as spread_s in row 2"),
+    ],
+)
+def test_an_impossible_value_is_named_by_row(column: str, value: object, message: str) -> None:
+    table = measured(CELLS).astype(object)
+    table.loc[1, column] = value
+    with pytest.raises(TableError, match=message):
+        tables.check(table, tables.MEASURED)
+
+
+def test_a_failed_cell_needs_no_latency() -> None:
+    table = measured(CELLS, status=["ok", "out of memory", "ok"]).astype({"latency_s": object})
+    table.loc[1, "latency_s"] = ""
+    checked = tables.check(table, tables.MEASURED)
+    assert np.isnan(checked["latency_s"][1])
+    assert checked["latency_s"][0] == 0.01
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(TableError, match=r"There is no table at nowhere\.csv"):
+        tables.read("nowhere.csv", tables.MEASURED)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(TableError, match="is not a CSV table"):
+        tables.read(tmp_path / "empty.csv", tables.MEASURED)
+
+
+def test_join_names_what_has_no_partner() -> None:
+    left = tables.check(predicted([*CELLS, ("t5", 4, 0.1)]), tables.PREDICTED)
+    right = tables.check(measured([*CELLS[:2], ("swin", 2, 0.1)]), tables.MEASURED)
+    joined = tables.join(left, right)
+    assert len(joined.rows) == 2
+    assert joined.only_predicted == ("vit batch 1 eager fp32 cpu single", "t5 batch 4 eager fp32 cpu single")
+    assert joined.only_measured == ("swin batch 2 eager fp32 cpu single",)
+    assert joined.notes == ()
+
+
+def test_join_reports_failed_cells_apart() -> None:
+    table = measured(CELLS, status=["ok", "out of memory", "ok"])
+    joined = tables.join(tables.check(predicted(CELLS), tables.PREDICTED), tables.check(table, tables.MEASURED))
+    assert joined.failed == ("bert batch 8 eager fp32 cpu single: out of memory",)
+    assert joined.only_predicted == ()
+    assert len(joined.rows) == 2
+
+
+def test_join_across_machines_says_so() -> None:
+    left = tables.check(predicted(CELLS, machine="host B"), tables.PREDICTED)
+    joined = tables.join(left, tables.check(measured(CELLS), tables.MEASURED))
+    assert len(joined.rows) == 3
+    assert "Predicted for host B, measured on host A" in joined.notes[0]
+
+
+def test_join_refuses_duplicates() -> None:
+    right = tables.check(measured([*CELLS, CELLS[0]]), tables.MEASURED)
+    with pytest.raises(TableError, match=r"measurement table has bert batch 1 .* more than once"):
+        tables.join(tables.check(predicted(CELLS), tables.PREDICTED), right)
+
+
+def test_repeats_in_several_runs_become_one_row() -> None:
+    table = measured([("bert", 1, 0.010), ("vit", 1, 0.5), ("bert", 1, 0.012)], run=["r1", "r1", "r2"])
+    merged = tables.merge_repeats(tables.check(table, tables.MEASURED))
+    bert = merged[merged["model"] == "bert"].iloc[0]
+    assert len(merged) == 2
+    assert bert["latency_s"] == pytest.approx(0.011)
+    assert bert["repeat_ratio"] == pytest.approx(1.2)
+    assert (bert["n"], bert["run"]) == (10, "r1+r2")
+    assert tables.check(merged, tables.MEASURED)["n"].sum() == 15
+
+
+def test_an_outside_table_is_completed() -> None:
+    table = tables.complete(pd.DataFrame({"model": ["a"], "batch": [1], "latency_s": [0.1], "gpu": ["A6000"]}))
+    checked = tables.check(table, tables.MEASURED)
+    assert checked.loc[0, "x_gpu"] == "A6000"
+    assert checked.loc[0, "runtime"] == "eager"
+    with pytest.raises(TableError, match="lacks batch, latency_s"):
+        tables.complete(pd.DataFrame({"model": ["a"]}))
