@@ -28,7 +28,7 @@ def encode(profile: DeviceProfile) -> bytes:
     ProfileError
         When a number is NaN or infinite: JSON has no form for it and no prediction could rest on it.
     """
-    document = msgspec.to_builtins(profile)
+    document = to_document(profile)
     for where, number in _floats(document, "$"):
         if not math.isfinite(number):
             raise ProfileError(
@@ -37,6 +37,12 @@ def encode(profile: DeviceProfile) -> bytes:
             )
     document["sha256"] = _digest(document)
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def to_document(profile: DeviceProfile) -> dict[str, Any]:
+    """The profile as JSON-able builtins."""
+    document: dict[str, Any] = msgspec.to_builtins(profile)
+    return document
 
 
 def decode(data: bytes, source: str) -> DeviceProfile:

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from latpred import home, host
-from latpred.errors import ProfileError
+from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import DeviceProfile, Machine
 from latpred.profile_codec import REPAIR, decode, encode
 
@@ -120,8 +120,10 @@ def find(device: str | None = None) -> DeviceProfile:
 
     Raises
     ------
+    NoProfileError
+        When nothing was calibrated yet; the message says how to.
     ProfileError
-        When there is none; the message says how to make one.
+        When the one named, or the only one there is, cannot be read.
     """
     if device is not None and device.partition(":")[0] not in LIVE_KINDS:
         return load(device)
@@ -132,7 +134,10 @@ def find(device: str | None = None) -> DeviceProfile:
         own = [p for p in readable if p.device.kind == kind and is_own(p.machine)]
         if own:
             return max(own, key=lambda profile: profile.created)
-    raise ProfileError(_nothing_found(device, entries))
+    damaged = [entry for entry in entries if entry.problem]
+    if damaged:
+        raise ProfileError(damaged[0].problem)
+    raise NoProfileError(_nothing_found(device, entries))
 
 
 def is_own(machine: Machine) -> bool:
@@ -253,13 +258,9 @@ def _unknown(name: str) -> str:
 
 def _nothing_found(device: str | None, entries: list[Entry]) -> str:
     flag = f" --device {device}" if device else ""
-    command = f"latpred calibrate{flag}"
-    damaged = [entry for entry in entries if entry.problem]
-    if damaged:
-        return damaged[0].problem
     foreign = [entry.name for entry in entries if entry.profile is not None and not is_own(entry.profile.machine)]
     hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
-    return f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: {command}"
+    return f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: latpred calibrate{flag}"
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,99 @@
+"""How verbs are found, and how what goes wrong becomes one sentence and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import IO, Any
+
+import click
+
+from latpred.errors import LatpredError
+
+INTERRUPTED = 130
+
+
+@dataclass
+class State:
+    """What one invocation carries from the group to its verb, and back to the error handler.
+
+    Attributes
+    ----------
+    debug : bool
+        Show tracebacks.
+    quiet : bool
+        Say nothing on stderr but errors.
+    resumable : bool
+        The verb keeps what it measures, so that the same command goes on where it was stopped.
+    """
+
+    debug: bool = False
+    quiet: bool = False
+    resumable: bool = False
+
+
+class CleanError(click.ClickException):
+    """A sentence for stderr and an exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the sentence on stderr."""
+        click.echo(f"latpred: {self.message}", file=file, err=file is None)
+
+
+class SuggestingGroup(click.Group):
+    """A group that names the nearest verb when it does not know the one given."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that the arguments start with."""
+        name, known = args[0], self.list_commands(ctx)
+        if name in known or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+        raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
+
+
+class VerbGroup(SuggestingGroup):
+    """The top group: it imports the module of a verb when the verb is asked for, and answers for errors."""
+
+    def __init__(self, *args: Any, verbs: dict[str, str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs, in the order of --help."""
+        return list(self._verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb."""
+        if cmd_name not in self._verbs:
+            return None
+        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; raise what went wrong as a `CleanError`."""
+        try:
+            return super().invoke(ctx)
+        except LatpredError as error:
+            _show_traceback(ctx)
+            raise CleanError(str(error), error.exit_code) from error
+        except (KeyboardInterrupt, click.Abort) as error:
+            _show_traceback(ctx)
+            kept = "; what was measured is kept, run the same command to go on" if ctx.obj.resumable else ""
+            raise CleanError(f"interrupted{kept}.", INTERRUPTED) from error
+
+
+def _show_traceback(ctx: click.Context) -> None:
+    if ctx.obj.debug:
+        import traceback
+
+        click.echo(traceback.format_exc(), err=True)

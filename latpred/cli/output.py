@@ -1,0 +1,101 @@
+"""Where results and remarks go: results to stdout or a file, in the form asked for; remarks to stderr.
+
+Nothing here knows what a result means; each verb brings its own text, rows and document.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from latpred.cli.context import State
+from latpred.cli.options import Output
+from latpred.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+Print = Callable[["Console"], None]
+
+
+def emit(
+    output: Output,
+    *,
+    document: Callable[[], Mapping[str, Any]],
+    rows: Callable[[], pd.DataFrame],
+    text: Print,
+) -> None:
+    """Write a result in the form asked for.
+
+    Parameters
+    ----------
+    output : Output
+        What the options said.
+    document, rows, text : callable
+        Make the JSON document (its first key is "schema"), the CSV rows and the text; only the one asked for is called.
+
+    Raises
+    ------
+    UsageError
+        When both JSON and CSV are asked for, or the file cannot be written.
+    """
+    form = _form(output)
+    if form == "json":
+        written = json.dumps(document(), indent=2, allow_nan=False) + "\n"
+    elif form == "csv":
+        written = rows().to_csv(index=False)
+    elif output.path is None:
+        text(_console())
+        return
+    else:
+        written = _plain(text)
+    _write(output.path, written)
+
+
+def notice(message: str) -> None:
+    """Say something on stderr, unless --quiet."""
+    context = click.get_current_context(silent=True)
+    state = context.find_object(State) if context else None
+    if state is None or not state.quiet:
+        click.echo(message, err=True)
+
+
+def _form(output: Output) -> str:
+    if output.as_json and output.as_csv:
+        raise UsageError("--json and --csv exclude each other; give one.")
+    if output.as_json or output.as_csv:
+        return "json" if output.as_json else "csv"
+    suffix = output.path.suffix.lower() if output.path else ""
+    return {".json": "json", ".csv": "csv"}.get(suffix, "text")
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}. Name another file with -o.") from error
+    notice(f"wrote {path}")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=False, highlight=False)
+
+
+def _plain(text: Print) -> str:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    text(Console(file=stream, width=80, highlight=False, force_terminal=False))
+    return stream.getvalue()

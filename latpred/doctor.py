@@ -1,0 +1,165 @@
+"""What stands between this machine and a prediction: each finding with what to do about it. Measures nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from latpred import home, profiles
+from latpred.errors import ProfileError
+from latpred.profile import DeviceProfile, Machine
+
+LEAST_TORCH = (2, 11)
+PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
+OPTIONAL = {
+    "onnxruntime": "the onnxruntime runtime: python -m pip install 'latpred[onnx]'",
+    "matplotlib": "plots: python -m pip install 'latpred[plot]'",
+    "torchvision": "torchvision: model names",
+    "timm": "timm: model names",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes
+    ----------
+    topic : str
+        What was looked at.
+    verdict : str
+        "ok", "note" (works, with a reservation) or "fail" (predicting or calibrating will not work).
+    detail : str
+        What was found.
+    advice : str
+        What to do; "" when nothing needs doing.
+    """
+
+    topic: str
+    verdict: str
+    detail: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at Python, packages, devices, directories and profiles, in that order."""
+    findings = [_python(), _torch()]
+    findings += [_package(name) for name in PACKAGES]
+    findings += [_optional(name, purpose) for name, purpose in OPTIONAL.items()]
+    findings += [_processor(), _cuda()]
+    findings += [_directory("profiles", home.profiles_dir()), _directory("cache", home.cache_dir())]
+    return findings + _profiles()
+
+
+def _python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", "fail", f"cannot be imported: {error}", "python -m pip install 'torch>=2.11'")
+    version = str(torch.__version__)
+    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_TORCH:
+        return Finding("torch", "fail", f"{version} is too old", "python -m pip install 'torch>=2.11'")
+    return Finding("torch", "ok", version)
+
+
+def _package(name: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding(name, "fail", "not installed", f"python -m pip install {name}")
+    return Finding(name, "ok", version)
+
+
+def _optional(name: str, purpose: str) -> Finding:
+    version = _version(name)
+    return Finding(name, "ok", version or f"not installed; needed for {purpose}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> Finding:
+    from latpred import host
+
+    cores, usable = os.cpu_count() or 1, _usable_cores()
+    detail = f"{host.cpu_name()}, {cores} cores"
+    if usable < cores:
+        detail += f", {usable} of them for this process"
+    load = _load()
+    if load > 0.3 * usable:
+        return Finding("cpu", "note", f"{detail}; load {load:.1f}", "stop other work before calibrating or measuring")
+    return Finding("cpu", "ok", detail)
+
+
+def _usable_cores() -> int:
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _load() -> float:
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 0.0
+
+
+def _cuda() -> Finding:
+    try:
+        import torch
+    except ImportError:
+        return Finding("cuda", "ok", "unknown without torch")
+    if not torch.cuda.is_available():
+        built = "this torch is built without CUDA" if torch.version.cuda is None else "no usable GPU or driver"
+        return Finding("cuda", "ok", f"none ({built}); predictions are for the CPU or for a named profile")
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return Finding("cuda", "ok", names)
+
+
+def _directory(topic: str, folder: Path) -> Finding:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Finding(f"{topic} directory", "ok", str(folder))
+    advice = f"make it writable, or choose another with {home.VARIABLE}=DIR"
+    return Finding(f"{topic} directory", "fail", f"{folder} cannot be written", advice)
+
+
+def _profiles() -> list[Finding]:
+    findings = [
+        Finding(f"profile {entry.name}", "fail", entry.problem, f"delete {entry.path} or calibrate again")
+        for entry in profiles.listing()
+        if entry.problem
+    ]
+    try:
+        profile = profiles.find()
+    except ProfileError as error:
+        return [*findings, Finding("profile", "note", str(error), "latpred calibrate")]
+    return [*findings, _fit_of(profile)]
+
+
+def _fit_of(profile: DeviceProfile) -> Finding:
+    topic = f"profile {profile.name}"
+    differing = profiles.mismatch(profile, _machine_now(profile))
+    if differing:
+        return Finding(topic, "note", "; ".join(differing), "latpred calibrate --fresh")
+    if not profile.acceptance.passed:
+        advice = "; ".join(profile.acceptance.advice) or "latpred calibrate --fresh"
+        return Finding(topic, "note", "its calibration did not pass the acceptance gate", advice)
+    return Finding(topic, "ok", f"{profile.device.kind}, calibrated {profile.created}, fits this machine")
+
+
+def _machine_now(profile: DeviceProfile) -> Machine:
+    """The machine at hand, with the threads torch uses; an accelerator that is not here reads as none."""
+    from latpred.calibration.machine import identity
+
+    return identity(threads=1)

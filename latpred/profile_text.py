@@ -1,0 +1,104 @@
+"""A profile for people: what was measured, on what, and how well it was fitted. Computes nothing new."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from latpred.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from latpred.profile import DeviceProfile, KernelFit
+
+
+def summary(profile: DeviceProfile, now: datetime | None = None) -> str:
+    """One line: the device, how it was run, and how old the figures are."""
+    threads = profile.machine.threads
+    parts = [profile.device.name, f"{threads} thread{'' if threads == 1 else 's'}"]
+    verb = "calibrated" if profile.provenance == "measured" else profile.provenance
+    return ", ".join([*parts, f"{verb} {age(profile.created, now)}"])
+
+
+def age(created: str, now: datetime | None = None) -> str:
+    """How long ago an ISO 8601 time was, as a person would say it.
+
+    >>> age("2026-01-01T00:00:00+00:00", datetime(2026, 1, 1, 0, 3, 5, tzinfo=UTC))
+    '3 minutes ago'
+    """
+    then = datetime.fromisoformat(created)
+    then = then if then.tzinfo else then.replace(tzinfo=UTC)
+    seconds = ((now or datetime.now(UTC)) - then).total_seconds()
+    for unit, length in (("year", 31_557_600), ("month", 2_629_800), ("day", 86_400), ("hour", 3600), ("minute", 60)):
+        count = int(seconds // length)
+        if count >= 1:
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
+
+
+def kernel_rows(profile: DeviceProfile) -> list[dict[str, Any]]:
+    """One row per precision and kernel family: throughput, bandwidth, floor and cross-validated error."""
+    return [
+        {"precision": precision, "family": family, **_kernel_fields(fit)}
+        for precision, fits in profile.kernels.items()
+        for family, fit in fits.items()
+    ]
+
+
+def describe(profile: DeviceProfile, console: Console) -> None:
+    """Print a profile."""
+    for line in _facts(profile):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print()
+    console.print(_kernel_table(profile))
+
+
+def _facts(profile: DeviceProfile) -> list[str]:
+    machine, device = profile.machine, profile.device
+    accelerator = f", {machine.accelerator} (driver {machine.driver})" if machine.accelerator else ""
+    lines = [
+        f"{profile.name}: {summary(profile)}",
+        f"machine     {machine.cpu}, {machine.cores} cores{accelerator}, {format_bytes(machine.memory_bytes)}",
+        f"stack       {', '.join(f'{name} {version}' for name, version in machine.stack.items())}",
+        f"protocol    {', '.join(f'{name}: {value}' for name, value in profile.protocol.items())}",
+        f"calibration {format_duration(profile.seconds)}, {len(profile.samples)} cells",
+    ]
+    if device.asynchronous:
+        lines.append(
+            f"clock       launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"
+        )
+    for runtime, fit in profile.runtimes.items():
+        costs = [cost for name, cost in fit.costs_us.items() if name]
+        span = f"{min(costs):.1f} to {max(costs):.1f} us per op, " if costs else ""
+        lines.append(
+            f"{runtime:<11} {span}module call {fit.module_call_us:.2f} us, Python call {fit.python_call_us:.3f} us"
+        )
+    verdict = "passed" if profile.acceptance.passed else "failed"
+    lines.append(f"gate        {verdict}: {', '.join(f'{k} {v}' for k, v in profile.acceptance.checks.items())}")
+    return lines + [f"            {advice}" for advice in profile.acceptance.advice]
+
+
+def _kernel_fields(fit: KernelFit) -> dict[str, float]:
+    return {
+        "gmacs_per_s": fit.macs_per_us / 1e3,
+        "weight_gb_per_s": fit.weight_bytes_per_us / 1e3,
+        "activation_gb_per_s": fit.activation_bytes_per_us / 1e3,
+        "floor_us": fit.floor_us,
+        "error": fit.error,
+    }
+
+
+def _kernel_table(profile: DeviceProfile) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("kernel family")
+    for column in ("precision", "GMAC/s", "weights GB/s", "activations GB/s", "floor us", "error"):
+        table.add_column(column, justify="right")
+    for row in kernel_rows(profile):
+        numbers = (row["gmacs_per_s"], row["weight_gb_per_s"], row["activation_gb_per_s"], row["floor_us"])
+        table.add_row(
+            row["family"], row["precision"], *(f"{n:.3g}" if n else "-" for n in numbers), f"{row['error']:.1%}"
+        )
+    return table

@@ -1,0 +1,67 @@
+"""What every test shares: a home directory of its own, one thread, and torchvision where only its Python works."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+TORCHVISION_OPS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+
+
+def _declare_torchvision_ops() -> torch.library.Library | None:
+    """Declare torchvision's operators where its binary does not load.
+
+    A torchvision built for CUDA next to a torch built without cannot load its extension, and then `import torchvision`
+    fails over operators that no model here calls.
+    """
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return None
+    try:
+        torch.ops.load_library(str(Path(found.origin).with_name("_C.so")))
+    except OSError:
+        library = torch.library.Library("torchvision", "DEF")
+        for schema in TORCHVISION_OPS:
+            library.define(schema)
+        return library
+    return None
+
+
+NOBODY = 65534
+
+KEPT_ALIVE = _declare_torchvision_ops()
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home directory, so that no test reads or writes the user's profiles, journals or cache."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("LATPRED_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def read_only_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home directory that cannot be written, not even by tests that run as root."""
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        home.chmod(0o555)
+        monkeypatch.setenv("LATPRED_HOME", name)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(NOBODY)
+        yield home
+        if root:
+            os.seteuid(0)
+        home.chmod(0o755)

@@ -1,0 +1,264 @@
+"""The profile store: round trips, and one plain sentence for everything that can be wrong with a profile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from profiledata import kernel, machine, profile
+
+from latpred import profiles
+from latpred.errors import NoProfileError, ProfileError
+from latpred.profile import DeviceInfo, DeviceProfile
+from latpred.profile_codec import decode, encode
+
+
+def rewritten(change: Callable[[dict], None]) -> bytes:
+    """A saved profile with its document changed and its checksum made right again."""
+    document = json.loads(encode(profile()))
+    change(document)
+    body = {key: value for key, value in document.items() if key != "sha256"}
+    document["sha256"] = hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
+    return json.dumps(document).encode()
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(ProfileError) as caught:
+        decode(data, "p.json")
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+def test_what_is_saved_is_found_again() -> None:
+    path = profiles.save(profile())
+    assert path == profiles.path("cpu")
+    assert path.parent == profiles.directory()
+    for found in (profiles.find(), profiles.find("cpu"), profiles.load("cpu"), profiles.load(path)):
+        assert msgspec.structs.replace(found, sha256="") == profile()
+
+
+def test_the_checksum_is_that_of_the_sorted_compact_body() -> None:
+    document = json.loads(encode(profile()))
+    stated = document.pop("sha256")
+    compact = msgspec.json.encode(document, order="sorted")
+    assert stated == hashlib.sha256(compact).hexdigest()
+
+
+def test_saving_replaces_and_leaves_nothing_else() -> None:
+    profiles.save(profile(seconds=1.0))
+    profiles.save(profile(seconds=2.0))
+    assert [file.name for file in profiles.directory().iterdir()] == ["cpu.json"]
+    assert profiles.find().seconds == 2.0
+
+
+def test_a_write_that_fails_midway_keeps_the_old_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles.save(profile(seconds=1.0))
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ProfileError, match=r"cannot write .*cpu\.json: No space left on device\. Make .* writable"):
+        profiles.save(profile(seconds=2.0))
+    assert [file.name for file in profiles.directory().iterdir()] == ["cpu.json"]
+    assert profiles.find().seconds == 1.0
+
+
+def test_without_a_profile_the_message_names_the_command() -> None:
+    with pytest.raises(NoProfileError, match=r"no profile of this machine in .*\. Make one with: latpred calibrate$"):
+        profiles.find()
+    with pytest.raises(NoProfileError, match=r"no profile of cuda:0 .*latpred calibrate --device cuda:0$"):
+        profiles.find("cuda:0")
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    profiles.save(profile("workstation"))
+    with pytest.raises(ProfileError, match=r"no profile is called 'workstatoin'\. Did you mean workstation\?"):
+        profiles.load("workstatoin")
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b"])
+def test_a_name_cannot_leave_the_directory(name: str) -> None:
+    with pytest.raises(ProfileError, match="cannot name a profile"):
+        profiles.path(name)
+
+
+def test_another_machines_profile_is_used_only_when_named() -> None:
+    profiles.save(profile("server", machine=machine(hostname_hash="0" * 16, cpu="Another CPU")))
+    with pytest.raises(NoProfileError, match=r"another machine's can be named, as in --device server"):
+        profiles.find()
+    assert profiles.find("server").name == "server"
+
+
+def test_a_container_of_the_same_processor_is_the_same_machine() -> None:
+    profiles.save(profile(machine=machine(hostname_hash="0" * 16)))
+    assert profiles.find().name == "cpu"
+
+
+def test_the_gpu_comes_before_the_cpu_and_the_newest_before_the_older() -> None:
+    gpu = DeviceInfo(name="nvidia-h200", kind="cuda", asynchronous=True, memory_bytes=2**37)
+    profiles.save(profile("old", created="2025-01-01T00:00:00+00:00"))
+    profiles.save(profile("new", created="2026-01-01T00:00:00+00:00"))
+    assert profiles.find().name == "new"
+    profiles.save(profile("gpu", device=gpu))
+    assert profiles.find().name == "gpu"
+    assert profiles.find("cuda:0").name == "gpu"
+    assert profiles.find("cpu").name == "new"
+
+
+def test_a_simulated_profile_is_never_the_default() -> None:
+    simulated = DeviceInfo(name="simulated", kind="simulated", asynchronous=True, memory_bytes=2**34)
+    profiles.save(profile("simulated", device=simulated))
+    with pytest.raises(NoProfileError):
+        profiles.find()
+    assert profiles.find("simulated").name == "simulated"
+
+
+def test_truncated() -> None:
+    data = encode(profile())
+    for length in (1, 10, len(data) // 2, len(data) - 3):
+        assert "p.json is cut short" in refusal(data[:length])
+    assert refusal(data[:10]).endswith("make a new one with: latpred calibrate")
+
+
+def test_empty() -> None:
+    assert refusal(b"").startswith("p.json is empty.")
+    assert refusal(b" \n").startswith("p.json is empty.")
+
+
+def test_altered_number() -> None:
+    data = encode(profile()).replace(b"50000.0", b"50001.0", 1)
+    assert "was altered after it was written: its sha256 does not match" in refusal(data)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_flipped_bit_goes_unnoticed(data: st.DataObject) -> None:
+    document = bytearray(encode(profile()))
+    position = data.draw(st.integers(0, len(document) - 1))
+    document[position] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        read = decode(bytes(document), "p.json")
+    except ProfileError:
+        return
+    # A flip in white space (blank to tab) or in the case of a hexadecimal escape says the same thing.
+    assert msgspec.structs.replace(read, sha256="") == profile()
+
+
+def test_newer_and_older_schema() -> None:
+    newer = rewritten(lambda document: document.update(schema=99, hologram=True))
+    assert refusal(newer) == (
+        "p.json has schema 99 and this latpred reads up to 1. Upgrade with: python -m pip install --upgrade latpred"
+    )
+    assert "no longer reads" in refusal(rewritten(lambda document: document.update(schema=0)))
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_not_a_number(constant: str) -> None:
+    data = encode(profile()).replace(b"50000.0", constant.encode(), 1)
+    assert f"p.json holds {constant} where a number must be" in refusal(data)
+
+
+def test_a_number_too_large_for_a_float() -> None:
+    assert "p.json" in refusal(encode(profile()).replace(b"50000.0", b"1e999", 1))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_profile_that_is_not_finite_is_not_saved(number: float) -> None:
+    broken = msgspec.structs.replace(kernel("gemm"), floor_us=number)
+    with pytest.raises(ProfileError, match=rf"\$\.kernels\.fp32\.gemm\.floor_us is {number}"):
+        profiles.save(profile(kernels={"fp32": {"gemm": broken}}))
+    assert not profiles.directory().exists()
+
+
+def test_unknown_field() -> None:
+    message = refusal(rewritten(lambda document: document["device"].update(colour="red")))
+    assert "unknown field `colour`" in message
+    assert "`$.device`" in message
+
+
+def test_wrong_type() -> None:
+    message = refusal(rewritten(lambda document: document["device"].update(memory_bytes="much")))
+    assert "Expected `int`, got `str`" in message
+    assert "`$.device.memory_bytes`" in message
+
+
+def test_missing_field() -> None:
+    assert "missing required field `machine`" in refusal(rewritten(lambda document: document.pop("machine")))
+
+
+@pytest.mark.parametrize("data", [b"[1, 2]", b'"profile"', b"{}", b'{"schema": "1"}'])
+def test_json_that_is_no_profile(data: bytes) -> None:
+    assert "p.json is JSON but not a profile" in refusal(data)
+
+
+def test_a_pickle_is_damage_not_a_profile() -> None:
+    assert "p.json is damaged" in refusal(b"\x80\x04\x95\x00\x00")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"there is no profile at .*gone\.json\. List .* latpred profiles list"):
+        profiles.load(tmp_path / "gone.json")
+
+
+def test_directory_instead_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="is a directory, not a profile"):
+        profiles.load(tmp_path)
+
+
+@pytest.mark.usefixtures("read_only_home")
+def test_read_only_directory() -> None:
+    with pytest.raises(ProfileError, match=r"Permission denied\. Make .* LATPRED_HOME=DIR"):
+        profiles.save(profile())
+
+
+def test_a_damaged_own_profile_is_not_passed_over_in_silence() -> None:
+    profiles.save(profile()).write_bytes(b"{")
+    with pytest.raises(ProfileError, match="is cut short") as caught:
+        profiles.find()
+    assert not isinstance(caught.value, NoProfileError)
+
+
+def test_listing_names_what_cannot_be_read() -> None:
+    profiles.save(profile("good"))
+    profiles.path("bad").write_text("")
+    found = {entry.name: entry for entry in profiles.listing() if entry.source == "user"}
+    assert found["good"].problem == ""
+    assert found["good"].profile is not None
+    assert found["bad"].profile is None
+    assert "is empty" in found["bad"].problem
+
+
+def test_mismatch_is_said_in_sentences() -> None:
+    then = profile()
+    assert profiles.mismatch(then, machine()) == []
+    now = machine(
+        cpu="Other CPU", accelerator="H200", threads=8, stack={"python": "3.11.7", "torch": "2.14.0", "timm": "1"}
+    )
+    assert profiles.mismatch(then, now) == [
+        f"the host CPU is Other CPU, the profile's is {then.machine.cpu}",
+        "the accelerator is H200, the profile's is none",
+        "the number of threads is 8, the profile's is 1",
+        "torch is 2.14.0, the profile's is 2.13.0",
+    ]
+
+
+def test_the_home_directory_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
+    assert profiles.directory() == tmp_path / "profiles"
+    monkeypatch.delenv("LATPRED_HOME")
+    assert profiles.directory().parent.name == "latpred"
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=0))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_finite_number_survives(number: float) -> None:
+    kept: DeviceProfile = decode(encode(profile(seconds=number)), "p.json")
+    assert kept.seconds == number
