@@ -91,7 +91,7 @@ class Coverage(msgspec.Struct, frozen=True):
     estimated_ops: dict[str, int]
 
 
-class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     """One forward pass of a model for every batch size.
 
     `ops` holds for batch >= 2; `ops_at_one` serves batch 1 where it is off the line, else it is None.

@@ -58,29 +58,65 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
 
 
-class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     """Numbers of one fitted `RooflineRegressor`, for one kernel family in one precision.
 
-    The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process over log features,
-    kept as its training points so that numpy alone can evaluate it. On a synchronous device the host cost of the op is not
-    in these times: latency is the sum of both.
+    The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process (Matern 3/2) over
+    log features, kept as its training points so that numpy alone can evaluate it. On a synchronous device the host cost
+    of the op is not in these times: latency is the sum of both.
+
+    Attributes
+    ----------
+    family : str
+        Kernel family the columns and features are those of.
+    floor_us : float
+        Time of a kernel that does nothing.
+    macs_per_us, weight_bytes_per_us, activation_bytes_per_us : float
+        Throughput and bandwidths at full use; 0 where no training sample had such work.
+    saturation : dict[str, float]
+        For each dimension of the product, its size at which half the throughput is reached; "waves" is in rounds of
+        tiles over all multiprocessors.
+    multiprocessors : int
+        Of the device it was fitted on; 0 leaves waves out.
+    features : tuple[str, ...]
+        Names of the residual's inputs, natural logarithms.
+    length_scales : tuple[float, ...]
+        One for each feature.
+    amplitude, noise : float
+        Variances of the log residual: prior, and observation noise.
+    points, targets : tuple
+        Training features and log residuals.
+    noise_factors : tuple[float, ...]
+        What multiplies `noise` at each point; above 1 for points that disagree with all their neighbours.
+    error : float
+        Median absolute relative error over the training samples, each predicted without itself.
+    spread : float
+        Standard deviation of the log of those errors.
+    scale : float
+        Time inside a network over time in a loop of its own.
+    leaf_scales : dict[str, float]
+        For more special families that have too few samples for a fit of their own: their time above the floor over
+        this family's.
     """
 
+    family: str
     floor_us: float
     macs_per_us: float
     weight_bytes_per_us: float
     activation_bytes_per_us: float
     saturation: dict[str, float]
+    multiprocessors: int
     features: tuple[str, ...]
-    center: tuple[float, ...]
     length_scales: tuple[float, ...]
     amplitude: float
     noise: float
     points: tuple[tuple[float, ...], ...]
     targets: tuple[float, ...]
-    error: float  # cross-validated median absolute relative error
-    spread: float  # cross-validated standard deviation of the log error
-    scale: float = 1.0  # inside a network over in a loop of its own
+    noise_factors: tuple[float, ...]
+    error: float
+    spread: float
+    scale: float = 1.0
+    leaf_scales: dict[str, float] = {}
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

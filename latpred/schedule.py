@@ -16,7 +16,7 @@ from latpred.graph import Op
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Schedule:
     """n host steps launching m kernels, in order.
 

@@ -1,0 +1,155 @@
+"""Times of kernels from a `KernelFit`: roofline times the exponential of a Gaussian-process residual. Numpy only.
+
+Far from every training point the residual vanishes and the roofline speaks alone, with a wider spread. Fitting is
+`latpred.roofline`'s.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.features import Floats, Inputs, read, waves
+from latpred.profile import KernelFit
+
+SQRT3 = 3.0**0.5
+TINY_US = 1e-6
+
+
+class Terms(NamedTuple):
+    """Parts of a roofline, in microseconds: the floor is one number, the others one per row."""
+
+    floor: float
+    compute: Floats
+    memory: Floats
+
+
+class Times(NamedTuple):
+    """What is known of each row.
+
+    us : time in microseconds. spread : standard deviation of its logarithm. memory_bound : whether memory takes longer
+    than compute.
+    """
+
+    us: Floats
+    spread: Floats
+    memory_bound: NDArray[np.bool_]
+
+
+class KernelModel:
+    """A `KernelFit` ready to evaluate: its Cholesky factor is computed once.
+
+    Parameters
+    ----------
+    fit : KernelFit
+        Numbers of a fitted regressor.
+    """
+
+    def __init__(self, fit: KernelFit) -> None:
+        self.fit = fit
+        self._scales = np.array(fit.length_scales)
+        count = len(fit.points)
+        self._points = np.array(fit.points).reshape(count, len(self._scales)) / self._scales
+        self._norms = np.einsum("ij,ij->i", self._points, self._points)
+        if count:
+            noise = fit.noise * np.array(fit.noise_factors)
+            covariance = self._covariance(self._points) + np.diag(noise)
+            self._whiten = np.linalg.inv(np.linalg.cholesky(covariance)).T
+            self._weights = self._whiten @ (np.array(fit.targets) @ self._whiten)
+
+    def times(self, rows: Floats, leaf: str = "") -> Times:
+        """Times of rows of `layout(family).columns`.
+
+        Parameters
+        ----------
+        rows : ndarray, shape (n, columns)
+            Work and dimensions.
+        leaf : str
+            More special family, whose scale applies if the fit has one.
+        """
+        inputs = read(self.fit.family, rows)
+        terms = roofline(self.fit, inputs)
+        above = np.hypot(terms.compute, terms.memory)
+        base = np.maximum(terms.floor + above, TINY_US)
+        log_residual, spread = self._residual(np.column_stack((inputs.logs, *self._extras(inputs, base))))
+        leaf_scale = self.fit.leaf_scales.get(leaf, 1.0)
+        time = np.maximum(terms.floor + leaf_scale * above, TINY_US) * np.exp(log_residual) * self.fit.scale
+        return Times(time, spread, terms.memory >= terms.compute)
+
+    def _extras(self, inputs: Inputs, base: Floats) -> list[Floats]:
+        return extra_features(inputs, base, self.fit.multiprocessors)
+
+    def _residual(self, features: Floats) -> tuple[Floats, Floats]:
+        if not len(self._points):
+            return np.zeros(len(features)), np.full(len(features), self.fit.spread)
+        covariance = self._covariance(features / self._scales)
+        whitened = covariance @ self._whiten
+        known = np.einsum("ij,ij->i", whitened, whitened)
+        variance = np.maximum(self.fit.amplitude - known, 0.0) + self.fit.noise
+        return covariance @ self._weights, np.sqrt(variance)
+
+    def _covariance(self, scaled: Floats) -> Floats:
+        squared = np.einsum("ij,ij->i", scaled, scaled)[:, None] + self._norms - 2.0 * (scaled @ self._points.T)
+        distance = SQRT3 * np.sqrt(np.maximum(squared, 0.0))
+        covariance: Floats = self.fit.amplitude * (1.0 + distance) * np.exp(-distance)
+        return covariance
+
+
+def evaluate(fit: KernelFit, rows: Floats) -> Floats:
+    """Microseconds of rows of work and dimensions.
+
+    Parameters
+    ----------
+    fit : KernelFit
+        What `RooflineRegressor.to_fit` gives.
+    rows : ndarray, shape (n, columns)
+        Columns as `latpred.features.layout(fit.family).columns` names them.
+    """
+    return KernelModel(fit).times(np.asarray(rows, dtype=float)).us
+
+
+def roofline(fit: KernelFit, inputs: Inputs) -> Terms:
+    """Floor, compute and memory time of each row, without the residual."""
+    work = inputs.work
+    weights, activations = _bandwidths(fit)
+    memory = work[:, 1] * weights + (work[:, 2] + work[:, 3]) * activations
+    compute = work[:, 0] * _inverse(fit.macs_per_us)
+    if inputs.product is not None:
+        compute = compute * idleness(fit.saturation, inputs.product, fit.multiprocessors)
+    return Terms(fit.floor_us, compute, memory)
+
+
+def idleness(half_sizes: dict[str, float], product: Floats, multiprocessors: int) -> Floats:
+    """How many times longer a product takes than at full throughput: 1 when it is large in every direction."""
+    factor = np.ones(len(product))
+    for column, name in enumerate(("m", "n", "k")):
+        factor *= 1.0 + half_sizes.get(name, 0.0) / product[:, column]
+    if multiprocessors:
+        factor *= 1.0 + half_sizes.get("waves", 0.0) / waves(product, multiprocessors)
+    return factor
+
+
+def extra_features(inputs: Inputs, base: Floats, multiprocessors: int) -> list[Floats]:
+    """Features of the residual beside the logs: the roofline's own time and, on a GPU, how full the last wave is."""
+    extras = [np.log(base)]
+    if inputs.product is not None and multiprocessors:
+        rounds = waves(inputs.product, multiprocessors)
+        extras.append(np.log(np.ceil(rounds) / rounds))
+    return extras
+
+
+def extra_names(product: bool, multiprocessors: int) -> tuple[str, ...]:
+    """Names of `extra_features`."""
+    return ("roofline", "last_wave") if product and multiprocessors else ("roofline",)
+
+
+def _bandwidths(fit: KernelFit) -> tuple[float, float]:
+    """Microseconds per weight byte and per activation byte; one stands in for the other where it was never seen."""
+    weights, activations = fit.weight_bytes_per_us, fit.activation_bytes_per_us
+    return _inverse(weights or activations), _inverse(activations or weights)
+
+
+def _inverse(rate: float) -> float:
+    return 1.0 / rate if rate else 0.0

@@ -1,0 +1,249 @@
+"""RooflineRegressor: a scikit-learn estimator of kernel times, and its numbers as a `KernelFit`.
+
+The time of a kernel is a floor plus the quadrature of its compute and memory time, fitted on relative errors, times the
+exponential of a Gaussian process over log features. This module fits; `latpred.kerneltime` evaluates without scipy or
+scikit-learn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
+
+from latpred.features import Floats, Inputs, layout, read
+from latpred.kerneltime import (
+    TINY_US,
+    KernelModel,
+    evaluate,
+    extra_features,
+    extra_names,
+    idleness,
+)
+from latpred.profile import KernelFit
+from latpred.residual import Residual, fit_residual
+
+__all__ = ["RooflineRegressor", "evaluate", "scale_leaf"]
+
+_SOFT = 0.1  # log errors beyond which a sample pulls less than quadratically
+_RIDGE = 0.03  # pull of each log parameter towards its starting value, so that unseen terms stay finite
+_HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
+_LEAF_SHRINKAGE = 2.0  # samples' worth of belief that a leaf costs what its parent does
+
+
+class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Time of one kernel family in microseconds, from its work and dimensions.
+
+    Parameters
+    ----------
+    family : str
+        Kernel family, which names the columns of X: macs, weight_bytes, read_bytes, write_bytes, then `DIMS[family]`.
+    multiprocessors : int
+        Of a GPU, so that a product too small to fill them is known to be slower; 0 for a CPU.
+    max_points : int
+        Most samples that the residual keeps; nearby ones are averaged.
+
+    Attributes
+    ----------
+    fit_ : KernelFit
+        The fitted numbers.
+    n_features_in_ : int
+        Number of columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> m = np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
+    >>> X = np.column_stack([m * 64 * 64, np.full(5, 16384.0), m * 256, m * 256, m, np.full((5, 2), 64.0)])
+    >>> y = 2.0 + m * 64 * 64 / 1e5
+    >>> model = RooflineRegressor("gemm").fit(X, y)
+    >>> bool(np.all(np.abs(model.predict(X) / y - 1) < 0.1))
+    True
+    """
+
+    def __init__(self, family: str = "gemm", multiprocessors: int = 0, max_points: int = 400) -> None:
+        self.family = family
+        self.multiprocessors = multiprocessors
+        self.max_points = max_points
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> RooflineRegressor:  # noqa: N803
+        """Fit roofline and residual.
+
+        Parameters
+        ----------
+        X : array, shape (n, columns)
+            Work and dimensions; nothing negative.
+        y : array, shape (n,)
+            Microseconds, positive.
+        sample_weight : array, shape (n,), optional
+            Relative precision of the samples.
+
+        Raises
+        ------
+        ValueError
+            When X has the wrong columns, or a time is not positive.
+        """
+        rows, times = check_X_y(X, y, dtype=float)
+        self._check_columns(rows)
+        if (times <= 0).any():
+            raise ValueError("Every time in y must be positive; drop kernels that took nothing.")
+        weights = np.ones(len(times)) if sample_weight is None else check_array(sample_weight, ensure_2d=False)
+        weights = weights / weights.mean()
+        inputs = read(self.family, rows)
+        terms = _fit_terms(inputs, times, weights, self.multiprocessors)
+        base = terms.at(inputs, self.multiprocessors)
+        points = np.column_stack((inputs.logs, *extra_features(inputs, base, self.multiprocessors)))
+        residual = fit_residual(points, np.log(times / base), weights, self.max_points)
+        self.fit_ = self._assemble(terms, residual, inputs.product is not None)
+        self.n_features_in_ = rows.shape[1]
+        self._model = KernelModel(self.fit_)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+        """Microseconds; with `return_std`, also the standard deviation of their logarithm."""
+        check_is_fitted(self, "fit_")
+        rows = check_array(X, dtype=float)
+        self._check_columns(rows)
+        times = self._model.times(rows)
+        return (times.us, times.spread) if return_std else times.us
+
+    def to_fit(self) -> KernelFit:
+        """The fitted numbers, for a profile."""
+        check_is_fitted(self, "fit_")
+        return self.fit_
+
+    @classmethod
+    def from_fit(cls, fit: KernelFit) -> RooflineRegressor:
+        """A fitted estimator from the numbers of a profile."""
+        model = cls(fit.family, fit.multiprocessors)
+        model.fit_ = fit
+        model.n_features_in_ = len(layout(fit.family).columns)
+        model._model = KernelModel(fit)
+        return model
+
+    def _check_columns(self, rows: Floats) -> None:
+        columns = layout(self.family).columns
+        if rows.shape[1] != len(columns):
+            raise ValueError(
+                f"X has {rows.shape[1]} features, but RooflineRegressor is expecting {len(columns)} features as input "
+                f"for family {self.family!r}: {', '.join(columns)}."
+            )
+        if (rows < 0).any():
+            raise ValueError("Negative values in data passed to RooflineRegressor: work and dimensions are counts.")
+
+    def _assemble(self, terms: _Terms, residual: Residual, product: bool) -> KernelFit:
+        errors = residual.errors
+        return KernelFit(
+            family=self.family,
+            floor_us=_short(terms.floor),
+            macs_per_us=_rate(terms.compute),
+            weight_bytes_per_us=_rate(terms.weights),
+            activation_bytes_per_us=_rate(terms.activations),
+            saturation={name: _short(size) for name, size in terms.half_sizes.items()},
+            multiprocessors=self.multiprocessors,
+            features=(*layout(self.family).names, *extra_names(product, self.multiprocessors)),
+            length_scales=_shorts(residual.length_scales),
+            amplitude=_short(residual.amplitude),
+            noise=_short(residual.noise),
+            points=tuple(_shorts(point) for point in residual.points),
+            targets=_shorts(residual.targets),
+            noise_factors=_shorts(residual.noise_factors),
+            error=_short(float(np.median(np.abs(np.expm1(errors))))),
+            spread=_short(float(np.sqrt(np.mean(errors**2)))),
+        )
+
+
+def scale_leaf(fit: KernelFit, rows: Any, times: Any) -> float:
+    """Time above the floor of a more special family over that of `fit`, from a few samples of it.
+
+    The median ratio, drawn towards 1 where samples are few. Keep it in `KernelFit.leaf_scales`.
+
+    Parameters
+    ----------
+    fit : KernelFit
+        The parent family's.
+    rows, times : array
+        Samples of the special family: columns as for the parent, and microseconds.
+    """
+    measured = np.asarray(times, dtype=float)
+    expected = evaluate(fit, np.asarray(rows, dtype=float))
+    floor = np.minimum(fit.floor_us * fit.scale, 0.9 * np.minimum(measured, expected))
+    logs = np.log((measured - floor) / (expected - floor))
+    shrunk = np.median(logs) * len(logs) / (len(logs) + _LEAF_SHRINKAGE)
+    return _short(float(np.exp(shrunk)))
+
+
+class _Terms:
+    """A roofline's parameters, as microseconds per unit of work and half sizes."""
+
+    def __init__(self, logs: Floats, active: tuple[str, ...]) -> None:
+        values = dict(zip(active, np.exp(logs).tolist(), strict=True))
+        self.floor: float = values.pop("floor")
+        self.compute: float = values.pop("compute", 0.0)
+        self.weights: float = values.pop("weights", 0.0)
+        self.activations: float = values.pop("activations", 0.0)
+        self.half_sizes: dict[str, float] = values
+
+    def at(self, inputs: Inputs, multiprocessors: int) -> Floats:
+        """Roofline time of each row."""
+        work = inputs.work
+        compute = work[:, 0] * self.compute
+        if inputs.product is not None:
+            compute = compute * idleness(self.half_sizes, inputs.product, multiprocessors)
+        memory = work[:, 1] * self.weights + (work[:, 2] + work[:, 3]) * self.activations
+        time: Floats = np.maximum(self.floor + np.hypot(compute, memory), TINY_US)
+        return time
+
+
+def _fit_terms(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int) -> _Terms:
+    """Least squares of soft log errors, from a high and a low floor."""
+    from scipy.optimize import least_squares
+
+    guess = _first_guess(inputs, times, multiprocessors)
+    active = tuple(guess)
+    middle = np.log(list(guess.values()))
+    root = np.sqrt(weights)
+
+    def errors(logs: Floats) -> Floats:
+        off = root * np.log(_Terms(logs, active).at(inputs, multiprocessors) / times)
+        both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
+        return both
+
+    best = None
+    for floor in (1.0, 0.2):
+        start = middle + np.where(np.array(active) == "floor", np.log(floor), 0.0)
+        found = least_squares(errors, start, loss="soft_l1", f_scale=_SOFT, bounds=(middle - 14.0, middle + 14.0))
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    return _Terms(best.x, active)
+
+
+def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[str, float]:
+    """Starting values of the terms that the samples have work for: the best rates that any of them reached."""
+    work = inputs.work
+    guess = {"floor": 0.8 * float(times.min())}
+    columns = {"compute": work[:, 0], "weights": work[:, 1], "activations": work[:, 2] + work[:, 3]}
+    for name, amount in columns.items():
+        if (amount > 0).any():
+            guess[name] = float(np.quantile(times[amount > 0] / amount[amount > 0], 0.1))
+    if inputs.product is not None and "compute" in guess:
+        guess |= dict.fromkeys(("m", "n", "k"), _HALF_SIZE)
+        if multiprocessors:
+            guess["waves"] = 0.1
+    return guess
+
+
+def _rate(us_per_unit: float) -> float:
+    return _short(1.0 / us_per_unit) if us_per_unit else 0.0
+
+
+def _short(value: float) -> float:
+    """Six digits: what a measurement can bear, and a third of the file."""
+    return float(f"{value:.6g}")
+
+
+def _shorts(values: Floats) -> tuple[float, ...]:
+    return tuple(_short(value) for value in values.tolist())
