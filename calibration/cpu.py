@@ -84,6 +84,10 @@ class CpuDevice:
             call()
         return time.perf_counter() - start
 
+    def time_replayed(self, call: Call, count: int) -> float | None:
+        """None: there are no graphs to replay."""
+        return None
+
 
 @contextmanager
 def _errors() -> Iterator[None]:

@@ -73,7 +73,15 @@ class Device(Protocol):
     def time_queued(self, call: Call, count: int) -> float:
         """Device seconds that `count` calls take back to back, with the device never waiting for the host.
 
-        On a synchronous device this is the host time of the same loop.
+        Between two kernels lies the gap of the device's stream, as in an eager forward pass. On a synchronous device
+        this is the host time of the same loop.
+        """
+        ...
+
+    def time_replayed(self, call: Call, count: int) -> float | None:
+        """Device seconds of one replay of a captured graph of `count` calls.
+
+        None where there are no graphs or the call cannot be captured.
         """
         ...
 

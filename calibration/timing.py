@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -27,7 +28,6 @@ from latpred.errors import UsageError
 PROTOCOLS = ("single", "pipelined")
 ENOUGH = 15  # samples before a median's own error says anything
 LEAD = 4  # forwards after which back-to-back ones have found their period
-CHECK_EVERY = 8
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +73,8 @@ class Plan:
         Fewest and most samples.
     precision : float
         Sampling stops when the standard error of the median is below this share of it.
+    least_s : float
+        Sampling goes on for at least so long: shorter ones catch a passing mood of the machine.
     budget_s : float
         Sampling stops after so long, once it has `least` samples.
     warmup_s : float
@@ -86,6 +88,7 @@ class Plan:
     least: int = 5
     most: int = 200
     precision: float = 0.003
+    least_s: float = 0.01
     budget_s: float = 0.5
     warmup_s: float = 0.3
     tolerance: float = 0.03
@@ -125,12 +128,12 @@ def issue(device: Device, call: Call, plan: Plan | None = None) -> Timing:
 
 
 def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
-    """Device time of one call in a long queue, the gap to its predecessor included."""
+    """Device time of one call in a queue of them, the gap to its predecessor included."""
 
     def sample(loops: int) -> float:
         return device.time_queued(call, loops) / loops
 
-    return _collect(device, sample, plan or Plan(sample_s=2e-4))
+    return _collect(device, sample, plan or Plan(loops=16))
 
 
 def timed(device: Device, call: Call, protocol: str = "single", plan: Plan | None = None) -> Timing:
@@ -239,21 +242,25 @@ def _collect(device: Device, sample: Sampler, plan: Plan, fewest_loops: int = 1)
     """Warm up, then sample until the median is precise enough or the budget is spent."""
     with device.errors(), _no_garbage_collection():
         loops, settled = _warm_up(device, sample, plan, fewest_loops)
-        start = device.clock()
-        samples = [sample(loops)]
-        while not _enough(samples, device.clock() - start, plan):
-            samples.append(sample(loops))
+        samples = _sampled(device, partial(sample, loops), plan)
     median_s, spread_s = _middle(samples)
     return Timing(median_s, spread_s, len(samples), settled and _halves_agree(samples, plan.tolerance))
 
 
-def _enough(samples: Sequence[float], spent_s: float, plan: Plan) -> bool:
-    count = len(samples)
-    if count < plan.least:
-        return False
-    if count >= plan.most or spent_s > plan.budget_s:
-        return True
-    return count >= ENOUGH and count % CHECK_EVERY == 0 and _standard_error(samples) <= plan.precision
+def _sampled(device: Device, sample: Callable[[], float], plan: Plan) -> list[float]:
+    start = device.clock()
+    samples: list[float] = []
+    next_look = ENOUGH
+    while len(samples) < plan.most:
+        samples.append(sample())
+        spent_s = device.clock() - start
+        if len(samples) >= plan.least and spent_s > plan.budget_s:
+            break
+        if len(samples) >= next_look and spent_s >= plan.least_s:
+            if _standard_error(samples) <= plan.precision:
+                break
+            next_look = len(samples) * 5 // 4  # looking takes time itself
+    return samples
 
 
 def _warm_up(device: Device, sample: Sampler, plan: Plan, fewest_loops: int) -> tuple[int, bool]:
