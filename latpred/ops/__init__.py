@@ -1,0 +1,22 @@
+"""Cost formulas: what each op does on the device, as pure functions of shapes.
+
+`cost` registers a formula, `Work` is what it returns, `work_of` evaluates one. Nothing here imports torch or knows how long
+anything takes.
+"""
+
+from __future__ import annotations
+
+from latpred.ops import (  # noqa: F401  (importing registers the formulas)
+    attention,
+    convolution,
+    elementwise,
+    gemm,
+    movement,
+    norm,
+    pooling,
+    recurrent,
+    reduction,
+)
+from latpred.ops.registry import Formula, Work, checked, cost, formula_of, generation
+
+__all__ = ["Formula", "Work", "checked", "cost", "formula_of", "generation"]

@@ -1,0 +1,131 @@
+"""The registry of cost formulas: which pure function of shapes says what an op does.
+
+A formula is called with the op's own arguments and `out`, the op's result, and returns a `Work`. Of tensors it may use
+`.shape` and `.dtype.itemsize` only. Nothing here imports torch, so a third party can register formulas anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from latpred.errors import UsageError
+from latpred.ops.families import DIMS, root
+
+Formula = Callable[..., "Work"]
+F = TypeVar("F", bound=Formula)
+
+_NOTHING: Mapping[int, int] = {}
+
+
+class Work(NamedTuple):
+    """What one call of an op does on the device.
+
+    Attributes
+    ----------
+    family : str
+        Kernel family, most general part first; its first part is a key of `latpred.ops.families.DIMS`.
+    dims : Mapping[str, int]
+        The family's dimensions, in the order `DIMS` gives them.
+    macs : int
+        Multiply-adds.
+    reads : Mapping[int, int]
+        Bytes really read of the positional argument at an index, where that is not the whole tensor.
+    writes : int or None
+        Bytes written, where that is not the whole result.
+    launches : int
+        Device launches.
+    """
+
+    family: str
+    dims: Mapping[str, int]
+    macs: int = 0
+    reads: Mapping[int, int] = _NOTHING
+    writes: int | None = None
+    launches: int = 1
+
+
+class _Registry:
+    def __init__(self) -> None:
+        self.formulas: dict[str, Formula] = {}
+        self.generation = 0
+
+    def add(self, name: str, formula: Formula) -> None:
+        self.formulas[name] = formula
+        self.generation += 1
+
+
+_REGISTRY = _Registry()
+
+
+def cost(*names: str) -> Callable[[F], F]:
+    """Give an op, or several, a cost formula.
+
+    A later registration replaces an earlier one, so a built-in formula can be overruled. A formula of "aten::relu" also
+    serves "aten::relu_".
+
+    Parameters
+    ----------
+    *names : str
+        Qualified op names without overload, as "mylib::fused_mlp".
+
+    Raises
+    ------
+    UsageError
+        When a name has no namespace.
+
+    Examples
+    --------
+    >>> from latpred.ops import Work, cost
+    >>> @cost("mylib::scaled_matmul")
+    ... def scaled_matmul(a, b, scale, *, out):
+    ...     (m, k), n = a.shape, b.shape[1]
+    ...     return Work("gemm", {"m": m, "n": n, "k": k}, macs=m * n * k)
+    """
+    for name in names:
+        namespace, separator, op = name.partition("::")
+        if not (namespace and separator and op):
+            raise UsageError(
+                f"{name!r} is not a qualified op name; write it as namespace::op, such as 'mylib::fused_mlp'"
+            )
+
+    def register(formula: F) -> F:
+        for name in names:
+            _REGISTRY.add(name, formula)
+        return formula
+
+    return register
+
+
+def formula_of(name: str) -> Formula | None:
+    """The formula of an op, or of the op that it is the in-place form of; None when nobody gave one."""
+    formula = _REGISTRY.formulas.get(name)
+    if formula is None and name.endswith("_"):
+        formula = _REGISTRY.formulas.get(name.rstrip("_"))
+    return formula
+
+
+def generation() -> int:
+    """A number that changes whenever a formula is registered, so that caches of their results can tell."""
+    return _REGISTRY.generation
+
+
+def checked(work: Any, name: str) -> Work:
+    """Return a formula's result when it is well formed.
+
+    Raises
+    ------
+    UsageError
+        Naming the op and what is wrong with its formula's result.
+    """
+    if not isinstance(work, Work):
+        raise UsageError(f"the cost formula of {name} returned {type(work).__name__}; it must return latpred.ops.Work")
+    expected = DIMS.get(root(work.family))
+    if expected is None:
+        known = ", ".join(sorted(DIMS))
+        raise UsageError(
+            f"the cost formula of {name} names the unknown family {work.family!r}; known families: {known}"
+        )
+    if tuple(work.dims) != expected:
+        raise UsageError(f"the cost formula of {name} gives dims {tuple(work.dims)}; {work.family!r} needs {expected}")
+    return work

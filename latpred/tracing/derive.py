@@ -1,0 +1,111 @@
+"""Inputs that follow from the model itself: its transformers config, its timm default_cfg, or its first convolution.
+
+Token ids are all the same ordinary token, never padding: a mask with holes would be another workload.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from latpred.errors import UsageError
+from latpred.tracing.inputs import Inputs
+
+TOKENS = 128
+PIXELS = 224
+SAMPLES = 32_000  # two seconds at 16 kHz
+_TOKEN = 5
+_HINT = "say what it is called with: inputs=torch.zeros(1, 3, 224, 224), a tuple, a dict of keyword arguments, or a function of the batch"
+
+
+def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = None) -> Inputs:
+    """Inputs for a model that was given without any.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A transformers model, a timm model, or a network that starts with a 2-d convolution.
+    seq : int, optional
+        Tokens, or samples of audio.
+    image : int, optional
+        Pixels of a side.
+
+    Raises
+    ------
+    UsageError
+        When nothing says what the model takes.
+    """
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(config, "model_type"):
+        return _from_config(model, config, seq, image)
+    described = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if isinstance(described, dict) and described.get("input_size"):
+        channels, height, _ = described["input_size"]
+        return images(channels, image or height)
+    return _from_first_layer(model, image)
+
+
+def tokens(length: int, vocabulary: int | None = None, names: tuple[str, ...] = ("input_ids",)) -> Inputs:
+    """Token ids, as keyword arguments."""
+    token = min(_TOKEN, (vocabulary or _TOKEN + 1) - 1)
+    return Inputs(lambda batch: {name: torch.full((batch, length), token) for name in names}, "seq", length)
+
+
+def images(channels: int, side: int, name: str | None = None) -> Inputs:
+    """Square images, positional or as a keyword argument."""
+
+    def make(batch: int) -> Any:
+        pixels = torch.empty(batch, channels, side, side, device="meta")
+        return (pixels,) if name is None else {name: pixels}
+
+    return Inputs(make, "image", side)
+
+
+def audio(samples: int, name: str = "input_values") -> Inputs:
+    """Raw audio, as a keyword argument."""
+    return Inputs(lambda batch: {name: torch.empty(batch, samples, device="meta")}, "audio", samples)
+
+
+def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: int | None) -> Inputs:
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values":
+        return images(_number(config, "num_channels", 3), image or _image_size(config), "pixel_values")
+    if main == "input_values":
+        return audio(seq or SAMPLES)
+    if main == "input_features":
+        bins = _number(config, "num_mel_bins", 80)
+        frames = seq or 2 * _number(config, "max_source_positions", 1500)
+        return Inputs(lambda batch: {main: torch.empty(batch, bins, frames, device="meta")}, "audio", frames)
+    if main == "input_ids":
+        both = getattr(config, "is_encoder_decoder", False) and not _encoder_only(model)
+        names = ("input_ids", "decoder_input_ids") if both else ("input_ids",)
+        return tokens(seq or TOKENS, getattr(config, "vocab_size", None), names)
+    raise UsageError(f"{type(model).__name__} takes {main!r}, for which no shape can be guessed; {_HINT}")
+
+
+def _encoder_only(model: torch.nn.Module) -> bool:
+    return "Encoder" in type(model).__name__ and "Decoder" not in type(model).__name__
+
+
+def _number(config: Any, name: str, default: int) -> int:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) else default
+
+
+def _image_size(config: Any) -> int:
+    size = getattr(config, "image_size", None)
+    if isinstance(size, (list, tuple)):
+        return int(size[0])
+    return size if isinstance(size, int) else PIXELS
+
+
+def _from_first_layer(model: torch.nn.Module, image: int | None) -> Inputs:
+    first = next((m for m in model.modules() if next(m.children(), None) is None), None)
+    convolution = next((m for m in model.modules() if isinstance(m, torch.nn.Conv2d)), None)
+    if convolution is None or isinstance(first, torch.nn.Embedding):
+        raise UsageError(
+            f"nothing tells what {type(model).__name__} takes: it has no transformers config, no default_cfg and no "
+            f"first 2-d convolution; {_HINT}"
+        )
+    return images(convolution.in_channels, image or PIXELS)

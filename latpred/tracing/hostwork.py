@@ -1,0 +1,117 @@
+"""HostWork: what a forward pass makes the host do between its ops, and which memory is alive after each.
+
+Python's profiler hook sees every Python function that is entered; entering `nn.Module._call_impl` is a module call. Frames of
+the walk itself do not count: the walk pauses the hook while it handles an op. Memory is followed through weak
+references to storages, so no tensor lives longer for being watched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from latpred.tracing.entry import Entry, leaves
+
+_CALL: CodeType = torch.nn.Module._call_impl.__code__
+_WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
+NEW = 4  # the column of Entry.counts that holds bytes of new storage
+# Setting the hook anew makes Python 3.12 and later instrument every function again; there a flag silences it instead.
+CHEAP_HOOK = sys.version_info < (3, 12)
+
+
+class HostWork:
+    """Watches one walk.
+
+    Parameters
+    ----------
+    paths : dict[int, str]
+        Dotted path of each module, by id.
+
+    Attributes
+    ----------
+    modules : list[str]
+        Path of the innermost module around each op.
+    module_calls, python_calls : list[int]
+        Calls since the previous op; one element more than there are ops, for what follows the last.
+    deaths : dict[int, int]
+        For each op that made memory that is gone before the end: the first op that no longer has it.
+    """
+
+    def __init__(self, paths: dict[int, str]) -> None:
+        self.modules: list[str] = []
+        self.module_calls: list[int] = []
+        self.python_calls: list[int] = []
+        self.deaths: dict[int, int] = {}
+        self._alive: dict[int, list[StorageWeakRef]] = {}
+        self._stack = [""]
+        self._calls = [0, 0, 0]  # module calls, Python calls, whether the walk is at work
+        self._hook = _hook(paths, self._stack, self._calls)
+        self._previous: Any = None
+
+    def __enter__(self) -> HostWork:
+        self._previous = sys.getprofile()
+        sys.setprofile(self._hook)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._previous)
+        self._calls[1] -= 1  # this call
+        self._flush()
+
+    def pause(self) -> None:
+        """Stop counting: the walk's own work begins."""
+        if CHEAP_HOOK:
+            sys.setprofile(None)
+        calls = self._calls
+        calls[1] -= 2  # this call and the one that made it
+        calls[2] = 1
+
+    def resume(self) -> None:
+        """Go on counting."""
+        self._calls[2] = 0
+        if CHEAP_HOOK:
+            sys.setprofile(self._hook)
+
+    def after(self, entry: Entry, out: Any) -> None:
+        """Note an op that was just handled, and the memory that went since the one before."""
+        index = len(self.modules)
+        self.modules.append(self._stack[-1])
+        self._flush()
+        gone = [birth for birth, storages in self._alive.items() if all(s.expired() for s in storages)]
+        for birth in gone:
+            self.deaths[birth] = index
+            del self._alive[birth]
+        if entry.counts[NEW]:
+            self._alive[index] = [StorageWeakRef(tensor.untyped_storage()) for tensor in leaves(out)]
+
+    def _flush(self) -> None:
+        calls = self._calls
+        self.module_calls.append(calls[0])
+        self.python_calls.append(calls[1])
+        calls[0] = calls[1] = 0
+
+
+def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable[[FrameType, str, Any], None]:
+    """The profiler hook; a closure because it is called thousands of times in a walk."""
+
+    def hook(frame: FrameType, event: str, _: Any) -> None:
+        if calls[2]:
+            return
+        if event == "call":
+            code = frame.f_code
+            if code is _CALL:
+                calls[0] += 1
+                stack.append(paths.get(id(frame.f_locals["self"]), stack[-1]))
+                return
+            caller = frame.f_back
+            if code is not _WRAPPER and (caller is None or caller.f_code is not _CALL):
+                calls[1] += 1
+        elif event == "return" and frame.f_code is _CALL:
+            stack.pop()
+
+    return hook

@@ -1,0 +1,130 @@
+"""Inputs of a walk: a batch of any size, from a function, from an example or from what a model says of itself.
+
+Floating-point inputs are meta tensors, integer and boolean ones real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from latpred.errors import TraceError, UsageError
+
+Tensor = torch.Tensor
+Maker = Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a model is called with.
+
+    Attributes
+    ----------
+    make : Callable[[int], Any]
+        A batch of a given size: a tensor, a tuple of positional or a dict of keyword arguments.
+    kind : str
+        "seq", "image", "audio" or "custom".
+    size : int
+        Tokens, pixels or samples; 0 for custom inputs.
+    """
+
+    make: Maker
+    kind: str
+    size: int
+
+
+def from_example(example: Any) -> Inputs:
+    """Inputs of any batch size from one example.
+
+    The first dimension of the first tensor is the batch; every tensor whose first dimension has the same size is taken
+    to have one row per sample, the others are left alone. Give an example of at least two samples where a
+    dimension that is no batch could be 1 as well, or a function of the batch where the rule does not fit.
+
+    Raises
+    ------
+    UsageError
+        When there is no tensor with a first dimension to vary.
+    """
+    if callable(example) and not isinstance(example, Tensor):
+        return Inputs(example, "custom", 0)
+    if isinstance(example, list):
+        example = tuple(example)
+    sizes = [tensor.shape[0] for tensor in _tensors(example) if tensor.dim()]
+    if not sizes or sizes[0] < 1:
+        raise UsageError(
+            "inputs hold no tensor whose first dimension could be the batch; give tensors such as "
+            "inputs=torch.zeros(1, 3, 224, 224), or a function inputs=lambda batch: ..."
+        )
+    return Inputs(lambda batch: _resized(example, sizes[0], batch), "custom", 0)
+
+
+def arguments(
+    inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of one walk. To be called in inference mode, which marks them as activations."""
+    made = inputs.make(batch)
+    settled = _settled(made, dtype, channels_last)
+    if isinstance(settled, dict):
+        return (), settled
+    return (settled if isinstance(settled, tuple) else (settled,)), {}
+
+
+def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
+    """Bytes of all tensors among the arguments."""
+    return sum(t.numel() * t.dtype.itemsize for t in _tensors((args, options)))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {key: _map(item, function) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(item, function) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(item, function) for item in value)
+    return value
+
+
+def _resized(example: Any, given: int, batch: int) -> Any:
+    def resize(tensor: Tensor) -> Tensor:
+        if not tensor.dim() or tensor.shape[0] != given:
+            return tensor
+        if tensor.is_meta or tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            shape = (batch, *tensor.shape[1:])
+            return torch.empty(shape, dtype=tensor.dtype, device="meta")
+        return tensor[torch.arange(batch, device=tensor.device) % given]
+
+    return _map(example, resize)
+
+
+def _settled(value: Any, dtype: torch.dtype, channels_last: bool) -> Any:
+    def settle(tensor: Tensor) -> Tensor:
+        layout = torch.channels_last if channels_last and tensor.dim() == 4 else torch.contiguous_format
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype
+            return torch.empty(tensor.shape, dtype=wanted, device="meta", memory_format=layout)
+        if tensor.is_meta:
+            # Integers are read by Python and index tables: ones are safe for both.
+            return torch.ones(tensor.shape, dtype=tensor.dtype)
+        return tensor.detach().to("cpu", copy=True)
+
+    return _map(value, settle)
+
+
+def refuse_dtype(name: str) -> TraceError:
+    """The error of a precision that a model cannot take."""
+    return TraceError(f"precision {name!r} is not one of fp32, tf32, fp16, bf16")

@@ -1,0 +1,223 @@
+"""The entry of this package: a model, or its name, becomes a ModelGraph."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latpred.errors import LatpredError, TraceError, UsageError
+from latpred.graph import Line, ModelGraph
+from latpred.tracing import names
+from latpred.tracing.derive import derived
+from latpred.tracing.entry import place, unknown
+from latpred.tracing.fastpath import enabled
+from latpred.tracing.hostwork import HostWork
+from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes
+from latpred.tracing.lines import Pass, demand_same, on_the_line, ops_exactly, ops_through, same_ops
+from latpred.tracing.twin import Twin, make_twin
+from latpred.tracing.walk import Walk
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_FORMATS = ("contiguous", "channels_last")
+_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_LOCK = threading.RLock()
+
+
+def trace(
+    model: torch.nn.Module | str | ModelGraph,
+    inputs: Any = None,
+    *,
+    seq: int | None = None,
+    image: int | None = None,
+    precision: str | None = None,
+    memory_format: str = "contiguous",
+    strict: bool = False,
+) -> ModelGraph:
+    """Walk a model without computing anything and say what one forward pass does, for every batch size.
+
+    The model itself is never changed, moved or run: a twin of its structure on the meta device is walked, in evaluation
+    mode and under inference mode whatever mode the model is in.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, str or ModelGraph
+        A model on any device, a name (see `latpred.tracing.names.known`), or a graph, which is returned.
+    inputs : tensor, tuple, dict or callable, optional
+        What the model is called with: one example batch (the first dimension of its first tensor is the batch, and so is that
+        of every tensor which shares its size), or a function of the batch size. Of floating-point tensors only the
+        shape matters. By default it follows from the model's config, default_cfg or first convolution.
+    seq : int, optional
+        Tokens, or samples of audio, when `inputs` is not given.
+    image : int, optional
+        Pixels of an image's side, when `inputs` is not given.
+    precision : {"fp32", "tf32", "fp16", "bf16"}, optional
+        As what the weights and floating-point inputs count; the model's own by default.
+    memory_format : {"contiguous", "channels_last"}
+        Layout of 4-d weights and inputs.
+    strict : bool
+        Refuse ops without a cost formula instead of estimating them from their bytes.
+
+    Returns
+    -------
+    ModelGraph
+        Every op with its work affine in batch, and the exact ops of batch 1 where they differ.
+
+    Raises
+    ------
+    TraceError
+        When the model cannot be walked; names the op and the module.
+    UnknownOpError
+        With `strict`, for an op without a formula.
+    UnknownModelError
+        When no model goes by the name.
+    UsageError
+        When an argument is wrong.
+
+    Examples
+    --------
+    >>> import torch, latpred
+    >>> graph = latpred.trace(torch.nn.Linear(64, 10), torch.zeros(1, 64))
+    >>> graph.macs(batch=8), graph.launches()
+    (5120, 1)
+    """
+    if isinstance(model, ModelGraph):
+        return model
+    _check(precision, memory_format, seq, image)
+    name = model if isinstance(model, str) else type(model).__name__
+    if isinstance(model, str):
+        built = names.build(model, seq=seq, image=image)
+        model = built.model
+        given = (
+            Inputs(lambda batch: built.inputs(batch, "cpu"), built.input_kind, built.input_size)
+            if inputs is None
+            else from_example(inputs)
+        )
+    elif not isinstance(model, torch.nn.Module):
+        raise UsageError(f"a {type(model).__name__} cannot be traced; give an nn.Module or a model's name")
+    else:
+        given = derived(model, seq, image) if inputs is None else from_example(inputs)
+    twin = make_twin(model, _DTYPES.get(precision or ""), memory_format == "channels_last")
+    graph = _Tracer(twin, given, memory_format == "channels_last").graph(name, precision, memory_format)
+    if strict:
+        _demand_known(graph)
+    return graph
+
+
+class _Tracer:
+    """The walks of one model."""
+
+    def __init__(self, twin: Twin, inputs: Inputs, channels_last: bool) -> None:
+        self._twin = twin
+        self._inputs = inputs
+        self._channels_last = channels_last
+
+    def graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
+        host = HostWork(self._twin.paths)
+        two = self._walk(2, host)
+        three = self._walk(3)
+        demand_same(two, three, host)
+        ops = ops_through(two, three, host)
+        one = self._walk(1)
+        exact = None
+        if not same_ops(one.entries, two.entries):
+            watched = HostWork(self._twin.paths)
+            exact = ops_exactly(self._walk(1, watched), watched)
+        elif not on_the_line(ops, one, two, three, host):
+            exact = ops_exactly(one, host)
+        slope = three.input_bytes - two.input_bytes
+        return ModelGraph(
+            model=name,
+            input_kind=self._inputs.kind,
+            input_size=self._inputs.size,
+            precision=precision or _NAMES.get(self._twin.dtype, "fp32"),
+            memory_format=memory_format,
+            parameters=self._twin.parameters,
+            parameter_bytes=self._twin.parameter_bytes,
+            input_bytes=Line(two.input_bytes - 2 * slope, slope),
+            ops=ops,
+            ops_at_one=exact,
+            stack=stack(),
+        )
+
+    def _walk(self, batch: int, host: HostWork | None = None) -> Pass:
+        walk = Walk(host)
+        with torch.inference_mode(), _LOCK, enabled():
+            args, options = arguments(self._inputs, batch, self._twin.dtype, self._channels_last)
+            try:
+                with walk, host or nullcontext():
+                    self._twin.module(*args, **options)
+            except LatpredError as error:
+                raise TraceError(f"{error}: {self._where(walk, error)}; {_ADVICE}") from None
+            except Exception as error:
+                raise TraceError(self._failure(walk, error, batch)) from error
+        return Pass(batch, walk.entries, walk.nested, nbytes(args, options))
+
+    def _where(self, walk: Walk, error: BaseException) -> str:
+        return f"{walk.current or 'no op'}, called in {self._module(error)}{_line(error)}"
+
+    def _failure(self, walk: Walk, error: Exception, batch: int) -> str:
+        message = " ".join(str(error).split()) or "no message"
+        op = f" at {walk.current}" if walk.current else ""
+        return (
+            f"the forward pass failed{op} in {self._module(error)}{_line(error)} at batch {batch}: "
+            f"{type(error).__name__}: {message}; check the model and the shapes of its inputs (inputs=, seq=, image=)"
+        )
+
+    def _module(self, error: BaseException) -> str:
+        """The innermost module that the traceback passes through."""
+        path, trail = "", error.__traceback__
+        call = torch.nn.Module._call_impl.__code__
+        while trail is not None:
+            if trail.tb_frame.f_code is call:
+                path = self._twin.paths.get(id(trail.tb_frame.f_locals["self"]), path)
+            trail = trail.tb_next
+        return place(path)
+
+
+_ADVICE = (
+    "such control flow has no trace; take the data-dependent part out of forward, or trace the parts of the model "
+    "on either side of it"
+)
+_OWN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+def _line(error: BaseException) -> str:
+    """Where in the model's own code it happened."""
+    found, trail = "", error.__traceback__
+    while trail is not None:
+        file = trail.tb_frame.f_code.co_filename
+        if not file.startswith(_OWN):
+            found = f" ({Path(file).name}:{trail.tb_lineno})"
+        trail = trail.tb_next
+    return found
+
+
+def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:
+    if precision is not None and precision not in _DTYPES:
+        raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(_DTYPES)}")
+    if memory_format not in _FORMATS:
+        raise UsageError(f"memory_format {memory_format!r} is not known; choose one of {', '.join(_FORMATS)}")
+    for name, value in (("seq", seq), ("image", image)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UsageError(f"{name}={value!r} is not a length; give a whole number of at least 1")
+
+
+def _demand_known(graph: ModelGraph) -> None:
+    for op in (*graph.ops, *(graph.ops_at_one or ())):
+        if op.estimated:
+            raise unknown(op.name, op.module)
+
+
+def stack() -> dict[str, str]:
+    """Versions of what decides which ops a model issues."""
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "torch": torch.__version__}
+    for name in ("transformers", "torchvision", "timm"):
+        module = sys.modules.get(name)
+        if module is not None:
+            versions[name] = str(getattr(module, "__version__", ""))
+    return versions
