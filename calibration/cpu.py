@@ -52,6 +52,9 @@ class CpuDevice:
         """fp32, and bf16 where the processor multiplies it itself."""
         return ("fp32", "bf16") if _multiplies_bf16() else ("fp32",)
 
+    def use_precision(self, precision: str) -> None:
+        """Nothing to set: float32 is multiplied as float32."""
+
     def clock(self) -> float:
         """Seconds of the host's monotonic clock."""
         return time.perf_counter()

@@ -44,6 +44,13 @@ class Device(Protocol):
         """Precisions the device does well, the most important first."""
         ...
 
+    def use_precision(self, precision: str) -> None:
+        """Set, for the whole process, how float32 is multiplied: "tf32" allows TF32, anything else forbids it.
+
+        `prepare` does so for its cell; what is prepared otherwise runs under whatever was set last.
+        """
+        ...
+
     def clock(self) -> float:
         """Host time in seconds; only differences mean anything."""
         ...

@@ -146,6 +146,9 @@ class SimulatedDevice:
         """Single and half."""
         return ("fp32", "fp16")
 
+    def use_precision(self, precision: str) -> None:
+        """Nothing to set: cells and graphs say their precision."""
+
     def clock(self) -> float:
         """Virtual host seconds."""
         self._time.host_us += self.spec.clock_us
