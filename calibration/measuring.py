@@ -1,0 +1,292 @@
+"""Measure whole models: every cell visited in rounds, so that a slow minute of the machine falls on all of them alike.
+
+Gives the measurement table (`latpred.tables.MEASURED`) with the repeat noise of the very run. How one visit is timed is
+`timing`'s business; what a device is, `device`'s.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from latpred import tables
+from latpred.calibration import timing
+from latpred.calibration.device import Device, open_device
+from latpred.calibration.subjects import Models, Subject, subjects_of
+from latpred.errors import DeviceError, UsageError
+
+VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.25, warmup_s=0.15)
+"""Effort of one visit: short, because a cell is visited again in every round."""
+
+REPEATS = 4
+OUT_OF_MEMORY = "out of memory"
+_KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
+_MOST_TEXT = 200
+
+
+class Step(NamedTuple):
+    """Progress: visits made and to make, the one under way, and seconds left at the present pace."""
+
+    done: int
+    total: int
+    label: str
+    left_s: float
+
+
+@dataclass
+class _Cell:
+    """One cell under measurement; `failure` says why there will be no more visits."""
+
+    subject: Subject
+    batch: int
+    visits: list[timing.Timing] = field(default_factory=list)
+    failure: str = ""
+
+
+def measure(
+    models: Models,
+    batches: Iterable[int],
+    *,
+    runtime: str = "eager",
+    device: str | Device = "cpu",
+    protocol: str = "single",
+    repeats: int = REPEATS,
+    seq: int | None = None,
+    image: int | None = None,
+    precision: str = "fp32",
+    budget_s: float | None = None,
+    plan: timing.Plan | None = None,
+    progress: Callable[[Step], None] | None = None,
+) -> pd.DataFrame:
+    """Measure models at batch sizes.
+
+    Parameters
+    ----------
+    models : str, nn.Module, Subject, a sequence of those, or a mapping of names to modules
+        What to measure.
+    batches : iterable of int
+        Batch sizes, each at least 1.
+    runtime : str
+        Name of a runtime.
+    device : str or Device
+        "cpu", "cuda:0", "simulated", or a device that is already open.
+    protocol : str
+        "single" (synchronised after each forward) or "pipelined" (the period of forwards issued back to back).
+    repeats : int
+        Rounds; from two on, `repeat_ratio` tells the repeat noise of each cell.
+    seq, image : int, optional
+        Tokens or pixels of the inputs.
+    precision : str
+        fp32, tf32, fp16 or bf16.
+    budget_s : float, optional
+        No visit starts later than this; cells that were never visited say so in `status`.
+    plan : timing.Plan, optional
+        Effort of one visit.
+    progress : callable, optional
+        Told before each visit.
+
+    Returns
+    -------
+    DataFrame
+        The measurement table: latency_s is the median over rounds, spread_s half their interquartile range, n their
+        number, `status` "ok" or why there is no latency.
+
+    Raises
+    ------
+    UsageError
+        For a batch below 1, no model, fewer than one repeat, or an unknown runtime, protocol or precision.
+    DeviceError
+        When the device is not there.
+
+    Examples
+    --------
+    >>> measure("resnet-18", [0])
+    Traceback (most recent call last):
+    latpred.errors.UsageError: Batch 0 cannot be measured. Give whole numbers from 1 on.
+    """
+    sizes = _checked(batches, repeats, protocol)
+    live = open_device(device) if isinstance(device, str) else device
+    subjects = subjects_of(models, seq=seq, image=image)
+    cells = [_Cell(subject, batch) for subject in subjects for batch in sizes]
+    bench = _Bench(live, runtime, precision, protocol, plan or VISIT)
+    with torch.inference_mode():
+        _rounds(cells, bench, repeats, _Pace(repeats * len(cells), budget_s, progress))
+    return _table(cells, bench)
+
+
+class _Bench:
+    """A device with models built on it; those that fit into a share of its memory stay built between rounds."""
+
+    def __init__(self, device: Device, runtime: str, precision: str, protocol: str, plan: timing.Plan) -> None:
+        self.device, self.runtime, self.precision, self.protocol, self.plan = device, runtime, precision, protocol, plan
+        self.info = device.info()
+        self._built: dict[Subject, tuple[Any, Callable[[int], Any]]] = {}
+        self._room = _KEPT_SHARE * self.info.memory_bytes
+
+    def visit(self, cell: _Cell) -> None:
+        """Time a cell once, or note why that cannot be done."""
+        try:
+            cell.visits.append(self._timing(cell))
+        except (UsageError, DeviceError):
+            raise
+        except (MemoryError, torch.OutOfMemoryError):
+            self.clear()
+            cell.failure = OUT_OF_MEMORY
+        except Exception as error:  # a model's own forward may raise anything; the table says what
+            text = " ".join(str(error).split())[:_MOST_TEXT]
+            cell.failure = f"{type(error).__name__}: {text}"
+
+    def leave(self, subject: Subject) -> None:
+        """Free a model, unless it may stay for the next round."""
+        if subject not in self._built:
+            return
+        kept = sum(_weight_bytes(model) for model, _ in self._built.values())
+        if kept > self._room:
+            del self._built[subject]
+            gc.collect()
+
+    def clear(self) -> None:
+        """Free all models."""
+        self._built.clear()
+        gc.collect()
+
+    def _timing(self, cell: _Cell) -> timing.Timing:
+        try:
+            return self._timed(cell)
+        except (MemoryError, torch.OutOfMemoryError):
+            if len(self._built) <= 1:
+                raise
+        self.clear()  # the memory may be held by models that only wait for their next round
+        return self._timed(cell)
+
+    def _timed(self, cell: _Cell) -> timing.Timing:
+        if cell.subject not in self._built:
+            self._built[cell.subject] = self._build(cell.subject)
+        model, inputs = self._built[cell.subject]
+        call = self.device.prepare_model(model, inputs(cell.batch), self.runtime)
+        return timing.timed(self.device, call, self.protocol, self.plan)
+
+    def _build(self, subject: Subject) -> tuple[Any, Callable[[int], Any]]:
+        if self.info.kind == "simulated":
+            return subject.walk(self.precision), lambda batch: batch
+        where = self.device.name
+        model, inputs = subject.make(where, self.precision)
+        return model, lambda batch: inputs(batch, where)
+
+
+class _Pace:
+    """Counts visits, says how long the rest will take, and when the budget is spent."""
+
+    def __init__(self, total: int, budget_s: float | None, progress: Callable[[Step], None] | None) -> None:
+        self._total, self._budget_s, self._progress = total, budget_s, progress
+        self._start = time.monotonic()
+        self._done = 0
+
+    def next(self, label: str) -> bool:
+        """Announce a visit; False when there is no time for it."""
+        spent = time.monotonic() - self._start
+        if self._budget_s is not None and spent > self._budget_s:
+            return False
+        if self._progress is not None:
+            left = spent / self._done * (self._total - self._done) if self._done else math.nan
+            self._progress(Step(self._done, self._total, label, left))
+        self._done += 1
+        return True
+
+
+def _rounds(cells: Sequence[_Cell], bench: _Bench, repeats: int, pace: _Pace) -> None:
+    for number in range(repeats):
+        for group in _order(cells, number):
+            for cell in group:
+                if not pace.next(f"{cell.subject.name} batch {cell.batch}, round {number + 1} of {repeats}"):
+                    return
+                if not cell.failure:
+                    bench.visit(cell)
+                if cell.failure == OUT_OF_MEMORY:
+                    _give_up_larger(cells, cell)
+            bench.leave(group[0].subject)
+
+
+def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
+    """The cells model by model, models and batches in an order that differs from round to round."""
+    groups: dict[Subject, list[_Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.subject, []).append(cell)
+    rng = random.Random(number)
+    ordered = list(groups.values())
+    rng.shuffle(ordered)
+    for group in ordered:
+        rng.shuffle(group)
+    return ordered
+
+
+def _give_up_larger(cells: Sequence[_Cell], failed: _Cell) -> None:
+    for cell in cells:
+        if cell.subject is failed.subject and cell.batch > failed.batch and not cell.failure:
+            cell.failure = f"{OUT_OF_MEMORY} (not tried: batch {failed.batch} did not fit)"
+
+
+def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
+    machine = bench.device.machine()
+    common = {
+        "machine": tables.machine_name(machine),
+        "device": bench.info.name,
+        "runtime": bench.runtime,
+        "precision": bench.precision,
+        "protocol": bench.protocol,
+        "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
+        "stack": tables.stack_text(machine),
+    }
+    rows = [{**common, **_row(cell)} for cell in cells]
+    return tables.check(pd.DataFrame(rows), tables.MEASURED)
+
+
+def _row(cell: _Cell) -> dict[str, Any]:
+    failure = cell.failure or ("" if cell.visits else "not reached in the time budget")
+    row: dict[str, Any] = {
+        "model": cell.subject.name,
+        "batch": cell.batch,
+        "input_kind": cell.subject.input_kind,
+        "input_size": cell.subject.input_size,
+        "n": len(cell.visits),
+        "status": failure or tables.OK,
+    }
+    if failure:
+        return {**row, "latency_s": math.nan, "spread_s": math.nan, "repeat_ratio": math.nan}
+    whole = timing.over_runs(cell.visits)
+    return {**row, "latency_s": whole.median_s, "spread_s": whole.spread_s, "repeat_ratio": _repeat_ratio(cell.visits)}
+
+
+def _repeat_ratio(visits: Sequence[timing.Timing]) -> float:
+    """Slower over faster of the medians of even and odd rounds; NaN from a single round."""
+    if len(visits) < 2:
+        return math.nan
+    halves = [float(np.median([visit.median_s for visit in visits[start::2]])) for start in (0, 1)]
+    return max(halves) / min(halves)
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters()) if isinstance(model, torch.nn.Module) else 0
+
+
+def _checked(batches: Iterable[int], repeats: int, protocol: str) -> tuple[int, ...]:
+    sizes = tuple(dict.fromkeys(batches))
+    wrong = [size for size in sizes if isinstance(size, bool) or not isinstance(size, int) or size < 1]
+    if wrong or not sizes:
+        raise UsageError(f"Batch {wrong[0] if wrong else 'list'!r} cannot be measured. Give whole numbers from 1 on.")
+    if repeats < 1:
+        raise UsageError(f"{repeats} repeats measure nothing. Use repeats=1 or more; from 2 on repeat noise is known.")
+    if protocol not in timing.PROTOCOLS:
+        raise UsageError(f"There is no protocol {protocol!r}. Use one of {', '.join(timing.PROTOCOLS)}.")
+    return sizes

@@ -1,0 +1,136 @@
+"""Named suites of whole models for validation. No model of a suite is ever used in a fit or in a choice.
+
+"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "heldout" and
+"paper" are full-size models by name, for GPUs. Suites are recipes: nothing is built until it is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from latpred.calibration import suite_models as made
+from latpred.calibration.subjects import Inputs, Subject, dense_inputs, seeded, subjects_of, token_inputs
+from latpred.errors import UsageError
+
+Make = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Models to validate on, at these batch sizes; `names` are built by name, `ready` from recipes of its own."""
+
+    name: str
+    purpose: str
+    batches: tuple[int, ...]
+    ready: tuple[Subject, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def subjects(self) -> tuple[Subject, ...]:
+        """Recipes of all models.
+
+        Raises
+        ------
+        UnknownModelError
+            When a name needs a package that is not installed.
+        """
+        return (*self.ready, *(subjects_of(self.names) if self.names else ()))
+
+
+def get(name: str) -> Suite:
+    """A suite by name.
+
+    Raises
+    ------
+    UsageError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> len(get("cpu").ready)
+    22
+    """
+    if name not in _SUITES:
+        raise UsageError(f"There is no suite {name!r}. Use one of {', '.join(_SUITES)}.")
+    return _SUITES[name]
+
+
+def names() -> tuple[str, ...]:
+    """Names of all suites."""
+    return tuple(_SUITES)
+
+
+def _tokens(name: str, family: str, length: int, make: Make) -> Subject:
+    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        return seeded(make, device, precision), token_inputs(length, made.VOCABULARY)
+
+    return Subject(name, "seq", length, build, family)
+
+
+def _image(name: str, family: str, side: int, make: Make) -> Subject:
+    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        return seeded(make, device, precision), dense_inputs((3, side, side), precision)
+
+    return Subject(name, "image", side, build, family)
+
+
+def _audio(name: str, family: str, samples: int, make: Make) -> Subject:
+    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        return seeded(make, device, precision), dense_inputs((samples,), precision)
+
+    return Subject(name, "audio", samples, build, family)
+
+
+_CPU = Suite(
+    name="cpu",
+    purpose="small whole models of many families, for a CPU with two slow cores",
+    batches=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+    ready=(
+        _tokens("cpu/bert", "bert", 24, made.bert),
+        _tokens("cpu/distilbert", "distilbert", 16, made.distilbert),
+        _tokens("cpu/albert", "albert", 24, made.albert),
+        _tokens("cpu/mobilebert", "mobilebert", 16, made.mobilebert),
+        _tokens("cpu/squeezebert", "squeezebert", 24, made.squeezebert),
+        _tokens("cpu/funnel", "funnel", 32, made.funnel),
+        _tokens("cpu/electra", "electra", 48, made.electra),
+        _tokens("cpu/deberta", "deberta", 24, made.deberta),
+        _tokens("cpu/fnet", "fnet", 32, made.fnet),
+        _tokens("cpu/gpt2", "gpt2", 40, made.gpt2),
+        _tokens("cpu/llama", "llama", 20, made.llama),
+        _tokens("cpu/t5-encoder", "t5", 40, made.t5_encoder),
+        _image("cpu/vit", "vit", 48, made.vit),
+        _image("cpu/swin", "swin", 64, made.swin),
+        _image("cpu/convnext", "convnext", 64, made.convnext),
+        _image("cpu/resnet-18", "resnet", 64, made.resnet18),
+        _image("cpu/resnet-50", "resnet", 56, made.resnet50),
+        _image("cpu/mobilenet-v2", "mobilenet", 96, made.mobilenet_v2),
+        _image("cpu/efficientnet-b0", "efficientnet", 64, made.efficientnet_b0),
+        _image("cpu/regnet-y", "regnet", 80, made.regnet_y),
+        _image("cpu/vgg-11", "vgg", 40, made.vgg11),
+        _audio("cpu/wav2vec2", "wav2vec2", 6400, made.wav2vec2),
+    ),
+)
+
+_HELDOUT = Suite(
+    name="heldout",
+    purpose="full-size models of families that no fit and no choice has seen, for a GPU",
+    batches=(1, 2, 4, 8, 16, 32, 64, 128),
+    names=(
+        "torchvision:densenet161",
+        "torchvision:vgg16",
+        "mobilebert",
+        "funnel",
+        "electra",
+        "deberta",
+        "torchvision:swin_t",
+        "torchvision:regnet_y_8gf",
+        "wav2vec2-base",
+        "t5-encoder",
+        "torchvision:mobilenet_v3_large",
+        "torchvision:convnext_tiny",
+    ),
+)
+
+_SUITES = {suite.name: suite for suite in (_CPU, _HELDOUT)}
