@@ -59,23 +59,22 @@ class KernelModel:
             self._whiten = np.linalg.inv(np.linalg.cholesky(covariance)).T
             self._weights = self._whiten @ (np.array(fit.targets) @ self._whiten)
 
-    def times(self, rows: Floats, leaf: str = "") -> Times:
+    def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> Times:
         """Times of rows of `layout(family).columns`.
 
         Parameters
         ----------
         rows : ndarray, shape (n, columns)
             Work and dimensions.
-        leaf : str
-            More special family, whose scale applies if the fit has one.
+        leaf_scales : ndarray, shape (n,), or float
+            What the time above the floor is multiplied by, for rows of more special families.
         """
         inputs = read(self.fit.family, rows)
         terms = roofline(self.fit, inputs)
         above = np.hypot(terms.compute, terms.memory)
         base = np.maximum(terms.floor + above, TINY_US)
         log_residual, spread = self._residual(np.column_stack((inputs.logs, *self._extras(inputs, base))))
-        leaf_scale = self.fit.leaf_scales.get(leaf, 1.0)
-        time = np.maximum(terms.floor + leaf_scale * above, TINY_US) * np.exp(log_residual) * self.fit.scale
+        time = np.maximum(terms.floor + leaf_scales * above, TINY_US) * np.exp(log_residual) * self.fit.scale
         return Times(time, spread, terms.memory >= terms.compute)
 
     def _extras(self, inputs: Inputs, base: Floats) -> list[Floats]:

@@ -1,0 +1,70 @@
+"""Runtimes by name: those of latpred and those that other packages register under "latpred.runtimes"."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from latpred.errors import UsageError
+from latpred.runtimes.base import Runtime
+from latpred.runtimes.eager import Eager
+
+__all__ = ["GROUP", "Runtime", "get", "names"]
+
+GROUP = "latpred.runtimes"
+_BUILT_IN: dict[str, type[Runtime]] = {"eager": Eager}
+
+
+def names() -> list[str]:
+    """Every runtime that can be asked for, latpred's own first.
+
+    >>> names()[0]
+    'eager'
+    """
+    return [*_BUILT_IN, *sorted(name for name in _registered() if name not in _BUILT_IN)]
+
+
+@cache
+def get(name: str) -> Runtime:
+    """The runtime of a name; always the same object.
+
+    Raises
+    ------
+    UsageError
+        When no runtime goes by the name, or the package that offers it cannot be imported.
+
+    Examples
+    --------
+    >>> get("eager").name
+    'eager'
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
+    registered = _registered()
+    if name in registered:
+        return _load(registered[name])
+    near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"No runtime is called {name!r}. {hint}There are: {', '.join(names())}.")
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> Runtime:
+    try:
+        found = point.load()
+        runtime = found if isinstance(found, Runtime) and not isinstance(found, type) else found()
+    except Exception as error:
+        raise UsageError(
+            f"Runtime {point.name!r} is registered as {point.value} but cannot be loaded: {error}. "
+            "Repair or uninstall the package that registers it."
+        ) from error
+    if not isinstance(runtime, Runtime):
+        raise UsageError(
+            f"Runtime {point.name!r} is registered as {point.value}, which gives a {type(runtime).__name__}, not a Runtime. "
+            "It needs a name, lower(), available() and build()."
+        )
+    return runtime

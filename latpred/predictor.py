@@ -1,0 +1,345 @@
+"""Predictor: a profile applied to graphs. Lowers, prices, runs the two clocks and says how sure it is. Numpy only.
+
+Nothing here traces a model or reads a file: see `latpred.api` for the call that does all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred import clocks, runtimes
+from latpred.clocks import Floats
+from latpred.errors import ProfileError, UsageError
+from latpred.graph import Coverage, ModelGraph
+from latpred.identity import IdentityCache
+from latpred.landmarks import Z90, Course, Landmarks, first_true
+from latpred.prediction import Curve, Prediction, Provenance, Setting, Share
+from latpred.pricing import Priced, PriceList
+from latpred.profile import DeviceProfile
+from latpred.schedule import Schedule
+
+MOST_BATCH = 2**20
+PROTOCOLS = ("single", "pipelined")
+PLACES = ("device", "host")
+
+_NUDGE = 0.05  # relative change of kernel times by which the latency's sensitivity to them is found
+
+
+class Asked(NamedTuple):
+    """What stays the same over a curve."""
+
+    graph: ModelGraph
+    runtime: str
+    protocol: str
+    inputs_on: str
+
+
+class Evaluated(NamedTuple):
+    """Everything about some batches that one schedule serves; arrays have the batches as their last axis.
+
+    spread : standard deviation of the log of the device time, and of the latency. class_us : (classes, batches).
+    """
+
+    priced: Priced
+    overhead_us: float
+    compute_us: Floats
+    executing_us: Floats
+    latency_us: Floats
+    device_spread: Floats
+    latency_spread: Floats
+    memory_bound: NDArray[np.bool_]
+    class_us: Floats
+
+
+class Predictor:
+    """Predicts with one profile; keep it where many graphs or batches are asked for.
+
+    What it learns of a graph is kept for as long as the graph lives, so asking again is cheaper.
+
+    Parameters
+    ----------
+    profile : DeviceProfile
+        What was measured on a device.
+    caveats : iterable of str
+        Sentences about what may not hold, which every prediction repeats.
+    """
+
+    def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = ()) -> None:
+        self.profile = profile
+        self._caveats = tuple(caveats)
+        self._prices = PriceList(profile)
+        self._priced: dict[str, IdentityCache[Schedule, Priced]] = {}
+
+    def predict(
+        self,
+        graph: ModelGraph,
+        batch: int = 1,
+        *,
+        runtime: str = "eager",
+        protocol: str = "single",
+        inputs_on: str = "device",
+    ) -> Prediction:
+        """Predict one forward pass.
+
+        Parameters
+        ----------
+        graph : ModelGraph
+            What `latpred.trace` gives.
+        batch : int
+            Batch size.
+        runtime : str
+            Name of a runtime that the profile has dispatch costs of.
+        protocol : str
+            "single": each forward is waited for. "pipelined": forwards follow each other.
+        inputs_on : str
+            "device", or "host" to add the copy of the inputs.
+
+        Raises
+        ------
+        UsageError
+            When an argument is wrong.
+        ProfileError
+            When the profile does not cover the runtime or the precision.
+        """
+        return self.curve(graph, (batch,), runtime=runtime, protocol=protocol, inputs_on=inputs_on).points[0]
+
+    def curve(
+        self,
+        graph: ModelGraph,
+        batches: Sequence[int] | NDArray[np.int64],
+        *,
+        runtime: str = "eager",
+        protocol: str = "single",
+        inputs_on: str = "device",
+    ) -> Curve:
+        """Predict over batch sizes; parameters and errors as for `predict`."""
+        sizes = checked_batches(batches)
+        _check_choice("protocol", protocol, PROTOCOLS)
+        _check_choice("inputs_on", inputs_on, PLACES)
+        asked = Asked(graph, runtime, protocol, inputs_on)
+        points: list[Prediction | None] = [None] * len(sizes)
+        setting: Setting | None = None
+        for schedule, positions in _served_together(asked, sizes):
+            found = self._evaluate(asked, schedule, sizes[positions], 0.0)
+            if setting is None:
+                setting = self._setting(asked, found.priced)
+            for position, point in zip(positions, self._points(setting, asked, found, sizes[positions]), strict=True):
+                points[position] = point
+        assert setting is not None
+        return Curve(setting, tuple(point for point in points if point is not None))
+
+    def max_batch(
+        self, graph: ModelGraph, latency_ms: float, *, runtime: str = "eager", protocol: str = "single"
+    ) -> int:
+        """The largest batch within a latency that also fits the device's memory; 0 when there is none.
+
+        Raises
+        ------
+        UsageError
+            When the latency is not a positive number.
+        """
+        if not (isinstance(latency_ms, int | float) and 0 < latency_ms < np.inf):
+            raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
+        asked = Asked(graph, runtime, protocol, "device")
+        memory = self.profile.device.memory_bytes or np.inf
+
+        def too_large(batches: NDArray[np.int64]) -> NDArray[np.bool_]:
+            latency = self._course(asked, batches, 0.0).latency_us
+            peaks = np.array([graph.peak_bytes(batch) for batch in batches.tolist()])
+            over: NDArray[np.bool_] = (latency > latency_ms * 1e3) | (peaks > memory)
+            return over
+
+        first = first_true(too_large, MOST_BATCH)
+        return MOST_BATCH if first is None else first - 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The profile and the caveats; prices are made anew."""
+        return {"profile": self.profile, "caveats": self._caveats}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Start afresh from the profile."""
+        self.__init__(state["profile"], state["caveats"])  # type: ignore[misc]
+
+    def _price(self, schedule: Schedule, precision: str) -> Priced:
+        cache = self._priced.setdefault(precision, IdentityCache())
+        return cache.get(schedule, lambda fresh: self._prices.price(fresh, precision))
+
+    def _evaluate(self, asked: Asked, schedule: Schedule, batches: NDArray[np.int64], shift: float) -> Evaluated:
+        priced = self._price(schedule, asked.graph.precision)
+        device = self.profile.device
+        rows = priced.rows_at(batches.astype(float))
+        row_us = priced.row_counts[:, None] * rows.us
+        executing = row_us.sum(axis=0)
+        known = self.profile.runtimes[schedule.runtime].spread
+        device_spread = np.sqrt(known**2 + _kernel_variance(priced, rows.spread, row_us, known))
+        slower = np.exp(shift * device_spread)
+        kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
+        gaps = len(kernels) * device.gap_us if device.asynchronous else 0.0
+        nudged = np.concatenate((kernels, kernels * (1.0 + _NUDGE)), axis=1)
+        plain, more = np.split(clocks.latency(priced.timeline, priced.host_us, nudged, device, asked.protocol), 2)
+        sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
+        kernel_part = (device_spread**2 - known**2) * sensitivity**2
+        return Evaluated(
+            priced=priced,
+            overhead_us=float(priced.host_us.sum()),
+            compute_us=executing * slower + gaps,
+            executing_us=executing * slower,
+            latency_us=plain + self._copy_us(asked, batches),
+            device_spread=device_spread,
+            latency_spread=np.sqrt(known**2 + kernel_part),
+            memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
+            class_us=priced.class_rows @ rows.us,
+        )
+
+    def _course(self, asked: Asked, batches: NDArray[np.int64], shift: float) -> Course:
+        overhead, compute, latency, spread = 0.0, *np.empty((3, len(batches)))
+        for schedule, positions in _served_together(asked, batches):
+            found = self._evaluate(asked, schedule, batches[positions], shift)
+            # Batches with another schedule differ by a step or two; the largest ones speak for the overhead.
+            overhead = found.overhead_us
+            compute[positions], latency[positions] = found.compute_us, found.latency_us
+            spread[positions] = found.device_spread
+        return Course(overhead, compute, latency, spread)
+
+    def _copy_us(self, asked: Asked, batches: NDArray[np.int64]) -> Floats:
+        device = self.profile.device
+        if asked.inputs_on == "device" or not device.asynchronous:
+            return np.zeros(len(batches))
+        if not device.copy_bytes_per_us:
+            raise ProfileError(
+                f"Profile {self.profile.name!r} does not know how fast inputs are copied to the device. "
+                'Calibrate again, or ask with inputs_on="device".'
+            )
+        constant, per_sample = asked.graph.input_bytes
+        copied: Floats = (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
+        return copied
+
+    def _points(
+        self, setting: Setting, asked: Asked, found: Evaluated, batches: NDArray[np.int64]
+    ) -> Iterable[Prediction]:
+        priced, memory = found.priced, self.profile.device.memory_bytes
+        factor = np.exp(Z90 * found.latency_spread)
+        overhead_ms = found.overhead_us / 1e3
+        peaks = _peak_bytes(asked.graph, priced, batches)
+        coverage = Coverage(1.0, 1.0, {})
+        for index, batch in enumerate(batches.tolist()):
+            latency_us = float(found.latency_us[index])
+            bound = "memory-bound" if found.memory_bound[index] else "compute-bound"
+            yield Prediction(
+                setting=setting,
+                batch=batch,
+                latency_ms=latency_us / 1e3,
+                interval_ms=(latency_us / 1e3 / float(factor[index]), latency_us / 1e3 * float(factor[index])),
+                overhead_ms=overhead_ms,
+                compute_ms=float(found.compute_us[index]) / 1e3,
+                device_busy=min(1.0, float(found.executing_us[index]) / latency_us) if latency_us else 0.0,
+                regime="framework-bound" if found.overhead_us > found.compute_us[index] else bound,
+                peak_bytes=int(peaks[index]),
+                fits=bool(peaks[index] <= memory) if memory else None,
+                breakdown=_breakdown(priced, found.class_us[:, index]),
+                coverage=asked.graph.coverage(batch) if priced.estimated else coverage,
+            )
+
+    def _setting(self, asked: Asked, priced: Priced) -> Setting:
+        graph, profile = asked.graph, self.profile
+        return Setting(
+            model=graph.model,
+            input_kind=graph.input_kind,
+            input_size=graph.input_size,
+            precision=graph.precision,
+            runtime=asked.runtime,
+            device=profile.device.name,
+            protocol=asked.protocol,
+            inputs_on=asked.inputs_on,
+            provenance=Provenance(
+                profile=profile.name,
+                source=profile.provenance,
+                created=profile.created,
+                machine=profile.machine,
+                caveats=(*self._caveats, *_own_caveats(profile, graph, priced)),
+            ),
+            landmarks=Landmarks(lambda batches, shift: self._course(asked, batches, shift)),
+        )
+
+
+def checked_batches(batches: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Batch sizes as an array.
+
+    Raises
+    ------
+    UsageError
+        When there are none, or one is not a whole number from 1 to 2**20.
+    """
+    if isinstance(batches, str) or not len(batches):
+        raise UsageError(f"{batches!r} names no batch size; give whole numbers of 1 or more, as in [1, 8, 32].")
+    for batch in batches:
+        if isinstance(batch, bool | np.bool_) or not isinstance(batch, Integral):
+            raise UsageError(f"Batch {batch!r} is not a whole number; give 1 or more, as in batch=8.")
+        if batch < 1:
+            raise UsageError(f"Batch {batch} is not possible; the smallest batch is 1.")
+        if batch > MOST_BATCH:
+            raise UsageError(
+                f"Batch {batch} is beyond anything a device holds; the largest that is predicted is {MOST_BATCH}."
+            )
+    return np.array([int(batch) for batch in batches], dtype=np.int64)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is not known; choose from: {', '.join(choices)}.")
+
+
+def _served_together(asked: Asked, batches: NDArray[np.int64]) -> list[tuple[Schedule, list[int]]]:
+    """Schedules, each with the positions of the batches it serves."""
+    runtime = runtimes.get(asked.runtime)
+    served: dict[int, tuple[Schedule, list[int]]] = {}
+    for position, batch in enumerate(batches.tolist()):
+        schedule = runtime.lower(asked.graph, batch)
+        served.setdefault(id(schedule), (schedule, []))[1].append(position)
+    return list(served.values())
+
+
+def _kernel_variance(priced: Priced, spread: Floats, row_us: Floats, known: float) -> Floats:
+    """Variance of the log device time: errors go together within a family and not between families.
+
+    What whole networks of the calibration showed (`known`) already holds the usual error of each fit, so only what exceeds
+    it counts: rows far from every sample, and estimated ones.
+    """
+    usual = priced.usual_spread[:, None] if known else 0.0
+    excess = np.sqrt(np.maximum(spread**2 - usual**2, 0.0))
+    by_family = priced.families @ (row_us * excess)
+    total = row_us.sum(axis=0)
+    variance: Floats = (by_family**2).sum(axis=0) / np.maximum(total, 1e-12) ** 2
+    return variance
+
+
+def _peak_bytes(graph: ModelGraph, priced: Priced, batches: NDArray[np.int64]) -> Floats:
+    live = priced.live[:, :1] + priced.live[:, 1:] * batches
+    inputs = graph.input_bytes.constant + graph.input_bytes.per_sample * batches
+    peak: Floats = graph.parameter_bytes + np.maximum(live.max(axis=0, initial=0.0), inputs)
+    return peak
+
+
+def _breakdown(priced: Priced, class_us: Floats) -> tuple[Share, ...]:
+    lines = zip(
+        priced.classes, priced.class_ops.tolist(), priced.class_host_us.tolist(), class_us.tolist(), strict=True
+    )
+    shares = [Share(name, ops, host / 1e3, device / 1e3) for name, ops, host, device in lines]
+    return tuple(sorted(shares, key=lambda share: -(share.host_ms + share.device_ms)))
+
+
+def _own_caveats(profile: DeviceProfile, graph: ModelGraph, priced: Priced) -> list[str]:
+    said = []
+    if not profile.acceptance.passed:
+        said.append("the profile failed its acceptance gate; see: latpred profiles show")
+    if priced.estimated:
+        names = sorted({op.name for op in graph.ops if op.estimated})
+        said.append(f"no cost formula for {', '.join(names)}: estimated from bytes")
+    if priced.unmeasured:
+        said.append(f"the profile has no measurements of {', '.join(priced.unmeasured)} kernels: estimated")
+    return said

@@ -1,0 +1,326 @@
+"""Pricing: a schedule with one profile's costs attached, as arrays that turn batch sizes into times.
+
+Host steps get their dispatch cost once. Kernels that do the same work share a row, and the rows of one fit are evaluated
+together for all batches. What the times add up to is `latpred.clocks`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.clocks import Timeline
+from latpred.errors import ProfileError
+from latpred.features import WORK, Floats, layout
+from latpred.graph import Line, Op
+from latpred.kerneltime import KernelModel
+from latpred.ops.families import parent, root
+from latpred.profile import DeviceProfile, DispatchFit, KernelFit
+from latpred.schedule import Schedule
+
+ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
+CALL = "call"  # the step that stands for what a forward pass costs before its first op
+
+_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+# Families with the same dimensions that stand in for one that was not measured, the nearest first.
+_SUBSTITUTES = {
+    "conv_depthwise": ("conv_grouped", "conv"),
+    "conv_grouped": ("conv",),
+    "conv_transpose": ("conv",),
+}
+
+Row = tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that one fit evaluates: where they start among all rows, and their columns as lines in batch."""
+
+    model: KernelModel
+    first: int
+    constant: Floats
+    per_sample: Floats
+    leaf_scales: Floats
+    least_spread: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class RowTimes:
+    """Of each distinct row at each batch: time in microseconds, spread of its log, and whether memory limits it."""
+
+    us: Floats
+    spread: Floats
+    memory_bound: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A schedule with costs.
+
+    host_us : dispatch time of each step; the first one is the call itself. kernel_row, kernel_share : which row's time
+    each kernel takes, and how much of it. row_counts : how often each row's work is done. usual_spread : of each row's fit.
+    classes : names of the breakdown. class_host_us, class_ops : host time and ops of each. class_rows : (classes, rows) how
+    often each class does each row's work. families : (families, rows) one-hot. live : constant and per-sample bytes alive
+    after each op. unmeasured : families the profile has no fit for. estimated : whether some op has no formula.
+    """
+
+    timeline: Timeline
+    host_us: Floats
+    groups: tuple[Group, ...]
+    kernel_row: NDArray[np.int64]
+    kernel_share: Floats
+    row_counts: Floats
+    usual_spread: Floats
+    classes: tuple[str, ...]
+    class_host_us: Floats
+    class_ops: NDArray[np.int64]
+    class_rows: Floats
+    families: Floats
+    live: Floats
+    unmeasured: tuple[str, ...]
+    estimated: bool
+
+    def rows_at(self, batches: Floats) -> RowTimes:
+        """Times of every distinct row at every batch."""
+        shape = (self.families.shape[1], len(batches))
+        us, spread, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
+        for group in self.groups:
+            count, columns = group.constant.shape
+            rows = group.constant[:, None, :] + group.per_sample[:, None, :] * batches[:, None]
+            times = group.model.times(rows.reshape(-1, columns), np.repeat(group.leaf_scales, len(batches)))
+            part = slice(group.first, group.first + count)
+            us[part] = times.us.reshape(count, -1)
+            spread[part] = np.maximum(times.spread.reshape(count, -1), group.least_spread[:, None])
+            memory_bound[part] = times.memory_bound.reshape(count, -1)
+        return RowTimes(us, spread, memory_bound)
+
+
+class PriceList:
+    """Costs of a profile, looked up once: dispatch by class, kernel fits by precision and family."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self._profile = profile
+        self._models: dict[tuple[str, str], KernelModel] = {}
+        self._guesses: dict[str, KernelModel] = {}
+
+    def price(self, schedule: Schedule, precision: str) -> Priced:
+        """Attach costs to a schedule.
+
+        Raises
+        ------
+        ProfileError
+            When the profile does not cover the runtime or the precision.
+        """
+        dispatch = self._dispatch(schedule.runtime)
+        self._fits(precision)
+        rows, kernel_row, unmeasured = self._kernel_rows(schedule, precision)
+        groups, order = _grouped(rows)
+        kernel_row = order[kernel_row]
+        host_us = _host_times(schedule, dispatch)
+        classes, index = np.unique([CALL, *map(root, schedule.host_class)], return_inverse=True)
+        class_rows = np.zeros((len(classes), len(rows)))
+        np.add.at(class_rows, (index[schedule.kernel_step + 1], kernel_row), schedule.kernel_share)
+        live = np.array([op.live_bytes for op in schedule.ops], dtype=float).reshape(-1, 2)
+        return Priced(
+            timeline=Timeline.of(_with_call(schedule)),
+            host_us=host_us,
+            groups=groups,
+            kernel_row=kernel_row,
+            kernel_share=schedule.kernel_share,
+            row_counts=class_rows.sum(axis=0),
+            usual_spread=np.concatenate([_usual(group) for group in groups] or [np.empty(0)]),
+            classes=tuple(classes.tolist()),
+            class_host_us=np.bincount(index, host_us),
+            class_ops=np.bincount(index),
+            class_rows=class_rows,
+            families=_one_hot(rows, order),
+            live=live,
+            unmeasured=unmeasured,
+            estimated=any(op.estimated for op in schedule.ops),
+        )
+
+    def _dispatch(self, runtime: str) -> DispatchFit:
+        try:
+            return self._profile.runtimes[runtime]
+        except KeyError:
+            known = ", ".join(self._profile.runtimes) or "none"
+            raise ProfileError(
+                f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
+                "Calibrate where that runtime is installed, with: latpred calibrate"
+            ) from None
+
+    def _fits(self, precision: str) -> dict[str, KernelFit]:
+        fits = self._profile.kernels.get(precision)
+        if not fits:
+            known = ", ".join(self._profile.kernels) or "none"
+            raise ProfileError(
+                f"Profile {self._profile.name!r} has no kernels in {precision} (it has: {known}). "
+                "Ask for one of those, or calibrate a device that does this one well."
+            )
+        return fits
+
+    def _kernel_rows(
+        self, schedule: Schedule, precision: str
+    ) -> tuple[dict[tuple[object, ...], _Entry], NDArray[np.int64], tuple[str, ...]]:
+        """Distinct rows, and which of them each kernel is."""
+        rows: dict[tuple[object, ...], _Entry] = {}
+        unmeasured: dict[str, None] = {}
+        kernel_row = np.empty(len(schedule.kernel_op), dtype=np.int64)
+        for kernel, (index, family) in enumerate(zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True)):
+            op = schedule.ops[index]
+            key = (family, op.dtype, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
+            entry = rows.get(key)
+            if entry is None:
+                model, leaf_scale, measured = self._model(op, family, precision)
+                if not measured:
+                    unmeasured[family] = None
+                guessed = op.estimated or not measured
+                entry = rows[key] = _Entry(len(rows), model, family, columns(op, model.fit.family), leaf_scale, guessed)
+            kernel_row[kernel] = entry.index
+        return rows, kernel_row, tuple(unmeasured)
+
+    def _model(self, op: Op, family: str, precision: str) -> tuple[KernelModel, float, bool]:
+        """The fit for an op's kernel, its leaf's scale, and whether the family was measured at all."""
+        wanted = _precision_of(op.dtype, precision)
+        wanted = wanted if self._profile.kernels.get(wanted) else precision
+        fits = self._fits(wanted)
+        name: str | None = family
+        while name is not None:
+            if name in fits:
+                return self._cached(wanted, name), fits[name].leaf_scales.get(family, 1.0), True
+            name = parent(name)
+        for substitute in _SUBSTITUTES.get(root(family), ()):
+            if substitute in fits:
+                return self._cached(wanted, substitute), 1.0, False
+        if wanted not in self._guesses:
+            self._guesses[wanted] = KernelModel(_guess(self._profile, fits))
+        return self._guesses[wanted], 1.0, False
+
+    def _cached(self, precision: str, family: str) -> KernelModel:
+        key = (precision, family)
+        if key not in self._models:
+            self._models[key] = KernelModel(self._profile.kernels[precision][family])
+        return self._models[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A distinct row: its number in order of appearance, and what prices it."""
+
+    index: int
+    model: KernelModel
+    family: str
+    columns: Row
+    leaf_scale: float
+    guessed: bool
+
+
+def columns(op: Op, family: str) -> Row:
+    """An op's work and dimensions, in the columns of a family.
+
+    An op priced by another family than its own lacks some of its dimensions: elements are then counted as 4 bytes each,
+    and everything else as 1.
+    """
+    elements = Line(op.write_bytes.constant // 4, op.write_bytes.per_sample // 4)
+    missing = {"numel": elements}
+    dims = layout(family).columns[len(WORK) :]
+    work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
+    return (*work, *(op.dims.get(name) or missing.get(name) or Line(1) for name in dims))
+
+
+def host_cost(fit: DispatchFit, name: str) -> float:
+    """Dispatch cost of a class: its own, that of the nearest more general class, or that of any op."""
+    known: str | None = name
+    while known:
+        if known in fit.costs_us:
+            return fit.costs_us[known]
+        known = parent(known)
+    return fit.costs_us.get("", 0.0)
+
+
+def _host_times(schedule: Schedule, fit: DispatchFit) -> Floats:
+    prices = {name: host_cost(fit, name) for name in set(schedule.host_class)}
+    steps = np.array([prices[name] for name in schedule.host_class], dtype=float)
+    steps += schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
+    return np.concatenate(([fit.fixed_us], steps * fit.scale))
+
+
+def _with_call(schedule: Schedule) -> Schedule:
+    """The same schedule with the call itself as a first step."""
+    return replace(schedule, kernel_step=schedule.kernel_step + 1, sync=np.concatenate(([0], schedule.sync)))
+
+
+def _grouped(rows: dict[tuple[object, ...], _Entry]) -> tuple[tuple[Group, ...], NDArray[np.int64]]:
+    """Rows sorted by the fit that prices them, and where each of them went."""
+    by_model: dict[int, list[_Entry]] = {}
+    for entry in rows.values():
+        by_model.setdefault(id(entry.model), []).append(entry)
+    order = np.empty(len(rows), dtype=np.int64)
+    groups, first = [], 0
+    for entries in by_model.values():
+        order[[entry.index for entry in entries]] = np.arange(first, first + len(entries))
+        lines = np.array([entry.columns for entry in entries], dtype=float)
+        groups.append(
+            Group(
+                model=entries[0].model,
+                first=first,
+                constant=lines[:, :, 0],
+                per_sample=lines[:, :, 1],
+                leaf_scales=np.array([entry.leaf_scale for entry in entries]),
+                least_spread=np.array([ESTIMATED_SPREAD if entry.guessed else 0.0 for entry in entries]),
+            )
+        )
+        first += len(entries)
+    return tuple(groups), order
+
+
+def _one_hot(rows: dict[tuple[object, ...], _Entry], order: NDArray[np.int64]) -> Floats:
+    roots = _positions(root(entry.family) for entry in rows.values())
+    matrix = np.zeros((len(set(roots)), len(rows)))
+    matrix[roots, order] = 1.0
+    return matrix
+
+
+def _usual(group: Group) -> Floats:
+    """Spread that the fit had on its own samples; nothing is usual about a row that is only guessed."""
+    return np.where(group.least_spread > 0, 0.0, group.model.fit.spread)
+
+
+def _positions(names: Iterable[str]) -> list[int]:
+    seen: dict[str, int] = {}
+    return [seen.setdefault(name, len(seen)) for name in names]
+
+
+def _precision_of(dtype: str, precision: str) -> str:
+    """The precision whose fits an op's dtype needs: masks and positions in a half-precision model are not halves."""
+    if dtype == "float32":
+        return precision if precision in ("fp32", "tf32") else "fp32"
+    return _PRECISIONS.get(dtype, precision)
+
+
+def _guess(profile: DeviceProfile, fits: dict[str, KernelFit]) -> KernelFit:
+    """A plain roofline for families that were never measured, from the rates of those that were."""
+    rates = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
+    widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
+    width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
+    return KernelFit(
+        family="other",
+        floor_us=float(np.median([fit.floor_us for fit in fits.values()])),
+        macs_per_us=float(np.median(rates)) if rates else 0.0,
+        weight_bytes_per_us=width,
+        activation_bytes_per_us=width,
+        saturation={},
+        multiprocessors=0,
+        features=(),
+        length_scales=(),
+        amplitude=0.0,
+        noise=0.0,
+        points=(),
+        targets=(),
+        noise_factors=(),
+        error=0.0,
+        spread=ESTIMATED_SPREAD,
+    )

@@ -1,0 +1,63 @@
+"""Eager PyTorch: one host step for each op, in the order in which Python calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from latpred.graph import ModelGraph, Op
+from latpred.identity import IdentityCache
+from latpred.schedule import Schedule
+
+
+class Eager:
+    """Plain PyTorch: every op is dispatched by itself and launches its own kernels."""
+
+    name = "eager"
+
+    def __init__(self) -> None:
+        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+
+    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
+        """One step per op; an op that takes several kernels shares its work among them evenly."""
+        schedules = self._schedules.get(graph, lambda _: {})
+        special = batch == 1 and graph.ops_at_one is not None
+        if special not in schedules:
+            schedules[special] = one_step_per_op(self.name, graph.at(batch))
+        return schedules[special]
+
+    def available(self) -> str | None:
+        """None: wherever latpred is, PyTorch is."""
+        return None
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """A call of the model in inference mode."""
+        import torch
+
+        positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+
+        def run() -> Any:
+            with torch.inference_mode():
+                return model(*positional, **named)
+
+        return run
+
+
+def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
+    """The schedule that dispatches every op by itself."""
+    launches = np.array([op.launches if op.family else 0 for op in ops], dtype=np.int64)
+    kernel_op = np.repeat(np.arange(len(ops)), launches)
+    return Schedule(
+        runtime=runtime,
+        ops=ops,
+        host_class=tuple(op.host_class for op in ops),
+        module_calls=np.array([op.module_calls for op in ops], dtype=np.int64),
+        python_calls=np.array([op.python_calls for op in ops], dtype=np.int64),
+        sync=np.array([op.syncs for op in ops], dtype=np.int64),
+        kernel_step=kernel_op,
+        kernel_op=kernel_op,
+        kernel_share=1.0 / launches[kernel_op],
+        kernel_family=tuple(ops[index].family for index in kernel_op.tolist()),
+    )

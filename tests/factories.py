@@ -1,0 +1,166 @@
+"""Profiles and graphs with known numbers, for tests that need neither a model nor a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from latpred.graph import Line, ModelGraph, Op
+from latpred.profile import (
+    SCHEMA_VERSION,
+    Acceptance,
+    DeviceInfo,
+    DeviceProfile,
+    DispatchFit,
+    KernelFit,
+    Machine,
+)
+
+
+def machine(**changes: object) -> Machine:
+    """A machine that is not this one."""
+    values = {
+        "hostname_hash": "0" * 16,
+        "cpu": "Example 9000",
+        "cores": 8,
+        "memory_bytes": 2**34,
+        "system": "Linux",
+        "accelerator": "",
+        "driver": "",
+        "stack": {},
+        "threads": 8,
+    }
+    return Machine(**(values | changes))  # type: ignore[arg-type]
+
+
+def device(**changes: object) -> DeviceInfo:
+    """An asynchronous device with round constants."""
+    values = {
+        "name": "example",
+        "kind": "simulated",
+        "asynchronous": True,
+        "memory_bytes": 2**33,
+        "launch_us": 4.0,
+        "gap_us": 1.0,
+        "sync_us": 10.0,
+        "queue": 1024,
+    }
+    return DeviceInfo(**(values | changes))  # type: ignore[arg-type]
+
+
+def kernel_fit(family: str = "gemm", **changes: object) -> KernelFit:
+    """A roofline without residual: 2 us + work at 1e6 MACs/us and 1e3 bytes/us."""
+    values = {
+        "family": family,
+        "floor_us": 2.0,
+        "macs_per_us": 1e6,
+        "weight_bytes_per_us": 1e3,
+        "activation_bytes_per_us": 1e3,
+        "saturation": {},
+        "multiprocessors": 0,
+        "features": (),
+        "length_scales": (),
+        "amplitude": 0.0,
+        "noise": 0.0,
+        "points": (),
+        "targets": (),
+        "noise_factors": (),
+        "error": 0.0,
+        "spread": 0.0,
+    }
+    return KernelFit(**(values | changes))  # type: ignore[arg-type]
+
+
+def dispatch(**changes: object) -> DispatchFit:
+    """Host costs in round microseconds."""
+    values = {
+        "costs_us": {"": 7.0, "gemm": 5.0, "view": 2.0, "view.transpose": 3.0},
+        "module_call_us": 1.0,
+        "python_call_us": 0.5,
+        "fixed_us": 20.0,
+    }
+    return DispatchFit(**(values | changes))  # type: ignore[arg-type]
+
+
+def profile(
+    info: DeviceInfo | None = None, fits: Iterable[KernelFit] = (), runtimes: dict[str, DispatchFit] | None = None
+) -> DeviceProfile:
+    """A profile of `device()` with plain fits for matrix products and elementwise ops."""
+    fits = tuple(fits) or (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
+    return DeviceProfile(
+        name="example",
+        schema=SCHEMA_VERSION,
+        created="2026-01-02T03:04:05+00:00",
+        provenance="measured",
+        machine=machine(),
+        device=info or device(),
+        protocol={},
+        runtimes=runtimes or {"eager": dispatch()},
+        kernels={"fp32": {fit.family: fit for fit in fits}},
+        samples=(),
+        acceptance=Acceptance(passed=True, checks={}, advice=()),
+        seconds=1.0,
+    )
+
+
+def linear(rows: int = 128, width: int = 768, **changes: object) -> Op:
+    """A square linear layer on `rows` rows per sample."""
+    values = {
+        "name": "aten::linear",
+        "module": "layer",
+        "host_class": "gemm.linear",
+        "family": "gemm",
+        "dtype": "float32",
+        "dims": {"m": Line(0, rows), "n": Line(width), "k": Line(width)},
+        "macs": Line(0, rows * width * width),
+        "weight_bytes": Line(4 * width * width),
+        "read_bytes": Line(0, 4 * rows * width),
+        "write_bytes": Line(0, 4 * rows * width),
+        "live_bytes": Line(0, 8 * rows * width),
+        "launches": 1,
+    }
+    return Op(**(values | changes))  # type: ignore[arg-type]
+
+
+def add(numel: int = 1000, **changes: object) -> Op:
+    """An elementwise sum of `numel` elements per sample."""
+    values = {
+        "name": "aten::add",
+        "module": "",
+        "host_class": "elementwise.add",
+        "family": "elementwise.add",
+        "dtype": "float32",
+        "dims": {"numel": Line(0, numel), "operands": Line(2)},
+        "read_bytes": Line(0, 8 * numel),
+        "write_bytes": Line(0, 4 * numel),
+        "launches": 1,
+    }
+    return Op(**(values | changes))  # type: ignore[arg-type]
+
+
+def view(name: str = "transpose", **changes: object) -> Op:
+    """An op that launches nothing."""
+    values = {
+        "name": f"aten::{name}",
+        "module": "",
+        "host_class": f"view.{name}",
+        "family": "",
+        "dtype": "float32",
+        "dims": {},
+    }
+    return Op(**(values | changes))  # type: ignore[arg-type]
+
+
+def graph(*ops: Op, **changes: object) -> ModelGraph:
+    """A graph of these ops."""
+    values = {
+        "model": "example-net",
+        "input_kind": "seq",
+        "input_size": 128,
+        "precision": "fp32",
+        "memory_format": "contiguous",
+        "parameters": 1000,
+        "parameter_bytes": 4000,
+        "input_bytes": Line(0, 1024),
+        "ops": ops,
+    }
+    return ModelGraph(**(values | changes))  # type: ignore[arg-type]
