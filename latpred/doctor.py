@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 from latpred import home, profiles
-from latpred.errors import ProfileError
-from latpred.profile import DeviceProfile, Machine
+from latpred.errors import DeviceError, ProfileError
+from latpred.profile import DeviceProfile
 
 LEAST_TORCH = (2, 11)
 PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
@@ -128,7 +128,9 @@ def _cuda() -> Finding:
 
 def _directory(topic: str, folder: Path) -> Finding:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+    if existing.is_dir() and os.access(
+        existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
+    ):
         return Finding(f"{topic} directory", "ok", str(folder))
     advice = f"make it writable, or choose another with {home.VARIABLE}=DIR"
     return Finding(f"{topic} directory", "fail", f"{folder} cannot be written", advice)
@@ -148,18 +150,16 @@ def _profiles() -> list[Finding]:
 
 
 def _fit_of(profile: DeviceProfile) -> Finding:
+    from latpred.calibration.device import open_device
+
     topic = f"profile {profile.name}"
-    differing = profiles.mismatch(profile, _machine_now(profile))
+    try:
+        differing = profiles.mismatch(profile, open_device(profile.device.kind).machine())
+    except DeviceError as error:
+        return Finding(topic, "note", f"its device is not here: {error}")
     if differing:
         return Finding(topic, "note", "; ".join(differing), "latpred calibrate --fresh")
     if not profile.acceptance.passed:
         advice = "; ".join(profile.acceptance.advice) or "latpred calibrate --fresh"
         return Finding(topic, "note", "its calibration did not pass the acceptance gate", advice)
     return Finding(topic, "ok", f"{profile.device.kind}, calibrated {profile.created}, fits this machine")
-
-
-def _machine_now(profile: DeviceProfile) -> Machine:
-    """The machine at hand, with the threads torch uses; an accelerator that is not here reads as none."""
-    from latpred.calibration.machine import identity
-
-    return identity(threads=1)

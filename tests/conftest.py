@@ -53,9 +53,10 @@ def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 @pytest.fixture
 def read_only_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home directory that cannot be written, not even by tests that run as root."""
+    """A home directory with an empty cache in it that cannot be written, not even by tests that run as root."""
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
+        (home / "cache").mkdir()
         home.chmod(0o555)
         monkeypatch.setenv("LATPRED_HOME", name)
         root = os.geteuid() == 0

@@ -1,0 +1,107 @@
+"""The verb that runs whole models and times them: measure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from latpred.cli.options import (
+    Model,
+    Output,
+    Target,
+    batch_option,
+    model_options,
+    output_options,
+    parse_seconds,
+    parsed_by,
+    speech_options,
+    target_options,
+)
+from latpred.cli.output import emit
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+
+@click.command(epilog="\b\nExample:\n  latpred measure resnet18 bert-base-uncased --batch 1-32:2x -o measured.csv")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@batch_option("1,8,32")
+@model_options
+@target_options
+@click.option("--repeats", type=click.IntRange(1), default=4, show_default=True, help="Rounds through all cells.")
+@click.option(
+    "--budget", metavar="TIME", callback=parsed_by(parse_seconds), help="Start nothing later than this, as 90s or 5m."
+)
+@output_options
+@speech_options
+@click.pass_context
+def measure(
+    context: click.Context,
+    models: tuple[str, ...],
+    batches: tuple[int, ...],
+    model_input: Model,
+    target: Target,
+    repeats: int,
+    budget: float | None,
+    output: Output,
+) -> None:
+    """Run models on this machine and time them, in rounds, with the repeat noise of the same run."""
+    from latpred.calibration.measuring import measure as run
+    from latpred.cli.progress import progress
+
+    with progress("measuring") as show:
+        table = run(
+            list(models),
+            batches,
+            runtime=target.runtime,
+            device=target.device or "cpu",
+            protocol=target.protocol,
+            repeats=repeats,
+            seq=model_input.seq,
+            image=model_input.image,
+            precision=model_input.precision or "fp32",
+            budget_s=budget,
+            progress=show,
+        )
+    show_table(table, output)
+    if (table["status"] != "ok").all():
+        context.exit(3)
+
+
+def show_table(table: pd.DataFrame, output: Output) -> None:
+    """Print a measurement table."""
+
+    def text(console: Console) -> None:
+        from rich.table import Table
+
+        from latpred.units import format_duration
+
+        shown = Table(box=None, pad_edge=False, header_style="bold")
+        shown.add_column("model", overflow="fold")
+        for name in ("batch", "latency", "spread", "rounds", "repeat noise"):
+            shown.add_column(name, justify="right")
+        for row in table.to_dict("records"):
+            if row["status"] != "ok":
+                shown.add_row(row["model"], str(row["batch"]), row["status"])
+                continue
+            noise = f"{row['repeat_ratio'] - 1:.1%}" if row["repeat_ratio"] == row["repeat_ratio"] else "-"
+            shown.add_row(
+                row["model"],
+                str(row["batch"]),
+                format_duration(row["latency_s"]),
+                format_duration(row["spread_s"]),
+                str(row["n"]),
+                noise,
+            )
+        console.print(shown)
+
+    emit(output, document=lambda: table_document(table), rows=lambda: table, text=text)
+
+
+def table_document(table: pd.DataFrame) -> dict[str, object]:
+    """A measurement table as a JSON document; empty cells are null."""
+    import json
+
+    return {"schema": "latpred.measure/1", "rows": json.loads(table.to_json(orient="records", double_precision=15))}

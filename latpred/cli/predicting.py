@@ -1,0 +1,101 @@
+"""Verbs that predict: predict for a few batch sizes, curve for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from latpred.cli.options import (
+    Model,
+    Output,
+    Target,
+    Verb,
+    batch_option,
+    model_options,
+    output_options,
+    speech_options,
+    target_options,
+)
+from latpred.cli.output import emit
+
+if TYPE_CHECKING:
+    from latpred.prediction import Curve
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked to be predicted."""
+
+    model: str
+    batches: tuple[int, ...]
+    model_input: Model
+    target: Target
+    strict: bool
+    yes: bool
+    output: Output
+
+
+def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
+    """Everything a predicting verb takes, handed to it as one `Request`."""
+
+    def decorate(verb: Verb) -> Verb:
+        @click.argument("model")
+        @batch_option(default_batch)
+        @model_options
+        @target_options
+        @click.option("--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it.")
+        @click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile.")
+        @output_options
+        @speech_options
+        @click.pass_context
+        def command(context: click.Context, **given: Any) -> None:
+            verb(context, Request(**given))
+
+        command.__doc__ = verb.__doc__
+        return command
+
+    return decorate
+
+
+@click.command(
+    epilog="\b\nExample:\n"
+    "  latpred predict bert-base-uncased --batch 1,8,32\n"
+    "  latpred predict models.py:build --image 192 --batch 1-64:2x --json"
+)
+@prediction_options("1")
+def predict(context: click.Context, request: Request) -> None:
+    """Predict the latency of MODEL, with its interval, its regime and from which batch on compute rules.
+
+    MODEL is a name (bert-base-uncased, torchvision:resnet50, timm:vit_tiny_patch16_224), or a file and the function in
+    it that builds the model (models.py:build).
+    """
+    show_curve(predicted(context, request), request.output)
+
+
+@click.command(epilog="\b\nExample:\n  latpred curve resnet18 --batch 1-256:2x --csv -o resnet18.csv")
+@prediction_options("1-128:2x")
+def curve(context: click.Context, request: Request) -> None:
+    """Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be."""
+    show_curve(predicted(context, request), request.output)
+
+
+def predicted(context: click.Context, request: Request) -> Curve:
+    """Find or make the profile, walk the model, predict."""
+    from latpred.cli.calibrating import profile_for
+    from latpred.predictor import Predictor
+    from latpred.tracing import trace
+
+    given, target = request.model_input, request.target
+    graph = trace(request.model, seq=given.seq, image=given.image, precision=given.precision, strict=request.strict)
+    profile = profile_for(context, target.device, yes=request.yes)
+    return Predictor(profile).curve(graph, request.batches, runtime=target.runtime, protocol=target.protocol)
+
+
+def show_curve(curve: Curve, output: Output) -> None:
+    """Print predictions; JSON is the same document for both verbs, with one point per batch."""
+    from latpred.cli.rendering import print_curve
+
+    emit(output, document=curve.to_dict, rows=curve.to_frame, text=lambda console: print_curve(curve, console))

@@ -1,0 +1,132 @@
+"""The verb that shows what a model does without predicting how long it takes: trace."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from latpred.cli.options import Model, Output, batch_option, model_options, output_options, speech_options
+from latpred.cli.output import emit
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from latpred.graph import ModelGraph
+
+
+@click.command(epilog="\b\nExample:\n  latpred trace bert-base-uncased --seq 128\n  latpred trace resnet18 --csv")
+@click.argument("model")
+@batch_option("1")
+@model_options
+@click.option(
+    "--check", is_flag=True, help="Count again with torch's FlopCounterMode and fvcore, and explain differences."
+)
+@click.option("--strict", is_flag=True, help="Refuse a model with an op that no formula knows.")
+@output_options
+@speech_options
+def trace(model: str, batches: tuple[int, ...], model_input: Model, strict: bool, output: Output) -> None:
+    """Walk MODEL without running it: operations, multiply-adds, bytes and launches of one forward pass."""
+    from latpred.tracing import trace as walk
+
+    graph = walk(model, seq=model_input.seq, image=model_input.image, precision=model_input.precision, strict=strict)
+
+    def text(console: Console) -> None:
+        for batch in batches:
+            _print_graph(console, graph, batch)
+
+    emit(
+        output,
+        document=lambda: {
+            "schema": "latpred.trace/1",
+            "totals": [totals(graph, batch) for batch in batches],
+            "graph": json.loads(graph.to_json()),
+        },
+        rows=lambda: _op_rows(graph, batches[0]),
+        text=text,
+    )
+
+
+def totals(graph: ModelGraph, batch: int) -> dict[str, Any]:
+    """What one forward pass at one batch size amounts to."""
+    coverage = graph.coverage(batch)
+    return {
+        "batch": batch,
+        "macs": graph.macs(batch),
+        "bytes": graph.bytes(batch),
+        "launches": graph.launches(batch),
+        "synchronisations": graph.syncs(batch),
+        "peak_bytes": graph.peak_bytes(batch),
+        "coverage_of_launches": coverage.launches,
+        "coverage_of_bytes": coverage.bytes,
+        "estimated_ops": coverage.estimated_ops,
+    }
+
+
+def _print_graph(console: Console, graph: ModelGraph, batch: int) -> None:
+    from rich.table import Table
+
+    from latpred.units import format_bytes, format_count
+
+    sizes = f"{graph.input_kind} {graph.input_size}, " if graph.input_size else ""
+    console.print(f"{graph.model}: {sizes}{graph.precision}, batch {batch}", style="bold", markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("ops")
+    for name in ("launches", "MACs", "bytes"):
+        table.add_column(name, justify="right")
+    for family, (launches, macs, moved) in _by_family(graph, batch).items():
+        table.add_row(family, str(launches), format_count(macs) if macs else "-", format_bytes(moved))
+    total = totals(graph, batch)
+    table.add_row(
+        "all", str(total["launches"]), format_count(total["macs"]), format_bytes(total["bytes"]), style="bold"
+    )
+    console.print(table)
+    syncs = f", {total['synchronisations']} host synchronisations" if total["synchronisations"] else ""
+    console.print(
+        f"{total['macs'] / 1e9:.3f} GMACs, {format_count(graph.parameters)} parameters, "
+        f"at least {format_bytes(total['peak_bytes'])} of memory{syncs}",
+    )
+    if total["estimated_ops"]:
+        known = f"{total['coverage_of_launches']:.0%} of launches and {total['coverage_of_bytes']:.0%} of bytes"
+        unknown = ", ".join(f"{name} ({count})" for name, count in total["estimated_ops"].items())
+        console.print(f"formulas cover {known}; estimated from bytes: {unknown}", markup=False, soft_wrap=True)
+
+
+def _by_family(graph: ModelGraph, batch: int) -> dict[str, tuple[int, int, int]]:
+    from latpred.graph import total_bytes
+    from latpred.ops.families import root
+
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for op in graph.at(batch):
+        if op.launches:
+            row = sums[root(op.family)]
+            row[0] += op.launches
+            row[1] += op.macs.at(batch)
+            row[2] += total_bytes(op, batch)
+    return {family: (a, b, c) for family, (a, b, c) in sorted(sums.items(), key=lambda item: -item[1][2])}
+
+
+def _op_rows(graph: ModelGraph, batch: int) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "op": op.name,
+            "module": op.module,
+            "family": op.family,
+            "host_class": op.host_class,
+            "dtype": op.dtype,
+            "batch": batch,
+            "macs": op.macs.at(batch),
+            "weight_bytes": op.weight_bytes.at(batch),
+            "read_bytes": op.read_bytes.at(batch),
+            "write_bytes": op.write_bytes.at(batch),
+            "launches": op.launches,
+            "syncs": op.syncs,
+            "estimated": op.estimated,
+        }
+        for op in graph.at(batch)
+    )
