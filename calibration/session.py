@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 import filelock
 import msgspec
@@ -33,7 +33,17 @@ LAST = "last.jsonl"
 OUT_OF_MEMORY = "out of memory"
 
 T = TypeVar("T")
-Measure = Callable[[Cell], Mapping[str, Timing]]
+
+
+class Sampled(NamedTuple):
+    """What measuring a cell gave: timings, calls of a network that were timed in place, and other numbers, by name."""
+
+    timings: Mapping[str, Timing]
+    calls_us: tuple[float, ...] = ()
+    numbers: Mapping[str, float] = {}
+
+
+Measure = Callable[[Cell], Mapping[str, Timing] | Sampled]
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +53,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timings: dict[str, Timing]
     seconds: float  # what measuring took, on the wall clock
     error: str = ""
+    calls_us: tuple[float, ...] = ()  # of each call from Python, for a network whose calls were timed in place
+    numbers: dict[str, float] = {}  # what was found that is not a timing, as clock constants
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -221,16 +233,18 @@ class Session:
 
 def _measured(cell: Cell, measure: Measure) -> Row:
     start = time.monotonic()
+    sampled: Mapping[str, Timing] | Sampled
     try:
-        timings, error = dict(measure(cell)), ""
+        sampled, error = measure(cell), ""
     except MemoryError as failure:
-        timings, error = {}, f"{OUT_OF_MEMORY}: {failure}"
+        sampled, error = {}, f"{OUT_OF_MEMORY}: {failure}"
     except DeviceError:
         raise
     except Exception as failure:
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
-        timings, error = {}, f"{type(failure).__name__}: {str(failure)[:200]}"
-    return Row(cell, timings, time.monotonic() - start, error)
+        sampled, error = {}, f"{type(failure).__name__}: {str(failure)[:200]}"
+    found = sampled if isinstance(sampled, Sampled) else Sampled(sampled)
+    return Row(cell, dict(found.timings), time.monotonic() - start, error, found.calls_us, dict(found.numbers))
 
 
 def _at_least(cell: Cell, other: Cell) -> bool:

@@ -1,0 +1,142 @@
+"""A calibration killed at random moments, again and again, loses at most the cell under way."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from latpred.calibration import session
+
+KILLS = 50
+CELLS = 400
+CELL_S = 0.004
+
+# Started once: it forks one calibration after another, kills each at a random moment and starts the next at once, so
+# that fifty kills do not cost fifty interpreters. Each calibration notes what it starts to measure in `started`, and
+# once all cells are there writes an artefact and completes.
+PROGRAM = """
+import os, random, signal, sys, time
+from pathlib import Path
+from latpred.calibration import session, timing
+from latpred.calibration.cells import Cell
+from latpred.calibration.simulated import SimulatedDevice
+
+folder, kills, cells, cell_s, seed = Path(sys.argv[1]), *map(int, sys.argv[2:4]), float(sys.argv[4]), int(sys.argv[5])
+
+def calibrate():
+    started = os.open(folder / "started", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    device = SimulatedDevice()
+
+    def measure(cell):
+        os.write(started, (cell.key + "\\n").encode())
+        time.sleep(cell_s)
+        return {"queued": timing.queued(device, device.prepare(cell), timing.QUICK)}
+
+    with session.Session(folder / "session", device.machine(), {"cells": cells}) as running:
+        for index in range(cells):
+            running.run(Cell("memory", "bandwidth", {"bytes": 1000 + index}), measure)
+        running.complete()
+
+rng = random.Random(seed)
+killed = 0
+while True:
+    child = os.fork()
+    if child == 0:
+        calibrate()
+        os._exit(0)
+    if killed < kills:
+        time.sleep(rng.uniform(0.0, 0.05))
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    killed += os.WIFSIGNALED(status)
+    print("killed" if os.WIFSIGNALED(status) else f"exit {os.waitstatus_to_exitcode(status)}", flush=True)
+    if not os.WIFSIGNALED(status):
+        break
+"""
+
+# Saves one profile after another until killed; after each kill what is there must be read without complaint.
+SAVING = """
+import os, random, signal, sys, time
+sys.path.insert(0, {tests!r})
+import profiledata
+from latpred import profiles
+
+profile, rng = profiledata.profile(), random.Random(1)
+profiles.save(profile, sys.argv[1])
+for _ in range(50):
+    child = os.fork()
+    if child == 0:
+        while True:
+            profiles.save(profile, sys.argv[1])
+    time.sleep(rng.uniform(0.005, 0.03))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert profiles.load(sys.argv[1]).name == profile.name
+    print("killed", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs fork and SIGKILL")
+def test_fifty_kills_repeat_at_most_one_cell_each(tmp_path):
+    arguments = [str(tmp_path), str(KILLS), str(CELLS), str(CELL_S), "20"]
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.splitlines() == [*["killed"] * KILLS, "exit 0"], ran.stderr
+    started = Counter((tmp_path / "started").read_text().splitlines())
+    rows = session.read_rows(tmp_path / "session" / session.LAST)
+    assert [row.cell.dims["bytes"] for row in rows] == list(range(1000, 1000 + CELLS))
+    assert all(row.timings and not row.error for row in rows)
+    assert set(started) == {row.cell.key for row in rows}
+    assert sum(started.values()) - CELLS <= KILLS
+    assert sum(started.values()) > CELLS  # or no kill met a cell under way
+    assert not (tmp_path / "session" / session.JOURNAL).exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs fork and SIGKILL")
+def test_profile_whose_writing_is_killed_is_the_old_or_the_new_one(tmp_path):
+    target = tmp_path / "cpu.json"
+    program = SAVING.format(tests=str(Path(__file__).parents[1]))
+    ran = subprocess.run([sys.executable, "-c", program, str(target)], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.splitlines() == ["killed"] * KILLS, ran.stderr
+    assert list(tmp_path.glob("*.json")) == [target]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGINT")
+def test_ctrl_c_leaves_a_journal_to_resume(tmp_path):
+    program = PROGRAM.replace("child = os.fork()", "calibrate(); break").replace(
+        "rng = ", "print('on', flush=True); rng = "
+    )
+    arguments = [str(tmp_path), "0", "100000", str(CELL_S), "0"]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        running.stdout.readline()
+        while not (tmp_path / "started").exists() or (tmp_path / "started").stat().st_size < 1000:
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
+    assert "KeyboardInterrupt" in said
+    assert running.returncode == -signal.SIGINT
+    journalled = len(session.read_rows(tmp_path / "session" / session.JOURNAL))
+    started = len((tmp_path / "started").read_text().splitlines())
+    assert started - 1 <= journalled <= started
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_journal_cut_anywhere_holds_all_whole_lines_before_the_cut(tmp_path, seed):
+    arguments = [str(tmp_path), "0", "20", "0.0", "0"]
+    subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=True, capture_output=True, timeout=60)
+    whole = (tmp_path / "session" / session.LAST).read_bytes()
+    header_end = whole.index(b"\n") + 1
+    rng = random.Random(seed)
+    for _ in range(100):
+        cut = rng.randrange(header_end, len(whole))
+        path = tmp_path / "cut.jsonl"
+        path.write_bytes(whole[:cut])
+        assert len(session.read_rows(path)) == whole[:cut].count(b"\n") - 1
