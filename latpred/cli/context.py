@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import dataclass
 from typing import IO, Any
@@ -55,6 +54,8 @@ class SuggestingGroup(click.Group):
         name, known = args[0], self.list_commands(ctx)
         if name in known or name.startswith("-"):
             return super().resolve_command(ctx, args)
+        import difflib
+
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
         raise click.UsageError(f"No such command {name!r}. {hint}", ctx)

@@ -5,8 +5,6 @@ Nothing here knows what a result means; each verb brings its own text, rows and 
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +45,8 @@ def emit(
     """
     form = _form(output)
     if form == "json":
+        import json
+
         written = json.dumps(document(), indent=2, allow_nan=False) + "\n"
     elif form == "csv":
         written = rows().to_csv(index=False)
@@ -94,6 +94,8 @@ def _console() -> Console:
 
 
 def _plain(text: Print) -> str:
+    import io
+
     from rich.console import Console
 
     stream = io.StringIO()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +33,20 @@ def trace(model: str, batches: tuple[int, ...], model_input: Model, strict: bool
 
     graph = walk(model, seq=model_input.seq, image=model_input.image, precision=model_input.precision, strict=strict)
 
+    def document() -> dict[str, Any]:
+        import json
+
+        return {
+            "schema": "latpred.trace/1",
+            "totals": [totals(graph, batch) for batch in batches],
+            "graph": json.loads(graph.to_json()),
+        }
+
     def text(console: Console) -> None:
         for batch in batches:
             _print_graph(console, graph, batch)
 
-    emit(
-        output,
-        document=lambda: {
-            "schema": "latpred.trace/1",
-            "totals": [totals(graph, batch) for batch in batches],
-            "graph": json.loads(graph.to_json()),
-        },
-        rows=lambda: _op_rows(graph, batches[0]),
-        text=text,
-    )
+    emit(output, document=document, rows=lambda: _op_rows(graph, batches[0]), text=text)
 
 
 def totals(graph: ModelGraph, batch: int) -> dict[str, Any]:
