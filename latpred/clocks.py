@@ -1,7 +1,7 @@
 """Two clocks over a schedule: when the host has dispatched everything, and when the device has executed it.
 
-Arrays of device times have a batch axis; host times do not depend on batch. All times are microseconds. Nothing here knows
-where costs come from.
+Arrays of device times have a batch axis; host times do not depend on batch. All times are microseconds. Nothing here
+knows where costs come from.
 
 With dispatch d, kernel times k, launch latency L, gap g and synchronisation cost s the recurrence is
 
@@ -43,8 +43,11 @@ class Stretches(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What one stretch does to the clocks: host time it takes, device time it takes at least (batch axis), and when the
-    device is through with it after the host entered it, if the device was idle (batch axis)."""
+    """What one stretch does to the clocks.
+
+    host : time it takes the host. busy : time it takes the device at least. through : when an idle device is through
+    with it, counted from when the host entered it. The last two have a batch axis.
+    """
 
     host: float
     busy: Floats
@@ -88,7 +91,8 @@ def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
     """
     if not device.asynchronous:
         waits = float(timeline.sync.sum()) * device.sync_us
-        return host.sum() + kernels.sum(axis=0) + waits
+        together: Floats = host.sum() + kernels.sum(axis=0) + waits
+        return together
     if protocol == "single":
         return _single(timeline, host, kernels, device)
     return _pipelined(timeline, host, kernels, device)
@@ -112,7 +116,8 @@ def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: Device
         ends = [
             np.maximum(*clocks) for clocks in _step_by_step(timeline, host, kernels, device, _WARM_PERIODS + _PERIODS)
         ]
-        return (ends[-1] - ends[_WARM_PERIODS - 1]) / _PERIODS
+        mean: Floats = (ends[-1] - ends[_WARM_PERIODS - 1]) / _PERIODS
+        return mean
     if len(cuts.syncs) == 1:
         return np.maximum(host.sum(), kernels.sum(axis=0) + len(kernels) * device.gap_us)
     # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
@@ -166,7 +171,7 @@ def _step_by_step(
     timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, periods: int
 ) -> list[tuple[Floats, Floats]]:
     """Host and device clock after each period, by the recurrence itself: what a full launch queue needs."""
-    count, batches = kernels.shape
+    batches = kernels.shape[1]
     launches = np.searchsorted(timeline.kernel_step, np.arange(len(host) + 1)).tolist()
     costs, syncs = host.tolist(), timeline.sync.tolist()
     ring = np.full((max(device.queue, 1), batches), -np.inf)

@@ -1,7 +1,7 @@
 """Landmarks of a curve: the crossover and knee batches with their intervals, and the largest batch within a limit.
 
-Each is the smallest batch at which something becomes true; finding it takes a few dozen points, so they are computed when
-first asked for.
+Each is the smallest batch at which something becomes true; finding it takes a few dozen points, so they are computed
+when first asked for.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ class Landmark(NamedTuple):
 
 
 class Course(NamedTuple):
-    """What landmarks depend on, at some batches: microseconds of host, device and all, and the log spread of device time
-    over host time."""
+    """What landmarks depend on, at some batches: microseconds of host, of device and of all."""
 
     overhead_us: float
     compute_us: Floats
     latency_us: Floats
-    spread: Floats
 
 
 Sampler = Callable[[NDArray[np.int64], float], Course]
@@ -101,7 +99,7 @@ class Landmarks:
 
 
 def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int = MOST) -> int | None:
-    """The smallest batch at which a test that stays true once it is true becomes true; None if it does not up to `most`.
+    """The smallest batch at which a test that stays true becomes true; None if it does not up to `most`.
 
     >>> first_true(lambda batches: batches >= 37)
     37

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,15 @@ class Share:
     ops: int
     host_ms: float
     device_ms: float
+
+
+class ClassCosts(NamedTuple):
+    """Names of the classes of ops, how many ops each has, and microseconds of host and device."""
+
+    names: tuple[str, ...]
+    ops: NDArray[np.int64]
+    host_us: NDArray[np.float64]
+    device_us: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +99,10 @@ class Prediction:
         Parameters and the most activations alive at once.
     fits : bool or None
         Whether that fits the device's memory; None when its size is not known.
-    breakdown : tuple[Share, ...]
-        By class of op, the most expensive first.
     coverage : Coverage
         How much of the model rests on cost formulas.
+    costs : ClassCosts
+        What `breakdown` is read from.
     """
 
     setting: Setting
@@ -106,8 +115,8 @@ class Prediction:
     regime: str
     peak_bytes: int
     fits: bool | None
-    breakdown: tuple[Share, ...]
     coverage: Coverage
+    costs: ClassCosts = field(repr=False, compare=False)
 
     @property
     def model(self) -> str:
@@ -131,7 +140,7 @@ class Prediction:
 
     @property
     def protocol(self) -> str:
-        """single or pipelined."""
+        """Whether each forward is waited for (single) or they follow each other (pipelined)."""
         return self.setting.protocol
 
     @property
@@ -143,6 +152,14 @@ class Prediction:
     def throughput_per_s(self) -> float:
         """Samples per second."""
         return self.batch * 1e3 / self.latency_ms if self.latency_ms else 0.0
+
+    @property
+    def breakdown(self) -> tuple[Share, ...]:
+        """Time by class of op, the most expensive first."""
+        costs = self.costs
+        lines = zip(costs.names, costs.ops.tolist(), costs.host_us.tolist(), costs.device_us.tolist(), strict=True)
+        shares = [Share(name, ops, host / 1e3, device / 1e3) for name, ops, host, device in lines]
+        return tuple(sorted(shares, key=lambda share: -(share.host_ms + share.device_ms)))
 
     @property
     def crossover_batch(self) -> int | None:

@@ -18,7 +18,7 @@ from latpred.errors import ProfileError, UsageError
 from latpred.graph import Coverage, ModelGraph
 from latpred.identity import IdentityCache
 from latpred.landmarks import Z90, Course, Landmarks, first_true
-from latpred.prediction import Curve, Prediction, Provenance, Setting, Share
+from latpred.prediction import ClassCosts, Curve, Prediction, Provenance, Setting
 from latpred.pricing import Priced, PriceList
 from latpred.profile import DeviceProfile
 from latpred.schedule import Schedule
@@ -42,7 +42,8 @@ class Asked(NamedTuple):
 class Evaluated(NamedTuple):
     """Everything about some batches that one schedule serves; arrays have the batches as their last axis.
 
-    spread : standard deviation of the log of the device time, and of the latency. class_us : (classes, batches).
+    overhead, compute and latency are what a `Prediction` has; executing leaves out the gaps between kernels.
+    latency_spread : standard deviation of the log of the latency. class_us : device time, (classes, batches).
     """
 
     priced: Priced
@@ -50,7 +51,6 @@ class Evaluated(NamedTuple):
     compute_us: Floats
     executing_us: Floats
     latency_us: Floats
-    device_spread: Floats
     latency_spread: Floats
     memory_bound: NDArray[np.bool_]
     class_us: Floats
@@ -190,21 +190,19 @@ class Predictor:
             compute_us=executing * slower + gaps,
             executing_us=executing * slower,
             latency_us=plain + self._copy_us(asked, batches),
-            device_spread=device_spread,
             latency_spread=np.sqrt(known**2 + kernel_part),
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_us=priced.class_rows @ rows.us,
         )
 
     def _course(self, asked: Asked, batches: NDArray[np.int64], shift: float) -> Course:
-        overhead, compute, latency, spread = 0.0, *np.empty((3, len(batches)))
+        overhead, compute, latency = 0.0, np.empty(len(batches)), np.empty(len(batches))
         for schedule, positions in _served_together(asked, batches):
             found = self._evaluate(asked, schedule, batches[positions], shift)
             # Batches with another schedule differ by a step or two; the largest ones speak for the overhead.
             overhead = found.overhead_us
             compute[positions], latency[positions] = found.compute_us, found.latency_us
-            spread[positions] = found.device_spread
-        return Course(overhead, compute, latency, spread)
+        return Course(overhead, compute, latency)
 
     def _copy_us(self, asked: Asked, batches: NDArray[np.int64]) -> Floats:
         device = self.profile.device
@@ -241,8 +239,8 @@ class Predictor:
                 regime="framework-bound" if found.overhead_us > found.compute_us[index] else bound,
                 peak_bytes=int(peaks[index]),
                 fits=bool(peaks[index] <= memory) if memory else None,
-                breakdown=_breakdown(priced, found.class_us[:, index]),
                 coverage=asked.graph.coverage(batch) if priced.estimated else coverage,
+                costs=ClassCosts(priced.classes, priced.class_ops, priced.class_host_us, found.class_us[:, index]),
             )
 
     def _setting(self, asked: Asked, priced: Priced) -> Setting:
@@ -280,9 +278,9 @@ def checked_batches(batches: Sequence[int] | NDArray[np.int64]) -> NDArray[np.in
     for batch in batches:
         if isinstance(batch, bool | np.bool_) or not isinstance(batch, Integral):
             raise UsageError(f"Batch {batch!r} is not a whole number; give 1 or more, as in batch=8.")
-        if batch < 1:
+        if int(batch) < 1:
             raise UsageError(f"Batch {batch} is not possible; the smallest batch is 1.")
-        if batch > MOST_BATCH:
+        if int(batch) > MOST_BATCH:
             raise UsageError(
                 f"Batch {batch} is beyond anything a device holds; the largest that is predicted is {MOST_BATCH}."
             )
@@ -307,8 +305,8 @@ def _served_together(asked: Asked, batches: NDArray[np.int64]) -> list[tuple[Sch
 def _kernel_variance(priced: Priced, spread: Floats, row_us: Floats, known: float) -> Floats:
     """Variance of the log device time: errors go together within a family and not between families.
 
-    What whole networks of the calibration showed (`known`) already holds the usual error of each fit, so only what exceeds
-    it counts: rows far from every sample, and estimated ones.
+    What whole networks of the calibration showed (`known`) already holds the usual error of each fit, so only what
+    exceeds it counts: rows far from every sample, and estimated ones.
     """
     usual = priced.usual_spread[:, None] if known else 0.0
     excess = np.sqrt(np.maximum(spread**2 - usual**2, 0.0))
@@ -323,14 +321,6 @@ def _peak_bytes(graph: ModelGraph, priced: Priced, batches: NDArray[np.int64]) -
     inputs = graph.input_bytes.constant + graph.input_bytes.per_sample * batches
     peak: Floats = graph.parameter_bytes + np.maximum(live.max(axis=0, initial=0.0), inputs)
     return peak
-
-
-def _breakdown(priced: Priced, class_us: Floats) -> tuple[Share, ...]:
-    lines = zip(
-        priced.classes, priced.class_ops.tolist(), priced.class_host_us.tolist(), class_us.tolist(), strict=True
-    )
-    shares = [Share(name, ops, host / 1e3, device / 1e3) for name, ops, host, device in lines]
-    return tuple(sorted(shares, key=lambda share: -(share.host_ms + share.device_ms)))
 
 
 def _own_caveats(profile: DeviceProfile, graph: ModelGraph, priced: Priced) -> list[str]:

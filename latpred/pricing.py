@@ -1,7 +1,7 @@
 """Pricing: a schedule with one profile's costs attached, as arrays that turn batch sizes into times.
 
-Host steps get their dispatch cost once. Kernels that do the same work share a row, and the rows of one fit are evaluated
-together for all batches. What the times add up to is `latpred.clocks`' business.
+Host steps get their dispatch cost once. Kernels that do the same work share a row, and the rows of one fit are
+evaluated together for all batches. What the times add up to is `latpred.clocks`' business.
 """
 
 from __future__ import annotations
@@ -60,11 +60,32 @@ class RowTimes:
 class Priced:
     """A schedule with costs.
 
-    host_us : dispatch time of each step; the first one is the call itself. kernel_row, kernel_share : which row's time
-    each kernel takes, and how much of it. row_counts : how often each row's work is done. usual_spread : of each row's fit.
-    classes : names of the breakdown. class_host_us, class_ops : host time and ops of each. class_rows : (classes, rows) how
-    often each class does each row's work. families : (families, rows) one-hot. live : constant and per-sample bytes alive
-    after each op. unmeasured : families the profile has no fit for. estimated : whether some op has no formula.
+    Attributes
+    ----------
+    timeline : Timeline
+        Order of steps, kernels and synchronisations; the first step is the call itself.
+    host_us : ndarray, shape (n + 1,)
+        Dispatch time of each step.
+    groups : tuple[Group, ...]
+        Distinct rows of work, by the fit that prices them.
+    kernel_row, kernel_share : ndarray, shape (m,)
+        Which row's time each kernel takes, and how much of it.
+    row_counts, usual_spread : ndarray, shape (rows,)
+        How often each row's work is done, and the spread its fit had on its own samples.
+    classes : tuple[str, ...]
+        Names of the breakdown.
+    class_host_us, class_ops : ndarray, shape (classes,)
+        Host time and number of ops of each.
+    class_rows : ndarray, shape (classes, rows)
+        How often each class does each row's work.
+    families : ndarray, shape (families, rows)
+        1 where a row belongs to a family.
+    live : ndarray, shape (n, 2)
+        Constant and per-sample bytes alive after each op.
+    unmeasured : tuple[str, ...]
+        Families that the profile has no fit for.
+    estimated : bool
+        Whether some op has no formula.
     """
 
     timeline: Timeline
@@ -120,7 +141,9 @@ class PriceList:
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
         host_us = _host_times(schedule, dispatch)
-        classes, index = np.unique([CALL, *map(root, schedule.host_class)], return_inverse=True)
+        roots = {name: root(name) for name in set(schedule.host_class)}
+        index = np.array(_positions([CALL, *(roots[name] for name in schedule.host_class)]))
+        classes = tuple(dict.fromkeys([CALL, *(roots[name] for name in schedule.host_class)]))
         class_rows = np.zeros((len(classes), len(rows)))
         np.add.at(class_rows, (index[schedule.kernel_step + 1], kernel_row), schedule.kernel_share)
         live = np.array([op.live_bytes for op in schedule.ops], dtype=float).reshape(-1, 2)
@@ -132,8 +155,8 @@ class PriceList:
             kernel_share=schedule.kernel_share,
             row_counts=class_rows.sum(axis=0),
             usual_spread=np.concatenate([_usual(group) for group in groups] or [np.empty(0)]),
-            classes=tuple(classes.tolist()),
-            class_host_us=np.bincount(index, host_us),
+            classes=classes,
+            class_host_us=np.bincount(index, host_us).astype(float),
             class_ops=np.bincount(index),
             class_rows=class_rows,
             families=_one_hot(rows, order),

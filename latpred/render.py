@@ -81,11 +81,9 @@ def _facts(prediction: Prediction) -> list[Line]:
     low, high = prediction.interval_ms
     busy = f", device busy {prediction.device_busy:.0%}"
     room = {True: ", fits", False: ", does not fit the device", None: ""}[prediction.fits]
+    rate = f"{prediction.throughput_per_s:,.4g} samples/s"
     return [
-        (
-            "latency",
-            f"{_ms(prediction.latency_ms)} (90 %: {_ms(low)} to {_ms(high)}), {prediction.throughput_per_s:,.4g} samples/s",
-        ),
+        ("latency", f"{_ms(prediction.latency_ms)} (90 %: {_ms(low)} to {_ms(high)}), {rate}"),
         ("regime", f"{prediction.regime}{busy}"),
         ("clocks", f"{_ms(prediction.overhead_ms)} dispatching, {_ms(prediction.compute_ms)} computing"),
         ("mostly", _mostly(prediction)),
@@ -96,10 +94,11 @@ def _facts(prediction: Prediction) -> list[Line]:
 
 
 def _mostly(prediction: Prediction) -> str:
-    total = sum(share.host_ms + share.device_ms for share in prediction.breakdown)
+    breakdown = prediction.breakdown
+    total = sum(share.host_ms + share.device_ms for share in breakdown)
     parts = [
         f"{share.name} {(share.host_ms + share.device_ms) / total:.0%}"
-        for share in prediction.breakdown[:_SHOWN]
+        for share in breakdown[:_SHOWN]
         if total and share.host_ms + share.device_ms >= 0.005 * total
     ]
     return ", ".join(parts) or "nothing"

@@ -64,7 +64,7 @@ def _load(point: EntryPoint) -> Runtime:
         ) from error
     if not isinstance(runtime, Runtime):
         raise UsageError(
-            f"Runtime {point.name!r} is registered as {point.value}, which gives a {type(runtime).__name__}, not a Runtime. "
-            "It needs a name, lower(), available() and build()."
+            f"Runtime {point.name!r} is registered as {point.value}, which gives a {type(runtime).__name__}, "
+            "not a Runtime. It needs a name, lower(), available() and build()."
         )
     return runtime

@@ -13,8 +13,8 @@ from latpred.schedule import Schedule
 class Runtime(Protocol):
     """A way to run a model.
 
-    Packages add one with an entry point in the group "latpred.runtimes" whose object is a Runtime, or a class or function
-    that gives one when called without arguments.
+    Packages add one with an entry point in the group "latpred.runtimes" whose object is a Runtime, or a class or
+    function that gives one when called without arguments.
 
     Attributes
     ----------

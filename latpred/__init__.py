@@ -1,0 +1,60 @@
+"""Predict how long one forward pass of a model takes on a device, in each runtime, before running it there.
+
+>>> import latpred
+>>> latpred.predict("bert-base-uncased", batch=8)  # doctest: +SKIP
+
+Names are imported when they are first used: `import latpred` loads neither torch nor scikit-learn.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from latpred.accuracy import compare as compare
+    from latpred.api import max_batch as max_batch
+    from latpred.api import predict as predict
+    from latpred.calibration import calibrate as calibrate
+    from latpred.calibration.measuring import measure as measure
+    from latpred.errors import LatpredError as LatpredError
+    from latpred.graph import ModelGraph as ModelGraph
+    from latpred.ops import cost as cost
+    from latpred.prediction import Curve as Curve
+    from latpred.prediction import Prediction as Prediction
+    from latpred.predictor import Predictor as Predictor
+    from latpred.tracing import trace as trace
+
+    __version__: str
+
+_HOMES = {
+    "Curve": "latpred.prediction",
+    "LatpredError": "latpred.errors",
+    "ModelGraph": "latpred.graph",
+    "Prediction": "latpred.prediction",
+    "Predictor": "latpred.predictor",
+    "calibrate": "latpred.calibration",
+    "compare": "latpred.accuracy",
+    "cost": "latpred.ops",
+    "max_batch": "latpred.api",
+    "measure": "latpred.calibration.measuring",
+    "predict": "latpred.api",
+    "trace": "latpred.tracing",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("latpred")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'latpred' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """Public names."""
+    return [*__all__, "__version__"]

@@ -1,0 +1,221 @@
+"""`latpred.predict` and `latpred.max_batch`: from a model and a device's name to a prediction, in one call.
+
+They trace the model, find the profile and hand both to `latpred.predictor`. Nothing here measures: without a profile
+the error says how to make one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+from typing import TYPE_CHECKING, Any, overload
+
+from latpred import host, profiles
+from latpred.errors import UsageError
+from latpred.graph import ModelGraph
+from latpred.prediction import Curve, Prediction
+from latpred.predictor import Predictor, checked_batches
+from latpred.profile import DeviceProfile
+
+if TYPE_CHECKING:
+    import torch
+
+    Model = torch.nn.Module | str | ModelGraph
+    Device = torch.device | str | os.PathLike[str]
+
+_COMPARED = ("torch", "transformers")
+
+
+@overload
+def predict(
+    model: Model,
+    batch: int = 1,
+    runtime: str = "eager",
+    *,
+    inputs: Any = None,
+    seq: int | None = None,
+    image: int | None = None,
+    device: Device | None = None,
+    precision: str | None = None,
+    protocol: str = "single",
+    inputs_on: str = "device",
+) -> Prediction: ...
+@overload
+def predict(
+    model: Model,
+    batch: Sequence[int],
+    runtime: str = "eager",
+    *,
+    inputs: Any = None,
+    seq: int | None = None,
+    image: int | None = None,
+    device: Device | None = None,
+    precision: str | None = None,
+    protocol: str = "single",
+    inputs_on: str = "device",
+) -> Curve: ...
+def predict(
+    model: Model,
+    batch: int | Sequence[int] = 1,
+    runtime: str = "eager",
+    *,
+    inputs: Any = None,
+    seq: int | None = None,
+    image: int | None = None,
+    device: Device | None = None,
+    precision: str | None = None,
+    protocol: str = "single",
+    inputs_on: str = "device",
+) -> Prediction | Curve:
+    """Predict how long one forward pass takes.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, str or ModelGraph
+        A module, a name ("bert-base-uncased", "torchvision:resnet50", "file.py:build"), or what `latpred.trace` gave.
+    batch : int or sequence of int
+        One batch size for a `Prediction`, several for a `Curve`.
+    runtime : str
+        "eager", or a runtime that another package registers.
+    inputs : tuple or dict, optional
+        Example inputs of the model's forward, for models whose inputs do not follow from their config.
+    seq, image : int, optional
+        Sequence length in tokens, or image side in pixels.
+    device : str, path or torch.device, optional
+        "cpu", "cuda:0" or "simulated" as calibrated on this machine, or the name or path of a profile. Without it, this
+        machine's own GPU if it was calibrated, else its CPU.
+    precision : str, optional
+        fp32, tf32, fp16 or bf16; without it, that of the model's parameters.
+    protocol : str
+        "single": each forward is waited for. "pipelined": forwards follow each other, as in a throughput benchmark.
+    inputs_on : str
+        "device", or "host" to add the copy of the inputs.
+
+    Returns
+    -------
+    Prediction or Curve
+        Milliseconds, with interval, regime, crossover, breakdown and provenance.
+
+    Raises
+    ------
+    UsageError
+        When an argument is wrong.
+    TraceError
+        When the model cannot be walked.
+    ProfileError
+        When there is no profile of the device, or it does not cover what was asked.
+
+    Examples
+    --------
+    >>> predict("bert-base-uncased", batch=[1, 8, 32])  # doctest: +SKIP
+    """
+    one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
+    sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
+    graph = _graph(model, inputs, seq, image, precision)
+    curve = _predictor(device).curve(graph, sizes, runtime=runtime, protocol=protocol, inputs_on=inputs_on)
+    return curve[0] if one else curve
+
+
+def max_batch(
+    model: Model,
+    latency_ms: float,
+    runtime: str = "eager",
+    *,
+    inputs: Any = None,
+    seq: int | None = None,
+    image: int | None = None,
+    device: Device | None = None,
+    precision: str | None = None,
+    protocol: str = "single",
+) -> int:
+    """The largest batch whose latency stays within a limit and which fits the device's memory; 0 when there is none.
+
+    Parameters
+    ----------
+    model, runtime, inputs, seq, image, device, precision, protocol
+        As for `predict`.
+    latency_ms : float
+        The limit in milliseconds.
+
+    Raises
+    ------
+    UsageError, TraceError, ProfileError
+        As for `predict`.
+
+    Examples
+    --------
+    >>> max_batch("resnet50", latency_ms=50)  # doctest: +SKIP
+    """
+    graph = _graph(model, inputs, seq, image, precision)
+    return _predictor(device).max_batch(graph, latency_ms, runtime=runtime, protocol=protocol)
+
+
+def _graph(model: Model, inputs: Any, seq: int | None, image: int | None, precision: str | None) -> ModelGraph:
+    if not isinstance(model, ModelGraph):
+        from latpred.tracing import trace
+
+        return trace(model, inputs, seq=seq, image=image, precision=precision)
+    given = {"inputs": inputs, "seq": seq, "image": image}
+    extra = [name for name, value in given.items() if value is not None]
+    if extra:
+        raise UsageError(
+            f"A traced graph has its inputs already; leave out {', '.join(extra)}, or trace again with them."
+        )
+    if precision not in (None, model.precision):
+        raise UsageError(f"This graph was traced in {model.precision}; trace it again to predict {precision}.")
+    return model
+
+
+def _predictor(device: Device | None) -> Predictor:
+    """The predictor of a device, kept until a profile changes on disk."""
+    name = None if device is None else os.fspath(device) if isinstance(device, os.PathLike) else str(device)
+    file = () if name is None else _state(name)
+    return _predictor_of(name, isinstance(device, os.PathLike), (str(profiles.directory()), file, *_directory_state()))
+
+
+@lru_cache(maxsize=8)
+def _predictor_of(device: str | None, is_path: bool, _state: tuple[object, ...]) -> Predictor:
+    profile = profiles.load(Path(device)) if device is not None and is_path else profiles.find(device)
+    return Predictor(profile, _foreign(profile))
+
+
+def _directory_state() -> list[tuple[object, ...]]:
+    folder = profiles.directory()
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return [(name, *_state(os.fspath(folder / name))) for name in names]
+
+
+def _state(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return (found.st_mtime_ns, found.st_size)
+
+
+def _foreign(profile: DeviceProfile) -> list[str]:
+    """What this machine and its software do not share with the one the profile was measured on."""
+    machine = profile.machine
+    if not profiles.is_own(machine):
+        where = machine.accelerator or machine.cpu
+        return [
+            f"measured on another machine ({machine.cpu}, here {host.cpu_name()}): kernel times hold on {where}, "
+            "dispatch costs may differ"
+        ]
+    here = {"python": python_version(), **{name: _version(name) for name in _COMPARED}}
+    return [
+        f"measured with {name} {machine.stack[name]}, here is {version}"
+        for name, version in here.items()
+        if machine.stack.get(name, version) != version
+    ]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
