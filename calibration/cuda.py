@@ -27,6 +27,7 @@ HEAD_TRIES = 4
 FIRST_HEAD_US = 200.0
 ISSUE_US = 15.0  # a first guess at the host time of a call
 LONGEST_HEAD_US = 2e5
+_CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
 CAPTURE_WARMUPS = 3
 SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
 
@@ -157,7 +158,7 @@ class CudaDevice:
 
     def _behind_head(self, call: Call, count: int, head_us: float) -> tuple[float, bool]:
         """Seconds of the calls, and whether the device was still busy when the last was issued."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = _CUDA.Event(enable_timing=True), _CUDA.Event(enable_timing=True)
         self.synchronize()
         self._sleep(head_us)
         start.record()
@@ -170,7 +171,7 @@ class CudaDevice:
 
     def _captured(self, call: Call, count: int) -> torch.cuda.CUDAGraph | None:
         """A graph of the calls, warmed up on a stream of its own as capturing demands."""
-        side = torch.cuda.Stream(self.torch_device)
+        side = _CUDA.Stream(self.torch_device)
         side.wait_stream(torch.cuda.current_stream(self.torch_device))
         with torch.cuda.stream(side):
             for _ in repeat(None, CAPTURE_WARMUPS):
@@ -194,15 +195,15 @@ class CudaDevice:
     def _sleep(self, us: float) -> None:
         if not self._cycles_per_us:
             self._cycles_per_us = self._sleeping_speed()
-        torch.cuda._sleep(int(us * self._cycles_per_us))
+        _CUDA._sleep(int(us * self._cycles_per_us))
 
     def _sleeping_speed(self) -> float:
         """Cycles of the sleeping kernel in a microsecond; the clock it counts differs between GPUs."""
         times_ms = []
         for _ in range(3):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = _CUDA.Event(enable_timing=True), _CUDA.Event(enable_timing=True)
             start.record()
-            torch.cuda._sleep(SLEEP_CYCLES)
+            _CUDA._sleep(SLEEP_CYCLES)
             end.record()
             end.synchronize()
             times_ms.append(float(start.elapsed_time(end)))
@@ -218,7 +219,8 @@ class CudaDevice:
 
             return tiny
         if cell.name == "mark":
-            return torch.cuda.Event().record
+            record: Call = _CUDA.Event().record
+            return record
         if cell.name == "busy":
             us = float(cell.dims["us"])
             self._sleep(1.0)  # measures its speed before anything is timed

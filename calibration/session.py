@@ -36,11 +36,10 @@ T = TypeVar("T")
 
 
 class Sampled(NamedTuple):
-    """What measuring a cell gave: timings, calls of a network that were timed in place, and other numbers, by name."""
+    """What measuring a cell gave: timings by what was timed, and the calls of a network that were timed in place."""
 
     timings: Mapping[str, Timing]
     calls_us: tuple[float, ...] = ()
-    numbers: Mapping[str, float] = {}
 
 
 Measure = Callable[[Cell], Mapping[str, Timing] | Sampled]
@@ -54,7 +53,6 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float  # what measuring took, on the wall clock
     error: str = ""
     calls_us: tuple[float, ...] = ()  # of each call from Python, for a network whose calls were timed in place
-    numbers: dict[str, float] = {}  # what was found that is not a timing, as clock constants
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -244,7 +242,7 @@ def _measured(cell: Cell, measure: Measure) -> Row:
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
         sampled, error = {}, f"{type(failure).__name__}: {str(failure)[:200]}"
     found = sampled if isinstance(sampled, Sampled) else Sampled(sampled)
-    return Row(cell, dict(found.timings), time.monotonic() - start, error, found.calls_us, dict(found.numbers))
+    return Row(cell, dict(found.timings), time.monotonic() - start, error, found.calls_us)
 
 
 def _at_least(cell: Cell, other: Cell) -> bool:

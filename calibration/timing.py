@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,14 +48,6 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread_s: float
     n: int
     stable: bool
-
-
-class Visit(NamedTuple):
-    """One timing of one of several calls that take turns: which call (from 0), which turn (from 0), what it took."""
-
-    call: int
-    run: int
-    timing: Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +86,6 @@ class Plan:
 
 
 QUICK = Plan(most=50, precision=0.01, budget_s=0.15, warmup_s=0.1)
-THOROUGH = Plan(most=1000, precision=0.001, budget_s=2.0, warmup_s=0.5)
 
 Sampler = Callable[[int], float]  # calls in the sample -> seconds per call
 
@@ -151,41 +141,12 @@ def timed(device: Device, call: Call, protocol: str = "single", plan: Plan | Non
     raise UsageError(f"there is no protocol {protocol!r}. Use protocol='single' or protocol='pipelined'.")
 
 
-def interleaved(
-    device: Device, calls: Sequence[Call], *, runs: int = 3, protocol: str = "single", plan: Plan | None = None
-) -> Iterator[Visit]:
-    """Time several calls in turns, A B C A B C …, so that a slow minute of the machine falls on all of them.
-
-    The spread between the runs of one call (`over_runs`) is the noise a repeated measurement has; the spread within a
-    run is smaller and flatters.
-
-    Parameters
-    ----------
-    device : Device
-        Where they run.
-    calls : sequence of call
-        What to time; all stay alive together.
-    runs : int
-        Turns.
-    protocol : str
-        "single" or "pipelined".
-    plan : Plan, optional
-        Effort of one visit.
-
-    Yields
-    ------
-    Visit
-        As they come, so that progress can be shown.
-    """
-    if runs < 1:
-        raise UsageError(f"runs={runs} times nothing. Use runs=1 or more; 3 show how much repeats differ.")
-    for run in range(runs):
-        for index, call in enumerate(calls):
-            yield Visit(index, run, timed(device, call, protocol, plan))
-
-
 def over_runs(timings: Sequence[Timing]) -> Timing:
-    """One timing of repeated ones: the median of their medians, half the interquartile range between them, n runs."""
+    """One timing of repeated ones: the median of their medians, half the interquartile range between them, n runs.
+
+    Of runs between which other things were timed, the spread is the noise a repeated measurement has; the spread within
+    one run is smaller and flatters.
+    """
     if not timings:
         raise UsageError("there are no runs to summarise. Pass the timings of at least one run.")
     median_s, spread_s = _middle([timing.median_s for timing in timings])

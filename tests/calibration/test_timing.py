@@ -135,23 +135,6 @@ def test_garbage_collection_is_on_again_after_a_failure(device):
     assert gc.isenabled()
 
 
-def test_interleaved_calls_take_turns(device):
-    order: list[str] = []
-
-    def named(name: str, seconds: float) -> Callable[[], None]:
-        def call() -> None:
-            order.append(name)
-            device.now += seconds
-
-        return call
-
-    visits = list(timing.interleaved(device, [named("a", 1e-3), named("b", 2e-3)], runs=3))
-    assert [(visit.call, visit.run) for visit in visits] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
-    assert [visit.timing.median_s for visit in visits] == pytest.approx([1e-3, 2e-3] * 3)
-    turns = [name for at, name in enumerate(order) if at == 0 or order[at - 1] != name]
-    assert turns == ["a", "b"] * 3
-
-
 def test_noise_between_runs_is_not_the_noise_within_one():
     runs = [Timing(median, 0.001, 30, True) for median in (1.0, 1.1, 1.2, 1.3, 1.4)]
     assert timing.over_runs(runs) == Timing(pytest.approx(1.2), pytest.approx(0.1), 5, True)
@@ -164,8 +147,6 @@ def test_one_unstable_run_makes_all_unstable():
 def test_bad_arguments_say_what_to_pass(device):
     with pytest.raises(UsageError, match="protocol='single'"):
         timing.timed(device, device.taking(repeat(1.0)), "double")
-    with pytest.raises(UsageError, match="runs=1 or more"):
-        list(timing.interleaved(device, [], runs=0))
     with pytest.raises(UsageError, match="at least one run"):
         timing.over_runs([])
 

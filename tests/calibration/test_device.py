@@ -1,0 +1,163 @@
+"""Live devices by name; the CPU; and what of a GPU can be checked without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from latpred.calibration import clocks, timing
+from latpred.calibration.cells import Cell
+from latpred.calibration.cpu import CpuDevice
+from latpred.calibration.cuda import CudaDevice, _errors
+from latpred.calibration.device import open_device
+from latpred.errors import DeviceError, UsageError
+
+GPU = torch.cuda.is_available()
+CPU_ADD = Cell("dispatch", "add", {"rows": 4, "cols": 8})
+
+
+def test_devices_open_by_name():
+    assert isinstance(open_device("cpu"), CpuDevice)
+    assert open_device("simulated").asynchronous
+    assert not open_device("cpu").asynchronous
+
+
+@pytest.mark.parametrize("name", ["tpu", "", "cuda:x", "cudax", "nvidia-h200", "CPU"])
+def test_unknown_device_says_what_can_be_measured(name):
+    with pytest.raises(DeviceError, match=r"Use device='cpu', 'cuda:0' or 'simulated'"):
+        open_device(name)
+
+
+@pytest.mark.skipif(GPU, reason="there is a CUDA device")
+@pytest.mark.parametrize("name", ["cuda", "cuda:3"])
+def test_missing_cuda_says_what_to_use_instead(name):
+    with pytest.raises(DeviceError, match=r"no CUDA device here: .*Use device='cpu', or the name of a profile"):
+        open_device(name)
+
+
+def test_gpu_number_out_of_range_says_which_there_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(DeviceError, match=r"there is no cuda:5: this machine has cuda:0 to cuda:1"):
+        CudaDevice(5)
+
+
+def test_cpu_describes_itself():
+    device = CpuDevice()
+    info = device.info()
+    assert (info.name, info.kind, info.asynchronous) == ("cpu", "cpu", False)
+    assert info.memory_bytes > 2**28
+    assert device.machine().threads == torch.get_num_threads()
+    assert device.precisions()[0] == "fp32"
+    assert device.time_replayed(lambda: None, 1) is None
+    assert clocks.measure(device) == clocks.Clocks()
+
+
+def test_cpu_cell_runs_as_often_as_it_is_timed(monkeypatch):
+    from latpred.calibration import builders
+
+    ran = []
+    monkeypatch.setattr(builders, "build", lambda cell, device: lambda: ran.append(cell))
+    device = CpuDevice()
+    call = device.prepare(CPU_ADD)
+    assert device.time_queued(call, 7) > 0
+    assert ran == [CPU_ADD] * 7
+
+
+def test_cpu_cells_are_timed_for_real():
+    device = CpuDevice()
+    with torch.inference_mode():
+        small = timing.single(device, device.prepare(CPU_ADD), timing.QUICK)
+        large = timing.single(
+            device, device.prepare(Cell("kernel", "gemm", {"m": 512, "n": 512, "k": 512})), timing.QUICK
+        )
+    assert large.median_s > 3 * small.median_s > 0
+
+
+def test_cpu_cell_that_does_not_fit_is_out_of_memory():
+    cell = Cell("kernel", "add", {"rows": 2**40, "cols": 64})
+    with pytest.raises(MemoryError, match="can't allocate memory"):
+        CpuDevice().prepare(cell)
+
+
+def test_other_errors_of_the_cpu_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), CpuDevice().errors():
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40.00 GiB.\nSee the documentation"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
+def test_cuda_memory_errors_become_memory_errors_of_one_line(error):
+    with pytest.raises(MemoryError) as raised, _errors(torch.device("cuda", 0)):
+        raise error
+    assert str(raised.value) == str(error).splitlines()[0]
+    assert raised.value.__cause__ is error
+
+
+def test_lost_gpu_is_a_device_error_that_says_what_to_do():
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+    message = r"cuda:0 failed: CUDA error: an illegal memory access.*run the same command again"
+    with pytest.raises(DeviceError, match=message), _errors(torch.device("cuda", 0)):
+        raise lost
+
+
+def test_other_errors_of_a_gpu_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="not implemented for 'Half'"), _errors(torch.device("cuda", 0)):
+        raise RuntimeError("\"addmm\" not implemented for 'Half'")
+
+
+@pytest.fixture
+def gpu():
+    return open_device("cuda:0")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="no CUDA device")
+class TestGpu:
+    """What holds on any NVIDIA GPU."""
+
+    def test_clock_constants_are_plausible(self, gpu):
+        found = clocks.measure(gpu)
+        assert 0.5 < found.launch_us < 50
+        assert 0 <= found.gap_us < 10
+        assert 0 < found.floor_us + found.gap_us < 20
+        assert 0.5 < found.sync_us < 100
+        assert 256 <= found.queue <= 8192
+
+    def test_queued_time_is_device_time(self, gpu):
+        with torch.inference_mode():
+            call = gpu.prepare(Cell("memory", "bandwidth", {"bytes": 2**28}))
+            queued = timing.queued(gpu, call, timing.QUICK)
+        assert 5e10 < 2**29 / queued.median_s < 2e13
+
+    def test_replay_takes_no_longer_than_the_queue(self, gpu):
+        call = gpu.prepare(Cell("clock", "tiny"))
+        replayed, queued = gpu.time_replayed(call, 100), gpu.time_queued(call, 100)
+        assert 0 < replayed <= 1.2 * queued
+
+    def test_what_waits_for_the_host_cannot_be_replayed(self, gpu):
+        tensor = torch.ones(1, device="cuda")
+        assert gpu.time_replayed(tensor.item, 3) is None
+        assert tensor.item() == 1.0  # and the device is still of use
+
+    def test_out_of_memory_is_reported_and_survived(self, gpu):
+        with pytest.raises(MemoryError):
+            gpu.prepare(Cell("memory", "bandwidth", {"bytes": gpu.info().memory_bytes * 2}))
+        gpu.prepare(Cell("memory", "bandwidth", {"bytes": 2**20}))()
+
+    def test_tf32_is_used_only_when_asked_for(self, gpu):
+        gpu.use_precision("tf32")
+        assert torch.backends.cuda.matmul.allow_tf32
+        gpu.use_precision("fp32")
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert not torch.backends.cudnn.allow_tf32
+
+    def test_unknown_cells_say_what_there_is(self, gpu):
+        with pytest.raises(UsageError, match="'mark', 'tiny' or 'busy'"):
+            gpu.prepare(Cell("clock", "hour"))

@@ -1,0 +1,122 @@
+"""Identity of the machine, and what a GPU management library says, without such a library."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from latpred import profiles
+from latpred.calibration import machine
+
+
+def test_identity_tells_machine_and_stack_apart():
+    found = machine.identity(accelerator="GPU", driver="570.1", threads=3)
+    assert (found.accelerator, found.driver, found.threads) == ("GPU", "570.1", 3)
+    assert found.cores == os.cpu_count()
+    assert found.stack["python"] == platform.python_version()
+    assert found.stack["torch"] == torch.__version__
+    assert {"transformers", "numpy"} <= found.stack.keys()
+    assert platform.node() not in str(found)
+
+
+def test_identity_is_stable_and_threads_matter():
+    assert machine.identity(threads=2) == machine.identity(threads=2)
+    assert machine.identity(threads=1) != machine.identity(threads=2)
+
+
+def test_memory_is_that_of_the_system():
+    pages = subprocess.run(["getconf", "_PHYS_PAGES"], capture_output=True, text=True, check=True)
+    size = subprocess.run(["getconf", "PAGE_SIZE"], capture_output=True, text=True, check=True)
+    assert machine.memory_bytes() == int(pages.stdout) * int(size.stdout)
+
+
+def test_identity_imports_no_torch():
+    code = (
+        "import sys; from latpred.calibration import machine as m; m.identity(threads=1); print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+class FakeError(Exception):
+    """What the library raises."""
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A management library that knows one GPU, which runs hot."""
+    nvml = types.ModuleType("pynvml")
+    open_count = [0]
+    bits = ("SwPowerCap", "ApplicationsClocksSetting", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown")
+    for position, bit in enumerate((*bits, "HwPowerBrakeSlowdown")):
+        setattr(nvml, f"nvmlClocksThrottleReason{bit}", 4 << position)
+
+    def handle(bus):
+        if bus != b"00000000:3B:00.0":
+            raise FakeError
+        return "handle"
+
+    nvml.NVMLError, nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_TEMPERATURE_GPU = FakeError, 1, 2, 0
+    nvml.nvmlInit = lambda: open_count.__setitem__(0, open_count[0] + 1)
+    nvml.nvmlShutdown = lambda: open_count.__setitem__(0, open_count[0] - 1)
+    nvml.nvmlDeviceGetHandleByPciBusId = handle
+    nvml.nvmlDeviceGetName = lambda handle: b"NVIDIA Example"
+    nvml.nvmlSystemGetDriverVersion = lambda: "570.1"
+    nvml.nvmlDeviceGetClockInfo = lambda handle, clock: {1: 1200, 2: 2600}[clock]
+    nvml.nvmlDeviceGetMaxClockInfo = lambda handle, clock: 1980
+    nvml.nvmlDeviceGetTemperature = lambda handle, sensor: 84
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: 699_500
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 4 | 32 | 1  # power cap, thermal, and idle
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return types.SimpleNamespace(nvml=nvml, open_count=open_count)
+
+
+def test_gpu_state_is_read_and_the_library_closed_again(library):
+    assert machine.gpu_state("00000000:3B:00.0") == machine.GpuState(
+        name="NVIDIA Example",
+        driver="570.1",
+        sm_mhz=1200,
+        sm_max_mhz=1980,
+        memory_mhz=2600,
+        temperature_c=84,
+        power_w=699.5,
+        throttled=("power cap", "thermal (software)"),
+    )
+    assert library.open_count == [0]
+
+
+def test_unknown_gpu_has_no_state_and_the_library_is_closed(library):
+    assert machine.gpu_state("00000000:FF:00.0") is None
+    assert library.open_count == [0]
+
+
+def test_no_driver_no_state(library):
+    def refuse():
+        raise FakeError
+
+    library.nvml.nvmlInit = refuse
+    assert machine.gpu_state("00000000:3B:00.0") is None
+
+
+def test_no_library_no_state(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert machine.gpu_state("00000000:3B:00.0") is None
+
+
+def test_identity_is_what_profiles_compare(tmp_path):
+    sys.path.insert(0, str(__file__).rsplit("/", 2)[0])
+    try:
+        import profiledata
+    finally:
+        sys.path.pop(0)
+    import msgspec
+
+    profile = msgspec.structs.replace(profiledata.profile(), machine=machine.identity(threads=2))
+    assert profiles.mismatch(profile, machine.identity(threads=2)) == []
+    assert profiles.mismatch(profile, machine.identity(threads=4)) == ["the number of threads is 4, the profile's is 2"]

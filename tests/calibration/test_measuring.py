@@ -1,0 +1,176 @@
+"""Measuring whole models: what the table holds, what becomes of failures, and that rounds interleave. No wall clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from latpred import tables
+from latpred.calibration import timing
+from latpred.calibration.cpu import CpuDevice
+from latpred.calibration.measuring import OUT_OF_MEMORY, Step, measure
+from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.subjects import Subject, module_subject
+from latpred.errors import UsageError
+from latpred.graph import ModelGraph
+
+FAST = timing.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
+
+
+class Choosy(nn.Module):
+    """Raises from a batch size on."""
+
+    def __init__(self, first: int, error: Exception) -> None:
+        super().__init__()
+        self.first, self.error = first, error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) >= self.first:
+            raise self.error
+        return x + 1
+
+
+class Drifting(CpuDevice):
+    """A processor whose every forward takes its batch in seconds, a thousandth longer each time it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.forwards, self.order = 0.0, 0, []
+
+    def clock(self) -> float:
+        return self.now
+
+    def errors(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Callable[[], None]:
+        batch = len(inputs[0])
+        self.order.append(batch)
+
+        def forward() -> None:
+            self.forwards += 1
+            self.now += batch * 1.001**self.forwards
+
+        return forward
+
+
+def test_a_tiny_model_on_the_cpu() -> None:
+    steps: list[Step] = []
+    table = measure({"tiny": tiny()}, [1, 3], image=8, repeats=2, plan=FAST, progress=steps.append)
+    assert list(table["batch"]) == [1, 3]
+    assert set(table["model"]) == {"tiny"}
+    assert set(table["status"]) == {tables.OK}
+    assert (table["latency_s"] > 0).all()
+    assert (table["repeat_ratio"] >= 1).all()
+    assert list(table["n"]) == [2, 2]
+    assert set(table["input_kind"]) == {"image"}
+    assert set(table["input_size"]) == {8}
+    assert table["run"].nunique() == 1
+    assert "threads=1" in table["stack"][0]
+    assert [step.done for step in steps] == [0, 1, 2, 3]
+    assert {step.total for step in steps} == {4}
+
+
+def test_one_round_knows_no_repeat_noise() -> None:
+    table = measure(tiny(), [1], image=8, repeats=1, plan=FAST)
+    assert table["model"][0] == "Sequential"
+    assert math.isnan(table["repeat_ratio"][0])
+
+
+def test_out_of_memory_stops_larger_batches_only() -> None:
+    subject = module_subject("choosy", Choosy(4, MemoryError("no room")), torch.zeros(1, 2))
+    table = measure(subject, [1, 2, 4, 8], repeats=3, plan=FAST).set_index("batch")
+    assert set(table["status"][[1, 2]]) == {tables.OK}
+    assert all(table["status"][[4, 8]].str.startswith(OUT_OF_MEMORY))
+    assert table["latency_s"][[4, 8]].isna().all()
+
+
+def test_a_model_that_raises_is_a_row_not_a_traceback() -> None:
+    subject = module_subject("choosy", Choosy(2, ValueError("wrong\n shape")), torch.zeros(1, 2))
+    table = measure(subject, [1, 2], repeats=2, plan=FAST)
+    assert list(table["status"]) == [tables.OK, "ValueError: wrong shape"]
+    assert list(table["n"]) == [2, 0]
+
+
+def test_without_time_nothing_is_measured_and_the_table_says_so() -> None:
+    table = measure(tiny(), [1, 2], image=8, budget_s=-1.0, plan=FAST)
+    assert set(table["status"]) == {"not reached in the time budget"}
+    assert table["latency_s"].isna().all()
+
+
+def test_rounds_spread_a_drift_over_all_cells() -> None:
+    device = Drifting()
+    subject = module_subject("any", nn.Identity(), torch.zeros(1, 2))
+    table = measure(subject, range(1, 9), device=device, repeats=4, plan=timing.Plan(least=3, most=3, warmup_s=0.0))
+    visits = [sorted(device.order[start : start + 8]) for start in range(0, 32, 8)]
+    assert visits == [list(range(1, 9))] * 4  # every round visits every cell once
+    slowdown = table["latency_s"] / table["batch"]
+    assert slowdown.max() / slowdown.min() < 1.001 ** (device.forwards / 4)  # less than one round's worth of drift
+
+
+def test_a_graph_runs_on_the_simulated_device(make_op: Any, make_graph: Any) -> None:
+    graph: ModelGraph = make_graph([make_op("elementwise", "elementwise", 1 << 20)] * 20)
+    quiet = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
+    single = measure(graph, [1, 64], device=quiet, plan=FAST, repeats=2)
+    flowing = measure(graph, [1, 64], device=quiet, plan=FAST, repeats=2, protocol="pipelined")
+    assert set(single["device"]) == {"simulated"}
+    assert set(single["protocol"]) == {"single"}
+    assert (flowing["latency_s"] < single["latency_s"]).all()
+    assert single["repeat_ratio"].max() < 1.01
+    # 64 times the bytes of 20 kernels that one sample already keeps busy with 8 MiB each
+    assert 30 < single["latency_s"][1] / single["latency_s"][0] <= 65
+
+
+def test_a_graph_cannot_run_elsewhere(make_op: Any, make_graph: Any) -> None:
+    with pytest.raises(UsageError, match="is a graph, which cpu cannot run"):
+        measure(make_graph([make_op("view")]), [1], plan=FAST)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batches": [0]}, "Batch 0 cannot be measured"),
+        ({"batches": [2.0]}, r"Batch 2\.0 cannot be measured"),
+        ({"batches": []}, "Batch 'list' cannot be measured"),
+        ({"batches": [1], "repeats": 0}, "0 repeats measure nothing"),
+        ({"batches": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
+        ({"batches": [1], "precision": "int4"}, "Precision 'int4' is not known"),
+    ],
+)
+def test_bad_requests(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        measure({"tiny": tiny()}, image=8, plan=FAST, **arguments)
+
+
+def test_models_are_built_once_when_they_fit_and_again_when_not() -> None:
+    built: list[str] = []
+
+    def subject(name: str) -> Subject:
+        def make(device: str, precision: str) -> Any:
+            built.append(name)
+            return nn.Linear(1000, 1000), lambda batch, where: (torch.zeros(batch, 1000),)
+
+        return Subject(name, "custom", 0, make)
+
+    class Small(CpuDevice):
+        def info(self) -> Any:
+            return msgspec.structs.replace(
+                super().info(), memory_bytes=20_100_000
+            )  # a fifth holds one model of 4.004 MB
+
+    measure([subject("a"), subject("b")], [1, 2], repeats=3, plan=FAST)
+    assert sorted(built) == ["a", "b"]
+    built.clear()
+    measure([subject("a"), subject("b")], [1, 2], device=Small(), repeats=3, plan=FAST)
+    assert len(built) == 4  # the one built first stays, the other is built anew in each round
