@@ -1,0 +1,26 @@
+"""Measures: the only part of latpred that starts a clock.
+
+`calibrate` measures a device into a profile, `measure` whole models into a table, `validate` compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from latpred.calibration.campaign import calibrate
+    from latpred.calibration.measuring import measure
+    from latpred.calibration.rawfit import fit_raw
+    from latpred.calibration.validation import validate
+
+__all__ = ["calibrate", "fit_raw", "measure", "validate"]
+
+_HOMES = {"calibrate": "campaign", "fit_raw": "rawfit", "measure": "measuring", "validate": "validation"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

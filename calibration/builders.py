@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latpred.calibration.cells import Cell
+from latpred.calibration.precisions import cast
 from latpred.errors import CalibrationError
 from latpred.graph import ModelGraph
 
@@ -225,11 +226,9 @@ def build(cell: Cell, device: Any) -> Callable[[], None]:
 
     To be called under `torch.inference_mode()`, which costs too much to be entered for each call.
     """
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(cell.precision, torch.float32)
     with torch.device(device.torch_device):
         built = make(cell)
-    inputs = tuple(_cast(tensor, dtype) for tensor in built.inputs)
-    weights = tuple(_cast(tensor, dtype) for tensor in built.weights)
+    inputs, weights = cast(built.inputs, cell.precision), cast(built.weights, cell.precision)
     held = sum(tensor.numel() * tensor.element_size() for tensor in weights)
     if cell.kind == "dispatch" or held == 0:
         return partial(built.function, *inputs, *weights)
@@ -237,7 +236,3 @@ def build(cell: Cell, device: Any) -> Callable[[], None]:
     calls = [partial(built.function, *inputs, *(tensor.clone() for tensor in weights)) for _ in range(copies)]
     rotation = cycle(calls)
     return lambda: next(rotation)()
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -117,11 +117,12 @@ def measure(
     """
     sizes = _checked(batches, repeats, protocol)
     live = open_device(device) if isinstance(device, str) else device
+    live.use_precision(precision)
     subjects = subjects_of(models, seq=seq, image=image)
     cells = [_Cell(subject, batch) for subject in subjects for batch in sizes]
     bench = _Bench(live, runtime, precision, protocol, plan or VISIT)
     with torch.inference_mode():
-        _rounds(cells, bench, repeats, _Pace(repeats * len(cells), budget_s, progress))
+        _rounds(cells, bench, repeats, Pace(repeats * len(cells), budget_s, progress))
     return _table(cells, bench)
 
 
@@ -185,7 +186,7 @@ class _Bench:
         return model, lambda batch: inputs(batch, where)
 
 
-class _Pace:
+class Pace:
     """Counts visits, says how long the rest will take, and when the budget is spent."""
 
     def __init__(self, total: int, budget_s: float | None, progress: Callable[[Step], None] | None) -> None:
@@ -205,7 +206,7 @@ class _Pace:
         return True
 
 
-def _rounds(cells: Sequence[_Cell], bench: _Bench, repeats: int, pace: _Pace) -> None:
+def _rounds(cells: Sequence[_Cell], bench: _Bench, repeats: int, pace: Pace) -> None:
     for number in range(repeats):
         for group in _order(cells, number):
             for cell in group:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import lru_cache
 
 import msgspec
 import torch
 from torch import nn
 
 from latpred.calibration import blocks
+from latpred.graph import ModelGraph
 
 
 class NetworkSpec(msgspec.Struct, frozen=True):
@@ -29,8 +31,20 @@ class NetworkSpec(msgspec.Struct, frozen=True):
     size: int
     batch: int
 
+    @property
+    def tiny(self) -> bool:
+        """So narrow that only dispatch takes time."""
+        return self.width == TINY_WIDTH
+
+    @property
+    def judge(self) -> bool:
+        """Kept out of every fit, to tell how well whole networks are predicted."""
+        return not self.tiny and self.seed // len(KINDS) % JUDGE_EVERY == JUDGE_EVERY - 1
+
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
+TINY_WIDTH = 8
+JUDGE_EVERY = 6
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
 
 
@@ -39,9 +53,9 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
     rng = random.Random(seed)
     kind = KINDS[seed % len(KINDS)]
     if tiny:
-        return NetworkSpec(kind, seed, width=8, size=32 if kind in _IMAGE else 8, batch=1)
-    largest = 256 if kind in ("residual", "mobile", "dense") else 1280
-    width = _log_uniform(rng, 16, largest, 8)
+        return NetworkSpec(kind, seed, width=TINY_WIDTH, size=32 if kind in _IMAGE else 8, batch=1)
+    smallest, largest = (32, 320) if kind in ("residual", "mobile", "dense") else (64, 1280)
+    width = _log_uniform(rng, smallest, largest, 8)
     if kind in _IMAGE:
         size = rng.choice((32, 48, 64, 96, 112, 128, 160, 192, 224))
     else:
@@ -78,6 +92,16 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
     if spec.kind == "mixer":
         return (torch.randn(count, spec.size, _multiple(spec.width, 8), device=device),)
     return (torch.randn(count, 3, spec.size, spec.size, device=device),)
+
+
+@lru_cache(maxsize=4096)
+def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
+    """What a spec's network does, walked like any model."""
+    from latpred.tracing import trace
+
+    with torch.device("meta"):
+        model = build(spec)
+    return trace(model, inputs(spec, 2), precision=precision)
 
 
 def _log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:

@@ -1,0 +1,88 @@
+"""What is measured on an asynchronous device: clock constants, dispatch, kernels in long queues, networks to judge by.
+
+Kernels are timed back to back with cold weights and hot activations, never one at a time on an idle stream, where one
+would measure the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from latpred.calibration import clocks, networks, suite, timing
+from latpred.calibration.cells import Cell
+from latpred.calibration.device import Device
+from latpred.calibration.precisions import DTYPES, cast
+from latpred.calibration.session import Row, Sampled
+from latpred.calibration.timing import Timing
+
+TINY = 3 * len(networks.KINDS)
+JUDGES = 24
+ROUND = 24  # kernel cells between two judges
+
+
+class Asynchronous:
+    """The campaign of a GPU, or of the simulated device.
+
+    Parameters
+    ----------
+    device : Device
+        An asynchronous one.
+    precisions : sequence of str
+        The most important first.
+    """
+
+    def __init__(self, device: Device, precisions: Sequence[str]) -> None:
+        self._device = device
+        self._precisions = tuple(precisions)
+
+    def cells(self, rows: Callable[[], Sequence[Row]]) -> Iterator[Cell]:
+        """Clocks, dispatch, tiny networks; then kernels of every precision in turns, with a judge now and then."""
+        yield suite.CLOCK
+        yield from suite.dispatch_cells()
+        for spec in suite.tiny_networks(TINY):
+            yield suite.network_cell(spec)
+        kernels = {precision: suite.kernel_cells(precision, seed=0) for precision in self._precisions}
+        judges = (spec for spec in suite.sized_networks() if spec.judge)
+        while True:
+            for precision in self._precisions:
+                yield from islice(kernels[precision], ROUND)
+                yield suite.network_cell(next(judges), precision)
+
+    def measure(self, cell: Cell) -> Sampled:
+        """Time one cell."""
+        if cell == suite.CLOCK:
+            return Sampled(_constants(self._device))
+        if cell.kind == "network":
+            return Sampled(self._network(cell))
+        call = self._device.prepare(cell)
+        if cell.kind == "dispatch":
+            return Sampled({"issue": timing.issue(self._device, call)})
+        return Sampled({"queued": timing.queued(self._device, call)})
+
+    def _network(self, cell: Cell) -> dict[str, Timing]:
+        spec = suite.network_spec(cell)
+        call = self._device.prepare_model(*self._subject(cell), "eager")
+        timings = {"single": timing.single(self._device, call)}
+        syncs = networks.graph(spec, cell.precision).syncs(spec.batch)
+        if spec.tiny and not syncs:
+            timings["issue"] = timing.issue(self._device, call, timing.Plan(loops=1))
+        return timings
+
+    def _subject(self, cell: Cell) -> tuple[Any, Any]:
+        """What the device runs: a module and its inputs, or for a simulation the graph and the batch."""
+        spec = suite.network_spec(cell)
+        place = getattr(self._device, "torch_device", None)
+        if place is None:
+            return networks.graph(spec, cell.precision), spec.batch
+        model = networks.build(spec).to(place, DTYPES[cell.precision])
+        return model, tuple(tensor.to(place) for tensor in cast(networks.inputs(spec), cell.precision))
+
+
+def _constants(device: Device) -> dict[str, Timing]:
+    """Clock constants as timings, so that a journal holds them like any other cell; the queue is a number of launches."""
+    found = clocks.measure(device)
+    values = {name: getattr(found, name) for name in found.__struct_fields__ if name not in ("queue", "stable")}
+    timings = {name: Timing(us * 1e-6, 0.0, 1, found.stable) for name, us in values.items()}
+    return timings | {"queue": Timing(float(found.queue), 0.0, 1, found.stable)}

@@ -1,0 +1,176 @@
+"""Journal rows to a `DeviceProfile`: dispatch, kernels, and how far off networks were that no fit saw.
+
+One path for every device: where rows hold calls timed in place, those give the kernels, else kernel cells do. Nothing
+is measured here, so a profile can be fitted again from any journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from latpred.calibration import builders, judging, networks
+from latpred.calibration.clocks import Clocks
+from latpred.calibration.dispatchfit import NetworkRun, fit_in_place, fit_issued
+from latpred.calibration.inplace import calls
+from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
+from latpred.calibration.session import Row
+from latpred.calibration.suite import CLOCK, network_spec
+from latpred.errors import CalibrationError
+from latpred.pricing import host_cost
+from latpred.profile import SCHEMA_VERSION, Acceptance, DeviceInfo, DeviceProfile, DispatchFit, Machine, Sample
+from latpred.units import US_PER_S
+
+LEAST_SHARE = 0.2  # of a call's time that must be kernel for the call to say anything about kernels
+FEWEST_NETWORKS = 4
+
+
+def fit_profile(rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: str) -> DeviceProfile:
+    """The profile that a journal's rows amount to.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Of one device; rows with errors are left out.
+    machine : Machine
+        Where they were measured.
+    info : DeviceInfo
+        The device; its clock constants are filled in from the rows.
+    name : str
+        Name of the profile.
+
+    Raises
+    ------
+    CalibrationError
+        When there are too few rows to fit anything.
+    """
+    good = [row for row in rows if not row.error]
+    runs = [run_of(row) for row in good if row.cell.kind == "network"]
+    tiny = [run for run, row in zip(runs, _networks(good), strict=True) if network_spec(row.cell).tiny]
+    if len(tiny) < FEWEST_NETWORKS:
+        raise CalibrationError(
+            f"only {len(tiny)} tiny networks were timed, too few for a profile. Give the calibration more time: "
+            "latpred calibrate --budget 5m"
+        )
+    info = clocks_of(good).into(info) if info.asynchronous else info
+    dispatch = fit_issued(_issue_costs(good), tiny) if info.asynchronous else fit_in_place(tiny)
+    profile = DeviceProfile(
+        name=name,
+        schema=SCHEMA_VERSION,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        provenance="measured",
+        machine=machine,
+        device=info,
+        protocol=dict(_PROTOCOL),
+        runtimes={"eager": dispatch},
+        kernels={
+            precision: fits
+            for precision, samples in _samples(good, dispatch, info).items()
+            if (fits := fit_kernels(samples, info.multiprocessors))
+        },
+        samples=tuple(_sample(row) for row in good),
+        acceptance=Acceptance(False, {}, ()),
+        seconds=round(sum(row.seconds for row in rows), 3),
+    )
+    return _judged(profile, good)
+
+
+def _judged(profile: DeviceProfile, rows: Sequence[Row]) -> DeviceProfile:
+    """The profile with the spread and the verdict of the networks that were kept out of its fits."""
+    judges = {row.cell.key: _latency(row) for row in _networks(rows) if network_spec(row.cell).judge}
+    found = judging.verdicts(profile, judges)
+    spread = judging.network_spread(found)
+    runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
+    timings = [timing for row in rows for timing in row.timings.values()]
+    acceptance = judging.accepted(found, sum(timing.stable for timing in timings) / len(timings))
+    return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=acceptance)
+
+
+_PROTOCOL = {
+    "latency": "single: synchronised after each forward pass",
+    "mode": "torch.inference_mode, evaluation mode, inputs on the device, caches warm",
+    "statistic": "median, with half the interquartile range as spread",
+}
+
+
+def run_of(row: Row) -> NetworkRun:
+    """A network row as a run: its latency where the device is synchronous, else the time to issue it."""
+    spec = network_spec(row.cell)
+    timing = row.timings.get("issue") or row.timings["single"]
+    graph = networks.graph(spec, row.cell.precision)
+    return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us)
+
+
+def _latency(row: Row) -> NetworkRun:
+    return run_of(row)._replace(total_us=row.timings["single"].median_s * US_PER_S)
+
+
+def clocks_of(rows: Iterable[Row]) -> Clocks:
+    """The clock constants that a journal holds.
+
+    Raises
+    ------
+    CalibrationError
+        When it holds none.
+    """
+    for row in rows:
+        if row.cell == CLOCK:
+            values = {name: timing.median_s * US_PER_S for name, timing in row.timings.items() if name != "queue"}
+            return Clocks(**values, queue=round(row.timings["queue"].median_s))
+    raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
+
+
+def _networks(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.cell.kind == "network"]
+
+
+def _issue_costs(rows: Iterable[Row]) -> dict[str, float]:
+    """Host microseconds of each dispatch class, from ops issued in loops of their own."""
+    costs: dict[str, float] = {}
+    for row in rows:
+        if row.cell.kind == "dispatch":
+            graph, batch = builders.graph(row.cell)
+            ops = [op for op in graph.at(batch) if op.name != "python::return"]
+            if len(ops) == 1:
+                costs[ops[0].host_class] = row.timings["issue"].median_s * US_PER_S
+    return costs
+
+
+def _samples(rows: Sequence[Row], dispatch: DispatchFit, info: DeviceInfo) -> dict[str, list[KernelSample]]:
+    """Kernel samples by precision."""
+    found: dict[str, list[KernelSample]] = {}
+    for row in rows:
+        if row.cell.kind == "kernel":
+            found.setdefault(row.cell.precision, []).extend(_queued_sample(row, info.gap_us))
+        elif row.cell.kind == "network" and row.calls_us and not network_spec(row.cell).judge:
+            found.setdefault(row.cell.precision, []).extend(_placed_samples(run_of(row), dispatch))
+    return found
+
+
+def _queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
+    """A kernel timed in a queue: its period less the gap to its predecessor."""
+    graph, batch = builders.graph(row.cell)
+    launching = [op for op in graph.at(batch) if op.launches]
+    us = row.timings["queued"].median_s * US_PER_S - gap_us
+    if len(launching) == 1 and launching[0].launches == 1 and us > 0:
+        yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
+
+
+def _placed_samples(run: NetworkRun, dispatch: DispatchFit) -> Iterator[KernelSample]:
+    """Kernels of calls timed in place: what is left of a call's time after its dispatch."""
+    for group, taken in zip(calls(run.ops), run.calls_us, strict=True):
+        op = group[0]
+        if len(group) > 1 or not op.launches or op.estimated:
+            continue
+        us = taken - host_cost(dispatch, op.host_class) * dispatch.scale
+        share = us / taken
+        if share >= LEAST_SHARE:
+            # A kernel hidden in its dispatch is known no better than the dispatch is.
+            yield KernelSample(op.family, row_of(op, run.batch), us / op.launches, share**2)
+
+
+def _sample(row: Row) -> Sample:
+    timing = next(iter(row.timings.values()))
+    return Sample(row.cell.key, round(timing.median_s * US_PER_S, 3), round(timing.spread_s * US_PER_S, 3), timing.n)

@@ -1,0 +1,98 @@
+"""Kernel samples to `KernelFit`s: one regressor for each family, special families where they have samples enough.
+
+Where a sample came from, a queue of a GPU or the place of an op in a network, does not matter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.features import WORK
+from latpred.graph import Op
+from latpred.ops.families import DIMS, root
+from latpred.profile import KernelFit
+from latpred.roofline import RooflineRegressor, scale_leaf
+
+FEWEST = 6  # samples below which a family borrows
+FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
+
+Floats = NDArray[np.float64]
+
+
+class KernelSample(NamedTuple):
+    """One timed kernel.
+
+    row : work and dimensions in the order of `latpred.features.layout(family).columns`. us : its time without dispatch.
+    weight : how well that is known, relative to other samples.
+    """
+
+    family: str
+    row: tuple[float, ...]
+    us: float
+    weight: float = 1.0
+
+
+def row_of(op: Op, batch: int) -> tuple[float, ...]:
+    """Work and dimensions of one op at a batch size."""
+    work = [float(getattr(op, name).at(batch)) for name in WORK]
+    return (*work, *(float(op.dims[name].at(batch)) for name in DIMS[root(op.family)]))
+
+
+def fit_kernels(samples: Iterable[KernelSample], multiprocessors: int = 0) -> dict[str, KernelFit]:
+    """A fit for every family that has samples.
+
+    Parameters
+    ----------
+    samples : iterable of KernelSample
+        Of one device and precision; repeated rows are averaged.
+    multiprocessors : int
+        Of a GPU; 0 for a CPU.
+    """
+    by_family: dict[str, dict[str, list[KernelSample]]] = {}
+    for sample in samples:
+        by_family.setdefault(root(sample.family), {}).setdefault(sample.family, []).append(sample)
+    fits: dict[str, KernelFit] = {}
+    for family, leaves in by_family.items():
+        fits.update(_fit_family(family, leaves, multiprocessors))
+    return fits
+
+
+def _fit_family(
+    family: str, leaves: Mapping[str, Sequence[KernelSample]], multiprocessors: int
+) -> dict[str, KernelFit]:
+    pooled = [sample for samples in leaves.values() for sample in samples]
+    if len(pooled) < FEWEST:
+        return {}
+    general = _fit(family, pooled, multiprocessors)
+    special: dict[str, KernelFit] = {}
+    scales: dict[str, float] = {}
+    for leaf, samples in leaves.items():
+        if leaf == family:
+            continue
+        if len(samples) >= FEWEST_LEAF:
+            special[leaf] = _fit(family, samples, multiprocessors)
+        else:
+            rows, times, _ = _averaged(samples)
+            scales[leaf] = scale_leaf(general, rows, times)
+    return {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
+
+
+def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int) -> KernelFit:
+    rows, times, weights = _averaged(samples)
+    return RooflineRegressor(family, multiprocessors).fit(rows, times, weights).to_fit()
+
+
+def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats]:
+    """Rows, each once, with the median of its times and the sum of its weights."""
+    by_row: dict[tuple[float, ...], list[KernelSample]] = {}
+    for sample in samples:
+        by_row.setdefault(sample.row, []).append(sample)
+    times = [float(np.median([sample.us for sample in group])) for group in by_row.values()]
+    # A row seen often is known better, but not without end: what is left is the regressor's own error.
+    weights = [min(4.0, sum(sample.weight for sample in group)) for group in by_row.values()]
+    return np.array(list(by_row)), np.array(times), np.array(weights)

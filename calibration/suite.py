@@ -1,0 +1,221 @@
+"""Which cells a calibration times: tiny ops and networks for dispatch, shapes for kernels, networks to be judged by.
+
+Shapes are drawn at random, log-uniformly over what published networks use; `sampling` then picks those that the fit is
+least sure of. Nothing here is timed, and no model that a profile is judged on is looked at.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import msgspec
+
+from latpred.calibration import networks
+from latpred.calibration.cells import Cell
+from latpred.calibration.networks import NetworkSpec
+from latpred.graph import ModelGraph
+
+CLOCK = Cell("clock", "constants")
+# Most work of a network, drawn for each: many small cells teach more than few large ones, but large ones must be seen.
+LARGEST_MACS = (50_000_000, 4_000_000_000)
+BYTES_PER_MAC = 1.0
+LARGEST_BYTES = 512 << 20  # of one tensor of a kernel cell
+_TINY = {
+    "m": 4,
+    "n": 8,
+    "k": 8,
+    "batch": 2,
+    "heads": 2,
+    "queries": 4,
+    "head_dim": 8,
+    "masked": 0,
+    "c_in": 8,
+    "c_out": 8,
+    "size": 8,
+    "kernel": 3,
+    "stride": 1,
+    "groups": 1,
+    "rows": 4,
+    "cols": 8,
+    "table": 16,
+    "channels": 8,
+}
+_GEMM, _BMM = ("m", "n", "k"), ("batch", "m", "n", "k")
+_CONV = ("batch", "c_in", "c_out", "size", "kernel", "stride", "groups")
+_ATTENTION = ("batch", "heads", "queries", "head_dim", "masked")
+_ROWS, _TABLE, _MAPS = ("rows", "cols"), ("rows", "cols", "table"), ("batch", "channels", "size")
+
+_SHAPED = {
+    "gemm": _GEMM,
+    "bmm": _BMM,
+    "conv": _CONV,
+    "attention": _ATTENTION,
+    "embedding": _TABLE,
+    "index_select": _TABLE,
+}
+_ON_MAPS = ("batch_norm", "group_norm", "max_pool", "avg_pool", "global_pool")
+_ON_ROWS = (
+    *("layer_norm", "softmax", "mean", "sum", "cumsum", "topk", "add", "sub", "mul", "div", "add_scalar", "mul_vector"),
+    *(
+        "pow",
+        "gelu",
+        "relu",
+        "silu",
+        "tanh",
+        "sigmoid",
+        "exp",
+        "rsqrt",
+        "hardswish",
+        "relu6",
+        "neg",
+        "cos",
+        "gt",
+        "where",
+    ),
+    *("masked_fill", "clone", "transpose_copy", "cast", "cat", "pad", "roll", "fft"),
+)
+_HOST_ONLY = ("view", "transpose", "permute", "expand", "slice", "unsqueeze", "split", "arange", "zeros")
+# How often each op is drawn: what network time is mostly made of comes first.
+_WEIGHTS = {"gemm": 10, "conv": 12, "bmm": 4, "attention": 5, "layer_norm": 2, "softmax": 2, "batch_norm": 2}
+
+
+def dims_of(name: str) -> tuple[str, ...]:
+    """Dimensions that the builder of a name reads."""
+    if name in _SHAPED:
+        return _SHAPED[name]
+    return _MAPS if name in _ON_MAPS else _ROWS
+
+
+def dispatch_cells(runtime: str = "eager") -> list[Cell]:
+    """One tiny op of every kind: what is left of its time is what issuing it costs."""
+    names = (*_SHAPED, *_ON_ROWS, *_ON_MAPS, *_HOST_ONLY)
+    return [Cell("dispatch", name, {dim: _TINY[dim] for dim in dims_of(name)}, "fp32", runtime) for name in names]
+
+
+def kernel_cells(precision: str, seed: int, first: tuple[str, ...] = ()) -> Iterator[Cell]:
+    """Endless random kernel cells of a precision; every op comes once before any comes twice."""
+    rng = random.Random(f"{seed}/{precision}")
+    names = (*_SHAPED, *_ON_ROWS, *_ON_MAPS)
+    weights = [_WEIGHTS.get(name, 1) for name in names]
+    for name in (*first, *names):
+        yield _kernel_cell(rng, name, precision)
+    while True:
+        yield _kernel_cell(rng, rng.choices(names, weights)[0], precision)
+
+
+def _kernel_cell(rng: random.Random, name: str, precision: str) -> Cell:
+    draw: Callable[[random.Random], dict[str, int]] = {
+        "gemm": _draw_gemm,
+        "bmm": _draw_bmm,
+        "conv": _draw_conv,
+        "attention": _draw_attention,
+        "embedding": _draw_table,
+        "index_select": _draw_table,
+    }.get(name, _draw_map if name in _ON_MAPS else _draw_rows)
+    return Cell("kernel", name, draw(rng), precision)
+
+
+def network_cell(spec: NetworkSpec, precision: str = "fp32", runtime: str = "eager") -> Cell:
+    """The cell that times a generated network."""
+    dims = {"seed": spec.seed, "width": spec.width, "size": spec.size, "batch": spec.batch}
+    return Cell("network", spec.kind, dims, precision, runtime)
+
+
+def network_spec(cell: Cell) -> NetworkSpec:
+    """The generated network that a cell times."""
+    return NetworkSpec(cell.name, cell.dims["seed"], cell.dims["width"], cell.dims["size"], cell.dims["batch"])
+
+
+def tiny_networks(number: int) -> list[NetworkSpec]:
+    """Networks that only dispatch."""
+    return [networks.draw(seed, tiny=True) for seed in range(number)]
+
+
+def sized_networks(first_seed: int = 0) -> Iterator[NetworkSpec]:
+    """Endless networks of every size that a calibration can afford, one kind after the other."""
+    for seed in count(first_seed):
+        spec = networks.draw(seed)
+        graph = networks.graph(spec)
+        most = _log_uniform(random.Random(f"most/{seed}"), *LARGEST_MACS)
+        while spec.batch > 1 and _work(graph, spec.batch) > most:
+            spec = msgspec.structs.replace(spec, batch=spec.batch // 2)
+        if _work(graph, spec.batch) <= LARGEST_MACS[1]:
+            yield spec
+
+
+def _work(graph: ModelGraph, batch: int) -> float:
+    """Multiply-adds, or what the bytes moved are worth in them."""
+    return max(graph.macs(batch), BYTES_PER_MAC * graph.bytes(batch))
+
+
+def _log_uniform(rng: random.Random, low: int, high: int, step: int = 1) -> int:
+    value = low * (high / low) ** rng.random()
+    return max(step, round(value / step) * step)
+
+
+def _draw_gemm(rng: random.Random) -> dict[str, int]:
+    m = _log_uniform(rng, 1, 16384)
+    n, k = _log_uniform(rng, 16, 8192, 8), _log_uniform(rng, 16, 8192, 8)
+    while 4 * max(m * n, m * k, n * k) > LARGEST_BYTES:
+        m = max(1, m // 2)
+    return {"m": m, "n": n, "k": k}
+
+
+def _draw_bmm(rng: random.Random) -> dict[str, int]:
+    batch, m = _log_uniform(rng, 1, 1024), _log_uniform(rng, 4, 1024, 4)
+    n, k = rng.choice(
+        ((m, 64), (64, m), (m, 32), (32, m), (_log_uniform(rng, 8, 1024, 8), _log_uniform(rng, 8, 512, 8)))
+    )
+    while 4 * batch * max(m * n, m * k, n * k) > LARGEST_BYTES // 4:
+        batch = max(1, batch // 2)
+    return {"batch": batch, "m": m, "n": n, "k": k}
+
+
+def _draw_conv(rng: random.Random) -> dict[str, int]:
+    size = rng.choice((7, 8, 14, 16, 28, 32, 56, 112, 224))
+    kind = rng.choice(("pointwise", "dense", "dense", "depthwise", "grouped", "stem"))
+    channels = _log_uniform(rng, 16, min(1024, max(32, 28672 // size)), 8)
+    c_out = channels if kind in ("depthwise", "grouped") else _log_uniform(rng, 16, 1024, 8)
+    kernel, groups = rng.choice((3, 3, 3, 5, 7)), 1
+    if kind == "pointwise":
+        kernel = 1
+    elif kind == "depthwise":
+        groups = channels
+    elif kind == "grouped":
+        groups = rng.choice([g for g in (2, 4, 8, 32) if channels % g == 0])
+    elif kind == "stem":
+        channels, c_out, kernel, size = 3, _log_uniform(rng, 16, 128, 8), rng.choice((3, 7)), rng.choice((64, 112, 224))
+    batch, stride = _log_uniform(rng, 1, 128), rng.choice((1, 1, 2))
+    while 4 * batch * max(channels, c_out) * size * size > LARGEST_BYTES // 2:
+        batch = max(1, batch // 2)
+    dims = (batch, channels, c_out, size, kernel, stride, groups)
+    return dict(zip(_CONV, dims, strict=True))
+
+
+def _draw_attention(rng: random.Random) -> dict[str, int]:
+    queries = _log_uniform(rng, 4, 1024, 4)
+    batch, heads = _log_uniform(rng, 1, 128), rng.choice((1, 2, 4, 8, 12, 16, 32))
+    while batch > 1 and batch * heads * queries * max(queries, 64) * 4 > LARGEST_BYTES:
+        batch //= 2
+    dims = (batch, heads, queries, rng.choice((32, 64, 64, 128)), int(rng.random() < 0.3))
+    return dict(zip(_ATTENTION, dims, strict=True))
+
+
+def _draw_rows(rng: random.Random) -> dict[str, int]:
+    rows, cols = _log_uniform(rng, 1, 131072), _log_uniform(rng, 8, 8192, 8)
+    while 4 * rows * cols > LARGEST_BYTES // 4:
+        rows = max(1, rows // 2)
+    return {"rows": rows, "cols": cols}
+
+
+def _draw_table(rng: random.Random) -> dict[str, int]:
+    return {"rows": _log_uniform(rng, 1, 16384), "cols": _log_uniform(rng, 16, 2048, 8), "table": 2048}
+
+
+def _draw_map(rng: random.Random) -> dict[str, int]:
+    batch, channels, size = _log_uniform(rng, 1, 128), _log_uniform(rng, 8, 1024, 8), rng.choice((7, 14, 28, 56, 112))
+    while 4 * batch * channels * size * size > LARGEST_BYTES // 4:
+        batch = max(1, batch // 2)
+    return {"batch": batch, "channels": channels, "size": size}

@@ -1,0 +1,67 @@
+"""What is measured on a synchronous device: networks, timed whole and call by call in place.
+
+Tiny networks tell what dispatch costs, sized ones what kernels take; some of the latter are kept to judge the fit by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from latpred.calibration import inplace, networks, suite
+from latpred.calibration.cells import Cell
+from latpred.calibration.device import Device
+from latpred.calibration.networks import NetworkSpec
+from latpred.calibration.precisions import DTYPES, cast
+from latpred.calibration.session import Row, Sampled
+
+TINY = 3 * len(networks.KINDS)
+TINY_REPEATS, TINY_S = 15, 0.15
+SIZED_REPEATS, SIZED_S = 5, 0.06
+JUDGE_REPEATS, JUDGE_S = 7, 0.5
+# Of the cells that come after the first ones, how many are of the first precision for each one of another.
+PREFERENCE = 3
+
+
+class Synchronous:
+    """The campaign of a CPU.
+
+    Parameters
+    ----------
+    device : Device
+        A synchronous one.
+    precisions : sequence of str
+        The most important first.
+    """
+
+    def __init__(self, device: Device, precisions: Sequence[str]) -> None:
+        self._device = device
+        self._precisions = tuple(precisions)
+
+    def cells(self, rows: Callable[[], Sequence[Row]]) -> Iterator[Cell]:
+        """Tiny networks, then sized ones without end."""
+        for spec in suite.tiny_networks(TINY):
+            yield suite.network_cell(spec)
+        for number, spec in enumerate(suite.sized_networks()):
+            yield suite.network_cell(spec, self._precision(number))
+
+    def measure(self, cell: Cell) -> Sampled:
+        """Time a network whole and call by call."""
+        spec = suite.network_spec(cell)
+        model = networks.build(spec).to(DTYPES[cell.precision])
+        inputs = cast(networks.inputs(spec), cell.precision)
+        repeats, budget_s = _effort(spec)
+        placed = inplace.time_ops(model, inputs, repeats=repeats, budget_s=budget_s)
+        return Sampled({"single": placed.forward}, placed.calls_us)
+
+    def _precision(self, number: int) -> str:
+        main, *others = self._precisions
+        if not others or number % (PREFERENCE + 1) < PREFERENCE:
+            return main
+        return others[number // (PREFERENCE + 1) % len(others)]
+
+
+def _effort(spec: NetworkSpec) -> tuple[int, float]:
+    """Forward passes and seconds to spend on a network."""
+    if spec.tiny:
+        return TINY_REPEATS, TINY_S
+    return (JUDGE_REPEATS, JUDGE_S) if spec.judge else (SIZED_REPEATS, SIZED_S)

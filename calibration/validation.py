@@ -1,0 +1,116 @@
+"""Validate a profile: measure a suite of whole models that no fit has seen, or replay a recording, and compare.
+
+Only puts the pieces together: `measuring` measures, `predicted` predicts, `latpred.accuracy` judges.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from latpred import profiles
+from latpred.accuracy import Report, compare
+from latpred.calibration import suites
+from latpred.calibration.device import open_device
+from latpred.calibration.measuring import REPEATS, Pace, Step, measure
+from latpred.calibration.rivals import RIVALS, with_rivals
+from latpred.errors import UsageError
+from latpred.predicted import predict_table
+from latpred.profile import DeviceProfile
+from latpred.recording import Recording, load
+
+MEASURED_SHARE = 0.75  # of the budget; the rest is for baselines that need the device
+
+
+def validate(
+    device: str = "cpu",
+    *,
+    profile: DeviceProfile | None = None,
+    suite: str = "cpu",
+    runtimes: Sequence[str] = ("eager",),
+    batches: Sequence[int] | None = None,
+    precision: str = "fp32",
+    protocol: str = "single",
+    repeats: int = REPEATS,
+    rivals: Sequence[str] = tuple(RIVALS),
+    replay: Recording | str | os.PathLike[str] | None = None,
+    record: str | os.PathLike[str] | None = None,
+    budget_s: float | None = None,
+    progress: Callable[[Step], None] | None = None,
+) -> Report:
+    """Hold a profile's predictions against whole models measured here, or against a recording.
+
+    Parameters
+    ----------
+    device : str
+        "cpu", "cuda:0" or "simulated"; with `replay`, what finds the profile.
+    profile : DeviceProfile, optional
+        What to predict with; by default the one `latpred.profiles.find` finds for the device.
+    suite : str
+        Name of a suite (`latpred.calibration.suites`).
+    runtimes : sequence of str
+        Runtimes to measure in.
+    batches : sequence of int, optional
+        Batch sizes in place of the suite's own.
+    precision, protocol : str
+        Of all cells.
+    repeats : int
+        Rounds of measurement.
+    rivals : sequence of str
+        Baselines that need the device: "isolated_ops", "runtime_estimator".
+    replay : Recording, str or path, optional
+        A recording, its folder, or the name of a shipped one: nothing is measured then.
+    record : path, optional
+        Folder to keep what was measured in, to be replayed later.
+    budget_s : float, optional
+        Seconds after which no visit starts.
+    progress : callable, optional
+        Told before each visit.
+
+    Raises
+    ------
+    ProfileError
+        When there is no profile for the device.
+    UsageError
+        For an unknown suite, runtime or baseline, or a replay that is also to be recorded.
+    RecordingError
+        When the recording is not usable.
+    """
+    if replay is not None and record is not None:
+        raise UsageError("A replay measures nothing that could be recorded. Give replay or record, not both.")
+    known = profile or profiles.find(device)
+    if replay is not None:
+        return (replay if isinstance(replay, Recording) else load(replay)).replay(known)
+    chosen = suites.get(suite)
+    subjects = chosen.subjects()
+    live = open_device(device)
+    parts = [
+        measure(
+            subjects,
+            batches or chosen.batches,
+            runtime=runtime,
+            device=live,
+            protocol=protocol,
+            repeats=repeats,
+            precision=precision,
+            budget_s=None if budget_s is None else MEASURED_SHARE * budget_s / len(runtimes),
+            progress=progress,
+        )
+        for runtime in runtimes
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
+    pace = Pace(len(table) * len(rivals), left_s, progress)
+    table, reasons = with_rivals(table, subjects, live, rivals, pace.next)
+    graphs = {subject.key(precision): subject.walk(precision) for subject in subjects}
+    if record is not None:
+        Recording(f"{suite}-{known.name}", _about(suite, table), table, graphs).save(record)
+    notes = [f"Measured now: {said}." for said in profiles.mismatch(known, live.machine())]
+    return compare(predict_table(table, graphs, known), table, reasons=reasons, notes=notes)
+
+
+def _about(suite: str, table: pd.DataFrame) -> str:
+    first = table.iloc[0]
+    return f"suite {suite} on {first['device']} ({first['machine']}), {first['stack']}, run {first['run']}"
