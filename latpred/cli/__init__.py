@@ -19,6 +19,7 @@ VERBS = {
     "calibrate": "calibrating",
     "measure": "measuring",
     "compare": "judging",
+    "validate": "judging",
     "evaluate": "judging",
     "profiles": "keeping",
     "cache": "keeping",

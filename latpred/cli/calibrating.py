@@ -3,57 +3,116 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from latpred.cli.context import State
-from latpred.cli.options import Output, output_options, parse_seconds, parsed_by, speech_options
+from latpred.cli.options import PRECISIONS, Output, output_options, parse_seconds, parsed_by, speech_options
 from latpred.cli.output import emit, notice
 
 if TYPE_CHECKING:
+    from latpred.calibration.campaign import Progress
+    from latpred.cli.progress import Show
     from latpred.profile import DeviceProfile
+
+
+class Wanted(NamedTuple):
+    """What is to be calibrated, and with how much effort."""
+
+    device: str
+    quick: bool = False
+    budget_s: float | None = None
+    precisions: tuple[str, ...] = ()
+    fresh: bool = False
+    name: str | None = None
+
+
+class Moment(NamedTuple):
+    """One moment of a calibration, as a progress display takes it."""
+
+    done: float
+    total: float
+    label: str
+    left_s: float
 
 
 @click.command(epilog="\b\nExample:\n  latpred calibrate --quick\n  latpred calibrate --device cuda:0 --budget 5m")
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: the GPU if there is one, else cpu]")
-@click.option("--quick", is_flag=True, help="Under a minute, and less exact.")
+@click.option("--quick", is_flag=True, help="Under a minute: one precision, wider intervals.")
 @click.option(
     "--budget",
     metavar="TIME",
-    default="5m",
-    show_default=True,
     callback=parsed_by(parse_seconds),
-    help="Time to spend at most, as 90s, 5m or 1h.",
+    help="Time to spend, as 90s, 5m or 1h.  [default: 5m, with --quick 40s]",
+)
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(PRECISIONS),
+    help="Number format; may be given again.  [default: those the device does well]",
 )
 @click.option("--fresh", is_flag=True, help="Measure everything anew instead of going on where it was stopped.")
+@click.option("--name", help="Name of the profile.  [default: the device's]")
 @output_options
 @speech_options
 @click.pass_context
 def calibrate(
-    context: click.Context, device: str | None, quick: bool, budget: float, fresh: bool, output: Output
+    context: click.Context,
+    device: str | None,
+    quick: bool,
+    budget: float | None,
+    precisions: tuple[str, ...],
+    fresh: bool,
+    name: str | None,
+    output: Output,
 ) -> None:
     """Measure what ops and kernels cost on this machine, and keep it as a profile. Once per machine and device."""
-    profile = measure_profile(context, device or default_device(), quick=quick, budget_s=budget, fresh=fresh)
+    wanted = Wanted(device or default_device(), quick, budget, precisions, fresh, name)
+    profile = measure_profile(context, wanted)
     show_profile(profile, output)
     if not profile.acceptance.passed:
         context.exit(1)
 
 
-def measure_profile(context: click.Context, device: str, *, quick: bool, budget_s: float, fresh: bool) -> DeviceProfile:
+def measure_profile(context: click.Context, wanted: Wanted) -> DeviceProfile:
     """Calibrate with a progress display; Ctrl-C keeps what was measured."""
     from latpred.calibration import calibrate as run
     from latpred.cli.progress import progress
 
-    context.ensure_object(State).resumable = True
-    with progress(f"calibrating {device}") as show:
-        profile = run(device, quick=quick, budget_s=budget_s, fresh=fresh, progress=show)
-    context.ensure_object(State).resumable = False
+    state = context.ensure_object(State)
+    state.resumable = True
+    with progress(f"calibrating {wanted.device}") as show:
+        profile = run(
+            wanted.device,
+            quick=wanted.quick,
+            budget_s=wanted.budget_s,
+            precisions=wanted.precisions or None,
+            fresh=wanted.fresh,
+            name=wanted.name,
+            progress=None if show is None else _shown_by(show),
+        )
+    state.resumable = False
     return profile
 
 
-def profile_for(context: click.Context, device: str | None, *, yes: bool) -> DeviceProfile:
-    """The profile to predict with; on a machine that has none, the quick calibration is offered, or just run.
+def _shown_by(show: Show) -> Callable[[Progress], None]:
+    """Translate a calibration's progress; a new error figure is also said on a line of its own."""
+    said: list[float] = []
+
+    def told(at: Progress) -> None:
+        show(Moment(at.seconds, at.budget_s, at.label, max(0.0, at.budget_s - at.seconds)))
+        if at.error is not None and at.error not in said:
+            said.append(at.error)
+            notice(f"after {at.seconds:.0f} s, {at.cells} cells: median error {at.error:.1%} on networks no fit saw")
+
+    return told
+
+
+def ensure_profile(context: click.Context, device: str | None, *, yes: bool) -> None:
+    """On a machine that has no profile, offer the quick calibration, or just run it.
 
     Raises
     ------
@@ -64,13 +123,15 @@ def profile_for(context: click.Context, device: str | None, *, yes: bool) -> Dev
     from latpred.errors import NoProfileError
 
     try:
-        return profiles.find(device)
+        profiles.find(device)
+        return
     except NoProfileError as error:
         target = device or default_device()
         if not (yes or _agreed(target)):
             raise
-        notice(f"latpred: {str(error).partition('. ')[0]}; calibrating {target} now (--quick, about a minute)")
-    return measure_profile(context, target, quick=True, budget_s=60.0, fresh=False)
+        reason = str(error).partition(". ")[0]
+    notice(f"{reason}; calibrating it now, which takes under a minute (latpred calibrate takes 5 and is more exact)")
+    measure_profile(context, Wanted(target, quick=True))
 
 
 def default_device() -> str:

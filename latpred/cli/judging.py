@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from latpred.cli.options import Output, output_options, speech_options
+from latpred.cli.options import (
+    PRECISIONS,
+    PROTOCOLS,
+    Output,
+    Verb,
+    bundle,
+    output_options,
+    parse_batches,
+    parse_seconds,
+    parsed_by,
+    speech_options,
+)
 from latpred.cli.output import emit, notice
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from latpred.accuracy_report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a validation measures."""
+
+    suite: str
+    batches: tuple[int, ...] | None
+    precision: str
+    runtimes: tuple[str, ...]
+    protocol: str
+    repeats: int
+    budget: float | None
+
 
 TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -46,6 +72,76 @@ def evaluate(table: Path, device: str | None, output: Output) -> None:
     from latpred.accuracy import evaluate as judge
 
     show_report(judge(table, profiles.find(device), progress=notice), output)
+
+
+def trial_options(verb: Verb) -> Verb:
+    """What `validate` measures, handed to it as `trial`."""
+    return bundle(
+        verb,
+        "trial",
+        Trial,
+        click.option("--suite", default="cpu", show_default=True, help="Which models: cpu, heldout or paper."),
+        click.option(
+            "--batch",
+            "-b",
+            "batches",
+            metavar="SIZES",
+            callback=parsed_by(parse_batches),
+            help="Batch sizes, as in 1-32:2x.  [default: the suite's]",
+        ),
+        click.option(
+            "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Number format."
+        ),
+        click.option(
+            "--runtime", "runtimes", multiple=True, default=("eager",), show_default=True, help="May be given again."
+        ),
+        click.option(
+            "--protocol", type=click.Choice(PROTOCOLS), default="single", show_default=True, help="As for predict."
+        ),
+        click.option(
+            "--repeats", type=click.IntRange(1), default=4, show_default=True, help="Rounds through all cells."
+        ),
+        click.option(
+            "--budget", metavar="TIME", callback=parsed_by(parse_seconds), help="Start nothing later than this, as 10m."
+        ),
+    )
+
+
+@click.command(epilog="\b\nExample:\n  latpred validate --budget 10m\n  latpred validate --record runs/today")
+@click.option("--device", "-d", default="cpu", show_default=True, help="cpu, cuda:0 or simulated.")
+@trial_options
+@click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this folder, to replay it.")
+@click.option("--replay", help="Measure nothing: a recording's folder, or the name of a shipped one.")
+@output_options
+@speech_options
+@click.pass_context
+def validate(
+    context: click.Context, device: str, trial: Trial, record: Path | None, replay: str | None, output: Output
+) -> None:
+    """Measure whole models that no fit has seen, and hold the profile's predictions against them."""
+    from latpred.calibration import validate as run
+    from latpred.cli.progress import progress
+
+    with progress(f"validating {device}") as show:
+        report = run(
+            device,
+            suite=trial.suite,
+            runtimes=trial.runtimes,
+            batches=trial.batches,
+            precision=trial.precision,
+            protocol=trial.protocol,
+            repeats=trial.repeats,
+            replay=replay,
+            record=record,
+            budget_s=trial.budget,
+            progress=show,
+        )
+    show_report(report, output)
+    missed = report.shortfalls()
+    for sentence in missed:
+        notice(f"target missed: {sentence}")
+    if missed:
+        context.exit(1)
 
 
 def show_report(report: Report, output: Output) -> None:

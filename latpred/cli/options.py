@@ -16,6 +16,8 @@ from latpred.cli.context import State
 Verb = Callable[..., Any]
 
 MOST_BATCHES = 4096
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+PROTOCOLS = ("single", "pipelined")
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -141,7 +143,7 @@ def batch_option(default: str) -> Callable[[Verb], Verb]:
 
 def model_options(verb: Verb) -> Verb:
     """`--seq --image --precision`, handed to the verb as `model_input`."""
-    return _bundle(
+    return bundle(
         verb,
         "model_input",
         Model,
@@ -149,7 +151,7 @@ def model_options(verb: Verb) -> Verb:
         click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
         click.option(
             "--precision",
-            type=click.Choice(["fp32", "tf32", "fp16", "bf16"]),
+            type=click.Choice(PRECISIONS),
             help="Number format.  [default: the model's own]",
         ),
     )
@@ -157,7 +159,7 @@ def model_options(verb: Verb) -> Verb:
 
 def target_options(verb: Verb) -> Verb:
     """`--device --runtime --protocol`, handed to the verb as `target`."""
-    return _bundle(
+    return bundle(
         verb,
         "target",
         Target,
@@ -169,7 +171,7 @@ def target_options(verb: Verb) -> Verb:
         click.option("--runtime", default="eager", show_default=True, help="How the model is run."),
         click.option(
             "--protocol",
-            type=click.Choice(["single", "pipelined"]),
+            type=click.Choice(PROTOCOLS),
             default="single",
             show_default=True,
             help="single waits for each forward pass; pipelined issues them back to back.",
@@ -179,7 +181,7 @@ def target_options(verb: Verb) -> Verb:
 
 def output_options(verb: Verb) -> Verb:
     """`--json --csv -o`, handed to the verb as `output`."""
-    return _bundle(
+    return bundle(
         verb,
         "output",
         Output,
@@ -213,7 +215,7 @@ def speech_options(verb: Verb) -> Verb:
     return quiet(debug(verb))
 
 
-def _bundle(verb: Verb, name: str, record: type, *options: Callable[[Verb], Verb]) -> Verb:
+def bundle(verb: Verb, name: str, record: type, *options: Callable[[Verb], Verb]) -> Verb:
     """Give a verb several options as one argument, so that its signature stays readable."""
 
     @wraps(verb)

@@ -83,15 +83,15 @@ def curve(context: click.Context, request: Request) -> None:
 
 
 def predicted(context: click.Context, request: Request) -> Curve:
-    """Find or make the profile, walk the model, predict."""
-    from latpred.cli.calibrating import profile_for
-    from latpred.predictor import Predictor
+    """Walk the model, make sure there is a profile, predict."""
+    from latpred import api
+    from latpred.cli.calibrating import ensure_profile
     from latpred.tracing import trace
 
     given, target = request.model_input, request.target
     graph = trace(request.model, seq=given.seq, image=given.image, precision=given.precision, strict=request.strict)
-    profile = profile_for(context, target.device, yes=request.yes)
-    return Predictor(profile).curve(graph, request.batches, runtime=target.runtime, protocol=target.protocol)
+    ensure_profile(context, target.device, yes=request.yes)
+    return api.predict(graph, request.batches, target.runtime, device=target.device, protocol=target.protocol)
 
 
 def show_curve(curve: Curve, output: Output) -> None:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 @click.argument("model")
 @batch_option("1")
 @model_options
-@click.option(
-    "--check", is_flag=True, help="Count again with torch's FlopCounterMode and fvcore, and explain differences."
-)
 @click.option("--strict", is_flag=True, help="Refuse a model with an op that no formula knows.")
 @output_options
 @speech_options
