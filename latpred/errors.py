@@ -21,6 +21,12 @@ class UnknownModelError(UsageError):
     """No model goes by this name."""
 
 
+class MissingPackageError(LatpredError):
+    """A package that this needs is not installed, or cannot be imported."""
+
+    exit_code = 3
+
+
 class TableError(UsageError):
     """A measurement or predicted table has a missing, unknown, empty or impossible value."""
 

@@ -1,7 +1,7 @@
 """Cost formulas: what each op does on the device, as pure functions of shapes.
 
-`cost` registers a formula, `Work` is what it returns, `work_of` evaluates one. Nothing here imports torch or knows how long
-anything takes.
+`cost` registers a formula, `Work` is what it returns, `work_of` evaluates one. Nothing here imports torch or knows
+how long anything takes.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def scaled_dot_product_attention(
     out: Any,
     **_: Any,
 ) -> Work:
-    """torch's attention, whichever backend serves it."""
+    """Torch's attention, whichever backend serves it."""
     return attention(query, key, value, attn_mask is not None, is_causal)
 
 

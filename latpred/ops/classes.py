@@ -1,8 +1,8 @@
 """Dispatch classes: what an op costs the host, whatever it does on the device.
 
-The general class follows from the kernel family, or from launching nothing at all; the op's own name refines it, so that
-"elementwise.add" is looked up before "elementwise". An op that a composite op issues from C++ never passes through the
-Python binding: its class has "nested" between the two ("view.nested.expand").
+The general class follows from the kernel family, or from launching nothing at all; the op's own name refines it, so
+that "elementwise.add" is looked up before "elementwise". An op that a composite op issues from C++ never passes
+through the Python binding: its class has "nested" between the two ("view.nested.expand").
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from latpred.ops.families import root
 FREE = frozenset(
     {
         *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_"),
-        *("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"),
+        *("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
         *("detach", "detach_", "alias", "lift_fresh", "lift", "requires_grad_", "record_stream", "set_"),
         *("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_size", "sym_numel", "sym_stride"),
         *("is_nonzero", "item", "result_type", "can_cast", "_has_compatible_shallow_copy_type", "is_same_size"),
     }
 )
 
-_FACTORIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_FACTORIES = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "detach_"}
+)
 _GENERAL = {
     "conv_grouped": "conv",
     "conv_depthwise": "conv",
     "conv_transpose": "conv",
     "batch_norm": "norm",
 }
-_LEAF = {"_local_scalar_dense": "item", "scaled_dot_product_attention": "sdpa"}
+# torch.tensor(...) ends in detach_, whatever it goes through before.
+_LEAF = {"_local_scalar_dense": "item", "scaled_dot_product_attention": "sdpa", "detach_": "tensor"}
 
 
 def host_class(op: str, family: str, nested: bool = False) -> str:

@@ -40,7 +40,8 @@ UNTAGGED = (
     "heaviside",
     "_conj_physical",
     "nan_to_num",
-    "transform_bias_rescale",
+    "dropout",
+    "native_dropout",
 )
 for _name in UNTAGGED:
     cost(f"aten::{_name}")(elementwise(_name))
@@ -62,3 +63,9 @@ def random(self: Any, *_: Any, out: Any, **__: Any) -> Work:
 def glu(self: Any, *_: Any, out: Any) -> Work:
     """Half of the input gates the other half."""
     return Work("elementwise.glu", {"numel": numel(out), "operands": 2})
+
+
+@cost("aten::_transform_bias_rescale_qkv")
+def split_heads(qkv: Any, qkv_bias: Any, *_: Any, out: Any) -> Work:
+    """Bias and scale, with the three parts and the heads moved apart."""
+    return Work("elementwise.transform_bias_rescale_qkv", {"numel": numel(qkv), "operands": 1})

@@ -16,7 +16,10 @@ TOKENS = 128
 PIXELS = 224
 SAMPLES = 32_000  # two seconds at 16 kHz
 _TOKEN = 5
-_HINT = "say what it is called with: inputs=torch.zeros(1, 3, 224, 224), a tuple, a dict of keyword arguments, or a function of the batch"
+_HINT = (
+    "say what it is called with: inputs=torch.zeros(1, 3, 224, 224), a tuple, a dict of keyword arguments, "
+    "or a function of the batch"
+)
 
 
 def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = None) -> Inputs:
@@ -46,17 +49,35 @@ def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = 
     return _from_first_layer(model, image)
 
 
+def example_tokens(batch: int, length: int, device: str, vocabulary: int | None = None) -> torch.Tensor:
+    """Ordinary token ids: spread over the vocabulary on a real device, all the same where only shapes matter."""
+    vocabulary = vocabulary or _TOKEN + 1
+    if device == "meta" or vocabulary <= _TOKEN + 1:
+        return torch.full((batch, length), min(_TOKEN, vocabulary - 1), device="cpu" if device == "meta" else device)
+    generator = torch.Generator().manual_seed(batch)
+    return torch.randint(_TOKEN, vocabulary, (batch, length), generator=generator).to(device)
+
+
+def example_images(batch: int, channels: int, side: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+    """Square images."""
+    return torch.zeros(batch, channels, side, side, device=device, dtype=dtype)
+
+
+def example_samples(batch: int, samples: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+    """Raw audio."""
+    return torch.zeros(batch, samples, device=device, dtype=dtype)
+
+
 def tokens(length: int, vocabulary: int | None = None, names: tuple[str, ...] = ("input_ids",)) -> Inputs:
     """Token ids, as keyword arguments."""
-    token = min(_TOKEN, (vocabulary or _TOKEN + 1) - 1)
-    return Inputs(lambda batch: {name: torch.full((batch, length), token) for name in names}, "seq", length)
+    return Inputs(lambda batch: {n: example_tokens(batch, length, "meta", vocabulary) for n in names}, "seq", length)
 
 
 def images(channels: int, side: int, name: str | None = None) -> Inputs:
     """Square images, positional or as a keyword argument."""
 
     def make(batch: int) -> Any:
-        pixels = torch.empty(batch, channels, side, side, device="meta")
+        pixels = example_images(batch, channels, side, "meta", torch.float32)
         return (pixels,) if name is None else {name: pixels}
 
     return Inputs(make, "image", side)
@@ -64,7 +85,7 @@ def images(channels: int, side: int, name: str | None = None) -> Inputs:
 
 def audio(samples: int, name: str = "input_values") -> Inputs:
     """Raw audio, as a keyword argument."""
-    return Inputs(lambda batch: {name: torch.empty(batch, samples, device="meta")}, "audio", samples)
+    return Inputs(lambda batch: {name: example_samples(batch, samples, "meta", torch.float32)}, "audio", samples)
 
 
 def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: int | None) -> Inputs:

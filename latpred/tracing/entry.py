@@ -1,6 +1,7 @@
 """Entry: what one call of an op amounts to, for one signature of shapes; and the cache that finds it again.
 
-Identical layers make identical calls, within a walk and between walks, so formulas and meta kernels run once per signature.
+Identical layers make identical calls, within a walk and between walks, so formulas and meta kernels run once per
+signature.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 class Entry:
     """One op call, without what sets it apart from its equals (module, Python calls, liveness).
 
-    `counts` holds macs, weight bytes, read bytes, written bytes, bytes of new storage and then the dims, so that walks are
-    compared and combined column by column. `specs` describes the result when it can be made anew without running the op; `shape` says
-    whether that is one tensor, a tuple or a list.
+    `counts` holds macs, weight bytes, read bytes, written bytes, bytes of new storage and then the dims, so that
+    walks are compared and combined column by column. `specs` describes the result when it can be made anew without
+    running the op; `shape` says whether that is one tensor, a tuple or a list.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Entry:
 
 
 class EntryCache:
-    """What was learnt of ops and of their calls; dropped when a formula is registered or when there is too much of it."""
+    """What was learnt of ops and their calls; dropped when a formula is registered, or when there is too much."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, Entry] = {}
@@ -228,5 +229,5 @@ def _computed_in(args: Sequence[Any], written: list[torch.Tensor]) -> torch.dtyp
     tensors = [value for value in args if is_tensor(value)] or written
     for tensor in tensors:
         if tensor.dtype.is_floating_point:
-            return tensor.dtype  # type: ignore[no-any-return]
+            return tensor.dtype
     return tensors[0].dtype if tensors else torch.float32

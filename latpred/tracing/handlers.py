@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from latpred.errors import TraceError
 from latpred.tracing import fastpath
-from latpred.tracing.entry import Entry, allocation, launching, leaves, quiet, sync
+from latpred.tracing.entry import allocation, launching, leaves, quiet, sync
 from latpred.tracing.opinfo import Kind, OpInfo
 from latpred.tracing.shaping import whole_matmul
 
@@ -29,6 +29,10 @@ Handler = Callable[["Walk", Overload, OpInfo, Args, Options], Any]
 
 _META = torch.device("meta")
 _ON_META, _REAL = 1, 2
+
+
+class UnknowableError(TraceError):
+    """The forward pass depends on values that only running it would tell."""
 
 
 def _sign(values: Iterable[Any], key: list[Any]) -> int:
@@ -141,6 +145,8 @@ def mutable(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Optio
 def free(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """Memory without a launch, or an identity."""
     out = func(*args, **options)
+    if info.short == "lift_fresh":
+        return out  # a step of torch.tensor(...), which detach_ stands for: the meta device does without it
     if args and isinstance(args[0], Tensor) and (not isinstance(out, Tensor) or _shares(out, args[0])):
         return walk.record(quiet(info, view=False), out)
     return walk.record(allocation(info, out), out)
@@ -161,7 +167,8 @@ def item(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options)
     """The host reads a value: it must be one that can be known."""
     for tensor in args:
         if tensor.is_meta or (walk.stale and tensor.untyped_storage()._cdata in walk.stale):
-            raise TraceError("the model's Python reads the value of a floating-point tensor")
+            source = f" that {walk.entries[-1].name} made" if walk.entries else ""
+            raise UnknowableError(f"the model's Python reads a value{source}")
     return walk.record(sync(info, args[0]), func(*args, **options))
 
 
@@ -224,12 +231,12 @@ def pick(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options)
     if all(not tensor.is_meta for value in (*args, *options.values()) for tensor in leaves(value)):
         out = func(*args, **options)
     elif info.short == "masked_select" and not args[1].is_meta:
-        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
         out = torch.empty(int(args[1].expand(shape).sum()), dtype=args[0].dtype, device=_META)
     elif info.short == "repeat_interleave" and options.get("output_size") is not None:
         out = torch.empty(options["output_size"], dtype=args[0].dtype, device=_META)
     else:
-        raise TraceError("the shape of its result depends on the values of a floating-point tensor")
+        raise UnknowableError(f"the result of {info.name} has a shape that depends on values")
     return walk.record(launching(info, args, options, out, _weights(args, options)), out)
 
 
@@ -259,7 +266,7 @@ def _without_masks(indices: Sequence[Tensor | None]) -> tuple[list[Tensor | None
             plain.append(item_)
             continue
         if item_.is_meta:
-            raise TraceError("the shape of its result depends on a mask computed from floating-point values")
+            raise UnknowableError("the result of aten::index has a shape that depends on the values of a mask")
         masked = True
         plain.extend(item_.nonzero().unbind(1))
     return plain, masked

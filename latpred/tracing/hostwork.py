@@ -1,8 +1,8 @@
 """HostWork: what a forward pass makes the host do between its ops, and which memory is alive after each.
 
-Python's profiler hook sees every Python function that is entered; entering `nn.Module._call_impl` is a module call. Frames of
-the walk itself do not count: the walk pauses the hook while it handles an op. Memory is followed through weak
-references to storages, so no tensor lives longer for being watched.
+Python's profiler hook sees every Python function that is entered; entering `nn.Module._call_impl` is a module call.
+Frames of the walk itself do not count: the walk pauses the hook while it handles an op. Memory is followed through
+weak references to storages, so no tensor lives longer for being watched.
 """
 
 from __future__ import annotations
@@ -82,18 +82,26 @@ class HostWork:
         index = len(self.modules)
         self.modules.append(self._stack[-1])
         self._flush()
-        gone = [birth for birth, storages in self._alive.items() if all(s.expired() for s in storages)]
+        gone = [birth for birth, storages in self._alive.items() if _expired(storages)]
         for birth in gone:
             self.deaths[birth] = index
             del self._alive[birth]
         if entry.counts[NEW]:
-            self._alive[index] = [StorageWeakRef(tensor.untyped_storage()) for tensor in leaves(out)]
+            self._alive[index] = [_watched(tensor) for tensor in leaves(out)]
 
     def _flush(self) -> None:
         calls = self._calls
         self.module_calls.append(calls[0])
         self.python_calls.append(calls[1])
         calls[0] = calls[1] = 0
+
+
+def _watched(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _expired(storages: list[StorageWeakRef]) -> bool:
+    return all(storage.expired() for storage in storages)  # type: ignore[no-untyped-call]
 
 
 def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable[[FrameType, str, Any], None]:

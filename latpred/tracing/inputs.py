@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from latpred.errors import TraceError, UsageError
+from latpred.errors import UsageError
 
 Tensor = torch.Tensor
 Maker = Callable[[int], Any]
@@ -125,6 +125,12 @@ def _settled(value: Any, dtype: torch.dtype, channels_last: bool) -> Any:
     return _map(value, settle)
 
 
-def refuse_dtype(name: str) -> TraceError:
-    """The error of a precision that a model cannot take."""
-    return TraceError(f"precision {name!r} is not one of fp32, tf32, fp16, bf16")
+def placed(value: Any, device: str) -> Any:
+    """The same inputs on a device; meta tensors become zeros there, and on "meta" nothing moves."""
+    if device == "meta":
+        return value
+
+    def place(tensor: Tensor) -> Tensor:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor.to(device)
+
+    return _map(value, place)

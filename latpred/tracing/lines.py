@@ -132,7 +132,7 @@ def on_the_line(ops: Sequence[Op], one: Pass, two: Pass, three: Pass, host: Host
 
 
 def _compared(entry: Entry) -> tuple[int, ...]:
-    """Counts without "operands": a tensor broadcast over the batch is as large as the result at batch 1, and nothing else."""
+    """Counts without "operands": at batch 1, a tensor broadcast over the batch is as large as the result."""
     if entry.dims[-1:] == ("operands",):
         return entry.counts[:-1]
     return entry.counts

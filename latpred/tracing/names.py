@@ -1,28 +1,271 @@
-"""Models by name."""
+"""Models by name: published architectures, torchvision's, timm's, and functions in a user's own file.
+
+Models are built from sizes alone: nothing is downloaded and weights are random. On the meta device they are not even
+initialised, which makes building take milliseconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from latpred.errors import UnknownModelError
+from latpred.errors import MissingPackageError, UnknownModelError
+from latpred.tracing.derive import example_images, example_samples, example_tokens
+from latpred.tracing.userfile import build_from_file
+from latpred.tracing.zoo import ARCHITECTURES, Architecture
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_ALIASES = {alias.lower(): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
+_LIBRARIES = ("torchvision", "timm")
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model built by name."""
+    """A model built by name.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    inputs : Callable[[int, str], Any]
+        Makes a batch of a given size on a device, a tuple or a dict of keyword arguments; on "meta" only floating-point
+        tensors are meta tensors, since Python may read the others.
+    name : str
+        The name in full.
+    input_kind : str
+        "seq", "image", "audio" or "custom".
+    input_size : int
+        Tokens, pixels or samples; 0 for custom inputs.
+    """
 
     model: torch.nn.Module
-    inputs: Callable[[int, Any], Any]
+    inputs: Callable[[int, str], Any]
     name: str
     input_kind: str
     input_size: int
 
 
+def known() -> list[str]:
+    """Names of the published architectures, without those of torchvision and timm."""
+    return list(ARCHITECTURES)
+
+
 def build(
     name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str = "fp32"
 ) -> Built:
-    raise UnknownModelError(name)
+    """Build a model by name.
+
+    Parameters
+    ----------
+    name : str
+        One of `known()` or another of its names ("bert-base", "google/mobilebert-uncased"), "torchvision:NAME",
+        "timm:NAME", or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and
+        an example of its inputs.
+    seq : int, optional
+        Tokens, or samples of audio.
+    image : int, optional
+        Pixels of a side.
+    device : str
+        "meta" builds the structure alone; any other device gets random weights.
+    precision : {"fp32", "tf32", "fp16", "bf16"}
+        Dtype of the weights and of floating-point inputs.
+
+    Raises
+    ------
+    UnknownModelError
+        Suggesting the nearest names.
+    MissingPackageError
+        When torchvision or timm is asked for and not there, or when an installed package is broken.
+    """
+    dtype = _DTYPES[precision]
+    library, colon, rest = name.partition(":")
+    if colon and library in _LIBRARIES:
+        model, side = _from_library(library, rest, device, image)
+        return _built(name, model, "image", side, dtype, device, channels=3)
+    if colon and ".py:" in name:
+        model, example, kind, size = build_from_file(name, device, seq, image)
+        return Built(_settled(model, dtype, device), _cast(example, dtype), name, kind, size)
+    full = _ALIASES.get(name.lower())
+    if full is None:
+        raise _unknown(name, list(_ALIASES))
+    row = ARCHITECTURES[full]
+    size = (image if row.kind == "image" else seq) or row.size
+    model = _from_transformers(row, size, device)
+    return _built(full, model, row.kind, size, dtype, device, vocabulary=getattr(model.config, "vocab_size", None))
+
+
+def _built(
+    name: str,
+    model: torch.nn.Module,
+    kind: str,
+    size: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    channels: int = 3,
+    vocabulary: int | None = None,
+) -> Built:
+    transformers = hasattr(model, "config")
+
+    def inputs(batch: int, where: str) -> Any:
+        if kind == "seq":
+            return {"input_ids": example_tokens(batch, size, where, vocabulary)}
+        if kind == "audio":
+            return {"input_values": example_samples(batch, size, where, dtype)}
+        pixels = example_images(batch, channels, size, where, dtype)
+        return {"pixel_values": pixels} if transformers else (pixels,)
+
+    return Built(_settled(model, dtype, device), inputs, name, kind, size)
+
+
+def _settled(model: torch.nn.Module, dtype: torch.dtype, device: str) -> torch.nn.Module:
+    if dtype is not torch.float32:
+        model = model.to(dtype)
+    return model.eval() if device == "meta" else model.to(device).eval()
+
+
+def _cast(example: Callable[[int, str], Any], dtype: torch.dtype) -> Callable[[int, str], Any]:
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(dtype) if value.dtype.is_floating_point else value
+        if isinstance(value, dict):
+            return {key: cast(item) for key, item in value.items()}
+        return tuple(cast(item) for item in value) if isinstance(value, (tuple, list)) else value
+
+    return lambda batch, where: cast(example(batch, where))
+
+
+# -- transformers --------------------------------------------------------------------------------------------------
+
+
+def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Module:
+    model_class, options = _transformers_class(row.model), dict(row.config)
+    if row.kind == "image" and "Swin" not in row.model:
+        options.setdefault("image_size", size)
+        options["image_size"] = (
+            size if "patch_size" not in options or row.model.startswith("ViT") else options["image_size"]
+        )
+    config = model_class.config_class(**options)
+    with _bare(device):
+        model: torch.nn.Module = model_class(config)
+    return model
+
+
+def _transformers_class(name: str) -> Any:
+    try:
+        return getattr(import_module("transformers"), name)
+    except (ImportError, RuntimeError, AttributeError) as error:
+        raise _broken("transformers", error) from error
+
+
+def _broken(package: str, error: BaseException) -> MissingPackageError:
+    """Say what really keeps a package from being imported."""
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        chain.append(" ".join(str(cause).split()))
+        cause = cause.__cause__ or cause.__context__
+    if any("torchvision::" in text for text in chain) or _torchvision_broken():
+        return MissingPackageError(
+            f"{package} cannot be used: the installed torchvision does not fit the installed torch (its compiled "
+            "operators are missing); reinstall both from one index, for example 'pip install --force-reinstall torch "
+            "torchvision --index-url https://download.pytorch.org/whl/cpu', or uninstall torchvision"
+        )
+    return MissingPackageError(
+        f"{package} cannot be imported: {chain[-1]}; reinstall it with 'pip install -U {package}'"
+    )
+
+
+def _torchvision_broken() -> bool:
+    try:
+        import_module("torchvision")
+    except ModuleNotFoundError:
+        return False
+    except (ImportError, RuntimeError):
+        return True
+    return False
+
+
+@contextmanager
+def _bare(device: str) -> Iterator[None]:
+    """Build without memory and without initialising weights, on the meta device; as usual on any other."""
+    if device != "meta":
+        yield
+        return
+    initialise = import_module("transformers.initialization")
+    with torch.device("meta"), initialise.no_init_weights():
+        yield
+
+
+# -- torchvision and timm ------------------------------------------------------------------------------------------
+
+
+def _from_library(library: str, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
+    try:
+        module = import_module("torchvision.models" if library == "torchvision" else "timm")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == library:
+            raise MissingPackageError(
+                f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
+            ) from error
+        raise _broken(library, error) from error
+    except (ImportError, RuntimeError) as error:
+        raise _broken(library, error) from error
+    listed = module.list_models()
+    if name not in listed:
+        raise _unknown(f"{library}:{name}", [f"{library}:{other}" for other in listed])
+    build_one = _torchvision_model if library == "torchvision" else _timm_model
+    return build_one(module, name, device, image)
+
+
+def _torchvision_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
+    options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    with _meta_only(device):
+        model = module.get_model(name, weights=None, **options)
+    best = next(iter(module.get_model_weights(name)), None)
+    size = getattr(getattr(best, "transforms", None), "keywords", {}).get("crop_size", 224)
+    return model, image or (size if isinstance(size, int) else size[0])
+
+
+def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
+    with _meta_only(device):
+        model = module.create_model(name, pretrained=False)
+    described = getattr(model, "pretrained_cfg", None) or {}
+    return model, image or described.get("input_size", (3, 224, 224))[-1]
+
+
+@contextmanager
+def _meta_only(device: str) -> Iterator[None]:
+    """As `_bare`, where transformers need not be there."""
+    if device != "meta":
+        yield
+        return
+    saved = {key: value for key, value in vars(torch.nn.init).items() if key.endswith("_") and callable(value)}
+    try:
+        for key in saved:
+            setattr(torch.nn.init, key, _leave)
+        with torch.device("meta"):
+            yield
+    finally:
+        for key, value in saved.items():
+            setattr(torch.nn.init, key, value)
+
+
+def _leave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
+def _unknown(name: str, names: list[str]) -> UnknownModelError:
+    near = get_close_matches(name.lower(), names, n=4, cutoff=0.5)
+    near += [other for other in names if name.lower() in other and other not in near][: 4 - len(near)]
+    hint = f"did you mean {', '.join(near)}?" if near else "latpred.tracing.names.known() lists what there is"
+    return UnknownModelError(
+        f"no model is called {name!r}; {hint} (torchvision's and timm's are written torchvision:NAME and timm:NAME, "
+        "your own path/file.py:function)"
+    )

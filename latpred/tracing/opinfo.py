@@ -1,7 +1,7 @@
 """What the walk must know of each op overload before it sees a call: how it is handled and what it is called.
 
-Composite ops that one kernel serves (linear, layer_norm, attention …) are kept whole, others fall apart into the ops they
-are made of. Nothing here looks at a tensor.
+Composite ops that one kernel serves (linear, layer_norm, attention …) are kept whole, others fall apart into the ops
+they are made of. Nothing here looks at a tensor.
 """
 
 from __future__ import annotations
@@ -165,6 +165,8 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> Kind:
     if aten and short in _VIEW_WHOLE:
         return Kind.VIEW
     composite = func._can_decompose()
+    if short == "where" and len(func._schema.arguments) == 1:
+        return Kind.DECOMPOSE  # the one-argument form is nonzero()
     if composite and aten and short in _MAYBE_WHOLE:
         return Kind.MAYBE
     if composite and not (aten and short in _FRESH_WHOLE):

@@ -7,6 +7,7 @@ NotImplemented wherever it is not sure, wrong shapes included, so that torch's k
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -100,7 +101,9 @@ def _binary(x: Any, y: Any, *rest: Any, **options: Any) -> Any:
         return NotImplemented if isinstance(y, complex) else _empty(x.shape, x)
     if x.dtype != y.dtype or not y.is_contiguous():
         return NotImplemented
-    return _empty(x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape), x)
+    if x.shape == y.shape:
+        return _empty(x.shape, x)
+    return _empty(torch.broadcast_shapes(x.shape, y.shape), x)  # type: ignore[no-untyped-call]
 
 
 @_override("embedding")
@@ -187,6 +190,18 @@ def _projected(params: Sequence[Tensor]) -> bool:
     return len(params) % 5 == 0 and params[-1].dim() == 2
 
 
+@_override("_transform_bias_rescale_qkv")
+def _split_heads(qkv: Tensor, bias: Tensor, heads: int) -> Any:
+    batch, length, width = qkv.shape
+    shape = (batch, heads, length, width // 3 // heads)
+    return tuple(_empty(shape, qkv) for _ in range(3))
+
+
+@_override("_masked_softmax")
+def _masked_softmax(x: Tensor, *_: Any) -> Any:
+    return _same(x)
+
+
 def whole_matmul(x: Tensor, y: Tensor) -> tuple[int, ...] | None:
     """Result shape of a matmul that torch can run as one product without copying an operand; else None."""
     if x.dtype != y.dtype or min(x.dim(), y.dim()) < 2 or x.shape[-1] != y.shape[-2]:
@@ -203,4 +218,4 @@ def whole_matmul(x: Tensor, y: Tensor) -> tuple[int, ...] | None:
 def _mergeable(tensor: Tensor, leading: int) -> bool:
     """Whether the leading dimensions collapse into one without a copy."""
     sides = [(n, s) for n, s in zip(tensor.shape[:leading], tensor.stride()[:leading], strict=True) if n != 1]
-    return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(sides, sides[1:], strict=False))
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(sides))

@@ -16,6 +16,7 @@ from latpred.tracing import names
 from latpred.tracing.derive import derived
 from latpred.tracing.entry import place, unknown
 from latpred.tracing.fastpath import enabled
+from latpred.tracing.handlers import UnknowableError
 from latpred.tracing.hostwork import HostWork
 from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes
 from latpred.tracing.lines import Pass, demand_same, on_the_line, ops_exactly, ops_through, same_ops
@@ -48,9 +49,9 @@ def trace(
     model : torch.nn.Module, str or ModelGraph
         A model on any device, a name (see `latpred.tracing.names.known`), or a graph, which is returned.
     inputs : tensor, tuple, dict or callable, optional
-        What the model is called with: one example batch (the first dimension of its first tensor is the batch, and so is that
-        of every tensor which shares its size), or a function of the batch size. Of floating-point tensors only the
-        shape matters. By default it follows from the model's config, default_cfg or first convolution.
+        What the model is called with: one example batch (the first dimension of its first tensor is the batch, and so
+        is that of every tensor which shares its size), or a function of the batch size. Of floating-point tensors
+        only the shape matters. By default it follows from the model's config, default_cfg or first convolution.
     seq : int, optional
         Tokens, or samples of audio, when `inputs` is not given.
     image : int, optional
@@ -93,7 +94,7 @@ def trace(
         built = names.build(model, seq=seq, image=image)
         model = built.model
         given = (
-            Inputs(lambda batch: built.inputs(batch, "cpu"), built.input_kind, built.input_size)
+            Inputs(lambda batch: built.inputs(batch, "meta"), built.input_kind, built.input_size)
             if inputs is None
             else from_example(inputs)
         )
@@ -151,50 +152,38 @@ class _Tracer:
             try:
                 with walk, host or nullcontext():
                     self._twin.module(*args, **options)
-            except LatpredError as error:
-                raise TraceError(f"{error}: {self._where(walk, error)}; {_ADVICE}") from None
+            except UnknowableError as error:
+                raise TraceError(f"{error} in {self._where(error)}, {_ADVICE}") from None
+            except LatpredError:
+                raise
             except Exception as error:
                 raise TraceError(self._failure(walk, error, batch)) from error
         return Pass(batch, walk.entries, walk.nested, nbytes(args, options))
 
-    def _where(self, walk: Walk, error: BaseException) -> str:
-        return f"{walk.current or 'no op'}, called in {self._module(error)}{_line(error)}"
-
     def _failure(self, walk: Walk, error: Exception, batch: int) -> str:
-        message = " ".join(str(error).split()) or "no message"
+        message = (" ".join(str(error).split()) or "no message").rstrip(".")
         op = f" at {walk.current}" if walk.current else ""
         return (
-            f"the forward pass failed{op} in {self._module(error)}{_line(error)} at batch {batch}: "
+            f"the forward pass failed{op} in {self._where(error)} at batch {batch}: "
             f"{type(error).__name__}: {message}; check the model and the shapes of its inputs (inputs=, seq=, image=)"
         )
 
-    def _module(self, error: BaseException) -> str:
-        """The innermost module that the traceback passes through."""
-        path, trail = "", error.__traceback__
+    def _where(self, error: BaseException) -> str:
+        """The innermost module that the traceback passes through, and the line of the model's own code."""
+        path, line, trail = "", "", error.__traceback__
         call = torch.nn.Module._call_impl.__code__
         while trail is not None:
-            if trail.tb_frame.f_code is call:
+            code = trail.tb_frame.f_code
+            if code is call:
                 path = self._twin.paths.get(id(trail.tb_frame.f_locals["self"]), path)
+            elif not code.co_filename.startswith(_OWN):
+                line = f" ({Path(code.co_filename).name}:{trail.tb_lineno})"
             trail = trail.tb_next
-        return place(path)
+        return place(path) + line
 
 
-_ADVICE = (
-    "such control flow has no trace; take the data-dependent part out of forward, or trace the parts of the model "
-    "on either side of it"
-)
+_ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
 _OWN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
-
-
-def _line(error: BaseException) -> str:
-    """Where in the model's own code it happened."""
-    found, trail = "", error.__traceback__
-    while trail is not None:
-        file = trail.tb_frame.f_code.co_filename
-        if not file.startswith(_OWN):
-            found = f" ({Path(file).name}:{trail.tb_lineno})"
-        trail = trail.tb_next
-    return found
 
 
 def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:

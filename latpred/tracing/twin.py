@@ -1,9 +1,9 @@
 """Twin: the structure of a user's model with meta tensors in place of its weights, in evaluation mode.
 
-The user's model is only read: its modules are copied one by one without calling anything of theirs, its weights are never copied
-in memory, and what the forward pass stores on a module lands on the twin. Small integer, boolean and scalar tensors keep
-their values, because Python may read them. Forward hooks stay: they run in eager too. Objects that modules share with
-the outside (a config) are shared with the twin as well.
+The user's model is only read: its modules are copied one by one without calling anything of theirs, its weights are
+never copied in memory, and what the forward pass stores on a module lands on the twin. Small integer, boolean and
+scalar tensors keep their values, because Python may read them. Forward hooks stay: they run in eager too. Objects
+that modules share with the outside (a config) are shared with the twin as well.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Copier:
         known = self._done.get(id(source))
         if known is not None:
             return known  # type: ignore[no-any-return]
-        if isinstance(source, torch.nn.parameter.UninitializedTensorMixin):
+        if torch.nn.parameter.is_lazy(source):
             raise TraceError(
                 "the model has lazy parameters without a shape; run it once on real inputs before tracing it"
             )

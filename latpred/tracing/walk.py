@@ -1,9 +1,9 @@
 """Walk: one forward pass of a model without computing it, recorded op by op.
 
 Floating-point tensors live on the meta device; integers and booleans stay real on the CPU, so that masks and index
-arithmetic run and the values that Python reads are right. The walk keeps what each call amounts to (`entry.Entry`); how a
-call is handled is `handlers`' business, what Python does between calls `hostwork`'s, and what the walks of several batch
-sizes have in common `lines`'.
+arithmetic run and the values that Python reads are right. The walk keeps what each call amounts to (`entry.Entry`);
+how a call is handled is `handlers`' business, what Python does between calls `hostwork`'s, and what the walks of
+several batch sizes have in common `lines`'.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from latpred.tracing.opinfo import describe
 _NO_OPTIONS: dict[str, Any] = {}
 
 
-class Walk(TorchDispatchMode):
+class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the ops issued while it is active.
 
     Parameters
@@ -43,7 +43,7 @@ class Walk(TorchDispatchMode):
     """
 
     def __init__(self, host: HostWork | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.entries: list[Entry] = []
         self.nested: list[bool] = []
         self.current = ""

@@ -1,0 +1,80 @@
+"""Models from a user's own file: "path/file.py:function".
+
+The file is imported and its function called, so this runs the user's code; nothing else in latpred does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latpred.errors import UnknownModelError, UsageError
+from latpred.tracing.derive import derived
+from latpred.tracing.inputs import from_example, placed
+
+Example = Callable[[int, str], Any]
+
+
+def build_from_file(
+    name: str, device: str, seq: int | None, image: int | None
+) -> tuple[torch.nn.Module, Example, str, int]:
+    """Call the function that "path/file.py:function" names.
+
+    Returns
+    -------
+    model, inputs, kind, size
+        The model, a function of batch and device that makes its inputs, and what kind of inputs they are.
+
+    Raises
+    ------
+    UnknownModelError
+        When there is no such file or function.
+    UsageError
+        When the function fails or returns something else than a model, or a model and an example of its inputs.
+    """
+    path, _, function = name.rpartition(":")
+    build = _function(Path(path), function)
+    made = _call(build, name, device)
+    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"{name} returned {type(model).__name__}; it must return an nn.Module, or a module and an example of its "
+            "inputs"
+        )
+    inputs = derived(model, seq, image) if example is None else from_example(example)
+    return model, lambda batch, where: placed(inputs.make(batch), where), inputs.kind, inputs.size
+
+
+def _function(path: Path, function: str) -> Callable[[], Any]:
+    if not path.is_file():
+        raise UnknownModelError(f"there is no file {str(path)!r}; give path/file.py:function")
+    spec = spec_from_file_location(f"latpred_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UnknownModelError(f"{str(path)!r} is not a Python file; give path/file.py:function")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"importing {str(path)!r} failed: {type(error).__name__}: {error}; check the file") from error
+    build = getattr(module, function, None)
+    if not callable(build):
+        offered = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UnknownModelError(f"{str(path)!r} has no function {function!r}; it offers {', '.join(offered) or 'none'}")
+    return build  # type: ignore[no-any-return]
+
+
+def _call(build: Callable[[], Any], name: str, device: str) -> Any:
+    if device == "meta":
+        try:
+            with torch.device("meta"):
+                return build()
+        except Exception:
+            pass
+    try:
+        return build()
+    except Exception as error:
+        raise UsageError(f"{name} failed: {type(error).__name__}: {error}; check the function") from error
