@@ -34,6 +34,7 @@ def compare(
     measured: tables.Source,
     *,
     reasons: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
     seed: int = 0,
 ) -> Report:
     """Hold a predicted table against a measured one.
@@ -44,6 +45,8 @@ def compare(
         Tables with the columns of `latpred.tables`; a path is read as CSV.
     reasons : mapping, optional
         Why a baseline that needs a device could not be had, by its name.
+    notes : sequence of str
+        Sentences for the report's readers.
     seed : int
         Of the bootstrap behind the range of the interval coverage.
 
@@ -67,7 +70,7 @@ def compare(
     joined = tables.join(left, right)
     if joined.rows.empty:
         raise TableError(_nothing_in_common(joined))
-    return _report(joined, dict(reasons or {}), seed)
+    return _report(joined, dict(reasons or {}), notes, seed)
 
 
 def evaluate(
@@ -109,11 +112,15 @@ def evaluate(
     return compare(predict_table(cells, walked, profile), cells, seed=seed)
 
 
-def _report(joined: tables.Joined, reasons: dict[str, str], seed: int) -> Report:
+def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
     cells = joined.rows.assign(error=joined.rows["latency_s_predicted"] / joined.rows["latency_s_measured"] - 1)
     noise = _noise(cells)
     tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
-    notes = [*joined.notes, *([] if noise.cells else ["Repeat noise was not measured: every pair of cells counts."])]
+    notes = [
+        *joined.notes,
+        *remarks,
+        *([] if noise.cells else ["Repeat noise was not measured: every pair of cells counts."]),
+    ]
     return Report(
         overall=_errors(cells),
         by_runtime=_by(cells, cells["runtime"]),

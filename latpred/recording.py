@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,24 +140,37 @@ class Recording:
         return gzip.compress(msgspec.json.encode(walked), mtime=0)
 
 
-def load(folder: str | os.PathLike[str]) -> Recording:
+def load(source: str | os.PathLike[str]) -> Recording:
     """Read a recording and check it.
+
+    Parameters
+    ----------
+    source : str or path
+        A folder, or the name of a shipped recording.
 
     Raises
     ------
     RecordingError
         When it is not there, of a newer schema, damaged or changed since it was saved.
     """
-    source = Path(folder)
-    manifest = _manifest(source)
-    body = {name: _verified(source, name, manifest) for name in (TABLE, GRAPHS)}
+    folder = _located(source)
+    manifest = _manifest(folder)
+    body = {name: _verified(folder, name, manifest) for name in (TABLE, GRAPHS)}
     try:
-        table = tables.read(source / TABLE, tables.MEASURED)
+        table = tables.read(folder / TABLE, tables.MEASURED)
         walked = msgspec.json.decode(_unpacked(body[GRAPHS]), type=list[Walked])
     except (TableError, msgspec.DecodeError, OSError, EOFError) as error:
-        raise RecordingError(f"{source} holds what no recording may hold: {error} Make it anew.") from error
+        raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
     graphs = {GraphKey(w.model, w.input_kind, w.input_size, w.precision): w.graph for w in walked}
     return Recording(manifest.name, manifest.about, table, graphs, manifest.created)
+
+
+def _located(source: str | os.PathLike[str]) -> Path:
+    folder = Path(source)
+    if folder.exists():
+        return folder
+    shipped = Path(str(resources.files("latpred.models"))) / "recordings" / folder.name
+    return shipped if str(source) == folder.name and shipped.exists() else folder
 
 
 def _manifest(source: Path) -> Manifest:
