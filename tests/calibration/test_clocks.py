@@ -37,6 +37,13 @@ def test_constants_of_another_device_come_back_too():
     assert found.gap_us == pytest.approx(0.9, rel=0.05)
 
 
+def test_what_reading_the_clock_costs_is_not_taken_for_synchronisation():
+    slow = SimulatedDevice(SimulatedSpec(clock_us=0.8))
+    found, truth = clocks.measure(slow), slow.true_costs()
+    assert found.sync_us == pytest.approx(truth.sync_us, rel=0.02)
+    assert found.launch_us == pytest.approx(truth.launch_us, rel=0.02)
+
+
 def test_what_was_seen_of_a_lone_kernel_and_of_a_queue_is_kept_whole():
     # Were the marker to travel faster than a kernel, the constants would shift, but no latency made of them.
     fast = replace(TrueCosts(), mark_us=0.1)

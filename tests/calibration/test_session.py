@@ -65,6 +65,20 @@ def test_cell_of_one_session_is_measured_once(tmp_path, machine):
     assert len(measure.asked) == 1
 
 
+def test_each_cell_is_on_the_disk_before_the_next_is_measured(tmp_path, machine, monkeypatch):
+    forced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_size) or fsync(descriptor)
+    )
+    path = tmp_path / session.JOURNAL
+    with Session(tmp_path, machine, SETTINGS) as one:
+        one.run(gemm(1), Measuring())
+        assert forced[-1] == path.stat().st_size
+        one.run(gemm(2), lambda cell: {"before": Timing(forced[-1] * 1.0, 0.0, 1, True)})
+    first = path.read_bytes().splitlines(keepends=True)[:2]
+    assert one.rows[1].timings["before"].median_s == len(b"".join(first))
+
+
 @pytest.mark.parametrize("torn", [b'{"cell":{"kind":"kernel"', b'{"cell', b"\x00\x00\x00"])
 def test_torn_last_line_is_forgotten_and_measured_again(tmp_path, machine, torn):
     with Session(tmp_path, machine, SETTINGS) as one:

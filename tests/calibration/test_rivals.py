@@ -1,0 +1,78 @@
+"""Baselines that need a device: what isolated ops add up, and why torch's estimator has no answer on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tabledata import measured
+from torch import nn
+
+from latpred.calibration import rivals, timing
+from latpred.calibration.cpu import CpuDevice
+from latpred.calibration.simulated import SimulatedDevice
+from latpred.calibration.subjects import Subject, module_subject
+from latpred.errors import UsageError
+
+
+class Layers(nn.Module):
+    """Three equal layers and one relu."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(self.layer(self.layer(x))))
+
+
+def subject() -> Subject:
+    return module_subject("layers", Layers().eval(), torch.zeros(1, 8))
+
+
+def test_each_distinct_op_is_timed_once_and_counted_as_often_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[Any] = []
+
+    def one_millisecond(device: Any, call: Any, plan: Any) -> timing.Timing:
+        timed.append(call())
+        return timing.Timing(1e-3, 0.0, 3, True)
+
+    monkeypatch.setattr(timing, "queued", one_millisecond)
+    seconds = rivals.isolated_ops(subject(), 4, "fp32", CpuDevice())
+    assert seconds == pytest.approx(4e-3)  # three layers and a relu
+    assert [tuple(result.shape) for result in timed] == [(4, 8), (4, 8)]
+
+
+def test_columns_and_reasons() -> None:
+    table = measured([("layers", 1, 1e-4), ("layers", 2, 1e-4)], status="ok")
+    said: list[str] = []
+
+    def announce(label: str) -> bool:
+        said.append(label)
+        return True
+
+    out, reasons = rivals.with_rivals(table, [subject()], CpuDevice(), tuple(rivals.RIVALS), announce)
+    assert (out["baseline_isolated_ops_s"] > 0).all()
+    assert "baseline_runtime_estimator_s" not in out
+    assert reasons.keys() == {"runtime_estimator"}
+    assert "CUDA" in reasons["runtime_estimator"]
+    assert said == ["isolated_ops: layers batch 1", "isolated_ops: layers batch 2", "runtime_estimator: layers batch 1"]
+
+
+def test_no_time_is_a_reason() -> None:
+    table = measured([("layers", 1, 1e-4)], status="ok")
+    out, reasons = rivals.with_rivals(table, [subject()], CpuDevice(), ["isolated_ops"], lambda label: False)
+    assert list(out.columns) == list(table.columns)
+    assert reasons == {"isolated_ops": "the time budget was spent"}
+
+
+def test_the_simulated_device_has_no_ops() -> None:
+    table = measured([("layers", 1, 1e-4)], status="ok")
+    _, reasons = rivals.with_rivals(table, [subject()], SimulatedDevice(), ["isolated_ops"], lambda label: True)
+    assert "graphs, not ops" in reasons["isolated_ops"]
+
+
+def test_an_unknown_rival() -> None:
+    with pytest.raises(UsageError, match="no baseline 'guess' to measure"):
+        rivals.with_rivals(measured([("a", 1, 1.0)]), [], CpuDevice(), ["guess"], lambda label: True)

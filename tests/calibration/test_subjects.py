@@ -1,0 +1,76 @@
+"""Subjects: recipes from names, modules and graphs, which leave the user's model and random state alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from latpred.calibration.subjects import Subject, dense_inputs, module_subject, seeded, subjects_of, token_inputs
+from latpred.errors import UsageError
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2))
+
+
+def test_a_module_is_copied_when_it_is_not_ready() -> None:
+    mine = conv().train()
+    made, inputs = module_subject("mine", mine, image=4).make("cpu", "bf16")
+    assert made is not mine
+    assert mine.training
+    assert next(mine.parameters()).dtype is torch.float32
+    assert not made.training
+    given = inputs(5, "cpu")
+    assert given[0].shape == (5, 3, 4, 4)
+    assert given[0].dtype is torch.bfloat16
+
+
+def test_a_module_that_is_ready_is_used_as_it_is() -> None:
+    mine = conv().eval()
+    assert module_subject("mine", mine, image=4).make("cpu", "fp32")[0] is mine
+
+
+def test_integer_inputs_stay_integers() -> None:
+    subject = module_subject("table", nn.Embedding(10, 4).eval(), torch.zeros(1, 7, dtype=torch.long))
+    _, inputs = subject.make("cpu", "fp16")
+    given = inputs(3, "cpu")[0]
+    assert (given.shape, given.dtype) == ((3, 7), torch.int64)
+
+
+def test_walking_gives_the_graph_the_name_and_size_of_the_subject() -> None:
+    graph = Subject("mine", "image", 8, lambda device, precision: (conv(), dense_inputs((3, 8, 8), precision))).walk(
+        "fp16"
+    )
+    assert (graph.model, graph.input_kind, graph.input_size, graph.precision) == ("mine", "image", 8, "fp16")
+    assert graph.macs(2) == 2 * 64 * 3 * 2
+
+
+def test_seeded_weights_repeat_and_leave_the_generator_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, second = seeded(conv, "cpu", "fp32"), seeded(conv, "cpu", "fp32")
+    assert torch.equal(first[0].weight, second[0].weight)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert seeded(conv, "meta", "fp32")[0].weight.is_meta
+
+
+def test_token_inputs_are_real_even_on_the_meta_device() -> None:
+    ids = token_inputs(6, 100)(4, "meta")[0]
+    assert ids.shape == (4, 6)
+    assert not ids.is_meta
+    assert int(ids.min()) >= 16
+    assert int(ids.max()) < 100
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match="There is no model to measure"):
+        subjects_of([])
+    with pytest.raises(UsageError, match="Two models are called Sequential"):
+        subjects_of([conv(), conv()], image=4)
+    with pytest.raises(UsageError, match=r"say what it is called with"):
+        subjects_of(nn.Linear(2, 2))
+
+
+def test_a_mapping_names_its_modules() -> None:
+    assert [s.name for s in subjects_of({"a": conv(), "b": conv()}, image=4)] == ["a", "b"]

@@ -1,0 +1,63 @@
+"""Validation end to end on a suite of toys: measure, predict, compare, record, and replay to the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from profiledata import profile
+from torch import nn
+
+from latpred.calibration import suites
+from latpred.calibration.subjects import Subject, dense_inputs
+from latpred.calibration.validation import validate
+from latpred.errors import NoProfileError, UsageError
+
+
+def toy(name: str, width: int) -> Subject:
+    def make(device: str, precision: str) -> tuple[nn.Module, object]:
+        with torch.device(device):
+            model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4)).eval()
+        return model, dense_inputs((16,), precision)
+
+    return Subject(name, "custom", 0, make)
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = suites.Suite("toys", "for tests", (1, 4), ready=(toy("a", 8), toy("b", 64), toy("c", 512)))
+    monkeypatch.setitem(suites._SUITES, "toys", suite)
+
+
+def test_measured_predicted_compared_recorded_and_replayed(tmp_path: Path) -> None:
+    known = profile()
+    report = validate("cpu", profile=known, suite="toys", repeats=2, record=tmp_path / "toys")
+    assert report.overall.cells == 6
+    assert report.overall.models == 3
+    assert report.only_measured == report.only_predicted == report.failed == ()
+    scores = {score.name: score for score in report.baselines}
+    assert scores["isolated_ops"].errors is not None
+    assert scores["flops_linear"].errors is not None
+    assert "CUDA" in scores["runtime_estimator"].reason
+    assert report.noise.cells == 6
+
+    again = validate(profile=known, replay=tmp_path / "toys")
+    assert again.overall.median == pytest.approx(report.overall.median, rel=1e-6)
+    assert again.noise.p90 == pytest.approx(report.noise.p90, abs=1e-9)
+    assert again.overall.cells == 6
+
+
+def test_a_note_says_where_the_machine_differs() -> None:
+    report = validate(profile=profile(), suite="toys", batches=[1], repeats=1, rivals=())
+    assert any("torch" in note or "stack" in note or "threads" in note or "system" in note for note in report.notes)
+
+
+def test_the_simulated_device_too() -> None:
+    with pytest.raises(NoProfileError):
+        validate("simulated", suite="toys")
+
+
+def test_a_replay_cannot_be_recorded(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Give replay or record, not both"):
+        validate(profile=profile(), replay=tmp_path, record=tmp_path)
