@@ -204,7 +204,7 @@ def _demand_known(graph: ModelGraph) -> None:
 
 def stack() -> dict[str, str]:
     """Versions of what decides which ops a model issues."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3])), "torch": torch.__version__}
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "torch": str(torch.__version__)}
     for name in ("transformers", "torchvision", "timm"):
         module = sys.modules.get(name)
         if module is not None:
