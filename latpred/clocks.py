@@ -109,17 +109,14 @@ def _single(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
 
 def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
     cuts = timeline.stretches
-    wrapped = (
-        int(cuts.kernels[-1] - cuts.kernels[-2] + cuts.kernels[1]) if len(cuts.syncs) > 1 else int(cuts.kernels[-1])
-    )
-    if max(wrapped, _most_under_way(cuts)) > device.queue:
-        ends = [
-            np.maximum(*clocks) for clocks in _step_by_step(timeline, host, kernels, device, _WARM_PERIODS + _PERIODS)
-        ]
-        mean: Floats = (ends[-1] - ends[_WARM_PERIODS - 1]) / _PERIODS
-        return mean
     if len(cuts.syncs) == 1:
-        return np.maximum(host.sum(), kernels.sum(axis=0) + len(kernels) * device.gap_us)
+        slower: Floats = np.maximum(host.sum(), kernels.sum(axis=0) + len(kernels) * device.gap_us)
+        if _queue_is_long(len(kernels), slower, device):
+            return slower
+        return _mean_period(timeline, host, kernels, device)
+    around = int(cuts.kernels[-1] - cuts.kernels[-2] + cuts.kernels[1])
+    if max(around, _most_under_way(cuts)) > device.queue:
+        return _mean_period(timeline, host, kernels, device)
     # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
     stretches = _stretches(cuts, timeline.kernel_step, host, kernels, device)
     clocks = _at_rest(kernels)
@@ -128,6 +125,23 @@ def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: Device
         clocks = _run(stretches, clocks, device)
         ends.append(clocks[0])
     return ends[-1] - ends[-2]
+
+
+def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> bool:
+    """Whether a full queue changes the period by less than a thousandth.
+
+    Going once through the queue, from a kernel's start to the host and back to the device, costs one launch latency and
+    skips `queue` kernels, so that each forward pays at most `count / queue` of it.
+    """
+    extra = device.launch_us * count / device.queue
+    return count <= device.queue and extra <= 1e-3 * float(period.min(initial=np.inf))
+
+
+def _mean_period(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
+    clocks = _step_by_step(timeline, host, kernels, device, _WARM_PERIODS + _PERIODS)
+    first, last = (np.maximum(*clocks[index]) for index in (_WARM_PERIODS - 1, -1))
+    mean: Floats = (last - first) / _PERIODS
+    return mean
 
 
 def _at_rest(kernels: Floats) -> tuple[Floats, Floats]:
