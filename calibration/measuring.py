@@ -26,7 +26,7 @@ from latpred.calibration.device import Device, open_device
 from latpred.calibration.subjects import Models, Subject, subjects_of
 from latpred.errors import DeviceError, UsageError
 
-VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.25, warmup_s=0.15)
+VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
 """Effort of one visit: short, because a cell is visited again in every round."""
 
 REPEATS = 4

@@ -25,7 +25,7 @@ from latpred.calibration.device import Device
 from latpred.calibration.subjects import Subject
 from latpred.errors import UsageError
 
-PLAN = timing.Plan(least=3, most=30, precision=0.02, budget_s=0.05, warmup_s=0.02)
+PLAN = timing.Plan(least=3, most=15, precision=0.02, budget_s=0.03, warmup_s=0.01)
 """Effort of one op: it is one of a hundred, whose errors average out."""
 
 Rival = Callable[[Subject, int, str, Device], float]

@@ -1,7 +1,7 @@
 """Named suites of whole models for validation. No model of a suite is ever used in a fit or in a choice.
 
-"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "heldout" and
-"paper" are full-size models by name, for GPUs. Suites are recipes: nothing is built until it is measured.
+"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "heldout" names
+full-size models for GPUs. Suites are recipes: nothing is built until it is measured.
 """
 
 from __future__ import annotations

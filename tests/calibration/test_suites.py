@@ -46,5 +46,5 @@ def test_the_heldout_suite_holds_names_and_builds_nothing() -> None:
 
 
 def test_an_unknown_suite() -> None:
-    with pytest.raises(UsageError, match="no suite 'gpu'. Use one of cpu, heldout"):
+    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, heldout"):
         suites.get("gpu")

@@ -1,0 +1,71 @@
+"""Predicting every cell of a table, and evaluating a table that was measured elsewhere."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+from profiledata import profile
+from tabledata import measured
+from torch import nn
+
+import latpred.tracing
+from latpred import accuracy, tables
+from latpred.errors import TableError
+from latpred.graph import ModelGraph
+from latpred.predicted import GraphKey, predict_table, trace_models
+from latpred.predictor import Predictor
+
+KEY = GraphKey("bert", "seq", 16, "fp32")
+
+
+@pytest.fixture(scope="module")
+def graph() -> ModelGraph:
+    layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    return latpred.tracing.trace(layers, torch.zeros(2, 16, 64))
+
+
+def test_each_row_is_what_the_predictor_says(graph: ModelGraph) -> None:
+    cells = tables.check(measured([("bert", 1, 0.1), ("bert", 8, 0.2)]), tables.MEASURED)
+    rows = predict_table(cells, {KEY: graph}, profile())
+    single = Predictor(profile()).predict(graph, 8)
+    assert rows["latency_s"][1] == pytest.approx(single.latency_ms / 1e3)
+    assert (rows["low_s"][1], rows["high_s"][1]) == pytest.approx(tuple(ms / 1e3 for ms in single.interval_ms))
+    assert rows["macs"][1] == 8 * 16 * 64 * 64 * 2
+    assert rows["launches"][1] == 3
+    assert rows["machine"][0] == tables.machine_name(profile().machine)
+
+
+def test_failed_cells_are_not_predicted(graph: ModelGraph) -> None:
+    cells = tables.check(
+        measured([("bert", 1, 0.1), ("bert", 8, 0.2)], status=["ok", "out of memory"]), tables.MEASURED
+    )
+    assert list(predict_table(cells, {KEY: graph}, profile())["batch"]) == [1]
+
+
+def test_a_model_without_graph_is_named() -> None:
+    cells = tables.check(measured([("bert", 1, 0.1)]), tables.MEASURED)
+    with pytest.raises(TableError, match="No graph for bert at seq 16, fp32"):
+        predict_table(cells, {}, profile())
+
+
+def test_only_what_is_missing_is_traced(graph: ModelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def trace(model: str, **options: object) -> ModelGraph:
+        asked.append((model, options["seq"], options["image"], options["precision"]))
+        return graph
+
+    monkeypatch.setattr(latpred.tracing, "trace", trace)
+    cells = pd.concat([measured([("bert", 1, 0.1)]), measured([("vit", 1, 0.1)], input_kind="image", input_size=96)])
+    walked = trace_models(cells, {KEY: graph})
+    assert asked == [("vit", None, 96, "fp32")]
+    assert walked.keys() == {KEY, GraphKey("vit", "image", 96, "fp32")}
+
+
+def test_evaluate_an_outside_table(graph: ModelGraph) -> None:
+    truth = Predictor(profile()).predict(graph, 4).latency_ms / 1e3
+    outside = pd.DataFrame({"model": ["bert"], "batch": [4], "latency_s": [truth / 1.25], "gpu": ["none"]})
+    report = accuracy.evaluate(outside, profile(), graphs={GraphKey("bert", "default", 0, "fp32"): graph})
+    assert report.overall.median == pytest.approx(0.25)
+    assert "measured on unknown" in report.notes[0]

@@ -1,0 +1,143 @@
+"""Recordings: what is saved comes back, replays without a device, and no change goes unnoticed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+from profiledata import profile
+from tabledata import measured
+
+from latpred.errors import RecordingError, TableError
+from latpred.graph import Line, ModelGraph, Op
+from latpred.predicted import GraphKey
+from latpred.recording import GRAPHS, MANIFEST, TABLE, Recording, load
+
+KEY = GraphKey("bert", "seq", 16, "fp32")
+
+
+def graph() -> ModelGraph:
+    gemm = Op(
+        name="aten::linear",
+        module="layer",
+        host_class="gemm.linear",
+        family="gemm",
+        dtype="float32",
+        dims={"m": Line(0, 16), "n": Line(64), "k": Line(32)},
+        macs=Line(0, 16 * 64 * 32),
+        weight_bytes=Line(64 * 32 * 4),
+        read_bytes=Line(0, 16 * 32 * 4),
+        write_bytes=Line(0, 16 * 64 * 4),
+        launches=1,
+    )
+    return ModelGraph("bert", "seq", 16, "fp32", "contiguous", 2048, 8192, Line(0, 2048), (gemm, gemm))
+
+
+def recording() -> Recording:
+    cells = [("bert", batch, 5e-5 * batch) for batch in (1, 2, 4)]
+    return Recording("try", "two layers", measured(cells, status="ok"), {KEY: graph()})
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return recording().save(tmp_path / "try")
+
+
+def test_round_trip(saved: Path) -> None:
+    back = load(saved)
+    assert back.graphs == {KEY: graph()}
+    assert (back.name, back.about) == ("try", "two layers")
+    pd.testing.assert_frame_equal(back.table, recording().table)
+    assert sorted(file.name for file in saved.iterdir()) == sorted([MANIFEST, TABLE, GRAPHS])
+
+
+def test_saving_twice_gives_the_same_bytes(saved: Path) -> None:
+    before = {file.name: file.read_bytes() for file in saved.iterdir()}
+    load(saved).save(saved)
+    assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
+
+
+def test_replay_needs_no_device(saved: Path) -> None:
+    report = load(saved).replay(profile())
+    assert report.overall.cells == 3
+    # profile: 5 us fixed + 2 ops of 10 us + 2 kernels of 1 us floor and, at batch 1, far less work than that
+    assert report.cells["latency_s_predicted"][0] == pytest.approx(27e-6, rel=0.2)
+
+
+@pytest.mark.parametrize("name", [TABLE, GRAPHS, MANIFEST])
+def test_a_flipped_bit_is_noticed(saved: Path, name: str) -> None:
+    body = bytearray((saved / name).read_bytes())
+    body[len(body) // 2] ^= 1
+    (saved / name).write_bytes(bytes(body))
+    with pytest.raises(RecordingError, match=r"was changed|is damaged|is no recording|holds what"):
+        load(saved)
+
+
+@pytest.mark.parametrize("name", [TABLE, GRAPHS, MANIFEST])
+def test_a_missing_file_is_named(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(RecordingError, match=name.replace(".", r"\.")):
+        load(saved)
+
+
+def forge(saved: Path, name: str, body: bytes) -> None:
+    """Put other contents in a recording and make every checksum fit again."""
+    (saved / name).write_bytes(body)
+    manifest = json.loads((saved / MANIFEST).read_text())
+    manifest["sha256"][name] = hashlib.sha256(body).hexdigest()
+    del manifest["sha256"][MANIFEST]
+    bare = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    manifest["sha256"][MANIFEST] = hashlib.sha256(bare).hexdigest()
+    (saved / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+
+
+def test_a_forged_table_must_still_keep_its_schema(saved: Path) -> None:
+    text = (saved / TABLE).read_text()
+    forge(saved, TABLE, text.replace("latency_s", "latency_ms").encode())
+    with pytest.raises(RecordingError, match=r"lacks latency_s"):
+        load(saved)
+
+
+def test_a_forged_graph_must_still_keep_its_schema(saved: Path) -> None:
+    text = gzip.decompress((saved / GRAPHS).read_bytes())
+    forge(saved, GRAPHS, gzip.compress(text.replace(b'"syncs":0', b'"syncs":NaN', 1)))
+    with pytest.raises(RecordingError, match="holds what no recording may hold"):
+        load(saved)
+    forge(saved, GRAPHS, gzip.compress(text.replace(b'"syncs"', b'"sinks"', 1)))
+    with pytest.raises(RecordingError, match="sinks"):
+        load(saved)
+
+
+def test_a_newer_version_asks_for_an_upgrade(saved: Path) -> None:
+    manifest = json.loads((saved / MANIFEST).read_text())
+    (saved / MANIFEST).write_text(json.dumps({**manifest, "version": 2, "extra": 1}))
+    with pytest.raises(RecordingError, match=r"version 2; this latpred reads up to 1. Upgrade"):
+        load(saved)
+
+
+def test_another_document_is_no_recording(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text('{"schema": "latpred.profile/1"}')
+    with pytest.raises(RecordingError, match=r"is no recording but 'latpred\.profile/1'"):
+        load(tmp_path)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="There is no recording in"):
+        load(tmp_path / "nowhere")
+
+
+def test_every_measured_model_needs_its_graph() -> None:
+    with pytest.raises(RecordingError, match="No graph for vit"):
+        Recording("x", "", measured([("vit", 1, 0.1)]), {KEY: graph()})
+    failed = measured([("vit", 1, 0.1)], status="out of memory")
+    assert len(Recording("x", "", failed, {}).table) == 1
+
+
+def test_a_table_out_of_schema_is_refused() -> None:
+    with pytest.raises(TableError, match="lacks stack"):
+        Recording("x", "", measured([("bert", 1, 0.1)]).drop(columns="stack"), {KEY: graph()})
