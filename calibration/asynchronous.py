@@ -6,16 +6,17 @@ would measure the launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from latpred.calibration import clocks, networks, suite, timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
 from latpred.calibration.precisions import DTYPES, cast
-from latpred.calibration.session import Row, Sampled
+from latpred.calibration.sampling import Choice
+from latpred.calibration.session import Sampled
 from latpred.calibration.timing import Timing
+from latpred.profile import DeviceProfile
 
 TINY = 3 * len(networks.KINDS)
 JUDGES = 24
@@ -36,8 +37,13 @@ class Asynchronous:
     def __init__(self, device: Device, precisions: Sequence[str]) -> None:
         self._device = device
         self._precisions = tuple(precisions)
+        self._choice = Choice()
 
-    def cells(self, rows: Callable[[], Sequence[Row]]) -> Iterator[Cell]:
+    def learn(self, profile: DeviceProfile) -> None:
+        """Prefer kernels that this profile is unsure of."""
+        self._choice.learn(profile)
+
+    def cells(self) -> Iterator[Cell]:
         """Clocks, dispatch, tiny networks; then kernels of every precision in turns, with a judge now and then."""
         yield suite.CLOCK
         yield from suite.dispatch_cells()
@@ -47,7 +53,7 @@ class Asynchronous:
         judges = (spec for spec in suite.sized_networks() if spec.judge)
         while True:
             for precision in self._precisions:
-                yield from islice(kernels[precision], ROUND)
+                yield from self._choice.of_kernels(kernels[precision], ROUND)
                 yield suite.network_cell(next(judges), precision)
 
     def measure(self, cell: Cell) -> Sampled:
@@ -81,7 +87,10 @@ class Asynchronous:
 
 
 def _constants(device: Device) -> dict[str, Timing]:
-    """Clock constants as timings, so that a journal holds them like any other cell; the queue is a number of launches."""
+    """Clock constants as timings, so that a journal holds them like any other cell.
+
+    The queue is a number of launches, not a time.
+    """
     found = clocks.measure(device)
     values = {name: getattr(found, name) for name in found.__struct_fields__ if name not in ("queue", "stable")}
     timings = {name: Timing(us * 1e-6, 0.0, 1, found.stable) for name, us in values.items()}

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple, Protocol
 
+import msgspec
 import torch
 
 from latpred import profiles
-from latpred.calibration import fitting
+from latpred.calibration import fitting, judging, networks
 from latpred.calibration.asynchronous import Asynchronous
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device, open_device
-from latpred.calibration.session import Row, Sampled, Session, directory
+from latpred.calibration.session import Sampled, Session, directory
 from latpred.calibration.synchronous import Synchronous
-from latpred.errors import CalibrationError, LatpredError, UsageError
-from latpred.profile import DeviceProfile
+from latpred.errors import CalibrationError, UsageError
+from latpred.profile import Checkpoint, DeviceProfile
 
-QUICK_S, FULL_S = 40.0, 300.0
+QUICK_S, FULL_S = 50.0, 285.0
 LEAST_S = 5.0
+FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
+CHECKPOINTS = (0.25, 0.55)  # shares of the budget after which a calibration stops to learn what it knows least about
+WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
 
 
 class Progress(NamedTuple):
@@ -43,12 +49,16 @@ class Progress(NamedTuple):
 class Campaign(Protocol):
     """What there is to measure on a kind of device, and how."""
 
-    def cells(self, rows: Callable[[], Sequence[Row]]) -> Iterator[Cell]:
-        """Cells in the order of their worth, without end; `rows` gives what was measured so far."""
+    def cells(self) -> Iterator[Cell]:
+        """Cells in the order of their worth, without end."""
         ...
 
     def measure(self, cell: Cell) -> Sampled:
         """Time one cell."""
+        ...
+
+    def learn(self, profile: DeviceProfile) -> None:
+        """Take note of what is known by now, so that the cells to come are those that it knows least about."""
         ...
 
 
@@ -73,7 +83,7 @@ def calibrate(
     quick : bool
         Under a minute, one precision, wider intervals.
     budget_s : float, optional
-        Seconds to measure for, fitting included; default 40 for a quick calibration and 300 for a full one.
+        Seconds to measure for, fitting included; default 50 for a quick calibration and 285 for a full one.
     precisions : sequence of str, optional
         Default: those the device does well; a quick calibration takes the first.
     fresh : bool
@@ -110,53 +120,78 @@ def calibrate(
     chosen = _precisions(live, precisions, quick)
     kind = Asynchronous if live.asynchronous else Synchronous
     campaign: Campaign = kind(live, chosen)
-    settings = {"precisions": chosen, "threads": torch.get_num_threads()}
+    settings = {"precisions": chosen, "threads": torch.get_num_threads(), "networks": networks.VERSION}
     with torch.inference_mode(), Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
-        _measure(campaign, session, budget, progress)
-        profile = _fitted(live, session.rows, name or live.name, progress, budget)
+        run = _Run(live, campaign, session, budget, name or live.name, progress)
+        run.measure()
+        profile = run.fitted()
         profiles.save(profile)
         session.complete()
     return profile
 
 
-def _measure(
-    campaign: Campaign, session: Session, budget_s: float, progress: Callable[[Progress], None] | None
-) -> None:
-    """Run cells until the budget is spent; seconds of resumed rows count as spent."""
-    spent = sum(row.seconds for row in session.rows)
-    start = time.monotonic()
-    until = budget_s - fitting_seconds(budget_s)
-    for cell in campaign.cells(lambda: session.rows):
-        seconds = spent + time.monotonic() - start
-        if seconds > until:
-            return
-        if progress is not None and not session.holds(cell):
-            progress(Progress(seconds, budget_s, len(session.rows), cell.key, None))
-        session.run(cell, campaign.measure)
+@dataclass
+class _Run:
+    """One calibration under way; seconds of resumed rows count as spent."""
 
+    device: Device
+    campaign: Campaign
+    session: Session
+    budget_s: float
+    name: str
+    progress: Callable[[Progress], None] | None
+    learning: list[Checkpoint] = field(default_factory=list)
 
-def fitting_seconds(budget_s: float) -> float:
-    """What is set aside for the last fit: it takes longer the more there is to fit."""
-    return min(40.0, 0.2 * budget_s)
+    def __post_init__(self) -> None:
+        self._start = time.monotonic() - sum(row.seconds for row in self.session.rows)
 
+    @property
+    def seconds(self) -> float:
+        """Spent so far."""
+        return time.monotonic() - self._start
 
-def _fitted(
-    device: Device,
-    rows: Sequence[Row],
-    name: str,
-    progress: Callable[[Progress], None] | None,
-    budget_s: float,
-) -> DeviceProfile:
-    if progress is not None:
-        progress(Progress(budget_s - fitting_seconds(budget_s), budget_s, len(rows), "fitting", None))
-    try:
-        return fitting.fit_profile(rows, device.machine(), device.info(), name)
-    except LatpredError:
-        raise
-    except (ValueError, ArithmeticError) as error:
-        raise CalibrationError(
-            f"the measurements could not be fitted ({error}). Start anew: latpred calibrate --fresh"
-        ) from error
+    def measure(self) -> None:
+        """Run cells until the budget is spent, stopping to learn now and then."""
+        checkpoints = [share * self.budget_s for share in CHECKPOINTS if self.budget_s >= WORTH_LEARNING_S]
+        until = (1 - FITTING_SHARE) * self.budget_s
+        for cell in self.campaign.cells():
+            if self.seconds > until:
+                return
+            if not self.session.holds(cell):
+                if checkpoints and self.seconds > checkpoints[0]:
+                    checkpoints.pop(0)
+                    self._learn()
+                self._tell(cell.key)
+            self.session.run(cell, self.campaign.measure)
+
+    def fitted(self) -> DeviceProfile:
+        """The profile of everything measured."""
+        profile, error = self._fit()
+        self._note(error)
+        return msgspec.structs.replace(profile, learning=tuple(self.learning), seconds=round(self.seconds, 1))
+
+    def _learn(self) -> None:
+        try:
+            profile, error = self._fit()
+        except CalibrationError:
+            return  # too little yet
+        self._note(error)
+        self.campaign.learn(profile)
+
+    def _fit(self) -> tuple[DeviceProfile, float]:
+        self._tell("fitting")
+        rows = self.session.rows
+        profile, found = fitting.fit_profile(rows, self.device.machine(), self.device.info(), self.name)
+        return profile, judging.median_error(found)
+
+    def _note(self, error: float) -> None:
+        if isfinite(error):
+            self.learning.append(Checkpoint(round(self.seconds, 1), len(self.session.rows), round(error, 4)))
+            self._tell("judged", error)
+
+    def _tell(self, label: str, error: float | None = None) -> None:
+        if self.progress is not None:
+            self.progress(Progress(self.seconds, self.budget_s, len(self.session.rows), label, error))
 
 
 def _precisions(device: Device, asked: Sequence[str] | None, quick: bool) -> tuple[str, ...]:

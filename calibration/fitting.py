@@ -14,21 +14,22 @@ import msgspec
 from latpred.calibration import builders, judging, networks
 from latpred.calibration.clocks import Clocks
 from latpred.calibration.dispatchfit import NetworkRun, fit_in_place, fit_issued
-from latpred.calibration.inplace import calls
+from latpred.calibration.judging import Verdict
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
+from latpred.calibration.placed import placed_samples
 from latpred.calibration.session import Row
 from latpred.calibration.suite import CLOCK, network_spec
 from latpred.errors import CalibrationError
-from latpred.pricing import host_cost
 from latpred.profile import SCHEMA_VERSION, Acceptance, DeviceInfo, DeviceProfile, DispatchFit, Machine, Sample
 from latpred.units import US_PER_S
 
-LEAST_SHARE = 0.2  # of a call's time that must be kernel for the call to say anything about kernels
 FEWEST_NETWORKS = 4
 
 
-def fit_profile(rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: str) -> DeviceProfile:
-    """The profile that a journal's rows amount to.
+def fit_profile(
+    rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: str
+) -> tuple[DeviceProfile, list[Verdict]]:
+    """The profile that a journal's rows amount to, and how it did on the networks that were kept out of its fits.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ def fit_profile(rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: s
     return _judged(profile, good)
 
 
-def _judged(profile: DeviceProfile, rows: Sequence[Row]) -> DeviceProfile:
+def _judged(profile: DeviceProfile, rows: Sequence[Row]) -> tuple[DeviceProfile, list[Verdict]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     judges = {row.cell.key: _latency(row) for row in _networks(rows) if network_spec(row.cell).judge}
     found = judging.verdicts(profile, judges)
@@ -85,7 +86,7 @@ def _judged(profile: DeviceProfile, rows: Sequence[Row]) -> DeviceProfile:
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
     timings = [timing for row in rows for timing in row.timings.values()]
     acceptance = judging.accepted(found, sum(timing.stable for timing in timings) / len(timings))
-    return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=acceptance)
+    return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=acceptance), found
 
 
 _PROTOCOL = {
@@ -141,11 +142,14 @@ def _issue_costs(rows: Iterable[Row]) -> dict[str, float]:
 def _samples(rows: Sequence[Row], dispatch: DispatchFit, info: DeviceInfo) -> dict[str, list[KernelSample]]:
     """Kernel samples by precision."""
     found: dict[str, list[KernelSample]] = {}
+    placed: dict[str, list[NetworkRun]] = {}
     for row in rows:
         if row.cell.kind == "kernel":
             found.setdefault(row.cell.precision, []).extend(_queued_sample(row, info.gap_us))
-        elif row.cell.kind == "network" and row.calls_us and not network_spec(row.cell).judge:
-            found.setdefault(row.cell.precision, []).extend(_placed_samples(run_of(row), dispatch))
+        elif row.calls_us and not network_spec(row.cell).judge:
+            placed.setdefault(row.cell.precision, []).append(run_of(row))
+    for precision, runs in placed.items():
+        found.setdefault(precision, []).extend(placed_samples(runs, dispatch))
     return found
 
 
@@ -156,19 +160,6 @@ def _queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
     us = row.timings["queued"].median_s * US_PER_S - gap_us
     if len(launching) == 1 and launching[0].launches == 1 and us > 0:
         yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
-
-
-def _placed_samples(run: NetworkRun, dispatch: DispatchFit) -> Iterator[KernelSample]:
-    """Kernels of calls timed in place: what is left of a call's time after its dispatch."""
-    for group, taken in zip(calls(run.ops), run.calls_us, strict=True):
-        op = group[0]
-        if len(group) > 1 or not op.launches or op.estimated:
-            continue
-        us = taken - host_cost(dispatch, op.host_class) * dispatch.scale
-        share = us / taken
-        if share >= LEAST_SHARE:
-            # A kernel hidden in its dispatch is known no better than the dispatch is.
-            yield KernelSample(op.family, row_of(op, run.batch), us / op.launches, share**2)
 
 
 def _sample(row: Row) -> Sample:

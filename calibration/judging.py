@@ -59,6 +59,11 @@ def verdicts(profile: DeviceProfile, judges: Mapping[str, NetworkRun]) -> list[V
     return found
 
 
+def median_error(found: Sequence[Verdict]) -> float:
+    """Median absolute relative error; not a number without judges."""
+    return float(np.median(np.abs(np.expm1([v.log_error for v in found])))) if found else math.nan
+
+
 def network_spread(found: Sequence[Verdict]) -> float:
     """Standard deviation of the log error of networks that the kernels' own spread does not explain.
 

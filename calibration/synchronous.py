@@ -5,14 +5,16 @@ Tiny networks tell what dispatch costs, sized ones what kernels take; some of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from latpred.calibration import inplace, networks, suite
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
 from latpred.calibration.networks import NetworkSpec
 from latpred.calibration.precisions import DTYPES, cast
-from latpred.calibration.session import Row, Sampled
+from latpred.calibration.sampling import Choice
+from latpred.calibration.session import Sampled
+from latpred.profile import DeviceProfile
 
 TINY = 3 * len(networks.KINDS)
 TINY_REPEATS, TINY_S = 15, 0.15
@@ -36,12 +38,17 @@ class Synchronous:
     def __init__(self, device: Device, precisions: Sequence[str]) -> None:
         self._device = device
         self._precisions = tuple(precisions)
+        self._choice = Choice()
 
-    def cells(self, rows: Callable[[], Sequence[Row]]) -> Iterator[Cell]:
+    def learn(self, profile: DeviceProfile) -> None:
+        """Prefer networks that this profile is unsure of."""
+        self._choice.learn(profile)
+
+    def cells(self) -> Iterator[Cell]:
         """Tiny networks, then sized ones without end."""
         for spec in suite.tiny_networks(TINY):
             yield suite.network_cell(spec)
-        for number, spec in enumerate(suite.sized_networks()):
+        for number, spec in enumerate(self._choice.of_networks(suite.sized_networks())):
             yield suite.network_cell(spec, self._precision(number))
 
     def measure(self, cell: Cell) -> Sampled:

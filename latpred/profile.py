@@ -136,6 +136,14 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     advice: tuple[str, ...]
 
 
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a calibration stood: seconds spent, cells measured, and the median error on networks that no fit saw."""
+
+    seconds: float
+    cells: int
+    error: float
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One device on one machine, ready to predict with."""
 
@@ -151,4 +159,5 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: tuple[Sample, ...]
     acceptance: Acceptance
     seconds: float  # what the calibration took
+    learning: tuple[Checkpoint, ...] = ()
     sha256: str = ""
