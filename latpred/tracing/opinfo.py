@@ -146,7 +146,7 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
     aten = namespace == "aten"
     kind = _kind(func, short, aten)
     formula = formula_of(name)
-    if torch.Tag.pointwise in func.tags and (formula is None or func._overloadname == "other"):
+    if formula is None and _pointwise(func):
         formula = elementwise(short.rstrip("_"))
     return OpInfo(
         name=name,
@@ -157,6 +157,14 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
         arguments=tuple(argument.name for argument in schema.arguments),
         syncs=int(aten and short in _SYNCING),
     )
+
+
+def _pointwise(func: OpOverload[..., Any]) -> bool:
+    """Whether torch calls the op elementwise; of some ops it tags one overload only."""
+    if torch.Tag.pointwise in func.tags:
+        return True
+    packet = func.overloadpacket
+    return any(torch.Tag.pointwise in getattr(packet, name).tags for name in packet.overloads())
 
 
 def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> Kind:

@@ -103,14 +103,17 @@ def trace(
     else:
         given = derived(model, seq, image) if inputs is None else from_example(inputs)
     twin = make_twin(model, _DTYPES.get(precision or ""), memory_format == "channels_last")
-    graph = _Tracer(twin, given, memory_format == "channels_last").graph(name, precision, memory_format)
+    graph = Tracer(twin, given, memory_format == "channels_last").graph(name, precision, memory_format)
     if strict:
         _demand_known(graph)
     return graph
 
 
-class _Tracer:
-    """The walks of one model."""
+class Tracer:
+    """The walks of one model: two for the line, one to see whether batch 1 is on it.
+
+    A model that issues other ops at batch 1 is walked there once more, to watch its Python and its memory.
+    """
 
     def __init__(self, twin: Twin, inputs: Inputs, channels_last: bool) -> None:
         self._twin = twin
@@ -118,16 +121,17 @@ class _Tracer:
         self._channels_last = channels_last
 
     def graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
+        """Walk the model and put the walks together."""
         host = HostWork(self._twin.paths)
-        two = self._walk(2, host)
-        three = self._walk(3)
+        two = self.walk(2, host)
+        three = self.walk(3)
         demand_same(two, three, host)
         ops = ops_through(two, three, host)
-        one = self._walk(1)
+        one = self.walk(1)
         exact = None
         if not same_ops(one.entries, two.entries):
             watched = HostWork(self._twin.paths)
-            exact = ops_exactly(self._walk(1, watched), watched)
+            exact = ops_exactly(self.walk(1, watched), watched)
         elif not on_the_line(ops, one, two, three, host):
             exact = ops_exactly(one, host)
         slope = three.input_bytes - two.input_bytes
@@ -145,7 +149,8 @@ class _Tracer:
             stack=stack(),
         )
 
-    def _walk(self, batch: int, host: HostWork | None = None) -> Pass:
+    def walk(self, batch: int, host: HostWork | None = None) -> Pass:
+        """One forward pass at one batch size."""
         walk = Walk(host)
         with torch.inference_mode(), _LOCK, enabled():
             args, options = arguments(self._inputs, batch, self._twin.dtype, self._channels_last)

@@ -1,0 +1,147 @@
+"""Cost formulas on bare shapes, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from latpred.ops import Work, formula_of
+from latpred.ops.classes import host_class, quiet_class, sync_class
+from latpred.ops.families import DIMS, root
+from latpred.ops.registry import _REGISTRY
+
+
+@dataclass
+class DType:
+    itemsize: int = 4
+
+
+@dataclass
+class Fake:
+    """A tensor as formulas see it."""
+
+    shape: tuple[int, ...]
+    dtype: DType = field(default_factory=DType)
+    strides: tuple[int, ...] | None = None
+
+    def stride(self) -> tuple[int, ...]:
+        if self.strides is not None:
+            return self.strides
+        steps, step = [], 1
+        for size in reversed(self.shape):
+            steps.append(step)
+            step *= size
+        return tuple(reversed(steps))
+
+
+def work(name: str, *args: object, out: object, **options: object) -> Work:
+    formula = formula_of(name)
+    assert formula is not None
+    result = formula(*args, out=out, **options)
+    assert tuple(result.dims) == DIMS[root(result.family)]
+    return result
+
+
+def t(*shape: int) -> Fake:
+    return Fake(shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "out", "family", "macs"),
+    [
+        ("aten::linear", (t(2, 5, 8), t(3, 8)), t(2, 5, 3), "gemm", 2 * 5 * 8 * 3),
+        ("aten::mm", (t(4, 6), t(6, 5)), t(4, 5), "gemm", 4 * 6 * 5),
+        ("aten::addmm", (t(5), t(4, 6), t(6, 5)), t(4, 5), "gemm", 4 * 6 * 5),
+        ("aten::bmm", (t(3, 4, 6), t(3, 6, 5)), t(3, 4, 5), "bmm", 3 * 4 * 6 * 5),
+        ("aten::baddbmm", (t(3, 4, 5), t(3, 4, 6), t(3, 6, 5)), t(3, 4, 5), "bmm", 3 * 4 * 6 * 5),
+        ("aten::matmul", (t(2, 3, 4, 6), t(2, 3, 6, 5)), t(2, 3, 4, 5), "bmm", 6 * 4 * 6 * 5),
+        ("aten::matmul", (t(2, 3, 4), t(4, 5)), t(2, 3, 5), "gemm", 2 * 3 * 4 * 5),
+        ("aten::mv", (t(4, 6), t(6)), t(4), "gemm", 24),
+        ("aten::_grouped_mm", (t(10, 6), t(4, 6, 5)), t(10, 5), "gemm.grouped", 10 * 6 * 5),
+        ("aten::conv2d", (t(2, 3, 8, 8), t(4, 3, 3, 3)), t(2, 4, 6, 6), "conv", 2 * 4 * 36 * 27),
+        ("aten::conv2d", (t(1, 4, 8, 8), t(4, 1, 3, 3), None, 1, 1, 1, 4), t(1, 4, 8, 8), "conv_depthwise", 4 * 64 * 9),
+        ("aten::conv2d", (t(1, 4, 8, 8), t(6, 2, 3, 3), None, 1, 1, 1, 2), t(1, 6, 8, 8), "conv_grouped", 6 * 64 * 18),
+        ("aten::conv1d", (t(2, 3, 10), t(4, 3, 5)), t(2, 4, 6), "conv", 2 * 4 * 6 * 15),
+        ("aten::conv_transpose2d", (t(1, 3, 4, 4), t(3, 2, 2, 2)), t(1, 2, 5, 5), "conv_transpose", 3 * 16 * 8),
+        (
+            "aten::scaled_dot_product_attention",
+            (t(2, 4, 10, 8), t(2, 4, 12, 8), t(2, 4, 12, 8)),
+            t(2, 4, 10, 8),
+            "attention",
+            2 * 4 * 10 * 12 * (8 + 8),
+        ),
+    ],
+)
+def test_products(name: str, args: tuple[object, ...], out: Fake, family: str, macs: int) -> None:
+    result = work(name, *args, out=out)
+    assert (result.family, result.macs) == (family, macs)
+
+
+def test_a_one_dimensional_convolution_has_height_one() -> None:
+    dims = work("aten::conv1d", t(2, 3, 10), t(4, 3, 5), None, [2], out=t(2, 4, 3)).dims
+    assert (dims["h_in"], dims["w_in"], dims["h_out"], dims["kernel_h"], dims["kernel_w"]) == (1, 10, 1, 1, 5)
+    assert dims["stride"] == 2
+
+
+def test_lstm_meets_every_weight_at_every_step() -> None:
+    params = [t(64, 8), t(64, 16), t(64), t(64)]
+    args = (t(3, 10, 8), [t(1, 3, 16), t(1, 3, 16)], params, True, 1, 0.0, False, False, True)
+    result = work("aten::lstm", *args, out=(t(3, 10, 16),))
+    assert result.macs == 3 * 10 * (64 * 8 + 64 * 16)
+    assert dict(result.dims) == {"batch": 3, "steps": 10, "hidden": 16, "inputs": 8, "layers": 1}
+
+
+def test_norms_softmax_and_reductions_split_rows_and_columns() -> None:
+    assert dict(work("aten::layer_norm", t(2, 5, 8), [8], out=t(2, 5, 8)).dims) == {"rows": 10, "cols": 8}
+    assert dict(work("aten::group_norm", t(2, 6, 4, 4), 3, out=t(2, 6, 4, 4)).dims) == {"rows": 6, "cols": 32}
+    assert dict(work("aten::softmax", t(2, 5, 8), 1, out=t(2, 5, 8)).dims) == {"rows": 16, "cols": 5}
+    assert dict(work("aten::mean", t(2, 5, 8), [1], out=t(2, 8)).dims) == {"rows": 16, "cols": 5}
+    assert dict(work("aten::topk", t(4, 9), 2, 1, out=(t(4, 2), t(4, 2))).dims) == {"rows": 4, "cols": 9}
+
+
+def test_only_the_rows_that_are_picked_are_read() -> None:
+    result = work("aten::embedding", t(1000, 8), t(2, 3), out=t(2, 3, 8))
+    assert dict(result.reads) == {0: 2 * 3 * 8 * 4}
+    assert dict(work("aten::index_select", t(100, 8), 0, t(5), out=t(5, 8)).reads) == {0: 5 * 8 * 4}
+    assert dict(work("aten::gather", t(100, 8), 1, t(100, 2), out=t(100, 2)).reads) == {0: 200 * 4}
+
+
+@pytest.mark.parametrize(
+    ("source", "family", "run"),
+    [
+        (Fake((2, 3, 4)), "copy.contiguous", 24),
+        (Fake((2, 4, 3), strides=(12, 1, 4)), "copy.strided", 1),
+        (Fake((2, 5, 3, 4), strides=(60, 4, 20, 1)), "copy.strided", 4),
+        (Fake((2, 3, 4), DType(2)), "copy.cast", 24),
+    ],
+)
+def test_copies_say_how_much_moves_together(source: Fake, family: str, run: int) -> None:
+    result = work("aten::clone", source, out=Fake(source.shape, DType(4) if family == "copy.cast" else source.dtype))
+    assert (result.family, result.dims["run"]) == (family, run)
+
+
+def test_copying_into_a_tensor_does_not_read_it() -> None:
+    assert work("aten::copy_", t(4), t(4), out=t(4)).reads == {0: 0}
+
+
+def test_pooling_windows() -> None:
+    assert work("aten::max_pool2d", t(2, 3, 8, 8), [3, 3], out=t(2, 3, 4, 4)).dims["window"] == 9
+    dims = work("aten::adaptive_avg_pool2d", t(2, 3, 7, 7), [1, 1], out=t(2, 3, 1, 1)).dims
+    assert dict(dims) == {"batch": 2, "channels": 3, "h_out": 1, "w_out": 1, "window": 49}
+
+
+def test_dispatch_classes_go_from_general_to_special() -> None:
+    assert host_class("linear", "gemm") == "gemm.linear"
+    assert host_class("add_", "elementwise.add") == "elementwise.add"
+    assert host_class("batch_norm", "batch_norm") == "norm.batch_norm"
+    assert host_class("bmm", "bmm", nested=True) == "bmm.nested.bmm"
+    assert quiet_class("transpose", view=True) == "view.transpose"
+    assert quiet_class("empty_like", view=False) == "factory.empty_like"
+    assert quiet_class("dropout", view=False) == "free.dropout"
+    assert sync_class("_local_scalar_dense") == "sync.item"
+
+
+def test_no_formula_of_ours_is_without_a_namespace() -> None:
+    assert len(_REGISTRY.formulas) > 200
+    assert all(name.startswith(("aten::", "testing::", "mylib::", "a::")) for name in _REGISTRY.formulas)

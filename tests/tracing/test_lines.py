@@ -1,0 +1,99 @@
+"""The line through batches 2 and 3 gives every batch: what a direct walk there finds, op by op, in every architecture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from smallmodels import ARCHITECTURES, build_small, inputs_of, walk_at
+from torch import nn
+
+import latpred
+from latpred.errors import TraceError
+from latpred.graph import ModelGraph, Op
+from latpred.tracing.entry import Entry
+from latpred.tracing.hostwork import NEW
+from latpred.tracing.lines import RETURN
+
+OFF_THE_LINE_AT_ONE = {"funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit"}
+
+
+def said(op: Op, batch: int) -> tuple[object, ...]:
+    lines = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
+    return (op.name, op.launches, op.syncs, *(line.at(batch) for line in lines))
+
+
+def found(entry: Entry) -> tuple[object, ...]:
+    return (entry.name, entry.launches, entry.syncs, *entry.counts[:NEW], *entry.counts[NEW + 1 :])
+
+
+def without_operands(row: tuple[object, ...], family: str) -> tuple[object, ...]:
+    return row[:-1] if family.startswith("elementwise") else row
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, ModelGraph]:
+    return {}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_count_at_other_batches(name: str, graphs: dict[str, ModelGraph]) -> None:
+    model = build_small(name, "meta")
+    graph = graphs[name] = latpred.trace(model, lambda batch: inputs_of(name, batch))
+    for batch in (1, 5, 8):
+        walked = walk_at(model, lambda size: inputs_of(name, size), batch)
+        ops = [op for op in graph.at(batch) if op.name != RETURN]
+        assert len(ops) == len(walked.entries)
+        for op, entry in zip(ops, walked.entries, strict=True):
+            assert without_operands(said(op, batch), op.family) == without_operands(found(entry), entry.family)
+        assert graph.input_bytes.at(batch) == walked.input_bytes
+    assert graph.coverage().launches == 1.0, graph.coverage().estimated_ops
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "resnet", "vit", "t5"])
+def test_batch_one_needs_no_rows_of_its_own_where_it_is_on_the_line(name: str) -> None:
+    graph = latpred.trace(build_small(name, "meta"), lambda batch: inputs_of(name, batch))
+    assert graph.ops_at_one is None
+
+
+def test_batch_one_has_rows_of_its_own_where_a_copy_falls_away() -> None:
+    class Merged(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.transpose(0, 1).reshape(-1, 4) * 2
+
+    graph = latpred.trace(Merged(), torch.zeros(2, 3, 4))
+    assert graph.ops_at_one is not None
+    assert (graph.launches(1), graph.launches(2)) == (1, 2)
+    assert [op.host_class for op in graph.at(1)] == ["view.transpose", "view.reshape", "elementwise.mul"]
+    assert [op.host_class for op in graph.at(2)][1] == "copy.reshape"
+    assert {op.family for op in graph.at(2)} == {"", "copy.strided", "elementwise.mul"}
+
+
+def test_work_need_not_be_proportional_to_batch() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(6, 8))
+            self.project = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.project(self.table)
+
+    graph = latpred.trace(Positions(), torch.zeros(1, 6, 8))
+    assert [graph.macs(batch) for batch in (1, 2, 10)] == [6 * 8 * 8] * 3
+
+
+def test_a_model_whose_ops_depend_on_batch_is_refused() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp() if x.shape[0] == 3 else x.sin()
+
+    with pytest.raises(
+        TraceError, match=r"different ops at batch 2 and 3, first at aten::sin in the model's own forward"
+    ):
+        latpred.trace(Odd(), torch.zeros(1, 4))
+
+
+def test_the_architectures_off_the_line_are_the_ones_that_fold_a_dimension(graphs: dict[str, ModelGraph]) -> None:
+    launches_differ = {name for name, graph in graphs.items() if graph.launches(1) != graph.launches(2)}
+    assert launches_differ <= OFF_THE_LINE_AT_ONE
+    assert len(graphs) >= 30
