@@ -70,7 +70,7 @@ def _curve_row(point: Prediction) -> tuple[str, ...]:
         str(point.batch),
         _ms(point.latency_ms),
         f"{_ms(low)} to {_ms(high)}",
-        f"{point.throughput_per_s:,.4g}",
+        _rate(point.throughput_per_s),
         _ms(point.overhead_ms),
         _ms(point.compute_ms),
         point.regime + ("" if point.fits is not False else ", too large"),
@@ -81,7 +81,7 @@ def _facts(prediction: Prediction) -> list[Line]:
     low, high = prediction.interval_ms
     busy = f", device busy {prediction.device_busy:.0%}"
     room = {True: ", fits", False: ", does not fit the device", None: ""}[prediction.fits]
-    rate = f"{prediction.throughput_per_s:,.4g} samples/s"
+    rate = f"{_rate(prediction.throughput_per_s)} samples/s"
     return [
         ("latency", f"{_ms(prediction.latency_ms)} (90 %: {_ms(low)} to {_ms(high)}), {rate}"),
         ("regime", f"{prediction.regime}{busy}"),
@@ -147,6 +147,10 @@ def _aligned(lines: Iterable[Line]) -> list[str]:
 def _card(title: str, facts: list[Line], above: str = "") -> str:
     rows = "".join(f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(t)}</td></tr>" for n, t in facts)
     return f"<div><strong>{escape(title)}</strong>{above}<table>{rows}</table></div>"
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.3g}"
 
 
 def _ms(milliseconds: float) -> str:

@@ -1,0 +1,150 @@
+"""How fast latpred itself is: prints, never asserts. Run it as `python examples/benchmark.py`.
+
+Each figure is the median of several repeats on one thread. Without a profile of this machine, a made-up one of usual
+size stands in: how long a prediction takes does not depend on the numbers in it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import msgspec
+import numpy as np
+
+from latpred import profiles
+from latpred.errors import ProfileError
+from latpred.features import layout
+from latpred.graph import ModelGraph
+from latpred.ops.families import DIMS
+from latpred.predictor import Predictor
+from latpred.profile import (
+    SCHEMA_VERSION,
+    Acceptance,
+    DeviceInfo,
+    DeviceProfile,
+    DispatchFit,
+    KernelFit,
+    Machine,
+)
+from latpred.runtimes import get
+from latpred.tracing import names, trace
+
+MODEL, SEQ = "bert-base-uncased", 128
+SAMPLES = 150  # per kernel family, as a full calibration keeps
+
+
+def main() -> None:
+    """Time everything and print one line each."""
+    predictor = Predictor(usual_profile())
+    module = names.build(MODEL, seq=SEQ).module
+    graph = trace(module, seq=SEQ)
+    predictor.predict(graph, 8)
+    fresh = copies(graph)
+
+    print(f"{MODEL}, {SEQ} tokens, profile {predictor.profile.name}: {len(graph.ops)} ops")
+    show("graph to prediction, a graph not seen before", once := timed(lambda: predictor.predict(next(fresh), 8)))
+    show("graph to prediction, the same graph again", timed(lambda: predictor.predict(graph, 8)))
+    many = timed(lambda: predictor.curve(next(fresh), range(1, 65)))
+    show("graph to 64-point curve", many, f"{many / once:.1f} x one point")
+    landmarks = timed(lambda: predictor.predict(graph, 8).to_dict())
+    show("the same with crossover, knee and their intervals", landmarks)
+
+    one = timed(lambda: predictor.predict(trace(module, seq=SEQ), 8))
+    show("nn.Module to prediction", one)
+    many = timed(lambda: predictor.curve(trace(module, seq=SEQ), range(1, 65)))
+    show("nn.Module to 64-point curve", many, f"{many / one:.1f} x one point")
+    show("lowering for eager alone", timed(lambda: get("eager").lower(next(fresh), 8)))
+
+    bare = process("-c", "pass")
+    show("bare Python", bare)
+    show("import latpred, above bare Python", process("-c", "import latpred") - bare)
+    show("latpred --help, above bare Python", process("-m", "latpred.cli", "--help") - bare)
+
+
+def timed(call: Callable[[], object], repeats: int = 30) -> float:
+    """Median seconds of a call."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
+def process(*arguments: str) -> float:
+    """Median seconds of a Python process."""
+    return timed(lambda: subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL), 10)
+
+
+def show(what: str, seconds: float, note: str = "") -> None:
+    """Print one figure."""
+    print(f"  {what:<52}{seconds * 1e3:9.2f} ms  {note}".rstrip())
+
+
+def copies(graph: ModelGraph) -> Iterator[ModelGraph]:
+    """Graphs equal to one but never seen before."""
+    while True:
+        yield msgspec.structs.replace(graph)
+
+
+def usual_profile() -> DeviceProfile:
+    """This machine's own profile, else one of made-up numbers."""
+    try:
+        return profiles.find()
+    except ProfileError:
+        return made_up_profile()
+
+
+def made_up_profile() -> DeviceProfile:
+    """A profile with `SAMPLES` points in every kernel family."""
+    nowhere = Machine("0" * 16, "none", 1, 0, "", "", "", {}, 1)
+    costs = {"": 8.0, "gemm": 9.0, "view": 2.0, "elementwise": 6.0}
+    return DeviceProfile(
+        name="made-up",
+        schema=SCHEMA_VERSION,
+        created="2000-01-01T00:00:00+00:00",
+        provenance="datasheet",
+        machine=nowhere,
+        device=DeviceInfo(name="made-up", kind="cpu", asynchronous=False, memory_bytes=2**33),
+        protocol={},
+        runtimes={"eager": DispatchFit(costs, module_call_us=2.0, python_call_us=0.1, fixed_us=10.0, spread=0.05)},
+        kernels={"fp32": {family: made_up_fit(family) for family in DIMS}},
+        samples=(),
+        acceptance=Acceptance(passed=True, checks={}, advice=()),
+        seconds=0.0,
+    )
+
+
+def made_up_fit(family: str) -> KernelFit:
+    """A roofline with a residual at random points."""
+    rng = np.random.default_rng(0)
+    features = (*layout(family).names, "roofline")
+    return KernelFit(
+        family=family,
+        floor_us=1.0,
+        macs_per_us=1e5,
+        weight_bytes_per_us=1e4,
+        activation_bytes_per_us=2e4,
+        saturation={"m": 8.0, "n": 8.0, "k": 8.0} if layout(family).product is not None else {},
+        multiprocessors=0,
+        features=features,
+        length_scales=(2.0,) * len(features),
+        amplitude=0.04,
+        noise=0.001,
+        points=tuple(map(tuple, rng.uniform(0, 8, (SAMPLES, len(features))).tolist())),
+        targets=tuple(rng.normal(0, 0.1, SAMPLES).tolist()),
+        noise_factors=(1.0,) * SAMPLES,
+        error=0.05,
+        spread=0.08,
+    )
+
+
+if __name__ == "__main__":
+    main()

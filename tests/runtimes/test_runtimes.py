@@ -1,0 +1,136 @@
+"""Eager lowering, and runtimes that other packages bring."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from factories import add, device, dispatch, graph, linear, profile, view
+
+from latpred import runtimes
+from latpred.errors import UsageError
+from latpred.graph import ModelGraph
+from latpred.predictor import Predictor
+from latpred.runtimes.eager import Eager, one_step_per_op
+from latpred.schedule import Schedule
+
+PACKAGE = """
+from latpred.runtimes.eager import one_step_per_op
+
+
+class Halved:
+    name = "halved"
+
+    def lower(self, graph, batch):
+        return one_step_per_op(self.name, graph.at(batch)[::2])
+
+    def available(self):
+        return "only a test"
+
+    def build(self, model, inputs):
+        return lambda: model(*inputs)
+
+
+broken = 3
+ready = Halved()
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package on the path that registers runtimes by entry point."""
+    (tmp_path / "halved_runtime.py").write_text(PACKAGE)
+    metadata = tmp_path / "halved_runtime-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: halved-runtime\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[latpred.runtimes]\nhalved = halved_runtime:Halved\nready = halved_runtime:ready\n"
+        "broken = halved_runtime:broken\nmissing = halved_runtime:Nothing\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    runtimes.get.cache_clear()
+    yield
+    runtimes.get.cache_clear()
+
+
+def test_eager_dispatches_every_op_by_itself() -> None:
+    net = graph(view(module_calls=2), linear(python_calls=3), add(launches=2, syncs=1))
+    schedule = Eager().lower(net, 4)
+    assert schedule.host_class == ("view.transpose", "gemm.linear", "elementwise.add")
+    assert schedule.kernel_step.tolist() == [1, 2, 2]
+    assert schedule.kernel_share.tolist() == [1.0, 0.5, 0.5]
+    assert schedule.kernel_family == ("gemm", "elementwise.add", "elementwise.add")
+    assert schedule.module_calls.tolist() == [2, 0, 0]
+    assert schedule.python_calls.tolist() == [0, 3, 0]
+    assert schedule.sync.tolist() == [0, 0, 1]
+
+
+def test_eager_lowers_a_graph_once_per_form() -> None:
+    eager, net = Eager(), graph(linear(), add())
+    assert eager.lower(net, 2) is eager.lower(net, 64)
+    assert eager.lower(net, 1) is eager.lower(net, 2)
+    special = msgspec.structs.replace(net, ops_at_one=(linear(),))
+    assert len(eager.lower(special, 1).ops) == 1
+    assert len(eager.lower(special, 2).ops) == 2
+
+
+def test_eager_runs_the_model_itself() -> None:
+    layer = torch.nn.Linear(4, 2).eval()
+    x = torch.ones(3, 4)
+    run = Eager().build(layer, (x,))
+    assert torch.equal(run(), layer(x))
+    assert run().is_inference()
+    assert torch.equal(Eager().build(layer, {"input": x})(), layer(x))
+    assert Eager().available() is None
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_third_partys_runtime_is_found_and_predicted() -> None:
+    assert "halved" in runtimes.names()
+    assert runtimes.get("halved").available() == "only a test"
+    assert runtimes.get("halved") is runtimes.get("halved")
+    costs = {"eager": dispatch(), "halved": dispatch()}
+    predictor = Predictor(profile(device(asynchronous=False), runtimes=costs))
+    net = graph(linear(), add(), linear(), add())
+    expected = predictor.curve(graph(linear(), linear()), [1, 8]).latency_ms
+    assert predictor.curve(net, [1, 8], runtime="halved").latency_ms == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_ready_object_serves_as_well_as_a_class() -> None:
+    assert runtimes.get("ready").name == "halved"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", ["broken", "missing"])
+def test_a_broken_registration_is_named(name: str) -> None:
+    with pytest.raises(UsageError, match=f"Runtime '{name}' is registered as halved_runtime"):
+        runtimes.get(name)
+
+
+def test_an_unknown_runtime_gets_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="No runtime is called 'eagr'. Did you mean 'eager'"):
+        runtimes.get("eagr")
+
+
+def test_a_runtime_is_known_by_what_it_offers() -> None:
+    class Minimal:
+        name = "minimal"
+
+        def lower(self, graph: ModelGraph, batch: int) -> Schedule:
+            return one_step_per_op(self.name, graph.at(batch))
+
+        def available(self) -> str | None:
+            return None
+
+        def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+            return lambda: model(*inputs)
+
+    assert isinstance(Minimal(), runtimes.Runtime)
+    assert not isinstance(object(), runtimes.Runtime)

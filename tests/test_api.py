@@ -1,0 +1,137 @@
+"""latpred.predict and latpred.max_batch, from a module and a profile's name to a number."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from factories import device, graph, kernel_fit, linear, machine, profile
+
+import latpred
+from latpred import api, host, profiles
+from latpred.errors import NoProfileError, ProfileError, UsageError
+from latpred.profile import DeviceProfile
+
+
+def own_profile(floor_us: float = 2.0) -> DeviceProfile:
+    """A profile of this machine's CPU."""
+    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
+    fits = (kernel_fit("gemm", floor_us=floor_us), kernel_fit("elementwise", macs_per_us=0.0))
+    here = machine(hostname_hash=host.hostname_hash(), cpu=host.cpu_name())
+    return msgspec.structs.replace(profile(info, fits), name="cpu-here", machine=here)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+
+
+def test_from_a_module_to_a_number() -> None:
+    profiles.save(own_profile())
+    found = latpred.predict(network(), 4, inputs=(torch.randn(2, 64),))
+    assert isinstance(found, latpred.Prediction)
+    assert found.batch == 4
+    assert found.latency_ms > 0
+    assert found.provenance.profile == "cpu-here"
+    assert found.provenance.caveats == ()
+    graph = latpred.trace(network(), (torch.randn(2, 64),))
+    assert latpred.predict(graph, 4).latency_ms == pytest.approx(found.latency_ms, rel=0.2)
+
+
+def test_several_batches_give_a_curve() -> None:
+    profiles.save(own_profile())
+    curve = latpred.predict(graph(linear()), [1, 8, 32])
+    assert isinstance(curve, latpred.Curve)
+    assert curve.batches.tolist() == [1, 8, 32]
+    assert latpred.predict(graph(linear()), range(1, 4)).batches.tolist() == [1, 2, 3]
+
+
+def test_max_batch() -> None:
+    profiles.save(own_profile())
+    net = graph(linear())
+    most = latpred.max_batch(net, latency_ms=20.0)
+    assert latpred.predict(net, most).latency_ms <= 20.0 < latpred.predict(net, most + 1).latency_ms
+
+
+def test_a_new_calibration_is_noticed() -> None:
+    net = graph(linear())
+    with pytest.raises(NoProfileError, match="latpred calibrate"):
+        latpred.predict(net)
+    profiles.save(own_profile())
+    first = latpred.predict(net)
+    profiles.save(own_profile(floor_us=5000.0))
+    assert latpred.predict(net).latency_ms == pytest.approx(first.latency_ms + 4.998)
+
+
+def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
+    there = profiles.save(own_profile(), tmp_path / "elsewhere" / "copy.json")
+    profiles.save(own_profile())
+    net = graph(linear())
+    expected = latpred.predict(net).latency_ms
+    for name in ("cpu", "cpu-here", torch.device("cpu"), there, str(there)):
+        assert latpred.predict(net, device=name).latency_ms == expected
+    with pytest.raises(ProfileError, match="no profile is called 'a100000'"):
+        latpred.predict(net, device="a100000")
+
+
+def test_another_machine_or_stack_is_a_caveat() -> None:
+    foreign = msgspec.structs.replace(own_profile(), name="foreign", machine=machine())
+    profiles.save(foreign)
+    (caveat,) = latpred.predict(graph(linear()), device="foreign").provenance.caveats
+    assert "Example 9000" in caveat
+    older = msgspec.structs.replace(own_profile().machine, stack={"torch": "1.0", "numpy": "0.1"})
+    profiles.save(msgspec.structs.replace(own_profile(), machine=older))
+    (caveat,) = latpred.predict(graph(linear()), device="cpu").provenance.caveats
+    assert caveat.startswith("measured with torch 1.0, here is ")
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "8", 2**40, [], [4, 0]])
+def test_impossible_batches_are_refused_before_anything_is_traced(batch: object) -> None:
+    with pytest.raises(UsageError, match=r"[Bb]atch"):
+        latpred.predict("no-such-model", batch)  # type: ignore[call-overload]
+
+
+def test_a_graph_has_its_inputs_and_precision_already() -> None:
+    profiles.save(own_profile())
+    with pytest.raises(UsageError, match="leave out seq"):
+        latpred.predict(graph(linear()), seq=64)
+    with pytest.raises(UsageError, match="traced in fp32"):
+        latpred.predict(graph(linear()), precision="fp16")
+    assert latpred.predict(graph(linear()), precision="fp32").precision == "fp32"
+
+
+def test_importing_latpred_is_light() -> None:
+    heavy = "('torch', 'sklearn', 'scipy', 'pandas', 'numpy', 'transformers')"
+    script = f"import sys, latpred; dir(latpred); print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+    script = f"import sys, latpred.predictor; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "['numpy']\n"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in (
+        "predict",
+        "max_batch",
+        "trace",
+        "cost",
+        "Prediction",
+        "Curve",
+        "ModelGraph",
+        "LatpredError",
+        "compare",
+    ):
+        assert getattr(latpred, name) is not None
+        assert name in dir(latpred)
+    assert latpred.__version__
+    with pytest.raises(AttributeError, match="no attribute 'forecast'"):
+        _ = latpred.forecast
+    assert api.predict is latpred.predict

@@ -1,0 +1,104 @@
+"""What a person reads and what a program reads: text, HTML, dictionaries and frames of predictions."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from factories import add, device, dispatch, graph, kernel_fit, linear, profile
+
+from latpred import tables
+from latpred.predictor import Predictor
+from latpred.render import sparkline
+
+NET = graph(linear(), add(), linear(64, 256))
+
+
+def predictor(**changes: object) -> Predictor:
+    fits = (kernel_fit("gemm", macs_per_us=1e6, spread=0.1), kernel_fit("elementwise", macs_per_us=0.0))
+    made = profile(device(**changes), fits, {"eager": dispatch(spread=0.05)})
+    return Predictor(made, ["measured on another machine"])
+
+
+def test_text_of_a_prediction_says_what_matters() -> None:
+    text = repr(predictor().predict(NET, 8))
+    title, *facts = text.splitlines()
+    assert title == "example-net: batch 8, 128 tokens, fp32, eager on example"
+    found = {line.split()[0]: line for line in facts}
+    assert {"latency", "regime", "clocks", "mostly", "memory", "crossover", "knee", "profile", "caveat"} <= set(found)
+    assert "samples/s" in found["latency"]
+    assert "90 %" in found["latency"]
+    assert "gemm" in found["mostly"]
+    assert "fits" in found["memory"]
+    assert "Example 9000, 2026-01-02" in found["profile"]
+    assert "another machine" in found["caveat"]
+    assert "too large" not in text
+
+
+def test_text_of_a_curve_has_a_row_per_batch() -> None:
+    curve = predictor(memory_bytes=2**27).curve(NET, [1, 2, 512], protocol="pipelined")
+    text = repr(curve)
+    assert "batch 1 to 512" in text
+    assert "pipelined" in text
+    assert sparkline(curve.latency_ms.tolist()) in text
+    rows = [line.split()[0] for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert rows == ["1", "2", "512"]
+    assert text.count("too large") == 1
+
+
+def test_html_is_well_formed_and_escaped() -> None:
+    class Balance(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+    named = msgspec.structs.replace(NET, model="<script>")
+    for shown in (predictor().predict(named), predictor().curve(named, [1, 4])):
+        html = shown._repr_html_()
+        parser = Balance()
+        parser.feed(html)
+        assert parser.open == []
+        assert "<script>" not in html
+        assert "&lt;script&gt;" in html
+
+
+def test_dictionaries_are_json() -> None:
+    point = predictor().predict(NET, 8).to_dict()
+    assert json.loads(json.dumps(point)) == point
+    assert point["schema"] == "latpred.prediction/1"
+    curve = predictor().curve(NET, [1, 8]).to_dict()
+    assert json.loads(json.dumps(curve)) == curve
+    assert curve["schema"] == "latpred.curve/1"
+    assert curve["points"][1]["latency_ms"] == point["latency_ms"]
+    assert curve["crossover_batch"] == point["crossover_batch"]
+
+
+def test_frames_are_predicted_tables() -> None:
+    curve = predictor().curve(NET, [1, 8])
+    frame = curve.to_frame()
+    assert tables.check(frame, tables.PREDICTED)["batch"].tolist() == [1, 8]
+    assert frame["latency_s"].to_numpy() * 1e3 == pytest.approx(curve.latency_ms)
+    assert (frame["low_s"] < frame["latency_s"]).all()
+    assert len(curve[0].to_frame()) == 1
+
+
+def test_breakdown_adds_up_to_the_clocks() -> None:
+    found = predictor(asynchronous=False).predict(NET, 8)
+    assert sum(share.host_ms for share in found.breakdown) == pytest.approx(found.overhead_ms)
+    assert sum(share.device_ms for share in found.breakdown) == pytest.approx(found.compute_ms)
+    assert [share.name for share in found.breakdown][0] == "gemm"
+    assert {share.name: share.ops for share in found.breakdown} == {"gemm": 2, "elementwise": 1, "call": 1}
+
+
+def test_sparkline() -> None:
+    assert sparkline([1, 2, 4, 8]) == "▁▂▄█"
+    assert sparkline([0, 0]) == "▁▁"
+    assert len(sparkline(list(range(1, 1000)))) <= 60

@@ -1,0 +1,276 @@
+"""Predictor: latencies, regimes and landmarks worked out by hand from profiles with round numbers."""
+
+from __future__ import annotations
+
+import gc
+import math
+import pickle
+import weakref
+
+import msgspec
+import numpy as np
+import pytest
+from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
+
+from latpred.errors import ProfileError, UsageError
+from latpred.graph import Line, ModelGraph
+from latpred.landmarks import MOST, first_true
+from latpred.predictor import Predictor
+from latpred.profile import DeviceProfile
+
+CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=0.0)
+
+
+def one_gemm(**changes: object) -> ModelGraph:
+    """100 MACs at 1e6 per us and 3000 + 2000 b bytes at 1e3 per us: a kernel of 2 + hypot(1e-4 b, 3 + 2 b) us."""
+    work = {"macs": Line(0, 100), "weight_bytes": Line(3000), "read_bytes": Line(0, 1000), "write_bytes": Line(0, 1000)}
+    return graph(linear(**(work | changes)))
+
+
+def test_on_a_cpu_dispatch_and_kernels_add_up() -> None:
+    # 20 for the call + 5 for the gemm + 2 module calls + 4 * 0.5 Python calls; 2 + 3 + 2 * 8 for the kernel.
+    found = Predictor(profile(CPU)).predict(one_gemm(module_calls=2, python_calls=4), 8)
+    assert found.overhead_ms == pytest.approx(0.029)
+    assert found.compute_ms == pytest.approx(0.021)
+    assert found.latency_ms == pytest.approx(0.050)
+    assert found.regime == "framework-bound"
+    assert found.throughput_per_s == pytest.approx(8 / 50e-6)
+    assert found.device_busy == pytest.approx(21 / 50)
+
+
+def test_on_an_asynchronous_device_the_clocks_overlap() -> None:
+    predictor = Predictor(profile())
+    # Host through at 25; the kernel of 21 us starts 4 later and ends at 50; waiting costs 10.
+    assert predictor.predict(one_gemm(), 8).latency_ms == pytest.approx(0.060)
+    # The device needs 21 + 1 per forward, the host 25.
+    assert predictor.predict(one_gemm(), 8, protocol="pipelined").latency_ms == pytest.approx(0.025)
+    assert predictor.predict(one_gemm(), 100, protocol="pipelined").latency_ms == pytest.approx(0.206)
+
+
+def test_dispatch_falls_back_to_the_more_general_class_and_scales() -> None:
+    ops = (view("transpose"), view("expand"), view("nested.permute"), add(), linear())
+    costs = dispatch(scale=2.0)
+    found = Predictor(profile(CPU, runtimes={"eager": costs})).predict(graph(*ops))
+    # view.transpose 3, view 2 (twice), "" 7 and gemm 5, doubled, and the call.
+    assert found.overhead_ms == pytest.approx((20 + 2 * (3 + 2 + 2 + 7 + 5)) / 1e3)
+
+
+def test_inputs_on_the_host_are_copied_first() -> None:
+    fast = Predictor(profile(device(copy_bytes_per_us=512.0)))
+    resident = fast.predict(one_gemm(), 8).latency_ms
+    assert fast.predict(one_gemm(), 8, inputs_on="host").latency_ms == pytest.approx(resident + (16 + 10) / 1e3)
+    with pytest.raises(ProfileError, match="does not know how fast inputs are copied"):
+        Predictor(profile()).predict(one_gemm(), 8, inputs_on="host")
+    assert Predictor(profile(CPU)).predict(one_gemm(), 8, inputs_on="host").latency_ms > 0
+
+
+def test_regimes() -> None:
+    predictor = Predictor(profile(CPU))
+    assert predictor.predict(one_gemm(), 1).regime == "framework-bound"
+    assert predictor.predict(one_gemm(), 50).regime == "memory-bound"
+    heavy = one_gemm(macs=Line(0, 10**8))
+    assert predictor.predict(heavy, 50).regime == "compute-bound"
+
+
+def test_crossover_and_knee() -> None:
+    found = Predictor(profile(CPU)).predict(one_gemm())
+    # Overhead 25: the kernel's 5 + 2 b reaches it at b = 10.
+    assert found.crossover_batch == 10
+    # Latency 30 + 2 b against 32: over 1.1 x at 2 b > 5.2, over 1.9 x at 2 b > 30.8.
+    assert found.knee_batch == 3
+    assert found.knee(1.9).batch == 16
+    assert found.crossover == (10, 10, 10)
+
+
+def test_landmarks_carry_the_spread_of_the_fit() -> None:
+    unsure = Predictor(profile(CPU, fits=(kernel_fit("gemm", spread=0.2),)))
+    found = unsure.predict(one_gemm()).crossover
+    factor = math.exp(1.645 * 0.2)
+    assert found.batch == 10
+    assert found.low == math.ceil((25 / factor - 5) / 2)
+    assert found.high == math.ceil((25 * factor - 5) / 2)
+
+
+def test_never_and_always() -> None:
+    idle = Predictor(profile(CPU)).predict(graph(view()))
+    assert idle.crossover_batch is None
+    assert idle.knee_batch is None
+    assert idle.regime == "framework-bound"
+    free = {"eager": dispatch(costs_us={"": 0.0}, fixed_us=0.0)}
+    assert Predictor(profile(CPU, runtimes=free)).predict(one_gemm()).crossover_batch == 1
+    with pytest.raises(UsageError, match="ratio above 1"):
+        idle.knee(1.0)
+
+
+def test_a_curve_is_its_points() -> None:
+    predictor = Predictor(profile(device(queue=2)))
+    net = graph(linear(), view(), add(), linear(16, 64, syncs=1), add(launches=3))
+    batches = [1, 2, 3, 8, 64]
+    for protocol in ("single", "pipelined"):
+        curve = predictor.curve(net, batches, protocol=protocol)
+        alone = [predictor.predict(net, batch, protocol=protocol) for batch in batches]
+        assert curve.latency_ms == pytest.approx([point.latency_ms for point in alone])
+        assert curve.interval_ms == pytest.approx(np.array([point.interval_ms for point in alone]))
+        assert curve.regime == tuple(point.regime for point in alone)
+        assert list(curve.batches) == batches
+        assert curve[2].batch == 3
+        assert len(curve[1:3]) == 2
+
+
+def test_batch_one_is_served_by_its_own_ops() -> None:
+    predictor = Predictor(profile(CPU))
+    plain = graph(linear(), add())
+    special = msgspec.structs.replace(plain, ops_at_one=(linear(),))
+    curve = predictor.curve(special, [2, 1, 3])
+    assert curve.latency_ms[1] == pytest.approx(predictor.predict(graph(linear())).latency_ms)
+    assert curve.latency_ms[[0, 2]] == pytest.approx(predictor.curve(plain, [2, 3]).latency_ms)
+
+
+def test_equal_work_is_priced_once_and_counted_each_time() -> None:
+    predictor = Predictor(profile(CPU))
+    once, thrice = predictor.predict(graph(linear())), predictor.predict(graph(linear(), linear(), linear()))
+    assert thrice.compute_ms == pytest.approx(3 * once.compute_ms)
+    # An op of two kernels shares its work between them.
+    assert predictor.predict(graph(linear(launches=2))).compute_ms == pytest.approx(once.compute_ms)
+
+
+def test_the_interval_holds_networks_and_strange_kernels() -> None:
+    known = {"eager": dispatch(spread=0.1)}
+    fits = (kernel_fit("gemm", spread=0.3),)
+    found = Predictor(profile(CPU, fits, known)).predict(one_gemm(), 1000)
+    low, high = found.interval_ms
+    # What networks showed already holds the usual spread of the fit.
+    assert high / found.latency_ms == pytest.approx(math.exp(1.6449 * 0.1), rel=1e-4)
+    assert found.latency_ms / low == pytest.approx(high / found.latency_ms)
+    estimated = Predictor(profile(CPU, fits, known)).predict(one_gemm(estimated=True), 1000)
+    assert estimated.interval_ms[1] / estimated.latency_ms > 2.5
+
+
+def test_errors_of_one_family_go_together_and_of_two_do_not() -> None:
+    def spread(*families: str) -> float:
+        fits = [kernel_fit(name, macs_per_us=0.0, floor_us=100.0, spread=0.2) for name in dict.fromkeys(families)]
+        ops = [add(0, family=name) for name in families]
+        found = Predictor(profile(CPU, fits, {"eager": dispatch(costs_us={"": 0.0}, fixed_us=0.0)})).predict(
+            graph(*ops)
+        )
+        return math.log(found.interval_ms[1] / found.latency_ms) / 1.6449
+
+    assert spread("elementwise", "elementwise") == pytest.approx(0.2, rel=1e-2)
+    assert spread("elementwise", "reduction") == pytest.approx(0.2 / math.sqrt(2), rel=1e-2)
+
+
+def test_what_was_not_measured_is_estimated_and_said() -> None:
+    found = Predictor(profile(CPU)).predict(graph(add(family="fft")), 100)
+    assert any("no measurements of fft kernels" in caveat for caveat in found.provenance.caveats)
+    assert found.compute_ms > 0
+    assert found.interval_ms[1] > 1.2 * found.latency_ms
+
+
+def test_an_op_without_a_formula_is_named() -> None:
+    found = Predictor(profile(CPU)).predict(graph(linear(), add(name="custom::op", estimated=True)))
+    assert any("custom::op" in caveat for caveat in found.provenance.caveats)
+    assert found.coverage.estimated_ops == {"custom::op": 1}
+    assert found.coverage.launches == 0.5
+
+
+def test_a_special_family_is_scaled_from_its_parent() -> None:
+    fit = kernel_fit("elementwise", macs_per_us=0.0, leaf_scales={"elementwise.gelu": 3.0})
+    predictor = Predictor(profile(CPU, (fit,)))
+    plain = predictor.predict(graph(add(1000)))
+    slow = predictor.predict(graph(add(1000, family="elementwise.gelu")))
+    # 12,000 bytes at 1e3 per us above a floor of 2.
+    assert plain.compute_ms == pytest.approx(0.014)
+    assert slow.compute_ms == pytest.approx(0.038)
+
+
+def test_memory() -> None:
+    net = graph(linear(live_bytes=Line(1000, 2**20)), parameter_bytes=2**30)
+    predictor = Predictor(profile(device(memory_bytes=2**31)))
+    small, large = predictor.predict(net, 8), predictor.predict(net, 2000)
+    assert small.peak_bytes == net.peak_bytes(8)
+    assert small.fits is True
+    assert large.fits is False
+    assert Predictor(profile(device(memory_bytes=0))).predict(net).fits is None
+
+
+def test_max_batch() -> None:
+    predictor = Predictor(profile(CPU))
+    # Latency 30 + 2 b microseconds.
+    assert predictor.max_batch(one_gemm(), 0.1005) == 35
+    assert predictor.max_batch(one_gemm(), 0.031) == 0
+    # 1 KiB of input each: 2 MiB hold 2,044 beside 4,000 bytes of parameters.
+    tight = Predictor(profile(device(asynchronous=False, memory_bytes=2**21)))
+    wide = one_gemm(live_bytes=Line(0, 1))
+    assert tight.max_batch(wide, 1e6) == (2**21 - 4000) // 1024
+    with pytest.raises(UsageError, match="positive number of milliseconds"):
+        predictor.max_batch(one_gemm(), -1.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (0, "smallest batch is 1"),
+        (-3, "smallest batch is 1"),
+        (2.5, "not a whole number"),
+        (True, "not a whole number"),
+        ("8", "not a whole number"),
+        (10**9, "the largest that is predicted"),
+    ],
+)
+def test_impossible_batches(batch: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Predictor(profile()).predict(one_gemm(), batch)  # type: ignore[arg-type]
+
+
+def test_other_wrong_questions() -> None:
+    predictor = Predictor(profile())
+    with pytest.raises(UsageError, match="names no batch size"):
+        predictor.curve(one_gemm(), [])
+    with pytest.raises(UsageError, match="protocol='looped' is not known"):
+        predictor.predict(one_gemm(), protocol="looped")
+    with pytest.raises(UsageError, match="inputs_on='disk' is not known"):
+        predictor.predict(one_gemm(), inputs_on="disk")
+    with pytest.raises(UsageError, match="Did you mean 'eager'"):
+        predictor.predict(one_gemm(), runtime="eagre")
+    with pytest.raises(ProfileError, match="no kernels in fp16"):
+        predictor.predict(one_gemm_in("fp16"))
+    with pytest.raises(ProfileError, match="no dispatch costs of runtime 'eager'"):
+        Predictor(profile(runtimes={"compile": dispatch()})).predict(one_gemm())
+
+
+def one_gemm_in(precision: str) -> ModelGraph:
+    return graph(linear(), precision=precision)
+
+
+def test_a_graph_is_not_kept_alive() -> None:
+    predictor = Predictor(profile())
+    net = one_gemm()
+    predictor.predict(net)
+    dead = weakref.ref(net)
+    del net
+    gc.collect()
+    assert dead() is None
+
+
+def test_predictions_and_predictors_travel_between_processes() -> None:
+    predictor: Predictor = pickle.loads(pickle.dumps(Predictor(profile(CPU), ["as said"])))
+    found = predictor.predict(one_gemm())
+    again = pickle.loads(pickle.dumps(found))
+    assert again.to_dict() == found.to_dict()
+    assert again.provenance.caveats == ("as said",)
+    with pytest.raises(UsageError, match="from another process"):
+        again.knee(3.0)
+
+
+def test_first_true_finds_every_threshold() -> None:
+    for threshold in [1, 2, 3, 7, 8, 9, 1000, 40_000, MOST]:
+        assert first_true(lambda batches, least=threshold: batches >= least) == threshold
+    assert first_true(lambda batches: batches > MOST) is None
+
+
+def test_a_profile_that_failed_its_gate_says_so() -> None:
+    base: DeviceProfile = profile()
+    failed = msgspec.structs.replace(base, acceptance=msgspec.structs.replace(base.acceptance, passed=False))
+    assert any(
+        "failed its acceptance gate" in said for said in Predictor(failed).predict(one_gemm()).provenance.caveats
+    )

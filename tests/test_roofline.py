@@ -1,0 +1,198 @@
+"""RooflineRegressor: what it recovers, how it behaves as an estimator, and what its numbers become without scikit-learn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from factories import kernel_fit
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+
+from latpred.kerneltime import KernelModel
+from latpred.profile import KernelFit
+from latpred.roofline import RooflineRegressor, evaluate, scale_leaf
+
+PEAK, BANDWIDTH, FLOOR = 5e4, 2e3, 3.0
+
+
+def gemm_rows(count: int, seed: int = 0, largest: int = 4096) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    m, n, k = np.exp(rng.uniform(np.log(8), np.log(largest), (3, count))).round()
+    return np.column_stack((m * n * k, 4 * n * k, 4 * m * k, 4 * m * n, m, n, k))
+
+
+def gemm_times(rows: np.ndarray) -> np.ndarray:
+    macs, weights, read, written = rows[:, :4].T
+    return FLOOR + np.hypot(macs / PEAK, (weights + read + written) / BANDWIDTH)
+
+
+def test_the_physics_comes_back_from_noisy_samples() -> None:
+    rows = gemm_rows(150)
+    noise = np.exp(np.random.default_rng(1).normal(0, 0.02, 150))
+    fit = RooflineRegressor("gemm").fit(rows, gemm_times(rows) * noise).to_fit()
+    assert fit.floor_us == pytest.approx(FLOOR, rel=0.1)
+    assert fit.macs_per_us == pytest.approx(PEAK, rel=0.1)
+    assert fit.activation_bytes_per_us == pytest.approx(BANDWIDTH, rel=0.15)
+    assert fit.weight_bytes_per_us == pytest.approx(BANDWIDTH, rel=0.15)
+    unseen = gemm_rows(200, seed=2)
+    errors = np.abs(evaluate(fit, unseen) / gemm_times(unseen) - 1)
+    assert np.median(errors) < 0.015
+    assert fit.error < 0.04
+
+
+def test_the_residual_learns_what_the_roofline_cannot_say() -> None:
+    rows, unseen = gemm_rows(250), gemm_rows(200, seed=3)
+
+    def times(of: np.ndarray) -> np.ndarray:
+        return gemm_times(of) * (1.0 + 0.4 * np.sin(np.log(of[:, 5])))
+
+    model = RooflineRegressor("gemm").fit(rows, times(rows))
+    errors = np.abs(model.predict(unseen) / times(unseen) - 1)
+    assert np.median(errors) < 0.03
+
+
+def test_a_few_wild_samples_do_little() -> None:
+    rows = gemm_rows(120)
+    times = gemm_times(rows)
+    times[::15] *= 8.0
+    unseen = gemm_rows(200, seed=4)
+    errors = np.abs(RooflineRegressor("gemm").fit(rows, times).predict(unseen) / gemm_times(unseen) - 1)
+    assert np.median(errors) < 0.06
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 15])
+def test_few_samples_still_give_sane_times(count: int) -> None:
+    rows = gemm_rows(count)
+    model = RooflineRegressor("gemm").fit(rows, gemm_times(rows))
+    times, spread = model.predict(gemm_rows(50, seed=5), return_std=True)
+    assert np.isfinite(times).all()
+    assert (times > 0).all()
+    assert np.isfinite(spread).all()
+    assert model.predict(rows) == pytest.approx(gemm_times(rows), rel=0.3)
+
+
+def test_far_away_the_roofline_speaks_alone_and_says_that_it_is_unsure() -> None:
+    rows = gemm_rows(150, largest=512)
+    wiggly = gemm_times(rows) * (1.0 + 0.4 * np.sin(3 * np.log(rows[:, 5])))
+    fit = RooflineRegressor("gemm").fit(rows, wiggly).to_fit()
+    far = gemm_rows(1)
+    far[:] = [1e21, 4e14, 4e14, 4e14, 1e7, 1e7, 1e7]
+    bare = msgspec.structs.replace(fit, points=(), targets=(), noise_factors=())
+    assert evaluate(fit, far) == pytest.approx(evaluate(bare, far), rel=0.1)
+    model = RooflineRegressor.from_fit(fit)
+    _, near_spread = model.predict(rows, return_std=True)
+    _, far_spread = model.predict(far, return_std=True)
+    assert far_spread[0] > 1.5 * np.median(near_spread)
+
+
+def test_time_grows_with_batch() -> None:
+    rows = gemm_rows(200)
+    noise = np.exp(np.random.default_rng(6).normal(0, 0.03, 200))
+    model = RooflineRegressor("gemm").fit(rows, gemm_times(rows) * noise)
+    m = 2.0 ** np.arange(13)
+    sweep = np.column_stack(
+        (m * 512 * 512, np.full(13, 4.0 * 512 * 512), m * 2048, m * 2048, m, np.full((13, 2), 512.0))
+    )
+    times = model.predict(sweep)
+    assert (np.diff(times) > -0.05 * times[:-1]).all()
+    assert times[-1] > 10 * times[0]
+
+
+def test_numbers_survive_json_and_are_the_same_without_the_estimator() -> None:
+    rows = gemm_rows(80)
+    model = RooflineRegressor("gemm", multiprocessors=16).fit(rows, gemm_times(rows))
+    text = msgspec.json.encode(model.to_fit())
+    again = msgspec.json.decode(text, type=KernelFit)
+    assert evaluate(again, rows) == pytest.approx(model.predict(rows), rel=1e-12)
+    assert RooflineRegressor.from_fit(again).predict(rows) == pytest.approx(model.predict(rows), rel=1e-12)
+    assert len(json.loads(text)["points"]) == 80
+
+
+def test_evaluation_needs_neither_scipy_nor_scikit_learn() -> None:
+    script = "import sys, latpred.kerneltime; print([m for m in ('scipy', 'sklearn', 'torch', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_estimator_like_any_other() -> None:
+    model = RooflineRegressor("gemm", multiprocessors=8, max_points=50)
+    assert clone(model).get_params() == {"family": "gemm", "multiprocessors": 8, "max_points": 50}
+    rows = gemm_rows(60)
+    scores = cross_val_score(model, rows, np.log(gemm_times(rows)) + 5.0, cv=3)
+    assert scores.shape == (3,)
+    fitted = model.fit(rows, gemm_times(rows))
+    assert fitted is model
+    assert model.n_features_in_ == 7
+    assert len(model.to_fit().points) == 50
+    assert model.score(rows, gemm_times(rows)) > 0.99
+
+
+def test_same_samples_same_numbers() -> None:
+    rows = gemm_rows(60)
+    first, second = (RooflineRegressor("gemm").fit(rows, gemm_times(rows)).to_fit() for _ in range(2))
+    assert first == second
+
+
+def test_weights_decide_between_samples_that_disagree() -> None:
+    rows = np.repeat(gemm_rows(40), 2, axis=0)
+    times = gemm_times(rows)
+    times[1::2] *= 2.0
+    weights = np.tile([1.0, 1e-3], 40)
+    model = RooflineRegressor("gemm").fit(rows, times, sample_weight=weights)
+    assert model.predict(rows[::2]) == pytest.approx(times[::2], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows, times: (rows[:, :5], times), "expecting 7 features"),
+        (lambda rows, times: (-rows, times), "Negative values"),
+        (lambda rows, times: (rows, times - 1e9), "must be positive"),
+        (lambda rows, times: (np.where(rows == rows[0, 0], np.nan, rows), times), "NaN"),
+        (lambda rows, times: (rows, times[:-1]), "inconsistent numbers of samples"),
+    ],
+)
+def test_bad_samples_are_refused(change: object, message: str) -> None:
+    rows = gemm_rows(20)
+    with pytest.raises(ValueError, match=message):
+        RooflineRegressor("gemm").fit(*change(rows, gemm_times(rows)))  # type: ignore[operator]
+
+
+def test_a_kernel_without_multiplications() -> None:
+    numel = np.exp(np.linspace(np.log(100), np.log(1e7), 40)).round()
+    rows = np.column_stack((np.zeros(40), np.zeros(40), 8 * numel, 4 * numel, numel, np.full(40, 2.0)))
+    fit = RooflineRegressor("elementwise").fit(rows, 2.0 + 12 * numel / BANDWIDTH).to_fit()
+    assert fit.macs_per_us == 0.0
+    assert fit.activation_bytes_per_us == pytest.approx(BANDWIDTH, rel=0.05)
+    assert fit.weight_bytes_per_us == 0.0
+
+
+def test_a_leaf_is_scaled_above_the_floor() -> None:
+    fit = kernel_fit("elementwise", macs_per_us=0.0)
+    numel = np.array([1e5, 1e6, 1e7, 1e8])
+    rows = np.column_stack((np.zeros(4), np.zeros(4), 8 * numel, 4 * numel, numel, np.full(4, 2.0)))
+    # Three times as long above a floor of 2 us; four samples count 4 / (4 + 2) against none.
+    scale = scale_leaf(fit, rows, 2.0 + 3.0 * 12 * numel / 1e3)
+    assert scale == pytest.approx(3.0 ** (4 / 6), rel=1e-3)
+    scaled = KernelModel(fit).times(rows, scale).us
+    assert scaled == pytest.approx(2.0 + scale * 12 * numel / 1e3)
+
+
+def test_idle_multiprocessors_make_a_small_product_slow() -> None:
+    # One tile of 128 x 128 on 64 multiprocessors, half reached at 0.5 waves: 1 + 0.5 / (1 / 64) = 33 times as long.
+    row = np.array([[1e6, 0.0, 0.0, 0.0, 128.0, 128.0, 64.0]])
+    fit = kernel_fit("gemm", floor_us=0.0, saturation={"waves": 0.5}, multiprocessors=64)
+    assert evaluate(fit, row) == pytest.approx([33.0])
+    assert evaluate(msgspec.structs.replace(fit, multiprocessors=0), row) == pytest.approx([1.0])
+
+
+def test_by_hand() -> None:
+    # 3e6 MACs at 1e6 per us, half throughput at m = 10: 6 us; 8e3 bytes at 1e3 per us: 8 us; quadrature 10, floor 2.
+    row = np.array([[3e6, 4e3, 2e3, 2e3, 10.0, 64.0, 64.0]])
+    assert evaluate(kernel_fit("gemm", saturation={"m": 10.0}), row) == pytest.approx([12.0])
+    assert evaluate(kernel_fit("gemm", saturation={"m": 10.0}, scale=1.5), row) == pytest.approx([18.0])
