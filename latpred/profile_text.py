@@ -56,27 +56,36 @@ def describe(profile: DeviceProfile, console: Console) -> None:
 
 def _facts(profile: DeviceProfile) -> list[str]:
     machine, device = profile.machine, profile.device
-    accelerator = f", {machine.accelerator} (driver {machine.driver})" if machine.accelerator else ""
+    driver = f" (driver {machine.driver})" if machine.driver else ""
+    accelerator = f", {machine.accelerator}{driver}" if machine.accelerator else ""
     lines = [
         f"{profile.name}: {summary(profile)}",
         f"machine     {machine.cpu}, {machine.cores} cores{accelerator}, {format_bytes(machine.memory_bytes)}",
         f"stack       {', '.join(f'{name} {version}' for name, version in machine.stack.items())}",
-        f"protocol    {', '.join(f'{name}: {value}' for name, value in profile.protocol.items())}",
-        f"calibration {format_duration(profile.seconds)}, {len(profile.samples)} cells",
+        *(f"{name:<11} {value}" for name, value in profile.protocol.items()),
+        f"calibration {len(profile.samples)} cells in {format_duration(profile.seconds)}",
     ]
     if device.asynchronous:
-        lines.append(
-            f"clock       launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"
-        )
+        clock = f"launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"
+        lines.append(f"clock       {clock}")
+    return [*lines, *_runtime_lines(profile), *_gate_lines(profile)]
+
+
+def _runtime_lines(profile: DeviceProfile) -> list[str]:
+    lines = []
     for runtime, fit in profile.runtimes.items():
         costs = [cost for name, cost in fit.costs_us.items() if name]
         span = f"{min(costs):.1f} to {max(costs):.1f} us per op, " if costs else ""
-        lines.append(
-            f"{runtime:<11} {span}module call {fit.module_call_us:.2f} us, Python call {fit.python_call_us:.3f} us"
-        )
-    verdict = "passed" if profile.acceptance.passed else "failed"
-    lines.append(f"gate        {verdict}: {', '.join(f'{k} {v}' for k, v in profile.acceptance.checks.items())}")
-    return lines + [f"            {advice}" for advice in profile.acceptance.advice]
+        calls = f"module call {fit.module_call_us:.2f} us, Python call {fit.python_call_us:.3f} us"
+        lines.append(f"{runtime:<11} {span}{calls}")
+    return lines
+
+
+def _gate_lines(profile: DeviceProfile) -> list[str]:
+    gate = profile.acceptance
+    checks = [f"            {name}: {verdict}" for name, verdict in gate.checks.items()]
+    advice = [f"            {advice}" for advice in gate.advice]
+    return [f"gate        {'passed' if gate.passed else 'failed'}", *checks, *advice]
 
 
 def _kernel_fields(fit: KernelFit) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from importlib import metadata
 
 import msgspec
 
@@ -56,7 +57,7 @@ def machine(**changes: object) -> Machine:
         system=platform.system(),
         accelerator="",
         driver="",
-        stack={"python": "3.11.7", "torch": "2.13.0"},
+        stack={"python": platform.python_version(), "torch": metadata.version("torch")},
         threads=1,
     )
     return msgspec.structs.replace(base, **changes)

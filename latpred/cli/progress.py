@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -48,7 +49,7 @@ def progress(title: str) -> Iterator[Show | None]:
     """Give the function that shows steps as they come; None with --quiet."""
     if click.get_current_context().ensure_object(State).quiet:
         yield None
-    elif click.get_text_stream("stderr").isatty():
+    elif sys.stderr.isatty():
         with _bar(title) as show:
             yield show
     else:
