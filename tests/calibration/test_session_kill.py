@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from latpred.calibration import session
 
 KILLS = 50
-CELLS = 400
+CELLS = 800
 CELL_S = 0.004
 
 # Started once: it forks one calibration after another, kills each at a random moment and starts the next at once, so
@@ -30,12 +31,13 @@ from latpred.calibration.simulated import SimulatedDevice
 
 folder, kills, cells, cell_s, seed = Path(sys.argv[1]), *map(int, sys.argv[2:4]), float(sys.argv[4]), int(sys.argv[5])
 
-def calibrate():
+def calibrate(cell_s, told):
     started = os.open(folder / "started", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     device = SimulatedDevice()
 
     def measure(cell):
         os.write(started, (cell.key + "\\n").encode())
+        os.write(told, b".")
         time.sleep(cell_s)
         return {"queued": timing.queued(device, device.prepare(cell), timing.QUICK)}
 
@@ -47,14 +49,19 @@ def calibrate():
 rng = random.Random(seed)
 killed = 0
 while True:
+    reading, running = os.pipe()
     child = os.fork()
     if child == 0:
-        calibrate()
+        calibrate(cell_s if killed < kills else 0.0, running)
         os._exit(0)
+    os.close(running)
     if killed < kills:
-        time.sleep(rng.uniform(0.0, 0.05))
+        if killed % 5:  # every fifth is killed while it starts, the others once they measure
+            os.read(reading, 1)
+        time.sleep(rng.uniform(0.0, 5 * cell_s))
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    os.close(reading)
     killed += os.WIFSIGNALED(status)
     print("killed" if os.WIFSIGNALED(status) else f"exit {os.waitstatus_to_exitcode(status)}", flush=True)
     if not os.WIFSIGNALED(status):
@@ -109,16 +116,13 @@ def test_profile_whose_writing_is_killed_is_the_old_or_the_new_one(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGINT")
 def test_ctrl_c_leaves_a_journal_to_resume(tmp_path):
-    program = PROGRAM.replace("child = os.fork()", "calibrate(); break").replace(
-        "rng = ", "print('on', flush=True); rng = "
-    )
-    arguments = [str(tmp_path), "0", "100000", str(CELL_S), "0"]
-    with subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        running.stdout.readline()
+    program = PROGRAM.replace("os.fork()", "0")  # calibrate right here
+    arguments = [str(tmp_path), "1", "100000", str(CELL_S), "0"]
+    # What is written to the pipe while nobody reads must fit it, so this is interrupted after a few dozen cells.
+    with subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True) as running:
         while not (tmp_path / "started").exists() or (tmp_path / "started").stat().st_size < 1000:
             assert running.poll() is None
+            time.sleep(0.005)
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=30)
     assert "KeyboardInterrupt" in said
