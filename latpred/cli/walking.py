@@ -15,20 +15,26 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from latpred.graph import ModelGraph
+    from latpred.tracing.check import Difference
 
 
-@click.command(epilog="\b\nExample:\n  latpred trace bert-base-uncased --seq 128\n  latpred trace resnet18 --csv")
+@click.command(
+    epilog="\b\nExample:\n  latpred trace bert-base-uncased --seq 128 --check\n  latpred trace resnet18 --csv"
+)
 @click.argument("model")
 @batch_option("1")
 @model_options
+@click.option("--check", is_flag=True, help="Count multiply-adds with torch's FlopCounterMode and fvcore too; runs it.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an op that no formula knows.")
 @output_options
 @speech_options
-def trace(model: str, batches: tuple[int, ...], model_input: Model, strict: bool, output: Output) -> None:
+def trace(model: str, batches: tuple[int, ...], model_input: Model, check: bool, strict: bool, output: Output) -> None:
     """Walk MODEL without running it: operations, multiply-adds, bytes and launches of one forward pass."""
     from latpred.tracing import trace as walk
 
     graph = walk(model, seq=model_input.seq, image=model_input.image, precision=model_input.precision, strict=strict)
+
+    found = compared(model, model_input, graph, batches[0]) if check else ()
 
     def document() -> dict[str, Any]:
         import json
@@ -36,14 +42,39 @@ def trace(model: str, batches: tuple[int, ...], model_input: Model, strict: bool
         return {
             "schema": "latpred.trace/1",
             "totals": [totals(graph, batch) for batch in batches],
+            "check": [
+                {"counter": one.counter, "ours": one.ours, "theirs": one.theirs, "reasons": list(one.reasons)}
+                for one in found
+            ],
             "graph": json.loads(graph.to_json()),
         }
 
     def text(console: Console) -> None:
         for batch in batches:
             _print_graph(console, graph, batch)
+        for one in found:
+            _print_difference(console, one, batches[0])
 
     emit(output, document=document, rows=lambda: _op_rows(graph, batches[0]), text=text)
+
+
+def compared(model: str, model_input: Model, graph: ModelGraph, batch: int) -> tuple[Difference, ...]:
+    """Count the same model with other counters, which have to run it on the CPU."""
+    from latpred.tracing import names
+    from latpred.tracing.check import check
+
+    built = names.build(
+        model, seq=model_input.seq, image=model_input.image, device="cpu", precision=model_input.precision or "fp32"
+    )
+    return check(graph, built.model.eval(), built.inputs(batch, "cpu"), batch)
+
+
+def _print_difference(console: Console, one: Difference, batch: int) -> None:
+    counted = "nothing" if one.theirs is None else f"{one.theirs / 1e9:.3f} GMACs"
+    verdict = "the same" if one.theirs == one.ours else f"latpred {one.ours / 1e9:.3f}"
+    console.print(f"{one.counter} at batch {batch}: {counted}, {verdict}", markup=False, soft_wrap=True)
+    for reason in one.reasons:
+        console.print(f"  {reason}", markup=False, soft_wrap=True)
 
 
 def totals(graph: ModelGraph, batch: int) -> dict[str, Any]:
