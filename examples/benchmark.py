@@ -43,7 +43,7 @@ SAMPLES = 150  # per kernel family, as a full calibration keeps
 def main() -> None:
     """Time everything and print one line each."""
     predictor = Predictor(usual_profile())
-    module = names.build(MODEL, seq=SEQ).module
+    module = names.build(MODEL, seq=SEQ).model
     graph = trace(module, seq=SEQ)
     predictor.predict(graph, 8)
     fresh = copies(graph)
@@ -65,7 +65,7 @@ def main() -> None:
     bare = process("-c", "pass")
     show("bare Python", bare)
     show("import latpred, above bare Python", process("-c", "import latpred") - bare)
-    show("latpred --help, above bare Python", process("-m", "latpred.cli", "--help") - bare)
+    show("latpred --help, above bare Python", process("-c", "from latpred.cli import main; main(['--help'])") - bare)
 
 
 def timed(call: Callable[[], object], repeats: int = 30) -> float:
@@ -95,7 +95,7 @@ def copies(graph: ModelGraph) -> Iterator[ModelGraph]:
 
 
 def usual_profile() -> DeviceProfile:
-    """This machine's own profile, else one of made-up numbers."""
+    """The profile of this machine, else one of made-up numbers."""
     try:
         return profiles.find()
     except ProfileError:

@@ -94,7 +94,7 @@ def test_breakdown_adds_up_to_the_clocks() -> None:
     found = predictor(asynchronous=False).predict(NET, 8)
     assert sum(share.host_ms for share in found.breakdown) == pytest.approx(found.overhead_ms)
     assert sum(share.device_ms for share in found.breakdown) == pytest.approx(found.compute_ms)
-    assert [share.name for share in found.breakdown][0] == "gemm"
+    assert found.breakdown[0].name == "gemm"
     assert {share.name: share.ops for share in found.breakdown} == {"gemm": 2, "elementwise": 1, "call": 1}
 
 

@@ -1,4 +1,4 @@
-"""RooflineRegressor: what it recovers, how it behaves as an estimator, and what its numbers become without scikit-learn."""
+"""RooflineRegressor: what it recovers, how it behaves as an estimator, and its numbers without scikit-learn."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ def test_numbers_survive_json_and_are_the_same_without_the_estimator() -> None:
 
 
 def test_evaluation_needs_neither_scipy_nor_scikit_learn() -> None:
-    script = "import sys, latpred.kerneltime; print([m for m in ('scipy', 'sklearn', 'torch', 'pandas') if m in sys.modules])"
+    heavy = "('scipy', 'sklearn', 'torch', 'pandas')"
+    script = f"import sys, latpred.kerneltime; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -115,7 +115,7 @@ def test_a_broken_registration_is_named(name: str) -> None:
 
 
 def test_an_unknown_runtime_gets_a_suggestion() -> None:
-    with pytest.raises(UsageError, match="No runtime is called 'eagr'. Did you mean 'eager'"):
+    with pytest.raises(UsageError, match=r"No runtime is called 'eagr'\. Did you mean 'eager'"):
         runtimes.get("eagr")
 
 
