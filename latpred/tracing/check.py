@@ -146,31 +146,36 @@ def _flop_counter(model: torch.nn.Module, args: tuple[Any, ...], options: dict[s
 
 
 def _fvcore(model: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Mapping[str, int]:
-    from fvcore.nn import FlopCountAnalysis
-
-    class _Called(torch.nn.Module):
-        """fvcore passes positional arguments only."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *values: Any) -> Any:
-            return model(*values[: len(args)], **dict(zip(options, values[len(args) :], strict=True)))
-
-    quiet = logging.getLogger("fvcore").level
-    logging.getLogger("fvcore").setLevel(logging.ERROR)
+    logger = logging.getLogger("fvcore")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            analysis = FlopCountAnalysis(_Called().eval(), (*args, *options.values()))
+            from fvcore.nn import FlopCountAnalysis
+
+            analysis = FlopCountAnalysis(_Called(model, len(args), tuple(options)).eval(), (*args, *options.values()))
             analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
             counts: Counter[str] = Counter()
             for op, macs in analysis.by_operator().items():
                 counts[_their_kind(op)] += int(macs)
             return counts
     finally:
-        logging.getLogger("fvcore").setLevel(quiet)
+        logger.setLevel(level)
+
+
+class _Called(torch.nn.Module):
+    """A model with its keyword arguments bound by position: fvcore passes no others."""
+
+    def __init__(self, model: torch.nn.Module, positional: int, keywords: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.positional = positional
+        self.keywords = keywords
+
+    def forward(self, *values: Any) -> Any:
+        named = dict(zip(self.keywords, values[self.positional :], strict=True))
+        return self.model(*values[: self.positional], **named)
 
 
 def _their_kind(op: str) -> str:

@@ -13,12 +13,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch._library import simple_registry
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from latpred.tracing.entry import Entry, leaves
 
 _CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
+# What torch asks in Python before it hands an op to a mode; there is no such question without one.
+_LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
 NEW = 4  # the column of Entry.counts that holds bytes of new storage
 # Setting the hook anew makes Python 3.12 and later instrument every function again; there a flag silences it instead.
 CHEAP_HOOK = sys.version_info < (3, 12)
@@ -68,8 +71,9 @@ class HostWork:
         if CHEAP_HOOK:
             sys.setprofile(None)
         calls = self._calls
-        calls[1] -= 2  # this call and the one that made it
-        calls[2] = 1
+        if not calls[2]:
+            calls[1] -= 2  # this call and the one that made it
+            calls[2] = 1
 
     def resume(self) -> None:
         """Go on counting."""
@@ -112,6 +116,9 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
             return
         if event == "call":
             code = frame.f_code
+            if code is _LOOKUP:
+                calls[2] = 1
+                return
             if code is _CALL:
                 calls[0] += 1
                 stack.append(paths.get(id(frame.f_locals["self"]), stack[-1]))

@@ -127,7 +127,9 @@ def _built(
 def _settled(model: torch.nn.Module, dtype: torch.dtype, device: str) -> torch.nn.Module:
     if dtype is not torch.float32:
         model = model.to(dtype)
-    return model.eval() if device == "meta" else model.to(device).eval()
+    if any(parameter.device.type != device for parameter in model.parameters()):
+        model = model.to(device)
+    return model.eval()
 
 
 def _cast(example: Callable[[int, str], Any], dtype: torch.dtype) -> Callable[[int, str], Any]:
@@ -153,8 +155,10 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
         )
     config = model_class.config_class(**options)
     with _bare(device):
-        model: torch.nn.Module = model_class(config)
-    return model
+        model: Any = model_class(config)
+    if device == "meta":
+        model.tie_weights()  # which initialising would have done
+    return model  # type: ignore[no-any-return]
 
 
 def _transformers_class(name: str) -> Any:

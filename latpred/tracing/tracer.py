@@ -112,7 +112,8 @@ def trace(
 class Tracer:
     """The walks of one model: two for the line, one to see whether batch 1 is on it.
 
-    A model that issues other ops at batch 1 is walked there once more, to watch its Python and its memory.
+    A fourth walk is made of a model that issues other ops at batch 1, to watch its Python and memory there, or that
+    keeps what it computed in its first forward pass.
     """
 
     def __init__(self, twin: Twin, inputs: Inputs, channels_last: bool) -> None:
@@ -122,9 +123,12 @@ class Tracer:
 
     def graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
         """Walk the model and put the walks together."""
+        three = self.walk(3)
+        # The second walk is the watched one: what Python does only once, filling caches, is behind it.
         host = HostWork(self._twin.paths)
         two = self.walk(2, host)
-        three = self.walk(3)
+        if not same_ops(two.entries, three.entries):
+            three = self.walk(3)
         demand_same(two, three, host)
         ops = ops_through(two, three, host)
         one = self.walk(1)

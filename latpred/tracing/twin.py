@@ -35,7 +35,7 @@ class Twin:
     parameters, parameter_bytes : int
         Number of parameters, and bytes of parameters and buffers, each counted once.
     dtype : torch.dtype
-        Dtype of the first floating-point parameter or buffer.
+        Dtype of the first floating-point parameter or buffer; without any, the one asked for, or float32.
     """
 
     module: torch.nn.Module
@@ -70,7 +70,7 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
     weights = {id(p): p for p in module.parameters()}
     buffers = {id(b): b for b in module.buffers()}
     tensors = {**weights, **buffers}
-    floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), torch.float32)
+    floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), dtype or torch.float32)
     return Twin(
         module=module,
         paths=paths,

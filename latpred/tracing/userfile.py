@@ -46,7 +46,11 @@ def build_from_file(
             "inputs"
         )
     inputs = derived(model, seq, image) if example is None else from_example(example)
-    return model, lambda batch, where: placed(inputs.make(batch), where), inputs.kind, inputs.size
+    return model, lambda batch, where: _arguments(placed(inputs.make(batch), where)), inputs.kind, inputs.size
+
+
+def _arguments(value: Any) -> Any:
+    return value if isinstance(value, (tuple, dict)) else (value,)
 
 
 def _function(path: Path, function: str) -> Callable[[], Any]:

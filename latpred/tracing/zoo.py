@@ -87,7 +87,9 @@ TEXT: dict[str, Architecture] = {
     "roberta-base": _text("RobertaModel", "roberta", "FacebookAI/roberta-base", **_ROBERTA),
     "roberta-large": _text("RobertaModel", "FacebookAI/roberta-large", **_ROBERTA, **_LARGE),
     "albert-base-v2": _text("AlbertModel", "albert-base", "albert", "albert/albert-base-v2", **_BASE),
-    "mobilebert-uncased": _text("MobileBertModel", "mobilebert", "google/mobilebert-uncased"),
+    "mobilebert-uncased": _text(
+        "MobileBertModel", "mobilebert", "google/mobilebert-uncased", classifier_activation=False
+    ),
     "squeezebert-uncased": _text("SqueezeBertModel", "squeezebert", "squeezebert/squeezebert-uncased"),
     "funnel-transformer-small": _text("FunnelModel", "funnel-small", "funnel", "funnel-transformer/small"),
     "funnel-transformer-intermediate": _text(

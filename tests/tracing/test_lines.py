@@ -1,4 +1,4 @@
-"""The line through batches 2 and 3 gives every batch: what a direct walk there finds, op by op, in every architecture."""
+"""The line through batches 2 and 3 gives, op by op, what a direct walk at any other batch finds."""
 
 from __future__ import annotations
 
@@ -91,6 +91,19 @@ def test_a_model_whose_ops_depend_on_batch_is_refused() -> None:
         TraceError, match=r"different ops at batch 2 and 3, first at aten::sin in the model's own forward"
     ):
         latpred.trace(Odd(), torch.zeros(1, 4))
+
+
+def test_what_a_first_forward_pass_keeps_is_not_counted() -> None:
+    class Lazy(nn.Module):
+        table: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None:
+                self.table = torch.ones(4, device=x.device).cumsum(0)
+            return x + self.table
+
+    graph = latpred.trace(Lazy(), torch.zeros(1, 4))
+    assert [op.name for op in graph.ops] == ["aten::add"]
 
 
 def test_the_architectures_off_the_line_are_the_ones_that_fold_a_dimension(graphs: dict[str, ModelGraph]) -> None:

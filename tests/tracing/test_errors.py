@@ -1,0 +1,193 @@
+"""What a model that cannot be walked is told: one sentence that names the op, the module and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import latpred
+from latpred.errors import TraceError, UnknownOpError, UsageError
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+
+class Gate(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.project(x).sum() > 0 else -x
+
+
+class Picked(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[self.project(x) > 0]
+
+
+class Places(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(x).nonzero()
+
+
+class Scaled(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * float(self.project(x).max())
+
+
+class Raising(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("nothing here")
+
+
+def nested(inner: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), inner)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            Gate(),
+            r"reads a value that aten::gt made in module '1' \(test_errors.py:\d+\), which no trace can know; take",
+        ),
+        (Scaled(), r"reads a value that aten::max made in module '1' \(test_errors.py:\d+\), which no trace can know"),
+        (Picked(), r"the result of aten::index has a shape that depends on the values of a mask in module '1'"),
+        (Places(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
+        (
+            Raising(),
+            r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 3: KeyError: 'nothing here'",
+        ),
+    ],
+)
+def test_dependence_on_data(model: nn.Module, message: str) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        latpred.trace(nested(model), torch.zeros(1, 4))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (
+            (1, 4, 8, 8),
+            r"failed at aten::conv2d in module '0' at batch 3: RuntimeError: .*check the model and the shapes",
+        ),
+        ((1, 3, 9, 9), r"failed at aten::linear in module '3' at batch 3: RuntimeError: .*inputs=, seq=, image="),
+        ((1, 3, 1, 1), r"failed at aten::conv2d in module '0'"),
+    ],
+)
+def test_wrong_input_shapes_are_found_where_they_hurt(shape: tuple[int, ...], message: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    assert latpred.trace(model, torch.zeros(1, 3, 8, 8)).launches() == 3
+    with pytest.raises(TraceError, match=message):
+        latpred.trace(model, torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(5, 4), (2, 4)),
+        (nn.LayerNorm(5), (2, 4)),
+        (nn.BatchNorm2d(5), (2, 4, 3, 3)),
+        (nn.Conv1d(5, 4, 3), (2, 4, 9)),
+        (nn.Bilinear(5, 5, 4), (2, 4)),
+        (nn.Softmax(dim=3), (2, 4)),
+    ],
+)
+def test_shortcuts_around_torch_keep_its_checks(module: nn.Module, shape: tuple[int, ...]) -> None:
+    example: Any = torch.zeros(shape)
+    if isinstance(module, nn.Bilinear):
+        example = (example, example)
+    with pytest.raises(TraceError, match="the forward pass failed at aten::"):
+        latpred.trace(module, example)
+
+
+def test_checks_that_nothing_is_wrong_are_assumed_to_pass() -> None:
+    class Checked(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.project(x)
+            if torch.isnan(y).any() or not torch.isfinite(y).all():
+                raise ValueError("numbers went wrong")
+            return y
+
+    graph = latpred.trace(Checked(), torch.zeros(1, 4))
+    assert graph.syncs() == 2
+
+
+def test_values_that_are_known_may_be_read() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(3.0))
+            self.register_buffer("repeats", torch.tensor([2, 1]))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            if ids.max().item() > 6 and float(self.scale) == 3.0:
+                return torch.ones(int(self.repeats.sum())) * self.scale
+            return torch.ones(50)
+
+    graph = latpred.trace(Reads(), torch.tensor([[7, 1], [2, 3]]))
+    assert next(op for op in graph.ops if op.name == "aten::ones").dims["numel"].at(1) == 3
+    assert graph.syncs() == 3
+
+
+def test_a_value_written_from_an_unknown_one_is_unknown() -> None:
+    class Stale(Block):
+        def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            counts = torch.zeros(4)
+            counts.copy_(self.project(x)[0])
+            return x if counts[0].item() > 0 else -x
+
+    with pytest.raises(TraceError, match="reads a value"):
+        latpred.trace(Stale(), (torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "int3"}, "precision 'int3' is not known; choose one of fp32, tf32, fp16, bf16"),
+        ({"memory_format": "tiled"}, "memory_format 'tiled' is not known; choose one of contiguous, channels_last"),
+        ({"seq": 0}, "seq=0 is not a length"),
+        ({"image": True}, "image=True is not a length"),
+        ({"inputs": 5}, "inputs hold no tensor whose first dimension could be the batch"),
+        ({}, "nothing tells what Linear takes: .*; say what it is called with: inputs=torch.zeros"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        latpred.trace(nn.Linear(4, 4), **options)
+
+
+def test_something_else_than_a_model() -> None:
+    with pytest.raises(UsageError, match=r"a list cannot be traced; give an nn\.Module or a model's name"):
+        latpred.trace([nn.Linear(4, 4)])  # type: ignore[arg-type]
+
+
+def test_lazy_and_scripted_models() -> None:
+    with pytest.raises(TraceError, match="lazy parameters without a shape; run it once on real inputs"):
+        latpred.trace(nn.LazyLinear(4), torch.zeros(1, 4))
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        scripted = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(TraceError, match=r"TorchScript module, whose ops cannot be watched; give the nn\.Module"):
+        latpred.trace(scripted, torch.zeros(1, 4))
+
+
+def test_strict_refuses_what_no_formula_knows() -> None:
+    class Rare(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.cholesky_ex(x)[0]
+
+    example = torch.zeros(1, 4, 4)
+    graph = latpred.trace(Rare(), example)
+    assert graph.coverage().estimated_ops == {"aten::linalg_cholesky_ex": 1}
+    (op,) = (op for op in graph.ops if op.launches)
+    assert (op.family, op.estimated) == ("other", True)
+    assert op.read_bytes.at(3) == 3 * 16 * 4
+    with pytest.raises(
+        UnknownOpError, match=r"no cost formula knows aten::linalg_cholesky_ex, called in the model's own"
+    ):
+        latpred.trace(Rare(), example, strict=True)

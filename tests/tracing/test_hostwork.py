@@ -1,0 +1,145 @@
+"""What a forward pass makes the host do: Python and module calls between ops, synchronisations, memory alive."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from smallmodels import build_small, inputs_of
+from torch import nn
+
+import latpred
+from latpred.tracing import hostwork
+
+
+def plus_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def nothing() -> None:
+    return None
+
+
+class Inner(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(plus_one(x))
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        for _ in range(3):
+            nothing()
+        x = x * 2
+        nothing()
+        return x
+
+
+@pytest.mark.parametrize("cheap_hook", [True, False])
+def test_calls_are_counted_between_ops(cheap_hook: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostwork, "CHEAP_HOOK", cheap_hook)
+    graph = latpred.trace(Outer(), torch.zeros(1, 4))
+    rows = [(op.name, op.module, op.module_calls, op.python_calls) for op in graph.ops]
+    assert rows == [
+        ("aten::add", "inner", 2, 2),  # nn.Module.__getattr__ finds `inner`, then plus_one
+        ("aten::relu", "inner", 0, 0),
+        ("aten::mul", "", 0, 3),
+        ("python::return", "", 0, 1),
+    ]
+
+
+def test_calls_inside_an_op_are_not_the_model_s() -> None:
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.roll(torch.cumsum(x, 1), 1, 1)  # both have meta kernels written in Python
+
+    calls = [[op.python_calls for op in latpred.trace(Slow(), torch.zeros(1, size)).ops] for size in (11, 11, 13)]
+    assert calls == [[0, 0]] * 3
+
+
+def test_the_user_s_profiler_is_put_back() -> None:
+    def profiler(*_: object) -> None:
+        return None
+
+    sys.setprofile(profiler)
+    try:
+        latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4))
+        assert sys.getprofile() is profiler
+        with pytest.raises(latpred.LatpredError):
+            latpred.trace(nn.Linear(4, 4), torch.zeros(1, 5))
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+
+
+def test_module_paths_follow_the_innermost_module() -> None:
+    graph = latpred.trace(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2))), torch.zeros(1, 4))
+    assert [op.module for op in graph.ops if op.launches] == ["0", "1.0", "1.1"]
+
+
+@pytest.mark.parametrize(("name", "fewest"), [("deberta", 8), ("longformer", 10), ("bert", 0), ("resnet", 0)])
+def test_reading_values_is_a_synchronisation(name: str, fewest: int) -> None:
+    graph = latpred.trace(build_small(name, "meta"), lambda batch: inputs_of(name, batch))
+    assert graph.syncs(2) >= fewest
+    assert (graph.syncs(2) == 0) == (fewest == 0)
+    reads = [op for op in graph.ops if op.name == "aten::_local_scalar_dense"]
+    assert all(op.host_class == "sync.item" and op.syncs == 1 and not op.launches for op in reads)
+
+
+def test_synchronisations_of_the_published_models() -> None:
+    assert latpred.trace("deberta-base").syncs() == 49
+    assert latpred.trace("longformer-base-4096").syncs() == 98
+
+
+def test_a_mask_that_picks_makes_the_host_wait() -> None:
+    class Picks(nn.Module):
+        def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+            return x[keep] * 2
+
+    keep = torch.tensor([[True, False, True], [True, True, True]])
+    graph = latpred.trace(Picks(), (torch.zeros(2, 3, 4), keep))
+    assert graph.syncs(2) == 1
+    picked = next(op for op in graph.ops if op.name == "aten::index")
+    assert picked.write_bytes.at(2) == 5 * 4 * 4
+
+
+def test_memory_alive_after_each_op() -> None:
+    graph = latpred.trace(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 16)), torch.zeros(1, 64))
+    alive = {op.name + op.module: op.live_bytes for op in graph.ops if op.launches}
+    for batch in (1, 7):
+        assert alive["aten::linear0"].at(batch) == batch * 4 * (64 + 256)
+        assert alive["aten::relu1"].at(batch) == batch * 4 * (64 + 256 + 256)
+        assert alive["aten::linear2"].at(batch) == batch * 4 * (64 + 256 + 16)
+    weights = 4 * (64 * 256 + 256 + 256 * 16 + 16)
+    assert graph.parameter_bytes == weights
+    assert graph.peak_bytes(7) == weights + 7 * 4 * (64 + 256 + 256)
+
+
+def test_a_residual_stays_alive_and_in_place_ops_make_nothing() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 32, bias=False), nn.Linear(32, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = x * 2
+            hidden = self.up(first).relu_()
+            return first.add_(self.down(hidden))
+
+    graph = latpred.trace(Residual(), torch.zeros(1, 8))
+    assert [op.live_bytes.at(1) // 4 for op in graph.ops if op.launches] == [16, 48, 48, 56, 56]
+
+
+def test_views_hold_the_memory_they_look_at() -> None:
+    class Sliced(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            part = x.repeat(1, 4)[:, :2]
+            return part.exp() + 1
+
+    live = [op.live_bytes.at(1) // 4 for op in latpred.trace(Sliced(), torch.zeros(1, 8)).ops if op.launches]
+    assert live == [8 + 32, 8 + 32 + 2, 8 + 32 + 2 + 2]

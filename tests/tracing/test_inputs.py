@@ -1,0 +1,64 @@
+"""Inputs: which dimension is the batch, and what follows from a model when none are given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import latpred
+
+
+class Two(nn.Module):
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return x @ table
+
+
+def test_every_tensor_that_shares_the_first_dimension_is_a_batch() -> None:
+    shared = latpred.trace(Two(), (torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)))
+    alone = latpred.trace(Two(), (torch.zeros(2, 3, 4), torch.zeros(4, 5)))
+    assert [graph.macs(8) for graph in (shared, alone)] == [8 * 3 * 4 * 5] * 2
+    assert [op.family for graph in (shared, alone) for op in graph.ops] == ["bmm", "gemm"]
+    assert shared.input_bytes.at(8) == 8 * 4 * (12 + 20)
+    assert alone.input_bytes.at(8) == 8 * 4 * 12 + 4 * 20
+
+
+def test_a_function_of_the_batch_decides_itself() -> None:
+    graph = latpred.trace(Two(), lambda batch: (torch.zeros(3, batch, 4), torch.zeros(4, 5)))
+    assert graph.macs(8) == 8 * 3 * 4 * 5
+
+
+def test_keyword_arguments_and_values_are_kept() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, *, power: int, ids: torch.Tensor) -> torch.Tensor:
+            assert ids.tolist() == [4, 7, 4][: len(ids)]
+            return x**power
+
+    example = {"x": torch.zeros(2, 3), "power": 2, "ids": torch.tensor([4, 7])}
+    assert latpred.trace(Scaled(), example).launches(3) == 1
+
+
+def test_inputs_take_the_model_s_precision() -> None:
+    (op,) = (o for o in latpred.trace(nn.Linear(4, 4).half(), torch.zeros(1, 4)).ops if o.launches)
+    assert (op.dtype, op.read_bytes.at(1)) == ("float16", 8)
+
+
+@pytest.mark.parametrize(
+    ("build", "kind", "size"),
+    [("distilbert", "seq", 128), ("resnet-18", "image", 224), ("wav2vec2-base", "audio", 32_000)],
+)
+def test_inputs_follow_from_a_config(build: str, kind: str, size: int) -> None:
+    from latpred.tracing import names
+
+    model = names.build(build).model
+    graph = latpred.trace(model)
+    assert (graph.input_kind, graph.input_size) == (kind, size)
+    assert graph.ops == latpred.trace(build).ops
+
+
+def test_inputs_follow_from_the_first_convolution() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    graph = latpred.trace(model, image=33)
+    assert (graph.input_kind, graph.input_size) == ("image", 33)
+    assert graph.input_bytes.at(2) == 2 * 33 * 33 * 4
+    assert latpred.trace(model).input_size == 224

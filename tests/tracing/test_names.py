@@ -1,0 +1,152 @@
+"""Models by name: published ones, other libraries' and a user's own."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import latpred
+from latpred.errors import MissingPackageError, UnknownModelError, UsageError
+from latpred.tracing import names
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("bert-base-uncased", 109_482_240),
+        ("google-bert/bert-large-uncased", 335_141_888),
+        ("distilbert", 66_362_880),
+        ("roberta-base", 124_645_632),
+        ("albert-base-v2", 11_683_584),
+        ("google/mobilebert-uncased", 24_581_888),
+        ("gpt2", 124_439_808),
+        ("t5-small", 35_330_816),
+        ("microsoft/resnet-50", 25_557_032),
+        ("resnet18", 11_689_512),
+        ("vit-base-16", 86_567_656),
+        ("convnext-tiny", 28_589_128),
+        ("mobilenet-v2", 3_506_153),
+        ("wav2vec2-base", 94_371_712),
+        ("tinyllama", 1_034_512_384),
+        ("torchvision:resnet50", 25_557_032),
+        ("timm:mobilenetv3_large_100", 5_483_032),
+    ],
+)
+def test_published_sizes(name: str, parameters: int) -> None:
+    built = names.build(name)
+    assert sum(p.numel() for p in built.model.parameters()) == parameters
+    assert all(p.is_meta for p in built.model.parameters())
+    assert not built.model.training
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("bert-base-uncase", "bert-base-uncased"),
+        ("resnet-51", "resnet-50"),
+        ("torchvision:resnet5", "torchvision:resnet50"),
+        ("timm:resnet5", "timm:resnet50"),
+    ],
+)
+def test_nearest_names(name: str, suggestion: str) -> None:
+    with pytest.raises(UnknownModelError, match=f"no model is called '{name}'; did you mean .*{suggestion}"):
+        names.build(name)
+
+
+def test_a_name_like_no_other() -> None:
+    with pytest.raises(UnknownModelError, match="known\\(\\) lists what there is"):
+        latpred.trace("xyzzy-0123456789")
+
+
+def test_sizes_are_chosen() -> None:
+    assert names.build("bert-base", seq=32).inputs(3, "cpu")["input_ids"].shape == (3, 32)
+    assert names.build("torchvision:resnet18", image=64).inputs(2, "cpu")[0].shape == (2, 3, 64, 64)
+    assert names.build("resnet-18", image=64).input_size == 64
+    assert names.build("hubert", seq=8000).inputs(1, "cpu")["input_values"].shape == (1, 8000)
+    assert latpred.trace("vit-base-16", image=64).macs() < latpred.trace("vit-base-16").macs() / 10
+
+
+def test_a_real_model_runs() -> None:
+    built = names.build("torchvision:resnet18", image=32, device="cpu")
+    with torch.inference_mode():
+        assert built.model(*built.inputs(2, "cpu")).shape == (2, 1000)
+
+
+def test_half_precision_is_built() -> None:
+    built = names.build("distilbert", precision="bf16")
+    assert {p.dtype for p in built.model.parameters()} == {torch.bfloat16}
+    assert names.build("resnet-18", precision="fp16").inputs(1, "meta")["pixel_values"].dtype is torch.float16
+
+
+def test_tokens_are_ordinary_and_the_same_each_time() -> None:
+    built = names.build("bert-base", seq=64)
+    ids = built.inputs(2, "cpu")["input_ids"]
+    assert torch.equal(ids, built.inputs(2, "cpu")["input_ids"])
+    assert int(ids.min()) >= 5
+    assert len(ids.unique()) > 60
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "def plain():\n    return torch.nn.Conv2d(3, 4, 3)\n"
+        "def paired():\n    return torch.nn.Linear(6, 2), torch.zeros(1, 6)\n"
+        "def reading():\n"
+        "    return torch.nn.Linear(int(torch.tensor(6).item()), 2), torch.zeros(1, 6)\n"
+        "def wrong():\n    return 12\n"
+        "def failing():\n    raise ValueError('no such size')\n"
+    )
+    return path
+
+
+def test_a_file_of_one_s_own(file: Path) -> None:
+    assert latpred.trace(f"{file}:plain", image=10).macs() == 64 * 4 * 27
+    assert latpred.trace(f"{file}:paired").macs(5) == 60
+    assert latpred.trace(f"{file}:reading").macs(5) == 60
+    built = names.build(f"{file}:paired", device="cpu")
+    assert built.model(*built.inputs(3, "cpu")).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        ("nothing", UnknownModelError, "has no function 'nothing'; it offers plain, paired"),
+        ("wrong", UsageError, "returned int; it must return an nn.Module, or a module and an example"),
+        ("failing", UsageError, "failed: ValueError: no such size; check the function"),
+    ],
+)
+def test_a_file_that_does_not_help(file: Path, function: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        latpred.trace(f"{file}:{function}")
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(UnknownModelError, match=r"there is no file 'missing.py'; give path/file.py:function"):
+        latpred.trace("missing.py:build")
+
+
+def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
+
+    monkeypatch.setattr(names, "import_module", missing)
+    with pytest.raises(MissingPackageError, match="needs timm, which is not installed; run 'pip install timm'"):
+        names.build("timm:resnet50")
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet50", "bert-base"])
+def test_a_torchvision_that_does_not_fit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(module: str) -> ModuleType:
+        if module.startswith(("torchvision", "transformers")):
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return importlib.import_module(module)
+
+    monkeypatch.setattr(names, "import_module", broken)
+    with pytest.raises(MissingPackageError, match="the installed torchvision does not fit the installed torch"):
+        names.build(name)

@@ -1,0 +1,103 @@
+"""The user's model is read and never touched, wherever it is and whatever state it is in."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import latpred
+
+
+class Stateful(nn.Module):
+    """Keeps a cache, a plain tensor attribute and tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.offset = torch.ones(8)
+        self.layers = [nn.Linear(8, 8)]
+        self.cache: torch.Tensor | None = None
+        self.seen: list[int] = []
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](self.embedding(ids) + self.offset)
+        self.cache = x
+        self.seen.append(x.shape[0])
+        return self.head(self.drop(self.norm(x.mean(1))))  # type: ignore[no-any-return]
+
+
+def snapshot(model: nn.Module) -> list[tuple[str, int, torch.device, int]]:
+    return [(key, id(t), t.device, t._version) for key, t in (*model.named_parameters(), *model.named_buffers())]
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Stateful().train()
+    before = snapshot(model)
+    graph = latpred.trace(model, torch.zeros(2, 5, dtype=torch.long))
+    assert snapshot(model) == before
+    assert model.training
+    assert model.norm.training
+    assert model.cache is None
+    assert model.seen == []
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert "aten::dropout" in [op.name for op in graph.ops]  # evaluation: it launches nothing
+    assert [op.name for op in graph.ops if op.launches] == [
+        *("aten::embedding", "aten::add", "aten::linear", "aten::mean", "aten::batch_norm", "aten::linear"),
+    ]
+
+
+def test_tied_weights_are_counted_once() -> None:
+    graph = latpred.trace(Stateful(), torch.zeros(2, 5, dtype=torch.long))
+    assert graph.parameters == 20 * 8 + 2 * 8
+    assert graph.parameter_bytes == 4 * (20 * 8 + 2 * 8) + 4 * 2 * 8 + 8
+
+
+def test_weights_outside_the_module_tree_count_as_activations_no_more_than_others() -> None:
+    graph = latpred.trace(Stateful(), torch.zeros(2, 5, dtype=torch.long))
+    linear = next(op for op in graph.ops if op.name == "aten::linear")
+    assert linear.weight_bytes.at(1) == 4 * (8 * 8 + 8)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_where_the_model_is_makes_no_difference(device: str) -> None:
+    with torch.device(device):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    reference = latpred.trace(model.to_empty(device="cpu"), torch.zeros(1, 3, 8, 8))
+    graph = latpred.trace(model, torch.zeros(1, 3, 8, 8, device=device))
+    assert graph.ops == reference.ops
+
+
+def test_no_weights_are_copied() -> None:
+    model = nn.Linear(2048, 2048)
+    gc.collect()
+    graph = latpred.trace(model, torch.zeros(1, 2048))
+    assert graph.parameter_bytes == 4 * (2048 * 2048 + 2048)
+    tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
+    big = [t for t in tensors if t.numel() == 2048 * 2048 and not t.is_meta]
+    assert {t.data_ptr() for t in big} == {model.weight.data_ptr()}
+
+
+def test_parametrised_and_normed_weights() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 3))
+    graph = latpred.trace(model, torch.zeros(1, 4, 10))
+    assert [op.family for op in graph.ops if op.launches] == ["norm.weight_norm", "conv"]
+
+
+def test_wrappers_are_seen_through() -> None:
+    model = nn.Linear(4, 4)
+    assert latpred.trace(nn.DataParallel(model), torch.zeros(1, 4)).ops == latpred.trace(model, torch.zeros(1, 4)).ops
+
+
+def test_a_model_made_in_inference_mode_has_weights_too() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(4, 4)
+    (op,) = (op for op in latpred.trace(model, torch.zeros(1, 4)).ops if op.launches)
+    assert op.weight_bytes.at(1) == 4 * 20
