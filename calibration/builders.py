@@ -226,6 +226,8 @@ def build(cell: Cell, device: Any) -> Callable[[], None]:
 
     To be called under `torch.inference_mode()`, which costs too much to be entered for each call.
     """
+    if cell.kind == "memory":
+        return _memory(cell, device.torch_device)
     with torch.device(device.torch_device):
         built = make(cell)
     inputs, weights = cast(built.inputs, cell.precision), cast(built.weights, cell.precision)
@@ -236,3 +238,11 @@ def build(cell: Cell, device: Any) -> Callable[[], None]:
     calls = [partial(built.function, *inputs, *(tensor.clone() for tensor in weights)) for _ in range(copies)]
     rotation = cycle(calls)
     return lambda: next(rotation)()
+
+
+def _memory(cell: Cell, place: torch.device) -> Callable[[], Any]:
+    """Bytes read ("read"), copied within the device ("bandwidth") or brought to it from the host ("upload")."""
+    source = torch.zeros(cell.dims["bytes"] // 4, device="cpu" if cell.name == "upload" else place)
+    if cell.name == "read":
+        return source.sum
+    return partial(torch.empty_like(source, device=place).copy_, source)

@@ -86,7 +86,7 @@ class CudaDevice:
             memory_bytes=self._properties.total_memory,
             multiprocessors=self._properties.multi_processor_count,
             queue=0,
-            l2_bytes=int(getattr(self._properties, "L2_cache_size", 0)),
+            cache_bytes=int(getattr(self._properties, "L2_cache_size", 0)),
         )
 
     def precisions(self) -> tuple[str, ...]:

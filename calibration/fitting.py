@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from latpred.calibration import builders, judging, networks
+from latpred.calibration import builders, judging, memory, networks
 from latpred.calibration.clocks import Clocks
 from latpred.calibration.dispatchfit import NetworkRun, fit_in_place, fit_issued
 from latpred.calibration.judging import Verdict
@@ -48,8 +48,8 @@ def fit_profile(
         When there are too few rows to fit anything.
     """
     good = [row for row in rows if not row.error]
-    runs = [run_of(row) for row in good if row.cell.kind == "network"]
-    tiny = [run for run, row in zip(runs, _networks(good), strict=True) if network_spec(row.cell).tiny]
+    info = memory.described(info, good)
+    tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
     if len(tiny) < FEWEST_NETWORKS:
         raise CalibrationError(
             f"only {len(tiny)} tiny networks were timed, too few for a profile. Give the calibration more time: "
@@ -80,7 +80,7 @@ def fit_profile(
 
 def _judged(profile: DeviceProfile, rows: Sequence[Row]) -> tuple[DeviceProfile, list[Verdict]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
-    judges = {row.cell.key: _latency(row) for row in _networks(rows) if network_spec(row.cell).judge}
+    judges = {row.cell.key: _latency(row, profile.device) for row in _networks(rows) if network_spec(row.cell).judge}
     found = judging.verdicts(profile, judges)
     spread = judging.network_spread(found)
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
@@ -96,16 +96,17 @@ _PROTOCOL = {
 }
 
 
-def run_of(row: Row) -> NetworkRun:
+def run_of(row: Row, info: DeviceInfo) -> NetworkRun:
     """A network row as a run: its latency where the device is synchronous, else the time to issue it."""
     spec = network_spec(row.cell)
     timing = row.timings.get("issue") or row.timings["single"]
     graph = networks.graph(spec, row.cell.precision)
-    return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us)
+    resident = 0 < graph.parameter_bytes <= info.cache_bytes
+    return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us, resident)
 
 
-def _latency(row: Row) -> NetworkRun:
-    return run_of(row)._replace(total_us=row.timings["single"].median_s * US_PER_S)
+def _latency(row: Row, info: DeviceInfo) -> NetworkRun:
+    return run_of(row, info)._replace(total_us=row.timings["single"].median_s * US_PER_S)
 
 
 def clocks_of(rows: Iterable[Row]) -> Clocks:
@@ -147,7 +148,7 @@ def _samples(rows: Sequence[Row], dispatch: DispatchFit, info: DeviceInfo) -> di
         if row.cell.kind == "kernel":
             found.setdefault(row.cell.precision, []).extend(_queued_sample(row, info.gap_us))
         elif row.calls_us and not network_spec(row.cell).judge:
-            placed.setdefault(row.cell.precision, []).append(run_of(row))
+            placed.setdefault(row.cell.precision, []).append(run_of(row, info))
     for precision, runs in placed.items():
         found.setdefault(precision, []).extend(placed_samples(runs, dispatch))
     return found

@@ -8,7 +8,7 @@ from C++ share the time of the one that Python called.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,23 +43,28 @@ def calls(ops: Sequence[Op]) -> list[list[Op]]:
     return groups
 
 
-def time_ops(model: Any, inputs: Sequence[Any], *, repeats: int, budget_s: float) -> Placed:
-    """Run a model in turns with and without a clock on every op.
+def time_ops(
+    model: Any, inputs: Sequence[Any], *, repeats: int, budget_s: float, before: Callable[[], object] | None = None
+) -> Placed:
+    """Run a model in turns with and without a clock on every op; `before` is called ahead of each pass, untimed.
 
     Raises
     ------
     CalibrationError
         When two forward passes do not issue the same ops.
     """
+    prepare = before or _nothing
     model(*inputs)
     forwards: list[float] = []
     watched: list[list[float]] = []
     names: list[str] = []
     start = time.perf_counter()
     while len(watched) < FEWEST or (len(watched) < repeats and time.perf_counter() - start < budget_s):
-        before = time.perf_counter()
+        prepare()
+        begun = time.perf_counter()
         model(*inputs)
-        forwards.append(time.perf_counter() - before)
+        forwards.append(time.perf_counter() - begun)
+        prepare()
         with _Clocked() as clocked:
             model(*inputs)
         watched.append(clocked.seconds)
@@ -91,3 +96,7 @@ class _Clocked(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seconds.append(time.perf_counter() - start)
         self.names.append(func._schema.name)
         return out
+
+
+def _nothing() -> None:
+    """The cache stays as the last pass left it."""

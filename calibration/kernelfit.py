@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.features import WORK
 from latpred.graph import Op
-from latpred.ops.families import DIMS, root
+from latpred.ops.families import root
+from latpred.pricing import columns
 from latpred.profile import KernelFit
 from latpred.roofline import RooflineRegressor, scale_leaf
 
@@ -37,10 +37,9 @@ class KernelSample(NamedTuple):
     weight: float = 1.0
 
 
-def row_of(op: Op, batch: int) -> tuple[float, ...]:
-    """Work and dimensions of one op at a batch size."""
-    work = [float(getattr(op, name).at(batch)) for name in WORK]
-    return (*work, *(float(op.dims[name].at(batch)) for name in DIMS[root(op.family)]))
+def row_of(op: Op, batch: int, *, resident: bool = False) -> tuple[float, ...]:
+    """Work and dimensions of one op at a batch size; `resident` weights were in the cache already."""
+    return tuple(float(line.at(batch)) for line in columns(op, root(op.family), resident=resident))
 
 
 def fit_kernels(samples: Iterable[KernelSample], multiprocessors: int = 0) -> dict[str, KernelFit]:

@@ -22,7 +22,8 @@ from latpred.graph import ModelGraph
 class NetworkSpec(msgspec.Struct, frozen=True):
     """One generated network: what `build` needs to make it again, anywhere.
 
-    `size` is the sequence length or the image side; `width` scales every layer.
+    `size` is the sequence length or the image side; `width` scales every layer. Before each forward pass of a `cold`
+    network the cache is filled with something else, as the layers of a larger model would.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
     width: int
     size: int
     batch: int
+    cold: bool = False
 
     @property
     def tiny(self) -> bool:
@@ -43,9 +45,11 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
-VERSION = 1  # of what a spec means; a journal of another version is not resumed
+VERSION = 2  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
+EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
+COLD_SHARE = 0.6  # of sized networks
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
 
 
@@ -62,7 +66,7 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
     else:
         size = _log_uniform(rng, 4, 384, 1 if rng.random() < 0.3 else 4)
     batch = rng.choice((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
-    return NetworkSpec(kind, seed, width, size, batch)
+    return NetworkSpec(kind, seed, width, size, batch, cold=rng.random() < COLD_SHARE)
 
 
 def build(spec: NetworkSpec) -> nn.Module:
@@ -97,12 +101,15 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
 
 @lru_cache(maxsize=4096)
 def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
-    """What a spec's network does, walked like any model."""
+    """What a spec's network does, walked like any model; a cold one counts the weights that pushed its own out."""
     from latpred.tracing import trace
 
     with torch.device("meta"):
         model = build(spec)
-    return trace(model, inputs(spec, 2), precision=precision)
+    walked = trace(model, inputs(spec, 2), precision=precision)
+    if not spec.cold:
+        return walked
+    return msgspec.structs.replace(walked, parameter_bytes=walked.parameter_bytes + EVICTING_BYTES)
 
 
 def _log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:

@@ -53,7 +53,11 @@ def placed_samples(runs: Sequence[NetworkRun], dispatch: DispatchFit) -> list[Ke
             if op is not None and share >= LEAST_SHARE:
                 after_us = float(_terms(np.array([us]))[0] @ afterwork)
                 weight = 1.0 / (1.0 + (DISPATCH_DOUBT * (1.0 - share) / share) ** 2)
-                samples.append(KernelSample(op.family, row_of(op, run.batch), (us + after_us) / op.launches, weight))
+                samples.append(
+                    KernelSample(
+                        op.family, row_of(op, run.batch, resident=run.resident), (us + after_us) / op.launches, weight
+                    )
+                )
     return samples
 
 

@@ -21,6 +21,8 @@ CLOCK = Cell("clock", "constants")
 # Most work of a network, drawn for each: many small cells teach more than few large ones, but large ones must be seen.
 LARGEST_MACS = (50_000_000, 4_000_000_000)
 BYTES_PER_MAC = 1.0
+READ_BYTES = tuple(1 << power for power in range(20, 29))
+COPIED_BYTES = 256 << 20
 LARGEST_BYTES = 512 << 20  # of one tensor of a kernel cell
 _TINY = {
     "m": 4,
@@ -88,6 +90,16 @@ def dims_of(name: str) -> tuple[str, ...]:
     return _MAPS if name in _ON_MAPS else _ROWS
 
 
+def memory_cells() -> list[Cell]:
+    """Reads and copies from a size that every cache holds to one that none does, and an upload from the host."""
+    reads = [Cell("memory", "read", {"bytes": size}) for size in READ_BYTES]
+    return [
+        *reads,
+        Cell("memory", "bandwidth", {"bytes": COPIED_BYTES}),
+        Cell("memory", "upload", {"bytes": COPIED_BYTES}),
+    ]
+
+
 def dispatch_cells(runtime: str = "eager") -> list[Cell]:
     """One tiny op of every kind: what is left of its time is what issuing it costs."""
     names = (*_SHAPED, *_ON_ROWS, *_ON_MAPS, *_HOST_ONLY)
@@ -119,13 +131,14 @@ def _kernel_cell(rng: random.Random, name: str, precision: str) -> Cell:
 
 def network_cell(spec: NetworkSpec, precision: str = "fp32", runtime: str = "eager") -> Cell:
     """The cell that times a generated network."""
-    dims = {"seed": spec.seed, "width": spec.width, "size": spec.size, "batch": spec.batch}
+    dims = {"seed": spec.seed, "width": spec.width, "size": spec.size, "batch": spec.batch, "cold": int(spec.cold)}
     return Cell("network", spec.kind, dims, precision, runtime)
 
 
 def network_spec(cell: Cell) -> NetworkSpec:
     """The generated network that a cell times."""
-    return NetworkSpec(cell.name, cell.dims["seed"], cell.dims["width"], cell.dims["size"], cell.dims["batch"])
+    dims = cell.dims
+    return NetworkSpec(cell.name, dims["seed"], dims["width"], dims["size"], dims["batch"], bool(dims["cold"]))
 
 
 def tiny_networks(number: int) -> list[NetworkSpec]:

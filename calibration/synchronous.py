@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from latpred.calibration import inplace, networks, suite
+import torch
+
+from latpred.calibration import inplace, networks, suite, timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
 from latpred.calibration.networks import NetworkSpec
@@ -39,26 +41,35 @@ class Synchronous:
         self._device = device
         self._precisions = tuple(precisions)
         self._choice = Choice()
+        self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
 
     def learn(self, profile: DeviceProfile) -> None:
         """Prefer networks that this profile is unsure of."""
         self._choice.learn(profile)
 
     def cells(self) -> Iterator[Cell]:
-        """Tiny networks, then sized ones without end."""
+        """Memory, tiny networks, then sized ones without end."""
+        yield from suite.memory_cells()
         for spec in suite.tiny_networks(TINY):
             yield suite.network_cell(spec)
         for number, spec in enumerate(self._choice.of_networks(suite.sized_networks())):
             yield suite.network_cell(spec, self._precision(number))
 
     def measure(self, cell: Cell) -> Sampled:
-        """Time a network whole and call by call."""
+        """Time a network whole and call by call, or bytes being moved."""
+        if cell.kind == "memory":
+            return Sampled({"single": timing.single(self._device, self._device.prepare(cell), timing.QUICK)})
         spec = suite.network_spec(cell)
         model = networks.build(spec).to(DTYPES[cell.precision])
         inputs = cast(networks.inputs(spec), cell.precision)
         repeats, budget_s = _effort(spec)
-        placed = inplace.time_ops(model, inputs, repeats=repeats, budget_s=budget_s)
+        before = self._evict if spec.cold else None
+        placed = inplace.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, before=before)
         return Sampled({"single": placed.forward}, placed.calls_us)
+
+    def _evict(self) -> None:
+        """Fill the last-level cache, as far as a shared machine leaves it to one process."""
+        self._filler.sum()
 
     def _precision(self, number: int) -> str:
         main, *others = self._precisions

@@ -165,12 +165,13 @@ class Predictor:
         """Start afresh from the profile."""
         self.__init__(state["profile"], state["caveats"])  # type: ignore[misc]
 
-    def _price(self, schedule: Schedule, precision: str) -> Priced:
+    def _price(self, schedule: Schedule, graph: ModelGraph) -> Priced:
+        precision, resident = graph.precision, 0 < graph.parameter_bytes <= self.profile.device.cache_bytes
         cache = self._priced.setdefault(precision, IdentityCache())
-        return cache.get(schedule, lambda fresh: self._prices.price(fresh, precision))
+        return cache.get(schedule, lambda fresh: self._prices.price(fresh, precision, resident=resident))
 
     def _evaluate(self, asked: Asked, schedule: Schedule, batches: NDArray[np.int64], shift: float) -> Evaluated:
-        priced = self._price(schedule, asked.graph.precision)
+        priced = self._price(schedule, asked.graph)
         device = self.profile.device
         rows = priced.rows_at(batches.astype(float))
         row_us = priced.row_counts[:, None] * rows.us

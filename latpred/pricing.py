@@ -127,8 +127,10 @@ class PriceList:
         self._models: dict[tuple[str, str], KernelModel] = {}
         self._guesses: dict[str, KernelModel] = {}
 
-    def price(self, schedule: Schedule, precision: str) -> Priced:
+    def price(self, schedule: Schedule, precision: str, *, resident: bool = False) -> Priced:
         """Attach costs to a schedule.
+
+        `resident` weights stay in the last-level cache between forward passes, and are read as fast as activations.
 
         Raises
         ------
@@ -137,7 +139,7 @@ class PriceList:
         """
         dispatch = self._dispatch(schedule.runtime)
         self._fits(precision)
-        rows, kernel_row, unmeasured = self._kernel_rows(schedule, precision)
+        rows, kernel_row, unmeasured = self._kernel_rows(schedule, precision, resident)
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
         host_us = _host_times(schedule, dispatch)
@@ -186,7 +188,7 @@ class PriceList:
         return fits
 
     def _kernel_rows(
-        self, schedule: Schedule, precision: str
+        self, schedule: Schedule, precision: str, resident: bool
     ) -> tuple[dict[tuple[object, ...], _Entry], NDArray[np.int64], tuple[str, ...]]:
         """Distinct rows, and which of them each kernel is."""
         rows: dict[tuple[object, ...], _Entry] = {}
@@ -201,7 +203,8 @@ class PriceList:
                 if not measured:
                     unmeasured[family] = None
                 guessed = op.estimated or not measured
-                entry = rows[key] = _Entry(len(rows), model, family, columns(op, model.fit.family), leaf_scale, guessed)
+                lines = columns(op, model.fit.family, resident=resident)
+                entry = rows[key] = _Entry(len(rows), model, family, lines, leaf_scale, guessed)
             kernel_row[kernel] = entry.index
         return rows, kernel_row, tuple(unmeasured)
 
@@ -241,8 +244,10 @@ class _Entry:
     guessed: bool
 
 
-def columns(op: Op, family: str) -> Row:
+def columns(op: Op, family: str, *, resident: bool = False) -> Row:
     """An op's work and dimensions, in the columns of a family.
+
+    Weights come from memory each time, unless they are `resident` in the cache: then they are read like activations.
 
     An op priced by another family than its own lacks some of its dimensions: elements are then counted as 4 bytes each,
     and everything else as 1.
@@ -250,7 +255,10 @@ def columns(op: Op, family: str) -> Row:
     elements = Line(op.write_bytes.constant // 4, op.write_bytes.per_sample // 4)
     missing = {"numel": elements}
     dims = layout(family).columns[len(WORK) :]
-    work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
+    weights, reads = op.weight_bytes, op.read_bytes
+    if resident:
+        weights, reads = Line(0), Line(reads.constant + weights.constant, reads.per_sample + weights.per_sample)
+    work = (op.macs, weights, reads, op.write_bytes)
     return (*work, *(op.dims.get(name) or missing.get(name) or Line(1) for name in dims))
 
 

@@ -39,7 +39,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: int = 1024
     bandwidth_bytes_per_us: float = 0.0
     copy_bytes_per_us: float = 0.0  # host to device, for inputs_on="host"
-    l2_bytes: int = 0
+    cache_bytes: int = 0  # last level; weights that fit stay there between forward passes
 
 
 class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
