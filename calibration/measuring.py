@@ -172,10 +172,11 @@ class _Bench:
         return self._timed(cell)
 
     def _timed(self, cell: _Cell) -> timing.Timing:
-        if cell.subject not in self._built:
-            self._built[cell.subject] = self._build(cell.subject)
-        model, inputs = self._built[cell.subject]
-        call = self.device.prepare_model(model, inputs(cell.batch), self.runtime)
+        with self.device.errors():
+            if cell.subject not in self._built:
+                self._built[cell.subject] = self._build(cell.subject)
+            model, inputs = self._built[cell.subject]
+            call = self.device.prepare_model(model, inputs(cell.batch), self.runtime)
         return timing.timed(self.device, call, self.protocol, self.plan)
 
     def _build(self, subject: Subject) -> tuple[Any, Callable[[int], Any]]:

@@ -64,7 +64,9 @@ def test_every_verb_has_an_example_that_its_own_parser_accepts(path: tuple[str, 
         assert found is not None
         command = found
     for arguments in own:
+        folder = str(Path(__file__).parent)
         existing = ["/dev/null" if word.endswith(".csv") and "-o" not in arguments else word for word in arguments]
+        existing = [folder if word.endswith("/") else word for word in existing]
         command.make_context("example", existing)
 
 

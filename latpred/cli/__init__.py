@@ -17,6 +17,7 @@ VERBS = {
     "curve": "predicting",
     "trace": "walking",
     "calibrate": "calibrating",
+    "fit": "calibrating",
     "measure": "measuring",
     "compare": "judging",
     "validate": "judging",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -72,6 +73,31 @@ def calibrate(
     """Measure what ops and kernels cost on this machine, and keep it as a profile. Once per machine and device."""
     wanted = Wanted(device or default_device(), quick, budget, precisions, fresh, name)
     profile = measure_profile(context, wanted)
+    show_profile(profile, output)
+    if not profile.acceptance.passed:
+        context.exit(1)
+
+
+@click.command(epilog="\b\nExample:\n  latpred fit --raw samples/ --name nvidia-h200")
+@click.option(
+    "--raw",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder of JSON-lines samples of cells.",
+)
+@click.option("--name", help="Name of the profile.  [default: the device's]")
+@output_options
+@speech_options
+@click.pass_context
+def fit(context: click.Context, raw: Path, name: str | None, output: Output) -> None:
+    """Fit a profile from samples taken elsewhere, as `calibrate` does from those it takes itself, and keep it."""
+    from latpred import profiles
+    from latpred.calibration import fit_raw
+
+    profile = fit_raw(raw, name=name)
+    _refuse_to_replace_anothers(profile)
+    notice(f"saved {profiles.save(profile)}")
     show_profile(profile, output)
     if not profile.acceptance.passed:
         context.exit(1)
@@ -154,6 +180,19 @@ def show_profile(profile: DeviceProfile, output: Output) -> None:
         rows=lambda: pd.DataFrame(profile_text.kernel_rows(profile)),
         text=lambda console: profile_text.describe(profile, console),
     )
+
+
+def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
+    """Samples from elsewhere often have the name of a device that is also here, as "cpu"."""
+    from latpred import profiles
+    from latpred.errors import UsageError
+
+    for entry in profiles.listing():
+        known = entry.profile
+        if entry.source != "user" or entry.name != profile.name or known is None:
+            continue
+        if known.machine.hostname_hash != profile.machine.hostname_hash:
+            raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
 
 
 def _agreed(target: str) -> bool:

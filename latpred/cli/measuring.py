@@ -82,20 +82,22 @@ def show_table(table: pd.DataFrame, output: Output) -> None:
         shown.add_column("model", overflow="fold")
         for name in ("batch", "latency", "spread", "rounds", "repeat noise"):
             shown.add_column(name, justify="right")
-        for row in table.to_dict("records"):
-            if row["status"] != "ok":
-                shown.add_row(row["model"], str(row["batch"]), row["status"])
-                continue
-            noise = f"{row['repeat_ratio'] - 1:.1%}" if row["repeat_ratio"] == row["repeat_ratio"] else "-"
-            shown.add_row(
-                row["model"],
+        rows = table.to_dict("records")
+        for row in (row for row in rows if row["status"] == "ok"):
+            spread, known = row["spread_s"], row["repeat_ratio"] == row["repeat_ratio"]
+            noise = f"{row['repeat_ratio'] - 1:.1%}" if known else "-"
+            cells = (
                 str(row["batch"]),
                 format_duration(row["latency_s"]),
-                format_duration(row["spread_s"]),
+                format_duration(spread),
                 str(row["n"]),
                 noise,
             )
-        console.print(shown)
+            shown.add_row(row["model"], *cells)
+        if shown.rows:
+            console.print(shown)
+        for row in (row for row in rows if row["status"] != "ok"):
+            console.print(f"{row['model']} batch {row['batch']}: {row['status']}", markup=False, soft_wrap=True)
 
     emit(output, document=lambda: table_document(table), rows=lambda: table, text=text)
 
