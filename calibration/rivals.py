@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from latpred import tables
 from latpred.calibration import timing
@@ -37,13 +37,14 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: dict[Hashable, tuple[Callable[[], Any], int]] = {}
+        self.calls: dict[Hashable, list[Any]] = {}  # the call again, and its count
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         key = (func, _signature((args, named)))
-        call, count = self.calls.get(key, (lambda: func(*args, **named), 0))
-        self.calls[key] = (call, count + 1)
+        if key not in self.calls:
+            self.calls[key] = [_replay(func, args, named), 0]
+        self.calls[key][1] += 1
         return func(*args, **named)
 
 
@@ -74,13 +75,17 @@ def runtime_estimator(subject: Subject, batch: int, precision: str, device: Devi
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
     estimator = RuntimeEstimator()
-    with FakeTensorMode(), torch.inference_mode():
-        model, inputs = subject.make(device.name, precision)
-        given = inputs(batch, device.name)
-        positional, named = ((), given) if isinstance(given, dict) else (given, {})
-        # On leaving it prints a line of its own.
-        with contextlib.redirect_stdout(io.StringIO()), estimator("operator-level-cost-model"):
-            model(*positional, **named)
+    model, inputs = subject.make(device.name, precision)
+    given = inputs(batch, device.name)
+    positional, named = ((), given) if isinstance(given, dict) else (given, {})
+    # On leaving, the estimator prints a line of its own.
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.no_grad(),
+        contextlib.redirect_stdout(io.StringIO()),
+        estimator("operator-level-cost-model"),
+    ):
+        model(*positional, **named)
     return float(estimator.total_runtime) / 1e3
 
 
@@ -145,6 +150,16 @@ def _column(
             if not any(math.isfinite(value) for value in values):
                 return values, reason
     return values, reason
+
+
+def _replay(func: Any, args: Any, named: Any) -> Callable[[], Any]:
+    """The same call again; what indexes a table is copied, since the model may go on counting in it."""
+
+    def keep(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() else leaf
+
+    kept_args, kept_named = tree_map(keep, (args, named))
+    return lambda: func(*kept_args, **kept_named)
 
 
 def _signature(call: Any) -> Hashable:

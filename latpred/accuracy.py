@@ -235,7 +235,8 @@ def _score(baseline: baselines.Baseline, cells: pd.DataFrame, tolerance: float) 
     known = np.isfinite(baseline.latency_s)
     judged = cells[known].assign(latency_s_predicted=baseline.latency_s[known])
     rank = _rank(judged, judged["latency_s_predicted"], tolerance)
-    return Score(baseline.name, baseline.idea, _errors(judged), rank)
+    reason = baseline.reason if len(judged) < len(cells) else ""
+    return Score(baseline.name, baseline.idea, _errors(judged), rank, reason)
 
 
 def _nothing_in_common(joined: tables.Joined) -> str:

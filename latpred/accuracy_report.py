@@ -42,7 +42,10 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One baseline's errors and order on the same cells; both None when it is not available, for `reason`."""
+    """One baseline's errors and order on the same cells; both None when it has no answer at all, for `reason`.
+
+    With a `reason` beside its errors it had no answer for some cells.
+    """
 
     name: str
     idea: str

@@ -37,7 +37,7 @@ class Baseline:
     latency_s : ndarray or None
         One per row of the table, NaN where it has no answer; None when it could not be had at all.
     reason : str
-        Why it could not be had; "" otherwise.
+        Why it could not be had, for any cell or for some; "" otherwise.
     """
 
     name: str
@@ -137,7 +137,7 @@ def _leave_one_out(fit: Callable[[pd.DataFrame], Model], cells: pd.DataFrame) ->
 def _brought(name: str, idea: str, cells: pd.DataFrame, reason: str) -> Baseline:
     column = f"{BASELINE_PREFIX}{name}_s"
     if column in cells and bool(cells[column].notna().any()):
-        return Baseline(name, idea, _column(cells, column))
+        return Baseline(name, idea, _column(cells, column), reason)
     return Baseline(name, idea, None, reason or f"no column {column} was measured")
 
 

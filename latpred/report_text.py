@@ -64,21 +64,25 @@ def _errors_table(name: str, groups: Mapping[str, Errors], taus: Mapping[str, st
 
 
 def _baselines_table(report: Report) -> Table:
-    table = _table("predictor", *_ERROR_COLUMNS, "Kendall tau", "what it is")
-    table.add_row("latpred", *_error_cells(report.overall), _number(report.rank.tau), "sees none of these models")
+    table = _table("predictor", *_ERROR_COLUMNS, "Kendall tau")
+    table.add_row("latpred", *_error_cells(report.overall), _number(report.rank.tau))
     for score in report.baselines:
         if score.errors is not None and score.rank is not None:
-            table.add_row(score.name, *_error_cells(score.errors), _number(score.rank.tau), score.idea)
+            table.add_row(score.name, *_error_cells(score.errors), _number(score.rank.tau))
     return table
 
 
 def _facts(report: Report) -> Iterable[str]:
     noise, rank, cover = report.noise, report.rank, report.coverage
+    had = [f"{score.name} is {score.idea}" for score in report.baselines if score.errors is not None]
+    if had:
+        yield f"{'; '.join(had)}."
+        yield "Baselines saw this device and every other model of this table; latpred's profile saw none of the models."
     for score in report.baselines:
         if score.errors is None:
             yield f"{score.name} ({score.idea}) is not available: {score.reason}."
-    if any(score.errors for score in report.baselines):
-        yield "Fitted baselines saw every other model of this table on this device (one model left out at a time)."
+        elif score.reason:
+            yield f"{score.name} has no answer for {report.overall.cells - score.errors.cells} cells: {score.reason}."
     if noise.cells:
         yield f"Repeat noise: median {_percent(noise.median)}, p90 {_percent(noise.p90)}, from {noise.source}."
     yield (
@@ -119,7 +123,7 @@ def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left", header_style="bold")
     table.add_column(first, no_wrap=True)
     for name in others:
-        table.add_column(name, justify="left" if name == "what it is" else "right", no_wrap=name != "what it is")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -230,7 +230,11 @@ def _from_library(library: str, name: str, device: str, image: int | None) -> tu
 
 def _torchvision_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
     options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    with _meta_only(device):
+    try:
+        with _meta_only(device):
+            model = module.get_model(name, weights=None, **options)
+    except NotImplementedError:
+        # RegNet computes its widths with tensors, whose values the meta device does not hold.
         model = module.get_model(name, weights=None, **options)
     best = next(iter(module.get_model_weights(name)), None)
     size = getattr(getattr(best, "transforms", None), "keywords", {}).get("crop_size", 224)

@@ -44,6 +44,25 @@ def test_each_distinct_op_is_timed_once_and_counted_as_often_as_it_came(monkeypa
     assert [tuple(result.shape) for result in timed] == [(4, 8), (4, 8)]
 
 
+class Counting(nn.Module):
+    """Looks rows up by an index that it then counts past the end of the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        index = index.clone()
+        rows: torch.Tensor = self.table(index)
+        index += 100
+        return rows
+
+
+def test_operands_are_those_of_the_moment_of_the_call() -> None:
+    counting = module_subject("counting", Counting().eval(), torch.zeros(1, 3, dtype=torch.long))
+    assert rivals.isolated_ops(counting, 2, "fp32", CpuDevice()) > 0
+
+
 def test_columns_and_reasons() -> None:
     table = measured([("layers", 1, 1e-4), ("layers", 2, 1e-4)], status="ok")
     said: list[str] = []
@@ -56,7 +75,7 @@ def test_columns_and_reasons() -> None:
     assert (out["baseline_isolated_ops_s"] > 0).all()
     assert "baseline_runtime_estimator_s" not in out
     assert reasons.keys() == {"runtime_estimator"}
-    assert "CUDA" in reasons["runtime_estimator"]
+    assert "Roofline estimation needs to access CUDA" in reasons["runtime_estimator"]
     assert said == ["isolated_ops: layers batch 1", "isolated_ops: layers batch 2", "runtime_estimator: layers batch 1"]
 
 

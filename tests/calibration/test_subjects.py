@@ -55,6 +55,37 @@ def test_seeded_weights_repeat_and_leave_the_generator_alone() -> None:
     assert seeded(conv, "meta", "fp32")[0].weight.is_meta
 
 
+class Fading(nn.Module):
+    """Thirty layers that start out a hundred times too small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(32, 32, 3, padding=1, bias=False) for _ in range(30)]
+        layers = [nn.Sequential(convolution, nn.BatchNorm2d(32), nn.ReLU()) for convolution in convolutions]
+        self.layers = nn.Sequential(*layers)
+        for layer in layers:
+            nn.init.normal_(layer[0].weight, std=0.01)
+            nn.init.normal_(layer[1].weight, std=0.01)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+
+def test_signals_do_not_fade_into_denormal_numbers() -> None:
+    model = seeded(Fading, "cpu", "fp32")
+    with torch.inference_mode():
+        assert float(model(torch.ones(1, 32, 8, 8)).abs().max()) > 1e-6
+        assert float(Fading().eval()(torch.ones(1, 32, 8, 8)).abs().max()) < 1e-30
+
+
+def test_weights_of_a_module_of_ones_own_are_left_alone() -> None:
+    mine = Fading().eval()
+    before = [p.clone() for p in mine.parameters()]
+    made, _ = module_subject("mine", mine, torch.zeros(1, 32, 8, 8)).make("cpu", "fp32")
+    assert all(torch.equal(p, q) for p, q in zip(made.parameters(), before, strict=True))
+
+
 def test_token_inputs_are_real_even_on_the_meta_device() -> None:
     ids = token_inputs(6, 100)(4, "meta")[0]
     assert ids.shape == (4, 6)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.calibration import suites
-from latpred.calibration.subjects import Subject
+from latpred.calibration.subjects import Subject, subjects_of
 from latpred.errors import UsageError
 
 CPU = suites.get("cpu")
@@ -29,20 +32,42 @@ def test_every_model_of_the_cpu_suite_walks(subject: Subject) -> None:
     assert graph.macs(32) < 13e9
 
 
-@pytest.mark.parametrize("name", ["cpu/mobilebert", "cpu/swin", "cpu/vgg-11", "cpu/wav2vec2"])
-def test_models_run_where_they_are_built(name: str) -> None:
-    subject = next(one for one in CPU.ready if one.name == name)
+class Denormals(TorchDispatchMode):
+    """Counts results too small for the processor's fast path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dtype is torch.float32:
+            self.count += int(((out != 0) & (out.abs() < torch.finfo(torch.float32).tiny)).sum())
+        return out
+
+
+@pytest.mark.parametrize("subject", CPU.ready, ids=lambda subject: subject.name)
+def test_models_run_where_they_are_built_on_ordinary_numbers(subject: Subject) -> None:
     model, inputs = subject.make("cpu", "fp32")
-    with torch.inference_mode():
+    with torch.inference_mode(), Denormals() as seen:
         output = model(*inputs(2, "cpu"))
     first = output if isinstance(output, torch.Tensor) else output[0]
     assert first.shape[0] == 2
+    assert bool(torch.isfinite(first).all())
+    assert seen.count == 0
 
 
 def test_the_heldout_suite_holds_names_and_builds_nothing() -> None:
     suite = suites.get("heldout")
     assert len(suite.names) == 12
     assert suite.ready == ()
+
+
+@pytest.mark.parametrize("name", suites.get("heldout").names)
+def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
+    subject = subjects_of(name)[0]
+    assert subject.input_size > 0
+    assert subject.input_kind in {"seq", "image", "audio"}
 
 
 def test_an_unknown_suite() -> None:
