@@ -62,8 +62,9 @@ class HostWork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.setprofile(self._previous)
+        sys.setprofile(None)
         self._calls[1] -= 1  # this call
+        _restore(self._previous)
         self._flush()
 
     def pause(self) -> None:
@@ -98,6 +99,14 @@ class HostWork:
         self.module_calls.append(calls[0])
         self.python_calls.append(calls[1])
         calls[0] = calls[1] = 0
+
+
+def _restore(profiler: Any) -> None:
+    """Put back what profiled before: a function, or cProfile's own object."""
+    if callable(profiler):
+        sys.setprofile(profiler)
+    elif profiler is not None:
+        profiler.enable()
 
 
 def _watched(tensor: torch.Tensor) -> StorageWeakRef:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,10 @@ class Tracer:
 
     def graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
         """Walk the model and put the walks together."""
+        with _no_collection():
+            return self._graph(name, precision, memory_format)
+
+    def _graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
         three = self.walk(3)
         # The second walk is the watched one: what Python does only once, filling caches, is behind it.
         host = HostWork(self._twin.paths)
@@ -193,6 +199,18 @@ class Tracer:
 
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
 _OWN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from searching all of torch's objects several times during a few milliseconds."""
+    enabled_before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled_before:
+            gc.enable()
 
 
 def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:

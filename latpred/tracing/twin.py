@@ -8,6 +8,7 @@ that modules share with the outside (a config) are shared with the twin as well.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -19,7 +20,9 @@ from latpred.errors import TraceError
 Tensor = torch.Tensor
 _META = torch.device("meta")
 _KEPT_NUMEL = 1 << 20
-_PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, type)
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_IMMUTABLE = frozenset({str, int, float, bool, type(None), torch.dtype, torch.device, torch.Size, type})
+_CONTAINERS = (list, tuple, set, dict, OrderedDict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,13 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
     with torch.inference_mode(False), torch.no_grad():
         copier = _Copier(dtype, channels_last)
         module = copier.module(model)
-    paths = {id(part): path for path, part in module.named_modules()}
-    weights = {id(p): p for p in module.parameters()}
-    buffers = {id(b): b for b in module.buffers()}
+    paths: dict[int, str] = {}
+    weights: dict[int, Tensor] = {}
+    buffers: dict[int, Tensor] = {}
+    for path, part in module.named_modules():
+        paths[id(part)] = path
+        weights.update((id(p), p) for p in part._parameters.values() if p is not None)
+        buffers.update((id(b), b) for b in part._buffers.values() if b is not None)
     tensors = {**weights, **buffers}
     floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), dtype or torch.float32)
     return Twin(
@@ -109,11 +116,15 @@ class _Copier:
         twin: torch.nn.Module = object.__new__(type(source))
         self._remember(source, twin)
         state = twin.__dict__
+        state.update(source.__dict__)
         for name, value in source.__dict__.items():
-            if type(value) in _PLAIN:
-                state[name] = value
-            elif name in ("_parameters", "_buffers", "_modules"):
-                state[name] = type(value)((key, self._part(part)) for key, part in value.items())
+            kind = type(value)
+            if kind in _IMMUTABLE:
+                continue
+            if name in _REGISTERED:
+                state[name] = kind((key, self._part(part)) for key, part in value.items())
+            elif kind is OrderedDict and not value:
+                state[name] = OrderedDict()  # the hooks that a module does not have, a dozen of them
             else:
                 state[name] = self._attribute(value, 3)
         state["training"] = False
@@ -150,17 +161,18 @@ class _Copier:
         return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device=_META)
 
     def _attribute(self, value: Any, depth: int) -> Any:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if issubclass(kind, Tensor):
             return self.tensor(value)
-        if isinstance(value, torch.nn.Module):
+        if issubclass(kind, torch.nn.Module):
             return self.module(value)
-        if isinstance(value, MethodType) and isinstance(value.__self__, torch.nn.Module):
+        if kind is MethodType and isinstance(value.__self__, torch.nn.Module):
             return MethodType(value.__func__, self.module(value.__self__))
-        if depth and type(value) in (list, tuple, set):
-            return type(value)(self._attribute(item, depth - 1) for item in value)
-        if depth and type(value) is dict:
-            return {key: self._attribute(item, depth - 1) for key, item in value.items()}
-        return value
+        if not depth or kind not in _CONTAINERS:
+            return value
+        if issubclass(kind, dict):
+            return kind((key, self._attribute(item, depth - 1)) for key, item in value.items())
+        return kind(self._attribute(item, depth - 1) for item in value)
 
     def _remember(self, source: Any, twin: Any) -> None:
         self._done[id(source)] = twin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import sys
 
 import pytest
@@ -75,6 +76,14 @@ def test_the_user_s_profiler_is_put_back() -> None:
         assert sys.getprofile() is profiler
     finally:
         sys.setprofile(None)
+
+
+def test_a_trace_can_be_profiled() -> None:
+    profiler = cProfile.Profile()
+    with profiler:
+        latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4))
+        nothing()
+    assert any(entry.code is nothing.__code__ for entry in profiler.getstats())
 
 
 def test_module_paths_follow_the_innermost_module() -> None:

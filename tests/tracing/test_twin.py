@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -89,6 +90,16 @@ def test_parametrised_and_normed_weights() -> None:
     model = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 3))
     graph = latpred.trace(model, torch.zeros(1, 4, 10))
     assert [op.family for op in graph.ops if op.launches] == ["norm.weight_norm", "conv"]
+
+
+def test_hooks_run_on_the_twin_and_ordered_modules_are_copied() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model._modules = OrderedDict(model._modules)  # as in models pickled by older versions
+    seen: list[torch.device] = []
+    model[1].register_forward_hook(lambda module, args, out: seen.append(out.device))
+    graph = latpred.trace(model, torch.zeros(1, 4))
+    assert {device.type for device in seen} == {"meta"}
+    assert next(op for op in graph.ops if op.launches).weight_bytes.at(1) == 4 * 20
 
 
 def test_wrappers_are_seen_through() -> None:
