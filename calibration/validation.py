@@ -106,7 +106,7 @@ def validate(
     table, reasons = with_rivals(table, subjects, live, rivals, pace.next)
     graphs = {subject.key(precision): subject.walk(precision) for subject in subjects}
     if record is not None:
-        Recording(f"{suite}-{known.name}", _about(suite, table), table, graphs).save(record)
+        Recording(f"{suite}-{known.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)
     notes = [f"Measured now: {said}." for said in profiles.mismatch(known, live.machine())]
     return compare(predict_table(table, graphs, known), table, reasons=reasons, notes=notes)
 

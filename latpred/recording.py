@@ -46,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     about: str
     cells: int
     models: int
+    reasons: dict[str, str]  # why a baseline that needs the device could not be had there
     sha256: dict[str, str]  # by file name, and of this document under "recording.json" with that entry left out
 
 
@@ -73,6 +74,8 @@ class Recording:
         A walked model for every (model, input_kind, input_size, precision) of the table.
     created : str
         When it was made, ISO 8601, UTC.
+    reasons : mapping
+        Why a baseline that needs the device could not be had, by its name.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Recording:
     table: pd.DataFrame = field(repr=False, compare=False)
     graphs: Mapping[GraphKey, ModelGraph] = field(repr=False)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the table, and that every cell has its graph.
@@ -103,7 +107,8 @@ class Recording:
         from latpred.accuracy import compare
 
         measured = tables.merge_repeats(self.table)
-        return compare(predict_table(measured, self.graphs, profile), measured, seed=seed)
+        predicted = predict_table(measured, self.graphs, profile)
+        return compare(predicted, measured, reasons=self.reasons, seed=seed)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the three files into a folder, the manifest last: without it there is no recording.
@@ -123,6 +128,7 @@ class Recording:
             about=self.about,
             cells=len(self.table),
             models=len({key.model for key in self.graphs}),
+            reasons=dict(self.reasons),
             sha256={name: _digest(body) for name, body in files.items()},
         )
         files[MANIFEST] = _encode(_signed(manifest))
@@ -162,7 +168,7 @@ def load(source: str | os.PathLike[str]) -> Recording:
     except (TableError, msgspec.DecodeError, OSError, EOFError) as error:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
     graphs = {GraphKey(w.model, w.input_kind, w.input_size, w.precision): w.graph for w in walked}
-    return Recording(manifest.name, manifest.about, table, graphs, manifest.created)
+    return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
 
 
 def _located(source: str | os.PathLike[str]) -> Path:

@@ -40,7 +40,9 @@ def graph() -> ModelGraph:
 
 def recording() -> Recording:
     cells = [("bert", batch, 5e-5 * batch) for batch in (1, 2, 4)]
-    return Recording("try", "two layers", measured(cells, status="ok"), {KEY: graph()})
+    return Recording(
+        "try", "two layers", measured(cells, status="ok"), {KEY: graph()}, reasons={"isolated_ops": "no time"}
+    )
 
 
 @pytest.fixture
@@ -51,6 +53,7 @@ def saved(tmp_path: Path) -> Path:
 def test_round_trip(saved: Path) -> None:
     back = load(saved)
     assert back.graphs == {KEY: graph()}
+    assert back.reasons == {"isolated_ops": "no time"}
     assert (back.name, back.about) == ("try", "two layers")
     pd.testing.assert_frame_equal(back.table, recording().table)
     assert sorted(file.name for file in saved.iterdir()) == sorted([MANIFEST, TABLE, GRAPHS])

@@ -46,6 +46,7 @@ def test_measured_predicted_compared_recorded_and_replayed(tmp_path: Path) -> No
     assert again.overall.median == pytest.approx(report.overall.median, rel=1e-6)
     assert again.noise.p90 == pytest.approx(report.noise.p90, abs=1e-9)
     assert again.overall.cells == 6
+    assert [score.reason for score in again.baselines] == [score.reason for score in report.baselines]
 
 
 def test_a_note_says_where_the_machine_differs() -> None:
