@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from profiledata import machine, profile
+from tabledata import measured, predicted
 
 from latpred import profiles
+from latpred.accuracy import compare
 from latpred.calibration.device import open_device
 from latpred.calibration.session import Session, directory
 from latpred.calibration.simulated import SimulatedDevice
@@ -106,18 +108,18 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
 def test_measure_gives_a_table_that_a_prediction_compares_with(model: str, tmp_path: Path) -> None:
     profiles.save(profile())
     common = (model, "--image", "16", "--batch", "1,4", "--device", "cpu")
-    measured, predicted = str(tmp_path / "measured.csv"), str(tmp_path / "predicted.csv")
-    shown = run("measure", *common, "--repeats", "2", "-o", measured)
+    truth, guess = str(tmp_path / "measured.csv"), str(tmp_path / "predicted.csv")
+    shown = run("measure", *common, "--repeats", "2", "-o", truth)
     assert shown.exit_code == 0
     assert shown.stderr.startswith("measuring: 0 %")
-    assert run("predict", *common, "-o", predicted).exit_code == 0
-    report = run("compare", predicted, measured)
+    assert run("predict", *common, "-o", guess).exit_code == 0
+    report = run("compare", guess, truth)
     assert report.exit_code == 0
     assert report.stdout.startswith("2 cells of 1 models: median error ")
-    document = json.loads(run("compare", predicted, measured, "--json").stdout)
+    document = json.loads(run("compare", guess, truth, "--json").stdout)
     assert document["schema"] == "latpred.accuracy/1"
     assert document["overall"]["cells"] == 2
-    judged = json.loads(run("evaluate", measured, "--json", "--quiet").stdout)
+    judged = json.loads(run("evaluate", truth, "--json", "--quiet").stdout)
     assert judged["overall"]["median"] == pytest.approx(document["overall"]["median"])
 
 
@@ -136,14 +138,27 @@ def test_measure_prints_a_row_per_cell_and_says_what_does_not_fit(model: str) ->
 
 def test_tables_that_do_not_fit_together(model: str, tmp_path: Path) -> None:
     profiles.save(profile())
-    predicted = tmp_path / "predicted.csv"
-    run("predict", model, "--image", "16", "-o", str(predicted))
-    shown = run("compare", str(predicted), str(predicted))
+    guess = tmp_path / "predicted.csv"
+    run("predict", model, "--image", "16", "-o", str(guess))
+    shown = run("compare", str(guess), str(guess))
     assert shown.exit_code == 2
     assert "lacks spread_s" in shown.stderr
-    assert run("compare", "gone.csv", str(predicted)).exit_code == 2
-    rows = list(csv.DictReader(io.StringIO(predicted.read_text())))
+    assert run("compare", "gone.csv", str(guess)).exit_code == 2
+    rows = list(csv.DictReader(io.StringIO(guess.read_text())))
     assert rows[0]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(("factor", "exit_code"), [(1.01, 0), (1.5, 1)])
+def test_a_validation_that_misses_its_targets_exits_1(
+    factor: float, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [(name, batch, 0.01 * batch * (1 + index)) for index, name in enumerate("abc") for batch in (1, 8)]
+    report = compare(predicted([(*cell[:2], cell[2] * factor) for cell in cells]), measured(cells))
+    monkeypatch.setattr("latpred.calibration.validation.validate", lambda *_arguments, **_options: report)
+    shown = run("validate", "--quiet") if exit_code == 0 else run("validate")
+    assert shown.exit_code == exit_code
+    assert shown.stdout.startswith("6 cells of 3 models: median error ")
+    assert ("target missed: median error is 0.5, the target 0.08" in shown.stderr) == (exit_code == 1)
 
 
 def test_samples_of_another_machine_do_not_replace_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import click
 
 from latpred.cli.context import State
 from latpred.cli.output import notice
-from latpred.units import format_duration
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -98,5 +97,6 @@ def _lines(title: str) -> Show:
 
 
 def _left(step: Step) -> str:
-    known = 0 < step.left_s < float("inf")
-    return f"{format_duration(max(1, round(step.left_s)))} left" if known else ""
+    if not 0 < step.left_s < float("inf"):
+        return ""
+    return f"{step.left_s:.0f} s left" if step.left_s < 100 else f"{step.left_s / 60:.0f} min left"

@@ -53,8 +53,13 @@ def _row(point: Prediction) -> tuple[str, ...]:
         format_duration(point.overhead_ms / 1e3),
         format_duration(point.compute_ms / 1e3),
         point.regime.removesuffix("-bound"),
-        f"{point.throughput_per_s:.4g}" if point.throughput_per_s < 1e4 else f"{point.throughput_per_s:.0f}",
+        _rate(point.throughput_per_s),
     )
+
+
+def _rate(per_s: float) -> str:
+    decimals = 0 if per_s >= 100 else 1 if per_s >= 10 else 2
+    return f"{per_s:.{decimals}f}"
 
 
 def _facts(curve: Curve) -> list[str]:
