@@ -46,8 +46,9 @@ class Asynchronous:
     def cells(self) -> Iterator[Cell]:
         """Clocks, dispatch, tiny networks; then kernels of every precision in turns, with a judge now and then."""
         yield suite.CLOCK
+        yield from (cell for cell in suite.memory_cells() if cell.name != "read")
         yield from suite.dispatch_cells()
-        for spec in suite.tiny_networks(TINY):
+        for spec in (*suite.chain_networks(), *suite.tiny_networks(TINY)):
             yield suite.network_cell(spec)
         kernels = {precision: suite.kernel_cells(precision, seed=0) for precision in self._precisions}
         judges = (spec for spec in suite.sized_networks() if spec.judge)
@@ -63,6 +64,8 @@ class Asynchronous:
         if cell.kind == "network":
             return Sampled(self._network(cell))
         call = self._device.prepare(cell)
+        if cell.name == "upload":
+            return Sampled({"single": timing.single(self._device, call)})
         if cell.kind == "dispatch":
             return Sampled({"issue": timing.issue(self._device, call)})
         return Sampled({"queued": timing.queued(self._device, call)})

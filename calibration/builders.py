@@ -117,6 +117,18 @@ def _index_select(dims: Dims) -> Built:
     return Built(select, (torch.randint(0, table, (rows,)),), rows, (torch.randn(table, dims["cols"]),))
 
 
+def _lstm(dims: Dims) -> Built:
+    batch, steps, hidden = dims["batch"], dims["steps"], dims["hidden"]
+    gates = 4 * hidden
+    weights = (torch.randn(gates, hidden), torch.randn(gates, hidden), torch.randn(gates), torch.randn(gates))
+
+    def run(x: Tensor, *held: Tensor) -> Any:
+        start = x.select(1, 0).unsqueeze(0)
+        return torch.lstm(x, (start, start), list(held), True, 1, 0.0, False, False, True)
+
+    return Built(run, (torch.randn(batch, steps, hidden),), batch, weights)
+
+
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias)
 
@@ -134,6 +146,7 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "bmm": _bmm,
     "conv": _conv,
     "attention": _attention,
+    "lstm": _lstm,
     "embedding": _embedding,
     "index_select": _index_select,
     # rows by cols
@@ -170,7 +183,7 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "cat": _rows(lambda x, y: torch.cat((x, y), 1), operands=2),
     "pad": _rows(lambda x: F.pad(x, (0, 1))),
     "roll": _rows(lambda x: torch.roll(x, 1, 0)),
-    "fft": _rows(lambda x: torch.fft.fft(x)),
+    "fft": _rows(lambda x: torch.fft.fft(x.float())),
     # images
     "batch_norm": _maps(_batch_norm, per_channel=4),
     "group_norm": _maps(_group_norm, per_channel=2),
@@ -183,7 +196,10 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "permute": _rows(lambda x: x.permute(1, 0)),
     "expand": _rows(lambda x: x[None].expand(2, -1, -1)),
     "slice": _rows(lambda x: x[:, :1]),
+    "select": _rows(lambda x: x.select(0, 0)),
     "unsqueeze": _rows(lambda x: x.unsqueeze(0)),
+    "dropout": _rows(lambda x: F.dropout(x, 0.1, False)),
+    "detach": _rows(torch.detach),
     "split": _rows(lambda x: x.split(1, 0)[0]),
     "arange": _rows(lambda x: torch.arange(x.shape[0], device=x.device)),
     "zeros": _rows(torch.zeros_like),

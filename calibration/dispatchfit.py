@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from scipy.optimize import lsq_linear, nnls
 
@@ -24,13 +25,15 @@ LEAST_US = 0.1  # no call from Python is cheaper
 class NetworkRun(NamedTuple):
     """A network that was timed: its graph, batch, time of a forward pass and, where taken, the time of each call in it.
 
-    `total_us` is the latency on a synchronous device and the time to issue the pass on an asynchronous one.
+    `total_us` is the latency on a synchronous device and the time to issue the pass on an asynchronous one; the weights
+    of a `resident` network were in the cache already.
     """
 
     graph: ModelGraph
     batch: int
     total_us: float
     calls_us: tuple[float, ...] = ()
+    resident: bool = False
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -38,43 +41,56 @@ class NetworkRun(NamedTuple):
         return self.graph.at(self.batch)
 
 
-def fit_in_place(runs: Sequence[NetworkRun]) -> DispatchFit:
+class CallCosts(NamedTuple):
+    """Host microseconds of a module call, of another Python call, and of a forward pass that does nothing."""
+
+    module_us: float
+    python_us: float
+    fixed_us: float
+
+
+def call_costs(chains: Sequence[NetworkRun]) -> CallCosts:
+    """Costs of calls from networks that do nothing else, of few calls and of many."""
+    terms = np.array([(*_counts(run.ops)[1:], 1.0) for run in chains], dtype=float)
+    totals = np.array([run.total_us for run in chains])
+    return CallCosts(*(float(cost) for cost in nnls(terms / totals[:, None], np.ones(len(chains)))[0]))
+
+
+def fit_in_place(runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:
     """Costs from tiny networks whose calls were timed in place.
 
     A class costs what its calls take, corrected by the same amount for every call: the binding's time lies outside what
-    is timed, the clock's inside. What is left of a forward pass goes to module and Python calls.
+    is timed, the clock's inside. What a forward pass takes beside them is what module and Python calls cost in a
+    network, where they are dearer than in a chain.
     """
     costs = class_costs(runs)
     counts = np.array([_counts(run.ops) for run in runs], dtype=float)
     between = np.array([run.total_us - sum(run.calls_us) for run in runs])
     totals = np.array([run.total_us for run in runs])
-    cheapest = min(costs.values())
-    solved = lsq_linear(
-        counts / totals[:, None], between / totals, bounds=((-cheapest + LEAST_US, 0.0, 0.0), (np.inf, np.inf, np.inf))
-    )
-    per_call, per_module, per_python = solved.x.tolist()
-    costs = {name: cost + (0.0 if ".nested." in name else per_call) for name, cost in costs.items()}
+    terms = np.column_stack((counts[:, 0], counts[:, 1:] @ (called.module_us, called.python_us)))
+    lowest = (LEAST_US - min(costs.values()), 0.5)
+    per_call, dearer = lsq_linear(terms / totals[:, None], between / totals, bounds=(lowest, (np.inf, 10.0))).x.tolist()
     return DispatchFit(
-        costs_us=_with_parents(costs), module_call_us=per_module, python_call_us=per_python, fixed_us=0.0
+        costs_us=with_parents({name: cost + (0.0 if ".nested." in name else per_call) for name, cost in costs.items()}),
+        module_call_us=dearer * called.module_us,
+        python_call_us=dearer * called.python_us,
+        fixed_us=called.fixed_us,
     )
 
 
-def fit_issued(costs: Mapping[str, float], runs: Sequence[NetworkRun]) -> DispatchFit:
-    """Costs of classes timed in loops of their own, brought to what whole networks take to issue."""
-    known = DispatchFit(_with_parents(dict(costs)), 0.0, 0.0, 0.0)
-    ops = np.array([sum(host_cost(known, op.host_class) for op in run.ops) for run in runs])
-    counts = np.array([_counts(run.ops)[1:] for run in runs], dtype=float)
+def fit_issued(costs: Mapping[str, float], runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:
+    """Costs of classes and calls timed in loops of their own, brought to what whole networks take to issue."""
+    known = DispatchFit(with_parents(dict(costs)), called.module_us, called.python_us, called.fixed_us)
+    alone = np.array([_loop_us(known, run) for run in runs])
     totals = np.array([run.total_us for run in runs])
-    terms = np.column_stack((ops, counts))
-    scale, per_module, per_python = nnls(terms / totals[:, None], np.ones(len(runs)))[0]
-    scale = float(scale) or 1.0
-    return DispatchFit(
-        costs_us=known.costs_us,
-        module_call_us=float(per_module) / scale,
-        python_call_us=float(per_python) / scale,
-        fixed_us=0.0,
-        scale=scale,
-    )
+    return msgspec.structs.replace(known, scale=float(np.median((totals - known.fixed_us) / alone)))
+
+
+def _loop_us(fit: DispatchFit, run: NetworkRun) -> float:
+    """What a network's steps cost by a fit, without the cost of the pass itself."""
+    _, modules, functions = _counts(run.ops)
+    steps = sum(host_cost(fit, op.host_class) for op in run.ops if op.name != "python::return")
+    return steps + modules * fit.module_call_us + functions * fit.python_call_us
 
 
 def class_costs(runs: Iterable[NetworkRun]) -> dict[str, float]:
@@ -103,7 +119,7 @@ def _counts(ops: Sequence[Op]) -> tuple[int, int, int]:
     return len(calls(ops)), sum(op.module_calls for op in ops), sum(op.python_calls for op in ops)
 
 
-def _with_parents(costs: dict[str, float]) -> dict[str, float]:
+def with_parents(costs: dict[str, float]) -> dict[str, float]:
     """Every more general class costs the median of what it stands for, and "" the median of all."""
     below: dict[str, list[float]] = {"": list(costs.values())}
     for name, cost in costs.items():

@@ -13,7 +13,7 @@ import msgspec
 
 from latpred.calibration import builders, judging, memory, networks
 from latpred.calibration.clocks import Clocks
-from latpred.calibration.dispatchfit import NetworkRun, fit_in_place, fit_issued
+from latpred.calibration.dispatchfit import NetworkRun, call_costs, fit_in_place, fit_issued
 from latpred.calibration.judging import Verdict
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
 from latpred.calibration.placed import placed_samples
@@ -50,13 +50,15 @@ def fit_profile(
     good = [row for row in rows if not row.error]
     info = memory.described(info, good)
     tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
-    if len(tiny) < FEWEST_NETWORKS:
+    chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]
+    if len(tiny) < FEWEST_NETWORKS or not chains:
         raise CalibrationError(
             f"only {len(tiny)} tiny networks were timed, too few for a profile. Give the calibration more time: "
             "latpred calibrate --budget 5m"
         )
     info = clocks_of(good).into(info) if info.asynchronous else info
-    dispatch = fit_issued(_issue_costs(good), tiny) if info.asynchronous else fit_in_place(tiny)
+    called = call_costs(chains)
+    dispatch = fit_issued(_issue_costs(good), tiny, called) if info.asynchronous else fit_in_place(tiny, called)
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -125,18 +127,26 @@ def clocks_of(rows: Iterable[Row]) -> Clocks:
 
 
 def _networks(rows: Iterable[Row]) -> list[Row]:
-    return [row for row in rows if row.cell.kind == "network"]
+    """Rows of networks that issue ops."""
+    return [row for row in rows if row.cell.kind == "network" and not network_spec(row.cell).chain]
 
 
 def _issue_costs(rows: Iterable[Row]) -> dict[str, float]:
-    """Host microseconds of each dispatch class, from ops issued in loops of their own."""
-    costs: dict[str, float] = {}
+    """Host microseconds of each dispatch class, from ops issued in loops of their own.
+
+    A cell that takes several ops prices the one that no cell has for itself.
+    """
+    issued: list[tuple[list[str], float]] = []
     for row in rows:
         if row.cell.kind == "dispatch":
             graph, batch = builders.graph(row.cell)
-            ops = [op for op in graph.at(batch) if op.name != "python::return"]
-            if len(ops) == 1:
-                costs[ops[0].host_class] = row.timings["issue"].median_s * US_PER_S
+            names = [op.host_class for op in graph.at(batch) if op.name != "python::return"]
+            issued.append((names, row.timings["issue"].median_s * US_PER_S))
+    costs = {names[0]: us for names, us in issued if len(names) == 1}
+    for names, us in sorted(issued, key=lambda cell: len(cell[0])):
+        unknown = [name for name in names if name not in costs]
+        if len(unknown) == 1:
+            costs[unknown[0]] = max(us - sum(costs[name] for name in names if name in costs), 0.0)
     return costs
 
 

@@ -39,17 +39,23 @@ class NetworkSpec(msgspec.Struct, frozen=True):
         return self.width == TINY_WIDTH
 
     @property
+    def chain(self) -> bool:
+        """Issues no op at all."""
+        return self.kind in CHAINS
+
+    @property
     def judge(self) -> bool:
         """Kept out of every fit, to tell how well whole networks are predicted."""
         return not self.tiny and self.seed // len(KINDS) % JUDGE_EVERY == JUDGE_EVERY - 1
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
-VERSION = 2  # of what a spec means; a journal of another version is not resumed
+VERSION = 3  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
 COLD_SHARE = 0.6  # of sized networks
+CHAINS = ("modules", "functions")  # do nothing but call, `size` times
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
 
 
@@ -71,6 +77,9 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
 
 def build(spec: NetworkSpec) -> nn.Module:
     """The network of a spec, in eval mode, on the default device."""
+    if spec.chain:
+        chain = blocks.ModuleChain if spec.kind == "modules" else blocks.FunctionChain
+        return chain(spec.size).eval()
     rng = random.Random(spec.seed * 7919 + 13)
     maker: Callable[[random.Random, NetworkSpec], nn.Module] = {
         "encoder": _encoder,
@@ -94,6 +103,8 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
         return (torch.randint(0, blocks.VOCABULARY, (count, spec.size), device=device),)
     if spec.kind == "audio":
         return (torch.randn(count, spec.size * 160, device=device),)
+    if spec.chain:
+        return (torch.randn(count, TINY_WIDTH, device=device),)
     if spec.kind == "mixer":
         return (torch.randn(count, spec.size, _multiple(spec.width, 8), device=device),)
     return (torch.randn(count, 3, spec.size, spec.size, device=device),)

@@ -21,6 +21,7 @@ CLOCK = Cell("clock", "constants")
 # Most work of a network, drawn for each: many small cells teach more than few large ones, but large ones must be seen.
 LARGEST_MACS = (50_000_000, 4_000_000_000)
 BYTES_PER_MAC = 1.0
+CHAIN_CALLS = (8, 512)
 READ_BYTES = tuple(1 << power for power in range(20, 29))
 COPIED_BYTES = 256 << 20
 LARGEST_BYTES = 512 << 20  # of one tensor of a kernel cell
@@ -31,6 +32,8 @@ _TINY = {
     "batch": 2,
     "heads": 2,
     "queries": 4,
+    "steps": 2,
+    "hidden": 8,
     "head_dim": 8,
     "masked": 0,
     "c_in": 8,
@@ -49,11 +52,13 @@ _CONV = ("batch", "c_in", "c_out", "size", "kernel", "stride", "groups")
 _ATTENTION = ("batch", "heads", "queries", "head_dim", "masked")
 _ROWS, _TABLE, _MAPS = ("rows", "cols"), ("rows", "cols", "table"), ("batch", "channels", "size")
 
+_RECURRENT = ("batch", "steps", "hidden")
 _SHAPED = {
     "gemm": _GEMM,
     "bmm": _BMM,
     "conv": _CONV,
     "attention": _ATTENTION,
+    "lstm": _RECURRENT,
     "embedding": _TABLE,
     "index_select": _TABLE,
 }
@@ -78,7 +83,19 @@ _ON_ROWS = (
     ),
     *("masked_fill", "clone", "transpose_copy", "cast", "cat", "pad", "roll", "fft"),
 )
-_HOST_ONLY = ("view", "transpose", "permute", "expand", "slice", "unsqueeze", "split", "arange", "zeros")
+_HOST_ONLY = (
+    "view",
+    "transpose",
+    "permute",
+    "expand",
+    "slice",
+    "unsqueeze",
+    "dropout",
+    "detach",
+    "split",
+    "arange",
+    "zeros",
+)
 # How often each op is drawn: what network time is mostly made of comes first.
 _WEIGHTS = {"gemm": 10, "conv": 12, "bmm": 4, "attention": 5, "layer_norm": 2, "softmax": 2, "batch_norm": 2}
 
@@ -123,6 +140,7 @@ def _kernel_cell(rng: random.Random, name: str, precision: str) -> Cell:
         "bmm": _draw_bmm,
         "conv": _draw_conv,
         "attention": _draw_attention,
+        "lstm": _draw_recurrent,
         "embedding": _draw_table,
         "index_select": _draw_table,
     }.get(name, _draw_map if name in _ON_MAPS else _draw_rows)
@@ -139,6 +157,11 @@ def network_spec(cell: Cell) -> NetworkSpec:
     """The generated network that a cell times."""
     dims = cell.dims
     return NetworkSpec(cell.name, dims["seed"], dims["width"], dims["size"], dims["batch"], bool(dims["cold"]))
+
+
+def chain_networks() -> list[NetworkSpec]:
+    """Networks that do nothing but call modules or functions, few times and often."""
+    return [NetworkSpec(kind, 0, networks.TINY_WIDTH, size, 1) for kind in networks.CHAINS for size in CHAIN_CALLS]
 
 
 def tiny_networks(number: int) -> list[NetworkSpec]:
@@ -214,6 +237,11 @@ def _draw_attention(rng: random.Random) -> dict[str, int]:
         batch //= 2
     dims = (batch, heads, queries, rng.choice((32, 64, 64, 128)), int(rng.random() < 0.3))
     return dict(zip(_ATTENTION, dims, strict=True))
+
+
+def _draw_recurrent(rng: random.Random) -> dict[str, int]:
+    steps, hidden = _log_uniform(rng, 2, 512), _log_uniform(rng, 32, 1024, 32)
+    return {"batch": _log_uniform(rng, 1, 64), "steps": steps, "hidden": hidden}
 
 
 def _draw_rows(rng: random.Random) -> dict[str, int]:

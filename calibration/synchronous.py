@@ -50,7 +50,7 @@ class Synchronous:
     def cells(self) -> Iterator[Cell]:
         """Memory, tiny networks, then sized ones without end."""
         yield from suite.memory_cells()
-        for spec in suite.tiny_networks(TINY):
+        for spec in (*suite.chain_networks(), *suite.tiny_networks(TINY)):
             yield suite.network_cell(spec)
         for number, spec in enumerate(self._choice.of_networks(suite.sized_networks())):
             yield suite.network_cell(spec, self._precision(number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latpred.calibration.blocks.chains import FunctionChain, ModuleChain
 from latpred.calibration.blocks.convolutions import (
     Classifier,
     DenseBlock,
@@ -32,8 +33,10 @@ __all__ = [
     "DenseBlock",
     "EncoderLayer",
     "FireBlock",
+    "FunctionChain",
     "InvertedResidual",
     "MixerNetwork",
+    "ModuleChain",
     "PatchMap",
     "PatchNetwork",
     "PlainBlock",
