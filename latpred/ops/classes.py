@@ -30,7 +30,12 @@ _GENERAL = {
     "batch_norm": "norm",
 }
 # torch.tensor(...) ends in detach_, whatever it goes through before.
-_LEAF = {"_local_scalar_dense": "item", "scaled_dot_product_attention": "sdpa", "detach_": "tensor"}
+_LEAF = {
+    "_local_scalar_dense": "item",
+    "scaled_dot_product_attention": "sdpa",
+    "detach_": "tensor",
+    "resolve_neg": "tolist",
+}
 
 
 def host_class(op: str, family: str, nested: bool = False) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
@@ -229,7 +230,11 @@ def _from_library(library: str, name: str, device: str, image: int | None) -> tu
 
 
 def _torchvision_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
-    options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    accepted = signature(module.get_model_builder(name)).parameters
+    # Without this, detection and segmentation models download the weights of their backbone.
+    options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in accepted else {}
+    if name in ("googlenet", "inception_v3"):
+        options["init_weights"] = False
     try:
         with _meta_only(device):
             model = module.get_model(name, weights=None, **options)

@@ -105,6 +105,15 @@ def test_synchronisations_of_the_published_models() -> None:
     assert latpred.trace("longformer-base-4096").syncs() == 98
 
 
+def test_lists_and_arrays_made_of_tensors_are_synchronisations() -> None:
+    class Lists(nn.Module):
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return x * len(lengths.tolist()) * lengths.cumsum(0).numpy().ndim
+
+    graph = latpred.trace(Lists(), (torch.zeros(2, 3), torch.tensor([1, 2])))
+    assert [op.host_class for op in graph.ops if op.syncs] == ["sync.tolist", "sync.tolist"]
+
+
 def test_a_mask_that_picks_makes_the_host_wait() -> None:
     class Picks(nn.Module):
         def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:

@@ -76,6 +76,11 @@ def test_a_real_model_runs() -> None:
         assert built.model(*built.inputs(2, "cpu")).shape == (2, 1000)
 
 
+def test_nothing_is_downloaded_for_a_backbone() -> None:
+    graph = latpred.trace("torchvision:fcn_resnet50", image=64)
+    assert graph.coverage().launches == 1.0
+
+
 def test_half_precision_is_built() -> None:
     built = names.build("distilbert", precision="bf16")
     assert {p.dtype for p in built.model.parameters()} == {torch.bfloat16}
