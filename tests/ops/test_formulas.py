@@ -9,7 +9,6 @@ import pytest
 from latpred.ops import Work, formula_of
 from latpred.ops.classes import host_class, quiet_class, sync_class
 from latpred.ops.families import DIMS, root
-from latpred.ops.registry import _REGISTRY
 
 
 @dataclass
@@ -142,6 +141,7 @@ def test_dispatch_classes_go_from_general_to_special() -> None:
     assert sync_class("_local_scalar_dense") == "sync.item"
 
 
-def test_no_formula_of_ours_is_without_a_namespace() -> None:
-    assert len(_REGISTRY.formulas) > 200
-    assert all(name.startswith(("aten::", "testing::", "mylib::", "a::")) for name in _REGISTRY.formulas)
+def test_built_in_formulas_are_there_for_the_ops_that_no_tag_describes() -> None:
+    for name in ("linear", "conv2d", "scaled_dot_product_attention", "layer_norm", "cat", "embedding", "lstm", "topk"):
+        assert formula_of(f"aten::{name}") is not None
+    assert formula_of("aten::frobnicate") is None
