@@ -88,7 +88,7 @@ def _lines(title: str) -> Show:
 
     def show(step: Step) -> None:
         nonlocal last
-        tenth = int(10 * step.done / step.total) if step.total else 0
+        tenth = min(10, int(10 * step.done / step.total)) if step.total else 0
         if tenth > last:
             last = tenth
             notice(f"{title}: {10 * tenth} %{', ' * bool(_left(step))}{_left(step)}")
