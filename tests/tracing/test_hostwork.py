@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import sys
+from types import FrameType
 
 import pytest
 import torch
@@ -161,3 +162,33 @@ def test_views_hold_the_memory_they_look_at() -> None:
 
     live = [op.live_bytes.at(1) // 4 for op in latpred.trace(Sliced(), torch.zeros(1, 8)).ops if op.launches]
     assert live == [8 + 32, 8 + 32 + 2, 8 + 32 + 2 + 2]
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta", "gpt2", "resnet", "swin", "lstm"])
+def test_calls_are_those_of_a_real_forward_pass(name: str) -> None:
+    model, inputs = build_small(name, "cpu"), inputs_of(name, 2)
+    graph = latpred.trace(model, lambda batch: inputs_of(name, batch))
+    own = {nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__}
+    counts = {"modules": 0, "python": 0}
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event != "call":
+            return
+        if frame.f_code is nn.Module._call_impl.__code__:
+            counts["modules"] += 1
+        elif frame.f_code not in own and (frame.f_back is None or frame.f_back.f_code not in own):
+            counts["python"] += 1
+
+    def forward() -> None:
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+
+    with torch.inference_mode():
+        forward()
+        sys.setprofile(count)
+        try:
+            forward()
+        finally:
+            sys.setprofile(None)
+    ops = graph.at(2)
+    assert sum(op.module_calls for op in ops) == counts["modules"]
+    assert sum(op.python_calls for op in ops) == counts["python"] - 1  # `forward` itself
