@@ -90,7 +90,7 @@ def accepted(found: Sequence[Verdict], stable: float) -> Acceptance:
         Share of timings that were stable.
     """
     errors = np.abs(np.expm1([v.log_error for v in found])) if found else np.array([math.inf])
-    median, p90 = float(np.median(errors)), float(np.quantile(errors, 0.9))
+    median, p90 = float(np.median(errors)), float(np.quantile(errors, 0.9)) if found else math.inf
     gates = {
         f"median error of networks that no fit saw at most {MEDIAN_GATE:.0%}": (median, median <= MEDIAN_GATE),
         f"p90 error of networks that no fit saw at most {P90_GATE:.0%}": (p90, p90 <= P90_GATE),
