@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from latpred.calibration import builders, judging, memory, networks
+from latpred.calibration import builders, judging, memory, networks, tempo
 from latpred.calibration.clocks import Clocks
 from latpred.calibration.dispatchfit import NetworkRun, call_costs, fit_in_place, fit_issued
 from latpred.calibration.judging import Verdict
@@ -47,7 +47,7 @@ def fit_profile(
     CalibrationError
         When there are too few rows to fit anything.
     """
-    good = [row for row in rows if not row.error]
+    good = tempo.evened(row for row in rows if not row.error)
     info = memory.described(info, good)
     tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
     chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]

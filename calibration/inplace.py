@@ -24,11 +24,13 @@ FEWEST = 3
 class Placed(NamedTuple):
     """One forward pass, timed whole and op by op.
 
-    forward : without anybody watching. calls_us : for each op that Python issued, microseconds.
+    forward : without anybody watching. calls_us : for each op that Python issued, microseconds. tempo : of a piece of
+    work that is always the same, done between the passes.
     """
 
     forward: Timing
     calls_us: tuple[float, ...]
+    tempo: Timing
 
 
 def calls(ops: Sequence[Op]) -> list[list[Op]]:
@@ -44,36 +46,53 @@ def calls(ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def time_ops(
-    model: Any, inputs: Sequence[Any], *, repeats: int, budget_s: float, before: Callable[[], object] | None = None
+    model: Any, inputs: Sequence[Any], *, repeats: int, budget_s: float, between: Callable[[], object]
 ) -> Placed:
-    """Run a model in turns with and without a clock on every op; `before` is called ahead of each pass, untimed.
+    """Run a model in turns with and without a clock on every op.
+
+    Parameters
+    ----------
+    model, inputs
+        A module and the arguments of its forward.
+    repeats, budget_s : int, float
+        Turns, and seconds after which there is no other once there were `FEWEST`.
+    between : callable
+        Called ahead of each pass; the time it takes is the tempo.
 
     Raises
     ------
     CalibrationError
         When two forward passes do not issue the same ops.
     """
-    prepare = before or _nothing
     model(*inputs)
     forwards: list[float] = []
+    tempos: list[float] = []
     watched: list[list[float]] = []
     names: list[str] = []
     start = time.perf_counter()
     while len(watched) < FEWEST or (len(watched) < repeats and time.perf_counter() - start < budget_s):
-        prepare()
-        begun = time.perf_counter()
-        model(*inputs)
-        forwards.append(time.perf_counter() - begun)
-        prepare()
+        tempos.append(_seconds(between))
+        forwards.append(_seconds(lambda: model(*inputs)))
+        tempos.append(_seconds(between))
         with _Clocked() as clocked:
             model(*inputs)
         watched.append(clocked.seconds)
         if names and names != clocked.names:
             raise CalibrationError("a generated network issued other ops when run again. Please report its spec.")
         names = clocked.names
-    low, median, high = np.percentile(forwards, (25, 50, 75))
-    whole = Timing(float(median), float(high - low) / 2, len(forwards), True)
-    return Placed(whole, tuple((np.median(watched, axis=0) * 1e6).tolist()))
+    calls_us = tuple((np.median(watched, axis=0) * 1e6).tolist())
+    return Placed(_summary(forwards), calls_us, _summary(tempos))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def _summary(seconds: Sequence[float]) -> Timing:
+    low, median, high = np.percentile(seconds, (25, 50, 75))
+    return Timing(float(median), float(high - low) / 2, len(seconds), True)
 
 
 class _Clocked(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -96,7 +115,3 @@ class _Clocked(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seconds.append(time.perf_counter() - start)
         self.names.append(func._schema.name)
         return out
-
-
-def _nothing() -> None:
-    """The cache stays as the last pass left it."""

@@ -1,6 +1,7 @@
 """Measure whole models: every cell visited in rounds, so that a slow minute of the machine falls on all of them alike.
 
-Gives the measurement table (`latpred.tables.MEASURED`) with the repeat noise of the very run. How one visit is timed is
+On a CPU, visits at a tempo that was not the usual one of the run are set aside, at most half of them. Gives the
+measurement table (`latpred.tables.MEASURED`) with the repeat noise of the very run. How one visit is timed is
 `timing`'s business; what a device is, `device`'s.
 """
 
@@ -24,6 +25,7 @@ from latpred import tables
 from latpred.calibration import timing
 from latpred.calibration.device import Device, open_device
 from latpred.calibration.subjects import Models, Subject, subjects_of
+from latpred.calibration.tempo import Metronome, steady
 from latpred.errors import DeviceError, UsageError
 
 VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
@@ -51,6 +53,7 @@ class _Cell:
     subject: Subject
     batch: int
     visits: list[timing.Timing] = field(default_factory=list)
+    tempos: list[float] = field(default_factory=list)
     failure: str = ""
 
 
@@ -132,13 +135,16 @@ class _Bench:
     def __init__(self, device: Device, runtime: str, precision: str, protocol: str, plan: timing.Plan) -> None:
         self.device, self.runtime, self.precision, self.protocol, self.plan = device, runtime, precision, protocol, plan
         self.info = device.info()
+        self._metronome = Metronome() if self.info.kind == "cpu" else None
         self._built: dict[Subject, tuple[Any, Callable[[int], Any]]] = {}
         self._room = _KEPT_SHARE * self.info.memory_bytes
 
     def visit(self, cell: _Cell) -> None:
         """Time a cell once, or note why that cannot be done."""
         try:
+            before = self._tempo()
             cell.visits.append(self._timing(cell))
+            cell.tempos.append((before + self._tempo()) / 2)
         except (UsageError, DeviceError):
             raise
         except (MemoryError, torch.OutOfMemoryError):
@@ -147,6 +153,10 @@ class _Bench:
         except Exception as error:  # a model's own forward may raise anything; the table says what
             text = " ".join(str(error).split())[:_MOST_TEXT]
             cell.failure = f"{type(error).__name__}: {text}"
+
+    def _tempo(self) -> float:
+        """Seconds of the work that tells the machine's tempo; the same for ever where the host is not what is timed."""
+        return 1.0 if self._metronome is None else self._metronome.seconds()
 
     def leave(self, subject: Subject) -> None:
         """Free a model, unless it may stay for the next round."""
@@ -250,24 +260,26 @@ def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
         "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
         "stack": tables.stack_text(machine),
     }
-    rows = [{**common, **_row(cell)} for cell in cells]
+    usual = float(np.median([tempo for cell in cells for tempo in cell.tempos] or [1.0]))
+    rows = [{**common, **_row(cell, usual)} for cell in cells]
     return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 
-def _row(cell: _Cell) -> dict[str, Any]:
+def _row(cell: _Cell, usual: float) -> dict[str, Any]:
+    visits = steady(cell.visits, cell.tempos, usual)
     failure = cell.failure or ("" if cell.visits else "not reached in the time budget")
     row: dict[str, Any] = {
         "model": cell.subject.name,
         "batch": cell.batch,
         "input_kind": cell.subject.input_kind,
         "input_size": cell.subject.input_size,
-        "n": len(cell.visits),
+        "n": len(visits),
         "status": failure or tables.OK,
     }
     if failure:
         return {**row, "latency_s": math.nan, "spread_s": math.nan, "repeat_ratio": math.nan}
-    whole = timing.over_runs(cell.visits)
-    return {**row, "latency_s": whole.median_s, "spread_s": whole.spread_s, "repeat_ratio": _repeat_ratio(cell.visits)}
+    whole = timing.over_runs(visits)
+    return {**row, "latency_s": whole.median_s, "spread_s": whole.spread_s, "repeat_ratio": _repeat_ratio(visits)}
 
 
 def _repeat_ratio(visits: Sequence[timing.Timing]) -> float:

@@ -16,6 +16,7 @@ from latpred.calibration.networks import NetworkSpec
 from latpred.calibration.precisions import DTYPES, cast
 from latpred.calibration.sampling import Choice
 from latpred.calibration.session import Sampled
+from latpred.calibration.tempo import TEMPO, Metronome
 from latpred.profile import DeviceProfile
 
 TINY = 3 * len(networks.KINDS)
@@ -41,6 +42,7 @@ class Synchronous:
         self._device = device
         self._precisions = tuple(precisions)
         self._choice = Choice()
+        self._metronome = Metronome()
         self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
 
     def learn(self, profile: DeviceProfile) -> None:
@@ -63,9 +65,9 @@ class Synchronous:
         model = networks.build(spec).to(DTYPES[cell.precision])
         inputs = cast(networks.inputs(spec), cell.precision)
         repeats, budget_s = _effort(spec)
-        before = self._evict if spec.cold else None
-        placed = inplace.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, before=before)
-        return Sampled({"single": placed.forward}, placed.calls_us)
+        between = self._evict if spec.cold else self._metronome.beat
+        placed = inplace.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, between=between)
+        return Sampled({"single": placed.forward, TEMPO: placed.tempo}, placed.calls_us)
 
     def _evict(self) -> None:
         """Fill the last-level cache, as far as a shared machine leaves it to one process."""

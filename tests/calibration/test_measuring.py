@@ -20,6 +20,7 @@ from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.subjects import Subject, module_subject
 from latpred.errors import UsageError
 from latpred.graph import ModelGraph
+from latpred.profile import DeviceInfo
 
 FAST = timing.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
@@ -47,6 +48,9 @@ class Drifting(CpuDevice):
     def __init__(self) -> None:
         super().__init__()
         self.now, self.forwards, self.order = 0.0, 0, []
+
+    def info(self) -> DeviceInfo:
+        return msgspec.structs.replace(super().info(), kind="drifting")  # the host's tempo says nothing of it
 
     def clock(self) -> float:
         return self.now
