@@ -25,12 +25,18 @@ def fit(journal: Path, name: str | None) -> DeviceProfile:
     Raises
     ------
     CalibrationError
-        When the file is no journal, or holds too little.
+        When the file is no journal, holds too little, or has cells of another version.
     """
     rows = read_rows(journal)
     machine = _header(journal).machine
     info = device_of(machine)
-    profile, _ = fitting.fit_profile(rows, machine, info, name or info.name)
+    try:
+        profile, _ = fitting.fit_profile(rows, machine, info, name or info.name)
+    except LookupError as error:
+        raise CalibrationError(
+            f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, or "
+            "calibrate again."
+        ) from error
     return profile
 
 

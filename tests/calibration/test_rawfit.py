@@ -358,6 +358,10 @@ def test_a_journal_of_latpreds_own_is_fitted_too(tmp_path: Path) -> None:
     assert profile.device.sync_us == pytest.approx(TrueCosts().sync_us, rel=0.03)
     (tmp_path / JOURNAL).rename(tmp_path / LAST)
     assert same_numbers(fit_raw(tmp_path), profile)
+    newer = (tmp_path / LAST).read_text()
+    (tmp_path / LAST).write_text(newer.replace('"cold":', '"warmth":'))
+    with pytest.raises(CalibrationError, match="another version of latpred: its cells lack 'cold'"):
+        fit_raw(tmp_path)
     (tmp_path / LAST).write_text("not a journal\n")
     with pytest.raises(CalibrationError, match="no calibration journal"):
         fit_raw(tmp_path)
