@@ -34,8 +34,8 @@ def fit(journal: Path, name: str | None) -> DeviceProfile:
         profile, _ = fitting.fit_profile(rows, machine, info, name or info.name)
     except LookupError as error:
         raise CalibrationError(
-            f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, or "
-            "calibrate again."
+            f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, "
+            "or calibrate again."
         ) from error
     return profile
 
