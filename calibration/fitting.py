@@ -53,8 +53,8 @@ def fit_profile(
     chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]
     if len(tiny) < FEWEST_NETWORKS or not chains:
         raise CalibrationError(
-            f"only {len(tiny)} tiny networks were timed, too few for a profile. Give the calibration more time: "
-            "latpred calibrate --budget 5m"
+            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
+            "Give the calibration more time: latpred calibrate --budget 5m"
         )
     info = clocks_of(good).into(info) if info.asynchronous else info
     called = call_costs(chains)
@@ -122,7 +122,7 @@ def clocks_of(rows: Iterable[Row]) -> Clocks:
     for row in rows:
         if row.cell == CLOCK:
             values = {name: timing.median_s * US_PER_S for name, timing in row.timings.items() if name != "queue"}
-            return Clocks(**values, queue=round(row.timings["queue"].median_s))
+            return msgspec.convert({**values, "queue": round(row.timings["queue"].median_s)}, Clocks)
     raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
 
 

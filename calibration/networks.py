@@ -50,7 +50,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
-VERSION = 3  # of what a spec means; a journal of another version is not resumed
+VERSION = 4  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -124,7 +124,7 @@ def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
 
 
 def _log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:
-    value = low * (high / low) ** rng.random()
+    value: float = low * (high / low) ** rng.random()
     return max(low, round(value / step) * step)
 
 
@@ -256,8 +256,8 @@ def _audio(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 def _mixer(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     width = _multiple(spec.width, 8)
-    style = rng.choice(("fourier", "tokens", "grouped"))
-    return blocks.MixerNetwork(width, spec.size, style, groups=rng.choice((2, 4)), classes=rng.choice((8, 128)))
+    style = rng.choice(("fourier", "tokens", "grouped", "grouped"))
+    return blocks.MixerNetwork(width, spec.size, style, groups=rng.choice((2, 4, 8)), classes=rng.choice((8, 128)))
 
 
 def _recurrent(rng: random.Random, spec: NetworkSpec) -> nn.Module:

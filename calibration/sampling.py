@@ -20,11 +20,11 @@ from latpred.ops.families import parent
 from latpred.predictor import Predictor
 from latpred.profile import DeviceProfile
 
-CANDIDATES = 3  # drawn for each that is chosen
+CANDIDATES = 2  # drawn for each that is chosen: each costs a walk
 
 
 class Choice:
-    """Takes the less certain third of what is drawn, once a profile says what is certain."""
+    """Takes the less certain half of what is drawn, once a profile says what is certain."""
 
     def __init__(self) -> None:
         self._profile: DeviceProfile | None = None
