@@ -187,7 +187,7 @@ def _work(graph: ModelGraph, batch: int) -> float:
 
 
 def _log_uniform(rng: random.Random, low: int, high: int, step: int = 1) -> int:
-    value = low * (high / low) ** rng.random()
+    value: float = low * (high / low) ** rng.random()
     return max(step, round(value / step) * step)
 
 

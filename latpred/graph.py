@@ -7,6 +7,7 @@ Some models differ at batch 1, where a reshape needs no copy; those carry exact 
 
 from __future__ import annotations
 
+import builtins
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -150,7 +151,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> ModelGraph:
+    def from_json(cls, text: str | builtins.bytes) -> ModelGraph:
         """Read what `to_json` wrote."""
         return msgspec.json.decode(text, type=cls)
 

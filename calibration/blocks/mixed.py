@@ -44,6 +44,8 @@ class ConvNextBlock(nn.Module):
 class WindowBlock(nn.Module):
     """Attention inside windows of a channels-last map, shifted by a roll."""
 
+    index: torch.Tensor
+
     def __init__(self, width: int, heads: int, window: int, *, shift: int) -> None:
         super().__init__()
         self.heads, self.window, self.shift = heads, window, shift

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -30,18 +30,6 @@ class State:
     debug: bool = False
     quiet: bool = False
     resumable: bool = False
-
-
-class CleanError(click.ClickException):
-    """A sentence for stderr and an exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Print the sentence on stderr."""
-        click.echo(f"latpred: {self.message}", file=file, err=file is None)
 
 
 class SuggestingGroup(click.Group):
@@ -81,20 +69,22 @@ class VerbGroup(SuggestingGroup):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; raise what went wrong as a `CleanError`."""
+        """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
         try:
             return super().invoke(ctx)
         except LatpredError as error:
-            _show_traceback(ctx)
-            raise CleanError(str(error), error.exit_code) from error
-        except (KeyboardInterrupt, click.Abort) as error:
-            _show_traceback(ctx)
+            _say(ctx, str(error))
+            ctx.exit(error.exit_code)
+        except (KeyboardInterrupt, click.Abort):
             kept = "; what was measured is kept, run the same command to go on" if ctx.obj.resumable else ""
-            raise CleanError(f"interrupted{kept}.", INTERRUPTED) from error
+            _say(ctx, f"interrupted{kept}.")
+            ctx.exit(INTERRUPTED)
 
 
-def _show_traceback(ctx: click.Context) -> None:
+def _say(ctx: click.Context, sentence: str) -> None:
+    """An error on stderr, below its traceback where that was asked for."""
     if ctx.obj.debug:
         import traceback
 
         click.echo(traceback.format_exc(), err=True)
+    click.echo(f"latpred: {sentence}", err=True)

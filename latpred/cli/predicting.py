@@ -51,7 +51,7 @@ def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
         @output_options
         @speech_options
         @click.pass_context
-        def command(context: click.Context, **given: Any) -> None:
+        def command(context: click.Context, /, **given: Any) -> None:
             verb(context, Request(**given))
 
         command.__doc__ = verb.__doc__
