@@ -136,6 +136,8 @@ class MixerNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.style == "fourier":
             y = torch.fft.fft2(x.float()).real
+            if y.dtype is not x.dtype:  # FFTs come back in fp32, which a norm of half-precision weights refuses
+                y = y.to(x.dtype)
         elif self.style == "tokens":
             y = self.mix(x.transpose(1, 2)).transpose(1, 2)
         else:

@@ -125,7 +125,7 @@ class DecoderLayer(nn.Module):
         q, k, v = (t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm(x)).split(w, dim=-1))
         if self.rotary:
             angle = torch.arange(s, device=x.device, dtype=x.dtype)[:, None] * torch.ones(
-                w // self.heads, device=x.device
+                w // self.heads, device=x.device, dtype=x.dtype
             )
             q, k = (t * angle.cos() + _rotate(t) * angle.sin() for t in (q, k))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -1,0 +1,145 @@
+"""Generated networks: every kind builds, walks and runs, and its walk is the stream of calls that its run makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+import torch
+
+from latpred.calibration import inplace, networks, suite
+from latpred.calibration.networks import KINDS, NetworkSpec
+from latpred.calibration.precisions import DTYPES, cast
+from latpred.graph import Op
+
+TINY = [networks.draw(seed, tiny=True) for seed in range(3 * len(KINDS))]
+# A second head of width 8 and images and sequences of other sizes, still small.
+SIZED = [
+    NetworkSpec(kind, seed=100 + number, width=48, size=64 if number in (2, 3, 4, 5, 6) else 12, batch=2)
+    for number, kind in enumerate(KINDS)
+]
+
+
+def named(spec: NetworkSpec) -> str:
+    return f"{spec.kind}-{spec.seed}"
+
+
+def made(spec: NetworkSpec, precision: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    model = networks.build(spec).to(DTYPES[precision])
+    return model, cast(networks.inputs(spec, batch), precision)
+
+
+def called(call: Callable[[], object]) -> list[str]:
+    """Names of the ops that Python issues in a call, as `inplace` sees them."""
+    with torch.inference_mode(), inplace._Clocked() as clocked:
+        call()
+    return clocked.names
+
+
+def gist(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
+    return [(op.name, op.host_class, op.launches) for op in ops]
+
+
+def test_the_kinds_are_all_drawn() -> None:
+    assert {spec.kind for spec in TINY} == set(KINDS)
+    assert {spec.kind for spec in SIZED} == set(KINDS)
+
+
+@pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_walk_is_the_stream_of_calls(spec: NetworkSpec, batch: int) -> None:
+    model, inputs = made(spec, "fp32", batch)
+    groups = inplace.calls(networks.graph(spec).at(batch))
+    names = called(lambda: model(*inputs))
+    assert len(groups) == len(names)
+    singles = [(group[0].name, name) for group, name in zip(groups, names, strict=True) if len(group) == 1]
+    assert [walked for walked, _ in singles] == [run for _, run in singles]
+
+
+@pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_network_runs_and_is_walked_in_a_precision(spec: NetworkSpec, precision: str) -> None:
+    model, inputs = made(spec, precision, 3)
+    with torch.inference_mode():
+        out = model(*inputs)
+    assert out.shape[0] == 3
+    assert out.dtype is DTYPES[precision]
+    graph = networks.graph(spec, precision)
+    assert not any(op.estimated for batch in (1, 3) for op in graph.at(batch))
+    assert len(inplace.calls(graph.at(3))) == len(called(lambda: model(*inputs)))
+
+
+@pytest.mark.parametrize("spec", TINY[: len(KINDS)], ids=named)
+def test_a_spec_always_means_the_same_network(spec: NetworkSpec) -> None:
+    first = networks.graph(spec)
+    networks.graph.cache_clear()
+    torch.manual_seed(spec.seed + 1)
+    second = networks.graph(spec)
+    assert gist(first.ops) == gist(second.ops)
+    assert first.parameters == second.parameters
+    assert first.macs(3) == second.macs(3)
+
+
+def test_timing_in_place_times_each_group_of_calls() -> None:
+    beats: list[int] = []
+    model, inputs = made(TINY[0], "fp32", 1)
+    with torch.inference_mode():
+        placed = inplace.time_ops(model, inputs, repeats=4, budget_s=60.0, between=lambda: beats.append(1))
+    assert len(placed.calls_us) == len(inplace.calls(networks.graph(TINY[0]).at(1)))
+    assert min(placed.calls_us) > 0
+    assert placed.forward.n == 4
+    assert placed.tempo.n == len(beats) == 8  # ahead of the pass that nobody watches and of the one with a clock
+
+
+def test_a_spent_budget_still_gives_three_repeats() -> None:
+    model, inputs = made(TINY[0], "fp32", 1)
+    with torch.inference_mode():
+        placed = inplace.time_ops(model, inputs, repeats=50, budget_s=0.0, between=lambda: None)
+    assert placed.forward.n == inplace.FEWEST == 3
+
+
+def test_a_network_that_changes_its_mind_is_refused() -> None:
+    class Fickle(torch.nn.Module):
+        passes = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += 1
+            return x.relu() if self.passes < 5 else x.exp()  # the fifth is the second with a clock
+
+    message = "issued other ops when run again"
+    with torch.inference_mode(), pytest.raises(inplace.CalibrationError, match=message):
+        inplace.time_ops(Fickle(), (torch.ones(2),), repeats=9, budget_s=60.0, between=lambda: None)
+
+
+def test_judges_are_one_in_six_of_every_kind_and_never_tiny() -> None:
+    drawn = [networks.draw(seed) for seed in range(6 * len(KINDS))]
+    judges = [spec for spec in drawn if spec.judge]
+    # seeds 50 to 59: the sixth round over the ten kinds
+    assert [spec.seed for spec in judges] == list(range(50, 60))
+    assert {spec.kind for spec in judges} == set(KINDS)
+    assert not any(spec.tiny for spec in judges)
+    assert not any(spec.judge for spec in (networks.draw(seed, tiny=True) for seed in range(60)))
+
+
+def test_a_cold_network_does_not_fit_a_cache_that_it_was_pushed_out_of() -> None:
+    warm = networks.draw(0, tiny=True)
+    cold = msgspec.structs.replace(warm, cold=True)
+    grown = networks.graph(cold).parameter_bytes - networks.graph(warm).parameter_bytes
+    assert grown == 64 * 1024 * 1024
+    assert gist(networks.graph(cold).ops) == gist(networks.graph(warm).ops)
+
+
+@pytest.mark.parametrize("spec", suite.chain_networks(), ids=lambda spec: f"{spec.kind}-{spec.size}")
+def test_chains_only_call(spec: NetworkSpec) -> None:
+    graph = networks.graph(spec)
+    assert spec.chain
+    assert inplace.calls(graph.at(1)) == []
+    modules = sum(op.module_calls for op in graph.at(1))
+    functions = sum(op.python_calls for op in graph.at(1))
+    if spec.kind == "modules":
+        assert modules == spec.size + 2  # the links, the sequence that holds them, and the network
+    else:
+        assert (modules, functions) == (1, spec.size)
+    x = networks.inputs(spec, 3)[0]
+    assert torch.equal(networks.build(spec)(x), x)
