@@ -1,0 +1,56 @@
+"""Memory cells: bandwidth, uploads, and the cache that a process really gets."""
+
+from __future__ import annotations
+
+import factories
+import pytest
+
+from latpred.calibration import memory
+from latpred.calibration.cells import Cell
+from latpred.calibration.session import Row
+from latpred.calibration.timing import Timing
+
+MIB = 1 << 20
+
+
+def row(name: str, size: int, bytes_per_us: float, error: str = "") -> Row:
+    timing = Timing(size / bytes_per_us * 1e-6, 0.0, 5, True)
+    return Row(Cell("memory", name, {"bytes": size}), {} if error else {"single": timing}, 0.1, error)
+
+
+def test_a_device_is_described_by_its_memory_cells() -> None:
+    rows = [
+        *(row("read", size * MIB, rate) for size, rate in ((1, 40.0e3), (4, 20.0e3), (16, 11.0e3), (64, 8.0e3))),
+        row("bandwidth", 256 * MIB, 5.0e3),
+        row("upload", 256 * MIB, 3.0e3),
+    ]
+    info = memory.described(factories.device(), rows)
+    assert info.bandwidth_bytes_per_us == 10.0e3  # a copy reads and writes
+    assert info.copy_bytes_per_us == 3.0e3
+    assert info.cache_bytes == 4 * MIB  # 11 is less than 1.5 x 8
+    assert info.launch_us == factories.device().launch_us
+
+
+def test_without_reads_the_cache_stays_what_the_device_says() -> None:
+    info = memory.described(factories.device(cache_bytes=7 * MIB), [row("bandwidth", MIB, 5.0)])
+    assert info.cache_bytes == 7 * MIB
+    assert info.copy_bytes_per_us == 0.0
+
+
+def test_failed_and_other_cells_say_nothing() -> None:
+    other = Row(Cell("kernel", "gemm", {"bytes": MIB}), {"queued": Timing(1.0, 0.0, 5, True)}, 0.1)
+    info = memory.described(factories.device(), [row("upload", MIB, 5.0, error="out of memory"), other])
+    assert (info.bandwidth_bytes_per_us, info.copy_bytes_per_us, info.cache_bytes) == (0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "cache"),
+    [
+        ({1: 10.0, 2: 10.0, 4: 10.0}, 0),  # nothing is faster than memory
+        ({1: 30.0, 2: 15.0, 4: 10.0}, 2),  # exactly half as fast again counts
+        ({1: 30.0, 2: 14.9, 4: 10.0}, 1),
+        ({8: 12.0}, 0),
+    ],
+)
+def test_the_cache_ends_where_reads_slow_down(rates: dict[int, float], cache: int) -> None:
+    assert memory.cache_bytes(rates) == cache
