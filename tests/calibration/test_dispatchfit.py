@@ -1,0 +1,137 @@
+"""Dispatch fits: networks priced by known costs give those costs back."""
+
+from __future__ import annotations
+
+import factories
+import msgspec
+import pytest
+
+from latpred.calibration import dispatchfit
+from latpred.calibration.dispatchfit import CallCosts, NetworkRun
+from latpred.graph import Op
+
+COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
+CALLED = CallCosts(module_us=1.5, python_us=0.25, fixed_us=12.0)
+
+
+def op_of(host_class: str, modules: int = 0, functions: int = 0) -> Op:
+    return factories.view(host_class=host_class, module_calls=modules, python_calls=functions)
+
+
+def closing(modules: int = 0, functions: int = 0) -> Op:
+    """Python that goes on after the last op."""
+    return msgspec.structs.replace(op_of("python", modules, functions), name="python::return")
+
+
+def run(ops: list[Op], total_us: float, calls_us: tuple[float, ...] = ()) -> NetworkRun:
+    return NetworkRun(factories.graph(*ops), 1, total_us, calls_us)
+
+
+def networks(per_call: float, dearer: float) -> list[NetworkRun]:
+    """Networks of other mixes whose passes take `per_call` more a call, and `dearer` Python."""
+    mixes = (
+        (["gemm.linear", "view.transpose"], 3, 2),
+        (["view.reshape", "elementwise.add", "gemm.linear"], 0, 8),
+        (["elementwise.add"] * 4 + ["view.reshape"], 10, 0),
+        (["view.transpose"] * 6, 1, 1),
+    )
+    runs = []
+    for names, modules, functions in mixes:
+        ops = [op_of(name) for name in names] + [closing(modules, functions)]
+        calls_us = tuple(COSTS[name] for name in names)
+        python_us = dearer * (1.5 * modules + 0.25 * functions)
+        runs.append(run(ops, sum(calls_us) + per_call * len(names) + python_us, calls_us))
+    return runs
+
+
+def test_call_costs_come_from_chains() -> None:
+    # 12 us for a pass, 1.5 for a module, 0.25 for a function
+    chains = [
+        run([closing(modules, functions)], 12.0 + 1.5 * modules + 0.25 * functions)
+        for modules, functions in ((10, 0), (514, 0), (1, 8), (1, 512))
+    ]
+    costs = dispatchfit.call_costs(chains)
+    assert costs == pytest.approx(CALLED)
+
+
+@pytest.mark.parametrize(("per_call", "dearer"), [(0.0, 1.0), (0.5, 2.0), (-1.0, 3.0)])
+def test_costs_in_place_come_back(per_call: float, dearer: float) -> None:
+    fit = dispatchfit.fit_in_place(networks(per_call, dearer), CALLED)
+    for name, cost in COSTS.items():
+        assert fit.costs_us[name] == pytest.approx(cost + per_call, rel=1e-4)
+    assert fit.module_call_us == pytest.approx(1.5 * dearer, rel=1e-4)
+    assert fit.python_call_us == pytest.approx(0.25 * dearer, rel=1e-4)
+    assert fit.fixed_us == 12.0
+    assert fit.scale == 1.0
+
+
+def test_no_call_costs_less_than_nothing() -> None:
+    # the passes take 3 us less for each call than their calls, and the cheapest call took 2
+    fit = dispatchfit.fit_in_place(networks(-3.0, 1.0), CALLED)
+    assert fit.costs_us["view.transpose"] == pytest.approx(dispatchfit.LEAST_US, abs=1e-3)
+
+
+def test_the_correction_of_calls_from_python_leaves_nested_classes_alone() -> None:
+    nested = run(
+        [op_of("view.reshape"), op_of("gemm.nested.mm"), closing()], total_us=4.0 + 7.0 + 0.5, calls_us=(11.0,)
+    )
+    plain = [
+        run([op_of("view.reshape"), closing(calls)], 4.0 + 0.5 + 1.5 * calls, calls_us=(4.0,)) for calls in (1, 4, 9)
+    ]
+    fit = dispatchfit.fit_in_place([nested, *plain], CALLED)
+    assert fit.costs_us["view.reshape"] == pytest.approx(4.5, rel=1e-4)
+    assert fit.costs_us["gemm.nested.mm"] == pytest.approx(7.0)
+
+
+def test_issued_costs_are_scaled_to_whole_networks() -> None:
+    # steps 5 + 2 + 8 = 15 us and 4 modules at 1.5 make 21 us in loops; networks take twice that and 12 us
+    names = ["gemm.linear", "view.transpose", "elementwise.add"]
+    runs = [run([op_of(name) for name in names] + [closing(4)], 12.0 + 2 * 21.0) for _ in range(3)]
+    fit = dispatchfit.fit_issued(COSTS, runs, CALLED)
+    assert fit.scale == pytest.approx(2.0)
+    assert fit.costs_us["gemm.linear"] == 5.0
+    assert (fit.module_call_us, fit.python_call_us, fit.fixed_us) == CALLED
+
+
+def test_the_scale_is_that_of_the_network_in_the_middle() -> None:
+    runs = [run([op_of("gemm.linear"), closing()], 12.0 + 5.0 * scale) for scale in (1.0, 1.5, 40.0)]
+    assert dispatchfit.fit_issued(COSTS, runs, CALLED).scale == pytest.approx(1.5)
+
+
+def test_a_class_costs_the_median_of_its_calls() -> None:
+    runs = [run([op_of("gemm.linear"), closing()], 50.0, (taken,)) for taken in (4.0, 6.0, 90.0)]
+    assert dispatchfit.class_costs(runs) == {"gemm.linear": 6.0}
+
+
+def test_a_nested_class_gets_what_is_left_of_the_call() -> None:
+    runs = [
+        run([op_of("view.reshape"), closing()], 9.0, (4.0,)),
+        run([op_of("view.reshape"), op_of("gemm.nested.mm"), op_of("bmm.nested.bmm"), closing()], 20.0, (14.0,)),
+    ]
+    # 14 - 4 = 10 us, shared alike by the two that are not known
+    assert dispatchfit.class_costs(runs) == {"view.reshape": 4.0, "gemm.nested.mm": 5.0, "bmm.nested.bmm": 5.0}
+
+
+def test_nothing_is_left_of_a_call_faster_than_its_first_op() -> None:
+    runs = [
+        run([op_of("view.reshape"), closing()], 9.0, (4.0,)),
+        run([op_of("view.reshape"), op_of("gemm.nested.mm"), closing()], 9.0, (3.0,)),
+    ]
+    assert dispatchfit.class_costs(runs)["gemm.nested.mm"] == 0.0
+
+
+def test_times_and_ops_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        dispatchfit.class_costs([run([op_of("gemm.linear"), closing()], 9.0, (4.0, 5.0))])
+
+
+def test_a_more_general_class_costs_the_median_of_what_it_stands_for() -> None:
+    costs = dispatchfit.with_parents({"view.a": 1.0, "view.b": 2.0, "view.c.d": 6.0, "gemm": 5.0})
+    assert costs["view"] == 2.0
+    assert costs["view.c"] == 6.0
+    assert costs[""] == 3.5  # of 1, 2, 5 and 6
+    assert costs["gemm"] == 5.0
+
+
+def test_a_class_that_was_measured_keeps_its_own_cost() -> None:
+    assert dispatchfit.with_parents({"gemm": 5.0, "gemm.linear": 9.0})["gemm"] == 5.0
