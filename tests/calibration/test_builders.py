@@ -1,0 +1,127 @@
+"""Single-op cells: their walked work equals what one derives by hand, and their weights rotate."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from latpred.calibration import builders, suite
+from latpred.calibration.cells import Cell
+from latpred.errors import CalibrationError
+from latpred.graph import Op
+
+CONV = {"batch": 2, "c_in": 8, "c_out": 16, "size": 8, "kernel": 3, "stride": 2, "groups": 1}
+DEPTHWISE = CONV | {"c_out": 8, "stride": 1, "groups": 8}
+ATTENTION = {"batch": 2, "heads": 3, "queries": 4, "head_dim": 8, "masked": 0}
+CPU = SimpleNamespace(torch_device=torch.device("cpu"))
+
+
+def walked(name: str, dims: dict[str, int]) -> tuple[Op, int]:
+    """The only op of a cell that launches, and the batch to read it at."""
+    graph, batch = builders.graph(Cell("kernel", name, dims))
+    (op,) = (op for op in graph.at(batch) if op.launches)
+    return op, batch
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "family", "macs", "weights", "read", "written"),
+    [
+        # 4 x 8 outputs of 8 multiply-adds; a matrix and a bias; 4 bytes each
+        ("gemm", {"m": 4, "n": 8, "k": 8}, "gemm", 4 * 8 * 8, 4 * (64 + 8), 4 * 4 * 8, 4 * 4 * 8),
+        ("bmm", {"batch": 2, "m": 4, "n": 8, "k": 16}, "bmm", 2 * 4 * 8 * 16, 0, 4 * 2 * (4 * 16 + 16 * 8), 4 * 2 * 32),
+        # 8 pixels, a window of 3 at stride 2 and padding 1: 4 pixels
+        ("conv", CONV, "conv", 2 * 16 * 16 * 8 * 9, 4 * 16 * 8 * 9, 4 * 2 * 8 * 64, 4 * 2 * 16 * 16),
+        ("conv", DEPTHWISE, "conv_depthwise", 2 * 8 * 64 * 9, 4 * 8 * 9, 4 * 2 * 8 * 64, 4 * 2 * 8 * 64),
+        # scores and mixing: 2 x 3 heads of 4 x 4 x 8 each
+        ("attention", ATTENTION, "attention", 2 * 6 * 4 * 4 * 8, 0, 3 * 4 * 2 * 3 * 4 * 8, 4 * 2 * 3 * 4 * 8),
+        ("layer_norm", {"rows": 4, "cols": 8}, "norm.layer_norm", 0, 4 * 2 * 8, 4 * 32, 4 * 32),
+        # 4 rows of 8 are looked up by 4 indices of 8 bytes
+        ("embedding", {"rows": 4, "cols": 8, "table": 16}, "embedding", 0, 4 * 4 * 8, 8 * 4, 4 * 32),
+    ],
+)
+def test_work_is_what_one_derives_by_hand(
+    name: str, dims: dict[str, int], family: str, macs: int, weights: int, read: int, written: int
+) -> None:
+    op, batch = walked(name, dims)
+    assert op.family == family
+    work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
+    assert tuple(line.at(batch) for line in work) == (macs, weights, read, written)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "expected"),
+    [
+        ("gemm", {"m": 4, "n": 8, "k": 16}, {"m": 4, "n": 8, "k": 16}),
+        ("bmm", {"batch": 2, "m": 4, "n": 8, "k": 16}, {"batch": 2, "m": 4, "n": 8, "k": 16}),
+        ("conv", CONV, {"batch": 2, "c_in": 8, "c_out": 16, "h_in": 8, "h_out": 4, "w_out": 4, "stride": 2}),
+        ("attention", ATTENTION | {"masked": 1}, {"heads": 3, "queries": 4, "keys": 4, "head_dim": 8, "masked": 1}),
+        ("layer_norm", {"rows": 4, "cols": 8}, {"rows": 4, "cols": 8}),
+        ("embedding", {"rows": 4, "cols": 8, "table": 16}, {"rows": 4, "cols": 8}),
+        ("max_pool", {"batch": 2, "channels": 8, "size": 8}, {"batch": 2, "channels": 8, "h_out": 4, "w_out": 4}),
+        ("add", {"rows": 4, "cols": 8}, {"numel": 32, "operands": 2}),
+    ],
+)
+def test_dimensions_are_those_of_the_cell(name: str, dims: dict[str, int], expected: dict[str, int]) -> None:
+    op, batch = walked(name, dims)
+    assert {dim: op.dims[dim].at(batch) for dim in expected} == expected
+
+
+@pytest.mark.parametrize("cell", suite.dispatch_cells(), ids=lambda cell: cell.name)
+def test_every_cell_runs_and_no_op_of_it_is_estimated(cell: Cell) -> None:
+    graph, batch = builders.graph(cell)
+    assert graph.ops
+    assert not any(op.estimated for op in graph.at(batch))
+    with torch.inference_mode():
+        builders.build(cell, CPU)()
+
+
+def test_weights_rotate_from_call_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def watched(dims: dict[str, int]) -> builders.Built:
+        weight = torch.ones(dims["cols"])
+        return builders.Built(lambda x, w: seen.append(w.data_ptr()), (torch.ones(1),), 1, (weight,))
+
+    monkeypatch.setitem(builders.BUILDERS, "watched", watched)
+    monkeypatch.setattr(builders, "ROTATED_BYTES", 3 * 4 * 16)  # three copies of 16 numbers
+    kernel = builders.build(Cell("kernel", "watched", {"cols": 16}), CPU)
+    for _ in range(6):
+        kernel()
+    assert len(set(seen[:3])) == 3
+    assert seen[3:] == seen[:3]
+    seen.clear()
+    dispatch = builders.build(Cell("dispatch", "watched", {"cols": 16}), CPU)
+    for _ in range(3):
+        dispatch()
+    assert len(set(seen)) == 1
+
+
+def test_copies_are_limited_but_there_is_always_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+
+    def watched(dims: dict[str, int]) -> builders.Built:
+        weight = torch.ones(dims["cols"])
+        return builders.Built(lambda x, w: seen.add(w.data_ptr()), (torch.ones(1),), 1, (weight,))
+
+    monkeypatch.setitem(builders.BUILDERS, "watched", watched)
+    for rotated, copies in ((1, 1), (1 << 30, builders.MOST_COPIES)):
+        seen.clear()
+        monkeypatch.setattr(builders, "ROTATED_BYTES", rotated)
+        call = builders.build(Cell("kernel", "watched", {"cols": 16}), CPU)
+        for _ in range(2 * builders.MOST_COPIES):
+            call()
+        assert len(seen) == copies
+
+
+@pytest.mark.parametrize("name", ["read", "bandwidth", "upload"])
+def test_memory_cells_move_their_bytes(name: str) -> None:
+    moved = builders.build(Cell("memory", name, {"bytes": 4096}), CPU)()
+    assert moved.shape == (() if name == "read" else (1024,))
+    assert bool((moved == 0).all())
+
+
+def test_an_unknown_cell_names_the_known_ones_and_the_way_out() -> None:
+    with pytest.raises(CalibrationError, match=r"no cell is called 'gem'; known: gemm, bmm.*latpred calibrate --fresh"):
+        builders.make(Cell("kernel", "gem"))
