@@ -1,0 +1,92 @@
+"""Sampling: the least certain first, once a profile says what is certain; judges always."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+import factories
+import pytest
+
+from latpred.calibration import networks, sampling, suite
+from latpred.calibration.networks import KINDS, NetworkSpec
+from latpred.calibration.sampling import Choice
+from latpred.ops.families import DIMS
+from latpred.predictor import Predictor
+from latpred.profile import DeviceProfile
+
+GROUP = sampling.CANDIDATES * len(KINDS)
+
+
+def small(seed: int) -> NetworkSpec:
+    """A network that is walked fast, of the kind and the lot of its seed."""
+    spec = networks.draw(seed)
+    return NetworkSpec(spec.kind, seed, width=32, size=32, batch=1)
+
+
+def profile(unsure: str) -> DeviceProfile:
+    """Sure of every family but one."""
+    fits = [factories.kernel_fit(name, spread=0.5 if name == unsure else 0.01) for name in DIMS]
+    return factories.profile(factories.device(asynchronous=False, kind="cpu"), fits)
+
+
+def test_before_learning_networks_come_as_drawn() -> None:
+    specs = [small(seed) for seed in range(40)]
+    assert list(islice(Choice().of_networks(iter(specs)), 40)) == specs
+
+
+def test_before_learning_kernels_come_as_drawn() -> None:
+    cells = list(islice(suite.kernel_cells("fp32", seed=0), 30))
+    drawn = iter(cells)
+    assert list(Choice().of_kernels(drawn, 12)) == cells[:12]
+    assert next(drawn) == cells[12]
+
+
+def test_after_learning_judges_are_kept_and_the_uncertain_come_first() -> None:
+    learned = profile("rnn")
+    choice = Choice()
+    choice.learn(learned)
+    specs = [small(seed) for seed in range(40, 40 + GROUP)]  # seeds 50 to 59 judge
+    judges = [spec for spec in specs if spec.judge]
+    assert len(judges) == len(KINDS)
+    chosen = list(islice(choice.of_networks(iter(specs)), len(KINDS) + GROUP // sampling.CANDIDATES))
+    assert chosen[: len(KINDS)] == judges
+    predictor = Predictor(learned)
+    widths = []
+    for spec in chosen[len(KINDS) :]:
+        low, high = predictor.predict(networks.graph(spec), spec.batch).interval_ms
+        widths.append(math.log(high / low))
+    assert widths == sorted(widths, reverse=True)
+    assert chosen[len(KINDS)].kind == "recurrent"  # alone in what the profile is unsure of
+
+
+def test_the_certain_half_is_passed_over() -> None:
+    choice = Choice()
+    choice.learn(profile("rnn"))
+    specs = [small(seed) for seed in range(GROUP)]  # no judge among them
+    chosen = list(islice(choice.of_networks(iter(specs)), GROUP // 2))
+    assert len(set(chosen)) == GROUP // 2
+    assert {spec.seed for spec in specs if spec.kind == "recurrent"} <= {spec.seed for spec in chosen}
+
+
+@pytest.mark.parametrize("unsure", ["conv", "softmax", "pooling"])
+def test_after_learning_the_least_certain_kernels_are_taken(unsure: str) -> None:
+    choice = Choice()
+    choice.learn(profile(unsure))
+    cells = list(islice(suite.kernel_cells("fp32", seed=0), 60))
+    chosen = list(choice.of_kernels(iter(cells), 30))
+    assert len(chosen) == 30
+    wanted = {"conv": "conv", "softmax": "softmax", "pooling": "max_pool"}[unsure]
+    assert [
+        cell for cell in cells if cell.name == wanted and cell not in chosen and cell.dims.get("groups", 1) == 1
+    ] == []
+    assert sampling._kernel_doubt(choice._models["fp32"], chosen[0]) >= 0.5
+
+
+def test_a_family_without_a_fit_is_the_least_certain_of_all() -> None:
+    learned = factories.profile(fits=[factories.kernel_fit("gemm", spread=0.9)])
+    choice = Choice()
+    choice.learn(learned)
+    cells = list(islice(suite.kernel_cells("fp32", seed=0), 8))
+    assert cells[0].name == "gemm"
+    assert cells[0] not in list(choice.of_kernels(iter(cells), 4))
