@@ -121,12 +121,16 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Terms:
 
 
 def idleness(half_sizes: dict[str, float], product: Floats, multiprocessors: int) -> Floats:
-    """How many times longer a product takes than at full throughput: 1 when it is large in every direction."""
+    """How many times longer a product takes than at full throughput: 1 when it is large in every direction.
+
+    However few its results are, each is a sum that takes one step after the other: that part adds to the others.
+    """
     factor = np.ones(len(product))
     for column, name in enumerate(("m", "n", "k")):
         factor *= 1.0 + half_sizes.get(name, 0.0) / product[:, column]
     if multiprocessors:
         factor *= 1.0 + half_sizes.get("waves", 0.0) / waves(product, multiprocessors)
+        factor += half_sizes.get("outputs", 0.0) / (product[:, 0] * product[:, 1] * product[:, 3])
     return factor
 
 

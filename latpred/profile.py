@@ -75,7 +75,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
         Throughput and bandwidths at full use; 0 where no training sample had such work.
     saturation : dict[str, float]
         For each dimension of the product, its size at which half the throughput is reached; "waves" is in rounds of
-        tiles over all multiprocessors.
+        tiles over all multiprocessors, "outputs" in results.
     multiprocessors : int
         Of the device it was fitted on; 0 leaves waves out.
     features : tuple[str, ...]

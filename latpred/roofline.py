@@ -30,6 +30,7 @@ __all__ = ["RooflineRegressor", "evaluate", "scale_leaf"]
 _SOFT = 0.1  # log errors beyond which a sample pulls less than quadratically
 _RIDGE = 0.03  # pull of each log parameter towards its starting value, so that unseen terms stay finite
 _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
+_OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
 _LEAF_SHRINKAGE = 2.0  # samples' worth of belief that a leaf costs what its parent does
 
 
@@ -225,14 +226,17 @@ def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[st
     """Starting values of the terms that the samples have work for: the best rates that any of them reached."""
     work = inputs.work
     guess = {"floor": 0.8 * float(times.min())}
-    columns = {"compute": work[:, 0], "weights": work[:, 1], "activations": work[:, 2] + work[:, 3]}
-    for name, amount in columns.items():
-        if (amount > 0).any():
-            guess[name] = float(np.quantile(times[amount > 0] / amount[amount > 0], 0.1))
+    activations = work[:, 2] + work[:, 3]
+    moved = work[:, 1] + activations
+    # All bytes come from the same memory: a vector of weights beside large activations says nothing of its own rate.
+    columns = {"compute": (work[:, 0],) * 2, "weights": (work[:, 1], moved), "activations": (activations, moved)}
+    for name, (own, amount) in columns.items():
+        if (own > 0).any():
+            guess[name] = float(np.quantile(times[own > 0] / amount[own > 0], 0.1))
     if inputs.product is not None and "compute" in guess:
         guess |= dict.fromkeys(("m", "n", "k"), _HALF_SIZE)
         if multiprocessors:
-            guess["waves"] = 0.1
+            guess |= {"waves": 0.1, "outputs": _OUTPUTS * multiprocessors}
     return guess
 
 
