@@ -327,7 +327,7 @@ def _positions(names: Iterable[str]) -> list[int]:
 
 def _precision_of(dtype: str, precision: str) -> str:
     """The precision whose fits an op's dtype needs: masks and positions in a half-precision model are not halves."""
-    if dtype == "float32":
+    if dtype in ("float32", "complex64"):
         return precision if precision in ("fp32", "tf32") else "fp32"
     return _PRECISIONS.get(dtype, precision)
 
