@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from latpred.calibration import clocks, networks, suite, timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
@@ -21,6 +23,9 @@ from latpred.profile import DeviceProfile
 TINY = 3 * len(networks.KINDS)
 JUDGES = 24
 ROUND = 24  # kernel cells between two judges
+# Short samples: one slow call in a hundred then leaves most of them, and so their median, untouched.
+DISPATCH = timing.Plan(sample_s=2e-5, most=600, precision=0.002)
+FINE = timing.Plan(loops=16, most=2000, precision=0.001)
 
 
 class Asynchronous:
@@ -50,8 +55,8 @@ class Asynchronous:
         yield from suite.dispatch_cells()
         for spec in (*suite.chain_networks(), *suite.tiny_networks(TINY)):
             yield suite.network_cell(spec)
-        kernels = {precision: suite.kernel_cells(precision, seed=0) for precision in self._precisions}
-        judges = (spec for spec in suite.sized_networks() if spec.judge)
+        kernels = {precision: self._kernels(precision) for precision in self._precisions}
+        judges = suite.judging_networks()
         while True:
             for precision in self._precisions:
                 yield from self._choice.of_kernels(kernels[precision], ROUND)
@@ -67,12 +72,20 @@ class Asynchronous:
         if cell.name == "upload":
             return Sampled({"single": timing.single(self._device, call)})
         if cell.kind == "dispatch":
-            return Sampled({"issue": timing.issue(self._device, call)})
-        return Sampled({"queued": timing.queued(self._device, call)})
+            return Sampled({"issue": timing.issue(self._device, call, DISPATCH)})
+        return Sampled({"queued": timing.queued(self._device, call, FINE if cell.kind == "memory" else None)})
+
+    def _kernels(self, precision: str) -> Iterator[Cell]:
+        # What multiplies nothing runs in TF32 as it does in fp32: `fitting` takes it from there.
+        shared = precision == "tf32" and "fp32" in self._precisions
+        return suite.kernel_cells(precision, 0, suite.PRODUCTS if shared else suite.KERNELS)
 
     def _network(self, cell: Cell) -> dict[str, Timing]:
         spec = suite.network_spec(cell)
-        call = self._device.prepare_model(*self._subject(cell), "eager")
+        self._device.use_precision(cell.precision)
+        with self._device.errors():
+            subject = self._subject(cell)
+        call = self._device.prepare_model(*subject, "eager")
         timings = {"single": timing.single(self._device, call)}
         syncs = networks.graph(spec, cell.precision).syncs(spec.batch)
         if spec.tiny and not syncs:
@@ -85,8 +98,9 @@ class Asynchronous:
         place = getattr(self._device, "torch_device", None)
         if place is None:
             return networks.graph(spec, cell.precision), spec.batch
-        model = networks.build(spec).to(place, DTYPES[cell.precision])
-        return model, tuple(tensor.to(place) for tensor in cast(networks.inputs(spec), cell.precision))
+        with torch.device(place):
+            model = networks.build(spec).to(DTYPES[cell.precision])
+        return model, cast(networks.inputs(spec, device=str(place)), cell.precision)
 
 
 def _constants(device: Device) -> dict[str, Timing]:

@@ -23,6 +23,8 @@ from latpred.graph import ModelGraph
 
 ROTATED_BYTES = 256 << 20  # copies of a cell's weights rotate over more than any last-level cache holds
 MOST_COPIES = 64
+_CUDNN: Any = torch.backends.cudnn  # carries no types
+_BROADCAST: Any = torch.broadcast_tensors
 
 Dims = Mapping[str, int]
 
@@ -34,6 +36,7 @@ class Built(NamedTuple):
     inputs: tuple[Tensor, ...]
     batch: int
     weights: tuple[Tensor, ...] = ()
+    lay_out: Callable[[tuple[Tensor, ...]], None] | None = None  # weights as a module would have them on the device
 
     def module(self) -> nn.Module:
         """The op as a network of its own, to be walked."""
@@ -126,7 +129,50 @@ def _lstm(dims: Dims) -> Built:
         start = x.select(1, 0).unsqueeze(0)
         return torch.lstm(x, (start, start), list(held), True, 1, 0.0, False, False, True)
 
-    return Built(run, (torch.randn(batch, steps, hidden),), batch, weights)
+    def lay_out(held: tuple[Tensor, ...]) -> None:
+        # As nn.LSTM does when it is moved: from separate weights, cuDNN would make one piece in every call.
+        if held[0].is_cuda and _CUDNN.is_acceptable(held[0]):
+            mode = _CUDNN.rnn.get_cudnn_mode("LSTM")
+            torch._cudnn_rnn_flatten_weight(list(held), 4, hidden, mode, hidden, 0, 1, True, False)
+
+    return Built(run, (torch.randn(batch, steps, hidden),), batch, weights, lay_out)
+
+
+def _addmm(dims: Dims) -> Built:
+    rows, cols = dims["rows"], dims["cols"]
+    return Built(lambda x, w, b: torch.addmm(b, x, w), (torch.randn(rows, cols),), rows, _linear(cols))
+
+
+def _linear(cols: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(cols, cols), torch.randn(cols)
+
+
+def _baddbmm(dims: Dims) -> Built:
+    rows, cols = dims["rows"], dims["cols"]
+    return Built(torch.baddbmm, tuple(torch.randn(rows, cols, cols) for _ in range(3)), rows)
+
+
+def _heads(function: Callable[..., Any], *, shared: bool = False) -> Callable[[Dims], Built]:
+    """A builder over (batch, heads, tokens, width) inputs, as explicit attention has them, or one `shared` by all."""
+
+    def make(dims: Dims) -> Built:
+        rows, cols = dims["rows"], dims["cols"]
+        left, right = torch.randn(rows, 2, cols, cols), torch.randn(*(() if shared else (rows,)), 2, cols, cols)
+        return Built(function, (left,), rows, (right,)) if shared else Built(function, (left, right), rows)
+
+    return make
+
+
+def _conv1d(dims: Dims) -> Built:
+    rows, cols = dims["rows"], dims["cols"]
+    return Built(F.conv1d, (torch.randn(rows, cols, cols),), rows, (torch.randn(cols, cols, 3),))
+
+
+def _item(dims: Dims) -> Built:
+    # What is read has to be there: beside tensors on the meta device it stays on the host.
+    place = torch.get_default_device()
+    numbers = torch.ones(dims["rows"], dtype=torch.int64, device="cpu" if place.type == "meta" else place)
+    return Built(lambda x: x[0].item(), (numbers,), dims["rows"])
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -192,18 +238,48 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "global_pool": _maps(lambda x: F.adaptive_avg_pool2d(x, 1)),
     # launch nothing: host cost only
     "view": _rows(lambda x: x.view(-1)),
+    "reshape": _rows(lambda x: x.reshape(-1)),
+    "flatten": _rows(torch.flatten),
     "transpose": _rows(lambda x: x.transpose(0, 1)),
     "permute": _rows(lambda x: x.permute(1, 0)),
     "expand": _rows(lambda x: x[None].expand(2, -1, -1)),
     "slice": _rows(lambda x: x[:, :1]),
     "select": _rows(lambda x: x.select(0, 0)),
     "unsqueeze": _rows(lambda x: x.unsqueeze(0)),
+    "squeeze": _rows(lambda x: x.squeeze(0)),
+    "chunk": _rows(lambda x: x.chunk(2, 1)[0]),
     "dropout": _rows(lambda x: F.dropout(x, 0.1, False)),
     "detach": _rows(torch.detach),
     "split": _rows(lambda x: x.split(1, 0)[0]),
     "arange": _rows(lambda x: torch.arange(x.shape[0], device=x.device)),
     "zeros": _rows(torch.zeros_like),
-    "item": _rows(lambda x: x.sum().item()),
+    "ones": _rows(lambda x: torch.ones(x.shape[0], device=x.device)),
+    "full": _rows(lambda x: torch.full_like(x, 2.0)),
+    "new_ones": _rows(lambda x: x.new_ones(8)),
+    "tensor": _rows(lambda x: torch.tensor(2.0)),
+    # dispatched otherwise than what does the same work
+    "addmm": _addmm,
+    "baddbmm": _baddbmm,
+    "matmul": _heads(torch.matmul),
+    "matmul_shared": _heads(torch.matmul, shared=True),
+    "einsum": _heads(lambda x, y: torch.einsum("bhqd,bhkd->bhqk", x, y)),
+    "einsum_outer": _rows(lambda x, y: torch.einsum("bi,bj->bij", x, y), operands=2),
+    "broadcast": _rows(lambda *tensors: _BROADCAST(*tensors)[0], vectors=8),
+    "fft2": _rows(torch.fft.fft2),
+    "conv1d": _conv1d,
+    "gather": _rows(lambda x, y: x.gather(1, y.long()), operands=2),
+    "index": _rows(lambda x, y: x[y.long()[:, 0]], operands=2),
+    "copy": _rows(torch.Tensor.copy_, operands=2),
+    "flip": _rows(lambda x: x.flip(0)),
+    "sqrt": _rows(torch.sqrt),
+    "clamp": _rows(lambda x: x.clamp(0.0, 1.0)),
+    "eq": _rows(lambda x: x == 1),
+    "rsub": _rows(lambda x: 1.0 - x),
+    "tril": _rows(torch.tril),
+    "bitwise_not": _rows(lambda x: ~(x > 1)),
+    "any": _rows(lambda x: (x > 1).any()),
+    # waits for the device
+    "item": _item,
 }
 
 
@@ -249,10 +325,15 @@ def build(cell: Cell, device: Any) -> Callable[[], None]:
     inputs, weights = cast(built.inputs, cell.precision), cast(built.weights, cell.precision)
     held = sum(tensor.numel() * tensor.element_size() for tensor in weights)
     if cell.kind == "dispatch" or held == 0:
+        if built.lay_out is not None:
+            built.lay_out(weights)
         return partial(built.function, *inputs, *weights)
     copies = max(1, min(MOST_COPIES, ROTATED_BYTES // held))
-    calls = [partial(built.function, *inputs, *(tensor.clone() for tensor in weights)) for _ in range(copies)]
-    rotation = cycle(calls)
+    sets = [tuple(tensor.clone() for tensor in weights) for _ in range(copies)]
+    if built.lay_out is not None:
+        for one in sets:
+            built.lay_out(one)
+    rotation = cycle([partial(built.function, *inputs, *one) for one in sets])
     return lambda: next(rotation)()
 
 

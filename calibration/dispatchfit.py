@@ -6,6 +6,7 @@ an op finds its code in the nearest cache.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from latpred.pricing import host_cost
 from latpred.profile import DispatchFit
 
 LEAST_US = 0.1  # no call from Python is cheaper
+ALIKE = 0.01  # pull of a class towards the cost of its like; the cells that tell of it pull with 1 each
+RETURN = "python"  # the step that stands for a forward's last Python: it dispatches nothing
 
 
 class NetworkRun(NamedTuple):
@@ -86,10 +89,48 @@ def fit_issued(costs: Mapping[str, float], runs: Sequence[NetworkRun], called: C
     return msgspec.structs.replace(known, scale=float(np.median((totals - known.fixed_us) / alone)))
 
 
+def loop_costs(cells: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
+    """Cost of each class from ops in loops of their own.
+
+    Parameters
+    ----------
+    cells : sequence of (classes, us)
+        What one call of each cell dispatches, and its host microseconds.
+
+    A cell prices the one class that no other has for itself. Those that only ever come together, issued from C++ by
+    the same composite ops, are told apart by their general classes ("view.nested") as far as they come in different
+    numbers, else by what their like costs when Python calls it.
+    """
+    costs = {names[0]: us for names, us in cells if len(names) == 1}
+    shared: list[tuple[Counter[str], float]] = []
+    for names, us in sorted(cells, key=lambda cell: len(cell[0])):
+        unknown = [name for name in names if name not in costs]
+        rest = max(us - sum(costs[name] for name in names if name in costs), 0.0)
+        if len(unknown) == 1:
+            costs[unknown[0]] = rest
+        elif unknown:
+            shared.append((Counter(parent(name) or name for name in unknown), rest))
+    return costs | _told_apart(shared, DispatchFit(with_parents(costs), 0.0, 0.0, 0.0))
+
+
+def _told_apart(shared: Sequence[tuple[Counter[str], float]], known: DispatchFit) -> dict[str, float]:
+    """Costs of general classes that explain what cells leave for them, drawn weakly to what their like costs."""
+    classes = list(dict.fromkeys(name for counts, _ in shared for name in counts))
+    if not classes:
+        return {}
+    usual = np.array([host_cost(known, name) for name in classes])
+    numbers = np.array([[counts[name] for name in classes] for counts, _ in shared], dtype=float)
+    rests = np.array([rest for _, rest in shared])
+    certain = 1.0 / np.maximum(numbers @ usual, LEAST_US)
+    terms = np.concatenate((numbers * certain[:, None], ALIKE * np.diag(1.0 / usual)))
+    found = nnls(terms, np.concatenate((rests * certain, np.full(len(classes), ALIKE))))[0]
+    return dict(zip(classes, found.tolist(), strict=True))
+
+
 def _loop_us(fit: DispatchFit, run: NetworkRun) -> float:
     """What a network's steps cost by a fit, without the cost of the pass itself."""
     _, modules, functions = _counts(run.ops)
-    steps = sum(host_cost(fit, op.host_class) for op in run.ops if op.name != "python::return")
+    steps = sum(host_cost(fit, op.host_class) for op in run.ops)
     return steps + modules * fit.module_call_us + functions * fit.python_call_us
 
 
@@ -128,4 +169,4 @@ def with_parents(costs: dict[str, float]) -> dict[str, float]:
             below.setdefault(above, []).append(cost)
             above = parent(above)
     general = {name: float(np.median(values)) for name, values in below.items()}
-    return general | costs
+    return general | costs | {RETURN: 0.0}

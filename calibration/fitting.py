@@ -13,13 +13,14 @@ import msgspec
 
 from latpred.calibration import builders, judging, memory, networks, tempo
 from latpred.calibration.clocks import Clocks
-from latpred.calibration.dispatchfit import NetworkRun, call_costs, fit_in_place, fit_issued
+from latpred.calibration.dispatchfit import NetworkRun, call_costs, fit_in_place, fit_issued, loop_costs
 from latpred.calibration.judging import Verdict
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
 from latpred.calibration.placed import placed_samples
 from latpred.calibration.session import Row
 from latpred.calibration.suite import CLOCK, network_spec
 from latpred.errors import CalibrationError
+from latpred.features import layout
 from latpred.profile import SCHEMA_VERSION, Acceptance, DeviceInfo, DeviceProfile, DispatchFit, Machine, Sample
 from latpred.units import US_PER_S
 
@@ -48,7 +49,7 @@ def fit_profile(
         When there are too few rows to fit anything.
     """
     good = tempo.evened(row for row in rows if not row.error)
-    info = memory.described(info, good)
+    info = memory.described(clocks_of(good).into(info) if info.asynchronous else info, good)
     tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
     chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]
     if len(tiny) < FEWEST_NETWORKS or not chains:
@@ -56,9 +57,11 @@ def fit_profile(
             f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
             "Give the calibration more time: latpred calibrate --budget 5m"
         )
-    info = clocks_of(good).into(info) if info.asynchronous else info
     called = call_costs(chains)
-    dispatch = fit_issued(_issue_costs(good), tiny, called) if info.asynchronous else fit_in_place(tiny, called)
+    if info.asynchronous:
+        dispatch = fit_issued(_issue_costs(good, info.sync_us), tiny, called)
+    else:
+        dispatch = fit_in_place(tiny, called)
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -131,23 +134,19 @@ def _networks(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.cell.kind == "network" and not network_spec(row.cell).chain]
 
 
-def _issue_costs(rows: Iterable[Row]) -> dict[str, float]:
+def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
     """Host microseconds of each dispatch class, from ops issued in loops of their own.
 
-    A cell that takes several ops prices the one that no cell has for itself.
+    What an op waits for the idle device is no part of its cost.
     """
     issued: list[tuple[list[str], float]] = []
     for row in rows:
         if row.cell.kind == "dispatch":
             graph, batch = builders.graph(row.cell)
-            names = [op.host_class for op in graph.at(batch) if op.name != "python::return"]
-            issued.append((names, row.timings["issue"].median_s * US_PER_S))
-    costs = {names[0]: us for names, us in issued if len(names) == 1}
-    for names, us in sorted(issued, key=lambda cell: len(cell[0])):
-        unknown = [name for name in names if name not in costs]
-        if len(unknown) == 1:
-            costs[unknown[0]] = max(us - sum(costs[name] for name in names if name in costs), 0.0)
-    return costs
+            ops = [op for op in graph.at(batch) if op.name != "python::return"]
+            waited_us = sync_us * sum(op.syncs for op in ops)
+            issued.append(([op.host_class for op in ops], row.timings["issue"].median_s * US_PER_S - waited_us))
+    return loop_costs(issued)
 
 
 def _samples(rows: Sequence[Row], dispatch: DispatchFit, info: DeviceInfo) -> dict[str, list[KernelSample]]:
@@ -161,6 +160,9 @@ def _samples(rows: Sequence[Row], dispatch: DispatchFit, info: DeviceInfo) -> di
             placed.setdefault(row.cell.precision, []).append(run_of(row, info))
     for precision, runs in placed.items():
         found.setdefault(precision, []).extend(placed_samples(runs, dispatch))
+    if "tf32" in found:
+        # TF32 is a way to multiply: all else is what it is in fp32.
+        found["tf32"] += [sample for sample in found.get("fp32", ()) if layout(sample.family).product is None]
     return found
 
 

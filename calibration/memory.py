@@ -24,7 +24,9 @@ def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
     for row in rows:
         if row.cell.kind == "memory" and not row.error:
             size = row.cell.dims["bytes"]
-            rate = size / (next(iter(row.timings.values())).median_s * US_PER_S)
+            # Between copies that follow each other lies the gap, as between any kernels.
+            gap_us = info.gap_us if "queued" in row.timings else 0.0
+            rate = size / (next(iter(row.timings.values())).median_s * US_PER_S - gap_us)
             if row.cell.name == "read":
                 read[size] = rate
             else:

@@ -7,7 +7,7 @@ least sure of. Nothing here is timed, and no model that a profile is judged on i
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import msgspec
@@ -83,19 +83,14 @@ _ON_ROWS = (
     ),
     *("masked_fill", "clone", "transpose_copy", "cast", "cat", "pad", "roll", "fft"),
 )
-_HOST_ONLY = (
-    "view",
-    "transpose",
-    "permute",
-    "expand",
-    "slice",
-    "unsqueeze",
-    "dropout",
-    "detach",
-    "split",
-    "arange",
-    "zeros",
+_DISPATCHED = (
+    *("view", "reshape", "flatten", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze"),
+    *("split", "chunk", "dropout", "detach", "arange", "zeros", "ones", "full", "new_ones", "tensor", "addmm"),
+    *("baddbmm", "matmul", "matmul_shared", "einsum", "einsum_outer", "broadcast", "conv1d", "gather", "index"),
+    *("copy", "flip", "fft2", "sqrt", "clamp", "eq", "rsub", "tril", "bitwise_not", "any", "item"),
 )
+KERNELS = (*_SHAPED, *_ON_ROWS, *_ON_MAPS)
+PRODUCTS = ("gemm", "bmm", "conv", "attention", "lstm")
 # How often each op is drawn: what network time is mostly made of comes first.
 _WEIGHTS = {"gemm": 10, "conv": 12, "bmm": 4, "attention": 5, "layer_norm": 2, "softmax": 2, "batch_norm": 2}
 
@@ -119,16 +114,15 @@ def memory_cells() -> list[Cell]:
 
 def dispatch_cells(runtime: str = "eager") -> list[Cell]:
     """One tiny op of every kind: what is left of its time is what issuing it costs."""
-    names = (*_SHAPED, *_ON_ROWS, *_ON_MAPS, *_HOST_ONLY)
+    names = (*KERNELS, *_DISPATCHED)
     return [Cell("dispatch", name, {dim: _TINY[dim] for dim in dims_of(name)}, "fp32", runtime) for name in names]
 
 
-def kernel_cells(precision: str, seed: int, first: tuple[str, ...] = ()) -> Iterator[Cell]:
+def kernel_cells(precision: str, seed: int, names: Sequence[str] = KERNELS) -> Iterator[Cell]:
     """Endless random kernel cells of a precision; every op comes once before any comes twice."""
     rng = random.Random(f"{seed}/{precision}")
-    names = (*_SHAPED, *_ON_ROWS, *_ON_MAPS)
     weights = [_WEIGHTS.get(name, 1) for name in names]
-    for name in (*first, *names):
+    for name in names:
         yield _kernel_cell(rng, name, precision)
     while True:
         yield _kernel_cell(rng, rng.choices(names, weights)[0], precision)
@@ -171,10 +165,19 @@ def tiny_networks(number: int) -> list[NetworkSpec]:
 
 def sized_networks(first_seed: int = 0) -> Iterator[NetworkSpec]:
     """Endless networks of every size that a calibration can afford, one kind after the other."""
-    for seed in count(first_seed):
-        spec = networks.draw(seed)
+    yield from _affordable(networks.draw(seed) for seed in count(first_seed))
+
+
+def judging_networks() -> Iterator[NetworkSpec]:
+    """Those of the sized networks that no fit sees."""
+    yield from _affordable(spec for spec in map(networks.draw, count()) if spec.judge)
+
+
+def _affordable(drawn: Iterator[NetworkSpec]) -> Iterator[NetworkSpec]:
+    """Networks at a batch that is little enough work; without those that never are."""
+    for spec in drawn:
         graph = networks.graph(spec)
-        most = _log_uniform(random.Random(f"most/{seed}"), *LARGEST_MACS)
+        most = _log_uniform(random.Random(f"most/{spec.seed}"), *LARGEST_MACS)
         while spec.batch > 1 and _work(graph, spec.batch) > most:
             spec = msgspec.structs.replace(spec, batch=spec.batch // 2)
         if _work(graph, spec.batch) <= LARGEST_MACS[1]:
@@ -214,7 +217,7 @@ def _draw_conv(rng: random.Random) -> dict[str, int]:
     kind = rng.choice(("pointwise", "dense", "dense", "depthwise", "grouped", "stem"))
     channels = _log_uniform(rng, 16, min(1024, max(32, 28672 // size)), 8)
     c_out = channels if kind in ("depthwise", "grouped") else _log_uniform(rng, 16, 1024, 8)
-    kernel, groups = rng.choice((3, 3, 3, 5, 7)), 1
+    kernel, groups = rng.choice((1, 3, 3, 5, 7) if kind == "grouped" else (3, 3, 3, 5, 7)), 1
     if kind == "pointwise":
         kernel = 1
     elif kind == "depthwise":
