@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
 
 from latpred import profiles
-from latpred.calibration import fitting, judging, networks
+from latpred.calibration import conditions, fitting, judging, networks
 from latpred.calibration.asynchronous import Asynchronous
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device, open_device
@@ -28,15 +28,16 @@ from latpred.profile import Checkpoint, DeviceProfile
 QUICK_S, FULL_S = 50.0, 285.0
 LEAST_S = 5.0
 FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
-CHECKPOINTS = (0.25, 0.55)  # shares of the budget after which a calibration stops to learn what it knows least about
+CHECKPOINTS = (0.3, 0.65)  # shares of the cells after which a calibration stops to learn what it knows least about
 WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
 
 
 class Progress(NamedTuple):
     """How far a calibration is.
 
-    seconds, budget_s : spent and to spend, what was resumed included. cells : measured. label : the cell under way, or
-    what is being done. error : median error on networks that no fit saw; None before the first fit.
+    seconds, budget_s : spent and to spend (infinite where cells are counted), what was resumed included. cells :
+    measured. label : the cell under way, or what is being done. error : median error on networks that no fit saw; None
+    before the first fit.
     """
 
     seconds: float
@@ -67,6 +68,7 @@ def calibrate(
     *,
     quick: bool = False,
     budget_s: float | None = None,
+    cells: int | None = None,
     precisions: Sequence[str] | None = None,
     fresh: bool = False,
     name: str | None = None,
@@ -84,6 +86,9 @@ def calibrate(
         Under a minute, one precision, wider intervals.
     budget_s : float, optional
         Seconds to measure for, fitting included; default 50 for a quick calibration and 285 for a full one.
+    cells : int, optional
+        Stop after so many cells, what was resumed included. Seconds then count only where `budget_s` is given too, so
+        that a simulated device is measured alike on any machine, however busy.
     precisions : sequence of str, optional
         Default: those the device does well; a quick calibration takes the first.
     fresh : bool
@@ -101,7 +106,7 @@ def calibrate(
     Raises
     ------
     UsageError
-        For a budget too short or a precision the device does not have.
+        For a budget too short, no cells, or a precision the device does not have.
     DeviceError
         When the device is not there.
     BusyError
@@ -114,20 +119,25 @@ def calibrate(
     >>> profile = calibrate("cpu", quick=True)  # doctest: +SKIP
     """
     live = open_device(device) if isinstance(device, str) else device
-    budget = budget_s if budget_s is not None else QUICK_S if quick else FULL_S
-    if budget < LEAST_S:
-        raise UsageError(f"a budget of {budget:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
+    effort = _effort(quick, budget_s, cells)
     chosen = _precisions(live, precisions, quick)
     kind = Asynchronous if live.asynchronous else Synchronous
     campaign: Campaign = kind(live, chosen)
     settings = {"precisions": chosen, "threads": torch.get_num_threads(), "networks": networks.VERSION}
-    with torch.inference_mode(), Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
-        run = _Run(live, campaign, session, budget, name or live.name, progress)
+    with conditions.stated(), Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
+        run = _Run(live, campaign, session, effort, name or live.name, progress)
         run.measure()
         profile = run.fitted()
         profiles.save(profile)
         session.complete()
     return profile
+
+
+class _Effort(NamedTuple):
+    """What a calibration may take: seconds and cells, whichever are spent first."""
+
+    seconds: float
+    cells: float
 
 
 @dataclass
@@ -137,7 +147,7 @@ class _Run:
     device: Device
     campaign: Campaign
     session: Session
-    budget_s: float
+    effort: _Effort
     name: str
     progress: Callable[[Progress], None] | None
     learning: list[Checkpoint] = field(default_factory=list)
@@ -151,18 +161,24 @@ class _Run:
         return time.monotonic() - self._start
 
     def measure(self) -> None:
-        """Run cells until the budget is spent, stopping to learn now and then."""
-        checkpoints = [share * self.budget_s for share in CHECKPOINTS if self.budget_s >= WORTH_LEARNING_S]
-        until = (1 - FITTING_SHARE) * self.budget_s
+        """Run cells until the effort is spent, stopping to learn now and then."""
+        checkpoints = list(CHECKPOINTS) if self.effort.seconds >= WORTH_LEARNING_S else []
         for cell in self.campaign.cells():
-            if self.seconds > until:
+            if self.session.holds(cell):
+                continue
+            if self._spent >= 1.0:
                 return
-            if not self.session.holds(cell):
-                if checkpoints and self.seconds > checkpoints[0]:
-                    checkpoints.pop(0)
-                    self._learn()
-                self._tell(cell.key)
+            if checkpoints and self._spent > checkpoints[0]:
+                checkpoints.pop(0)
+                self._learn()
+            self._tell(cell.key)
             self.session.run(cell, self.campaign.measure)
+
+    @property
+    def _spent(self) -> float:
+        """Share of the effort that measuring may take."""
+        seconds = self.seconds / ((1 - FITTING_SHARE) * self.effort.seconds)
+        return max(seconds, len(self.session.rows) / self.effort.cells)
 
     def fitted(self) -> DeviceProfile:
         """The profile of everything measured."""
@@ -191,7 +207,17 @@ class _Run:
 
     def _tell(self, label: str, error: float | None = None) -> None:
         if self.progress is not None:
-            self.progress(Progress(self.seconds, self.budget_s, len(self.session.rows), label, error))
+            self.progress(Progress(self.seconds, self.effort.seconds, len(self.session.rows), label, error))
+
+
+def _effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
+    usual = inf if cells is not None else QUICK_S if quick else FULL_S
+    seconds = usual if budget_s is None else budget_s
+    if seconds < LEAST_S:
+        raise UsageError(f"a budget of {seconds:g} s measures nothing. Give at least {LEAST_S:g} s, better 40.")
+    if cells is not None and cells < 1:
+        raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
+    return _Effort(seconds, inf if cells is None else cells)
 
 
 def _precisions(device: Device, asked: Sequence[str] | None, quick: bool) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 
 from latpred import tables
-from latpred.calibration import timing
+from latpred.calibration import conditions, timing
 from latpred.calibration.device import Device, open_device
 from latpred.calibration.subjects import Models, Subject, subjects_of
 from latpred.calibration.tempo import Metronome, steady
@@ -120,11 +120,11 @@ def measure(
     """
     sizes = _checked(batches, repeats, protocol)
     live = open_device(device) if isinstance(device, str) else device
-    live.use_precision(precision)
     subjects = subjects_of(models, seq=seq, image=image)
     cells = [_Cell(subject, batch) for subject in subjects for batch in sizes]
     bench = _Bench(live, runtime, precision, protocol, plan or VISIT)
-    with torch.inference_mode():
+    with conditions.stated():
+        live.use_precision(precision)
         _rounds(cells, bench, repeats, Pace(repeats * len(cells), budget_s, progress))
     return _table(cells, bench)
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from latpred import tables
-from latpred.calibration import timing
+from latpred.calibration import conditions, timing
 from latpred.calibration.device import Device
 from latpred.calibration.subjects import Subject
 from latpred.errors import UsageError
@@ -56,7 +56,8 @@ def isolated_ops(subject: Subject, batch: int, precision: str, device: Device) -
     model, inputs = subject.make(device.name, precision)
     given = inputs(batch, device.name)
     positional, named = ((), given) if isinstance(given, dict) else (given, {})
-    with torch.inference_mode():
+    with conditions.stated():
+        device.use_precision(precision)
         with _Calls() as seen:
             model(*positional, **named)
         parts = [timing.queued(device, call, PLAN).median_s * count for call, count in seen.calls.values()]
