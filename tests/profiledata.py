@@ -47,6 +47,9 @@ def kernel(family: str) -> KernelFit:
     )
 
 
+TORCH = metadata.version("torch")  # read once: some tests give up the right to read the environment
+
+
 def machine(**changes: object) -> Machine:
     """The machine at hand, with changes."""
     base = Machine(
@@ -57,7 +60,7 @@ def machine(**changes: object) -> Machine:
         system=platform.system(),
         accelerator="",
         driver="",
-        stack={"python": platform.python_version(), "torch": metadata.version("torch")},
+        stack={"python": platform.python_version(), "torch": TORCH},
         threads=1,
     )
     return msgspec.structs.replace(base, **changes)
