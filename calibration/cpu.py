@@ -39,8 +39,6 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
-        # Random weights let activations fade into subnormal numbers, a hundred times slower; trained weights do not.
-        torch.set_flush_denormal(True)
 
     def machine(self) -> Machine:
         """Identity of the host and its stack."""

@@ -51,12 +51,6 @@ def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     return home
 
 
-@pytest.fixture(autouse=True)
-def subnormal_numbers() -> None:
-    """A CPU opened for measuring flushes subnormal numbers to zero from then on; the next test starts as usual."""
-    torch.set_flush_denormal(False)
-
-
 @pytest.fixture
 def read_only_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home directory with an empty cache in it that cannot be written, not even by tests that run as root."""
