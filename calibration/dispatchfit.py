@@ -122,8 +122,10 @@ def _told_apart(shared: Sequence[tuple[Counter[str], float]], known: DispatchFit
     numbers = np.array([[counts[name] for name in classes] for counts, _ in shared], dtype=float)
     rests = np.array([rest for _, rest in shared])
     certain = 1.0 / np.maximum(numbers @ usual, LEAST_US)
-    terms = np.concatenate((numbers * certain[:, None], ALIKE * np.diag(1.0 / usual)))
-    found = nnls(terms, np.concatenate((rests * certain, np.full(len(classes), ALIKE))))[0]
+    # Pulled so, classes that nothing tells apart are all as much cheaper or dearer than their like.
+    pull = ALIKE * np.sqrt(numbers.sum(axis=0) / np.maximum(usual, LEAST_US) / usual.mean())
+    terms = np.concatenate((numbers * certain[:, None], np.diag(pull)))
+    found = nnls(terms, np.concatenate((rests * certain, pull * usual)))[0]
     return dict(zip(classes, found.tolist(), strict=True))
 
 

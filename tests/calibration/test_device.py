@@ -107,9 +107,20 @@ def test_lost_gpu_is_a_device_error_that_says_what_to_do():
         raise lost
 
 
-def test_other_errors_of_a_gpu_stay_what_they_are():
-    with pytest.raises(RuntimeError, match="not implemented for 'Half'"), _errors(torch.device("cuda", 0)):
-        raise RuntimeError("\"addmm\" not implemented for 'Half'")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\"addmm\" not implemented for 'Half'",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx(handle)`",
+        "CUDA error: invalid configuration argument",
+    ],
+)
+def test_errors_of_one_call_stay_what_they_are(text):
+    with pytest.raises(RuntimeError) as raised, _errors(torch.device("cuda", 0)):
+        raise RuntimeError(text)
+    assert not isinstance(raised.value, DeviceError | MemoryError)
+    assert str(raised.value) == text
 
 
 @pytest.fixture

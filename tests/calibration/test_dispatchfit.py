@@ -9,6 +9,8 @@ import pytest
 from latpred.calibration import dispatchfit
 from latpred.calibration.dispatchfit import CallCosts, NetworkRun
 from latpred.graph import Op
+from latpred.ops.families import parent
+from latpred.pricing import host_cost
 
 COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
 CALLED = CallCosts(module_us=1.5, python_us=0.25, fixed_us=12.0)
@@ -91,6 +93,37 @@ def test_issued_costs_are_scaled_to_whole_networks() -> None:
     assert fit.scale == pytest.approx(2.0)
     assert fit.costs_us["gemm.linear"] == 5.0
     assert (fit.module_call_us, fit.python_call_us, fit.fixed_us) == CALLED
+
+
+def test_a_loop_of_several_ops_prices_the_one_that_is_new() -> None:
+    cells = [
+        (["view.to", "fft.r2c", "elementwise.mul"], 13.0),
+        (["view.to"], 1.0),
+        (["elementwise.mul", "view.to"], 5.5),
+    ]
+    assert dispatchfit.loop_costs(cells) == {"view.to": 1.0, "elementwise.mul": 4.5, "fft.r2c": 7.5}
+
+
+def test_loops_of_composite_ops_tell_their_general_classes_apart() -> None:
+    nested = {"view.nested": 0.8, "bmm.nested": 6.8, "copy.nested": 4.0}
+    views = ["view.nested.expand", "view.nested.reshape", "view.nested.view"]
+    groups = (views * 2, [*views, "bmm.nested.bmm"], [*views[:1], "copy.nested.clone", "bmm.nested.bmm"])
+    cells = [(["view.expand", *group], 1.2 + sum(nested[parent(name)] for name in group)) for group in groups]
+    costs = dispatchfit.loop_costs([(["view.expand"], 1.2), (["bmm.bmm"], 7.0), (["copy.clone"], 5.0), *cells])
+    assert {name: costs[name] for name in nested} == pytest.approx(nested, rel=0.01)
+
+
+def test_classes_that_always_come_together_share_as_their_like_do() -> None:
+    alone = [(["view.expand"], 1.0), (["bmm.bmm"], 6.0)]
+    costs = dispatchfit.loop_costs([*alone, (["view.nested.expand", "view.nested.view", "bmm.nested.bmm"], 4.0)])
+    assert costs["view.nested"] == pytest.approx(0.5, rel=0.01)
+    assert costs["bmm.nested"] == pytest.approx(3.0, rel=0.01)
+
+
+def test_what_closes_a_forward_costs_nothing() -> None:
+    fit = dispatchfit.fit_issued(COSTS, [run([op_of("gemm.linear"), closing()], 17.0)], CALLED)
+    assert host_cost(fit, "python.return") == 0.0
+    assert host_cost(fit, "never.seen") == 4.5  # the median of 2, 4, 5 and 8
 
 
 def test_the_scale_is_that_of_the_network_in_the_middle() -> None:

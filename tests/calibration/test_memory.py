@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import factories
+import msgspec
 import pytest
 
 from latpred.calibration import memory
@@ -29,6 +30,14 @@ def test_a_device_is_described_by_its_memory_cells() -> None:
     assert info.copy_bytes_per_us == 3.0e3
     assert info.cache_bytes == 4 * MIB  # 11 is less than 1.5 x 8
     assert info.launch_us == factories.device().launch_us
+
+
+def test_the_gap_between_queued_copies_is_no_part_of_them() -> None:
+    queued = row("bandwidth", 256 * MIB, 5.0e3)
+    queued = msgspec.structs.replace(queued, timings={"queued": queued.timings["single"]})
+    taken_us = 256 * MIB / 5.0e3
+    info = memory.described(factories.device(gap_us=0.1 * taken_us), [queued])
+    assert info.bandwidth_bytes_per_us == pytest.approx(10.0e3 / 0.9, rel=1e-4)
 
 
 def test_without_reads_the_cache_stays_what_the_device_says() -> None:

@@ -89,3 +89,9 @@ def test_sized_networks_are_affordable_and_go_on_where_told() -> None:
     later = list(islice(suite.sized_networks(specs[10].seed), 14))
     assert later == specs[10:]
     assert not any(spec.tiny for spec in specs)
+
+
+def test_judging_networks_are_those_of_the_sized_that_judge() -> None:
+    judges = [spec for spec in islice(suite.sized_networks(), 120) if spec.judge]
+    assert len(judges) >= 10
+    assert list(islice(suite.judging_networks(), len(judges))) == judges

@@ -1,0 +1,197 @@
+"""A GPU calibrated for real: skipped where there is none. What its device object does by itself is in test_device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from latpred import home, profiles
+from latpred.calibration import calibrate, conditions, measure, session, suite, timing
+from latpred.calibration.cells import Cell
+from latpred.calibration.cuda import CudaDevice
+from latpred.calibration.device import open_device
+from latpred.calibration.session import Row, Session, directory, read_rows
+from latpred.predictor import Predictor
+from latpred.profile import DeviceProfile
+from latpred.tracing import names, trace
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+BUDGET_S = 100.0
+GEMM = {"m": 2048, "n": 2048, "k": 2048}
+MODELS = ("distilbert-base-uncased", "gpt2", "resnet-18", "resnet-50", "vit-base-patch32-224")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> CudaDevice:
+    """The first GPU."""
+    device = open_device("cuda:0")
+    assert isinstance(device, CudaDevice)
+    return device
+
+
+@pytest.fixture(scope="module")
+def calibrated(gpu: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DeviceProfile, list[Row]]]:
+    """A short calibration in two precisions, and its journal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(home.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
+        found = calibrate(gpu, budget_s=BUDGET_S, precisions=("fp32", "fp16"))
+        assert profiles.find("cuda:0").sha256
+        yield found, read_rows(directory(gpu.name) / session.LAST)
+
+
+@pytest.fixture
+def measuring() -> Iterator[None]:
+    """What `calibrate` sets around its cells."""
+    with conditions.stated():
+        yield
+
+
+def test_short_calibration_passes_its_gate(gpu: CudaDevice, calibrated: tuple[DeviceProfile, list[Row]]) -> None:
+    found, _ = calibrated
+    assert found.acceptance.passed, found.acceptance.checks
+    usual = {"gemm", "bmm", "conv", "attention", "norm", "softmax", "elementwise", "copy"}
+    assert usual <= found.kernels["fp16"].keys()
+    assert usual <= found.kernels["fp32"].keys()
+    if torch.cuda.get_device_capability(gpu.torch_device) >= (7, 0):  # tensor cores
+        assert found.kernels["fp16"]["gemm"].macs_per_us > found.kernels["fp32"]["gemm"].macs_per_us
+
+
+def test_costs_of_the_calibration_are_plausible(calibrated: tuple[DeviceProfile, list[Row]]) -> None:
+    found, _ = calibrated
+    device, fit = found.device, found.runtimes["eager"]
+    assert 0.5 < device.launch_us < 50
+    assert 0 <= device.gap_us < 10
+    assert 0.5 < device.sync_us < 100
+    assert 256 <= device.queue <= 8192
+    assert 5e4 < device.bandwidth_bytes_per_us < 2e7
+    assert 5e2 < device.copy_bytes_per_us < device.bandwidth_bytes_per_us
+    assert 0.5 < fit.scale < 3
+    assert 0.1 < fit.costs_us["view"] < fit.costs_us["gemm"] < 200
+    assert all(0 <= us < 1000 for us in fit.costs_us.values())
+    assert 0 < fit.module_call_us < 50
+
+
+def test_few_cells_fail_and_none_ends_the_calibration(calibrated: tuple[DeviceProfile, list[Row]]) -> None:
+    _, rows = calibrated
+    failed = {row.cell.key: row.error for row in rows if row.error}
+    assert len(failed) <= 0.05 * len(rows), failed
+
+
+def test_calibrated_profile_predicts_a_model(gpu: CudaDevice, calibrated: tuple[DeviceProfile, list[Row]]) -> None:
+    predictor, errors = Predictor(calibrated[0]), []
+    for precision in ("fp32", "fp16"):
+        table = measure(["distilbert-base-uncased", "resnet-18"], [1, 32], device=gpu, precision=precision, repeats=2)
+        assert (table["status"] == "ok").all()
+        for row in table.itertuples():
+            graph = trace(row.model, precision=precision)
+            errors.append(abs(predictor.predict(graph, row.batch).latency_ms / (row.latency_s * 1e3) - 1))
+    assert float(np.median(errors)) < 0.25
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_walked_launches_are_those_that_the_profiler_sees(gpu: CudaDevice, measuring: None, name: str) -> None:
+    built = names.build(name, device="cuda:0")
+    given = built.inputs(2, "cuda:0")
+    positional, named = ((), given) if isinstance(given, dict) else (given, {})
+    seen = launching_ops(lambda: built.model(*positional, **named))
+    walked = sum(op.launches for op in trace(name).at(2))
+    assert walked == pytest.approx(seen, rel=0.02)
+
+
+def launching_ops(forward: Callable[[], object]) -> int:
+    """Ops that hand the device something to do; how many kernels a library takes for one is its own affair."""
+    for _ in range(3):
+        forward()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        forward()
+        torch.cuda.synchronize()
+    events: Any = seen.events()
+    return sum(event.device_type == DeviceType.CPU and bool(event.kernels) for event in events)
+
+
+def test_queued_time_does_not_depend_on_how_long_the_host_takes_to_issue(gpu: CudaDevice, measuring: None) -> None:
+    call = gpu.prepare(Cell("kernel", "gemm", GEMM))
+    once_s = timing.queued(gpu, call).median_s
+
+    def dawdling() -> None:
+        until = time.perf_counter() + 3 * once_s
+        while time.perf_counter() < until:
+            pass
+        call()
+
+    assert timing.queued(gpu, dawdling).median_s == pytest.approx(once_s, rel=0.05)
+
+
+def test_a_lone_call_takes_longer_than_one_in_a_queue(gpu: CudaDevice, measuring: None) -> None:
+    call = gpu.prepare(Cell("kernel", "add", {"rows": 64, "cols": 64}))
+    queued, issued, lone = timing.queued(gpu, call), timing.issue(gpu, call), timing.single(gpu, call)
+    assert queued.median_s < lone.median_s
+    assert issued.median_s < lone.median_s
+
+
+def test_weights_come_from_memory_and_not_from_the_cache(gpu: CudaDevice, measuring: None) -> None:
+    """A product of one row reads its weights and does little else: no faster than memory can be."""
+    dims = {"m": 1, "n": 2048, "k": 2048}
+    taken_s = timing.queued(gpu, gpu.prepare(Cell("kernel", "gemm", dims))).median_s
+    copied_s = timing.queued(gpu, gpu.prepare(suite.memory_cells()[-2])).median_s
+    per_byte_s = copied_s / (2 * suite.COPIED_BYTES)
+    assert taken_s > 0.7 * 4 * dims["n"] * dims["k"] * per_byte_s
+
+
+def test_tf32_multiplies_faster_than_fp32(gpu: CudaDevice, measuring: None) -> None:
+    if "tf32" not in gpu.precisions():
+        pytest.skip("this GPU has no TF32")
+    taken = {}
+    for precision in ("fp32", "tf32"):
+        taken[precision] = timing.queued(gpu, gpu.prepare(Cell("kernel", "gemm", GEMM, precision))).median_s
+    assert taken["tf32"] < 0.8 * taken["fp32"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32"])
+def test_every_op_runs_in_every_precision_or_says_why_not(gpu: CudaDevice, measuring: None, precision: str) -> None:
+    if precision not in gpu.precisions():
+        pytest.skip(f"this GPU does not do {precision}")
+    refused = {}
+    for cell in suite.dispatch_cells():
+        call = gpu.prepare(msgspec.structs.replace(cell, kind="kernel", precision=precision))
+        try:
+            with gpu.errors():
+                call()
+                gpu.synchronize()
+        except RuntimeError as error:  # what a precision lacks; a lost device would be a DeviceError, and fail here
+            refused[cell.name] = str(error)
+    assert len(refused) <= 3, refused
+    if precision == "fp32":
+        assert refused == {}
+
+
+def test_memory_is_given_back_between_cells(gpu: CudaDevice, measuring: None) -> None:
+    before = torch.cuda.memory_allocated(gpu.torch_device)
+    with Session(directory("cuda-memory"), gpu.machine(), {}) as here:
+        for number in range(3):
+            cell = Cell("kernel", "gemm", {"m": 4096, "n": 4096, "k": 4096 + 8 * number})
+            row = here.run(cell, lambda one: {"queued": timing.queued(gpu, gpu.prepare(one), timing.QUICK)})
+            assert not row.error
+    assert torch.cuda.memory_allocated(gpu.torch_device) - before < 2**20
+
+
+def test_what_was_set_comes_back(gpu: CudaDevice) -> None:
+    torch.backends.cudnn.benchmark = True
+    try:
+        with conditions.stated():
+            gpu.use_precision("tf32")
+            assert not torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark
+        assert not torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cudnn.benchmark = False
