@@ -24,7 +24,7 @@ TINY = 3 * len(networks.KINDS)
 JUDGES = 24
 ROUND = 24  # kernel cells between two judges
 # Short samples: one slow call in a hundred then leaves most of them, and so their median, untouched.
-DISPATCH = timing.Plan(sample_s=2e-5, most=600, precision=0.002)
+DISPATCH = timing.Plan(sample_s=5e-5, most=400, precision=0.002)
 FINE = timing.Plan(loops=16, most=2000, precision=0.001)
 
 
