@@ -162,9 +162,10 @@ def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
         assert shown.stderr.endswith(f"latpred: {error}\n")
 
 
-def test_profiles_without_any() -> None:
+def test_profiles_without_any_of_this_machine() -> None:
     shown = run("profiles", "list")
     assert shown.exit_code == 0
+    assert "shipped" in shown.stdout
     assert "make one with: latpred calibrate" in shown.stdout
 
 

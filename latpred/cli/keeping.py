@@ -34,8 +34,10 @@ def list_profiles(output: Output) -> None:
     def text(console: Console) -> None:
         if entries:
             console.print(_entries_table(entries))
-        else:
-            console.print(f"no profiles in {directory()}; make one with: latpred calibrate", soft_wrap=True)
+        if all(entry.source == "shipped" for entry in entries):
+            console.print(
+                f"no profile of this machine in {directory()}; make one with: latpred calibrate", soft_wrap=True
+            )
 
     emit(
         output,
