@@ -1,4 +1,4 @@
-"""What ships with latpred: every profile reads, every recording replays, and the replayed figures stay what they are."""
+"""What ships with latpred: profiles read, recordings replay, and the replayed figures stay what they are."""
 
 from __future__ import annotations
 
