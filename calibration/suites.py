@@ -1,7 +1,7 @@
 """Named suites of whole models for validation. No model of a suite is ever used in a fit or in a choice.
 
-"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "heldout" names
-full-size models for GPUs. Suites are recipes: nothing is built until it is measured.
+"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen" the same
+of others, which nobody looked at while latpred was built; "heldout" names full-size models for GPUs. Suites are recipes: nothing is built until it is measured.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from latpred.calibration import suite_models as made
+from latpred.calibration import suite_unseen as unseen
 from latpred.calibration.subjects import Inputs, Subject, dense_inputs, seeded, subjects_of, token_inputs
 from latpred.errors import UsageError
 
@@ -70,17 +71,20 @@ def _tokens(name: str, family: str, length: int, make: Make) -> Subject:
 
 
 def _image(name: str, family: str, side: int, make: Make) -> Subject:
-    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        return seeded(make, device, precision), dense_inputs((3, side, side), precision)
-
-    return Subject(name, "image", side, build, family)
+    return _dense(name, family, "image", (3, side, side), make)
 
 
 def _audio(name: str, family: str, samples: int, make: Make) -> Subject:
-    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        return seeded(make, device, precision), dense_inputs((samples,), precision)
+    return _dense(name, family, "audio", (samples,), make)
 
-    return Subject(name, "audio", samples, build, family)
+
+def _dense(name: str, family: str, kind: str, shape: tuple[int, ...], make: Make) -> Subject:
+    """A model of images or sound; its input size is the last length of its shape."""
+
+    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        return seeded(make, device, precision), dense_inputs(shape, precision)
+
+    return Subject(name, kind, shape[-1], build, family)
 
 
 _CPU = Suite(
@@ -113,6 +117,30 @@ _CPU = Suite(
     ),
 )
 
+_UNSEEN = Suite(
+    name="unseen",
+    purpose="small whole models that played no part while latpred was built, for the same CPU",
+    batches=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+    ready=(
+        _tokens("unseen/bart-encoder", "bart", 32, unseen.bart_encoder),
+        _tokens("unseen/opt", "opt", 24, unseen.opt),
+        _tokens("unseen/bloom", "bloom", 20, unseen.bloom),
+        _tokens("unseen/qwen2", "qwen2", 36, unseen.qwen2),
+        _tokens("unseen/mpnet", "mpnet", 28, unseen.mpnet),
+        _tokens("unseen/convbert", "convbert", 32, unseen.convbert),
+        _tokens("unseen/xlnet", "xlnet", 24, unseen.xlnet),
+        _dense("unseen/whisper-encoder", "whisper", "audio", (80, 96), unseen.whisper_encoder),
+        _image("unseen/dinov2", "dinov2", 70, unseen.dinov2),
+        _image("unseen/segformer", "segformer", 64, unseen.segformer),
+        _image("unseen/poolformer", "poolformer", 64, unseen.poolformer),
+        _image("unseen/mobilevit", "mobilevit", 96, unseen.mobilevit),
+        _image("unseen/mobilenet-v1", "mobilenet_v1", 96, unseen.mobilenet_v1),
+        _image("unseen/levit", "levit", 96, unseen.levit),
+        _image("unseen/convnext-v2", "convnext_v2", 64, unseen.convnext_v2),
+        _image("unseen/densenet", "densenet", 64, unseen.densenet),
+    ),
+)
+
 _HELDOUT = Suite(
     name="heldout",
     purpose="full-size models of families that no fit and no choice has seen, for a GPU",
@@ -133,4 +161,4 @@ _HELDOUT = Suite(
     ),
 )
 
-_SUITES = {suite.name: suite for suite in (_CPU, _HELDOUT)}
+_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _HELDOUT)}
