@@ -27,6 +27,7 @@ from latpred.calibration.device import Device, open_device
 from latpred.calibration.subjects import Models, Subject, subjects_of
 from latpred.calibration.tempo import Metronome, steady
 from latpred.errors import DeviceError, UsageError
+from latpred.runtimes.walking import target_of
 
 VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
 """Effort of one visit: short, because a cell is visited again in every round."""
@@ -191,7 +192,7 @@ class _Bench:
 
     def _build(self, subject: Subject) -> tuple[Any, Callable[[int], Any]]:
         if self.info.kind == "simulated":
-            return subject.walk(self.precision), lambda batch: batch
+            return subject.walk(self.precision, self.runtime, target_of(self.info.kind)), lambda batch: batch
         where = self.device.name
         model, inputs = subject.make(where, self.precision)
         return model, lambda batch: inputs(batch, where)

@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_map
 from latpred.errors import UsageError
 from latpred.graph import ModelGraph
 from latpred.predicted import GraphKey
+from latpred.runtimes.source import Source
+from latpred.runtimes.walking import fitting, of_source, walked_by
 
 Inputs = Callable[[int, Any], Any]
 SEED = 0
@@ -51,19 +53,29 @@ class Subject:
     family: str = ""
     graph: ModelGraph | None = None
 
-    def key(self, precision: str) -> GraphKey:
-        """What its walked graph is found by."""
-        return GraphKey(self.name, self.input_kind, self.input_size, precision)
+    def key(self, precision: str, runtime: str = "eager") -> GraphKey:
+        """What its graph of a runtime is found by."""
+        return GraphKey(self.name, self.input_kind, self.input_size, precision, walked_by(runtime))
 
-    def walk(self, precision: str) -> ModelGraph:
-        """Its graph: the one it came with, else traced on the meta device."""
+    def walk(self, precision: str, runtime: str = "eager", target: str = "cpu") -> ModelGraph:
+        """What a runtime runs for it on a kind of device; the graph it came with, where there is one."""
         if self.graph is not None:
-            return self.graph
+            return fitting(self.graph, runtime, target)
         from latpred.tracing import trace
 
         model, inputs = self.make("meta", precision)
         graph = trace(model, lambda batch: inputs(batch, "meta"), precision=precision)
-        return msgspec.structs.replace(graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size)
+        graph = msgspec.structs.replace(
+            graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size
+        )
+        source = Source(graph, lambda: self.make("cpu", precision)[0], self._real_inputs(precision))
+        return of_source(source, runtime, target)
+
+    def _real_inputs(self, precision: str) -> Callable[[int], Any]:
+        def inputs(batch: int) -> Any:
+            return self.make("meta", precision)[1](batch, "cpu")
+
+        return inputs
 
 
 Model = str | nn.Module | ModelGraph | Subject

@@ -20,6 +20,7 @@ from latpred.errors import UsageError
 from latpred.predicted import predict_table
 from latpred.profile import DeviceProfile
 from latpred.recording import Recording, load
+from latpred.runtimes.walking import target_of
 
 MEASURED_SHARE = 0.75  # of the budget; the rest is for baselines that need the device
 
@@ -104,7 +105,12 @@ def validate(
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = Pace(len(table) * len(rivals), left_s, progress)
     table, reasons = with_rivals(table, subjects, live, rivals, pace.next)
-    graphs = {subject.key(precision): subject.walk(precision) for subject in subjects}
+    target = target_of(known.device.kind)
+    graphs = {
+        subject.key(precision, runtime): subject.walk(precision, runtime, target)
+        for runtime in runtimes
+        for subject in subjects
+    }
     if record is not None:
         Recording(f"{suite}-{known.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)
     notes = [f"Measured now: {said}." for said in profiles.mismatch(known, live.machine())]

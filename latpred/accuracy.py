@@ -105,10 +105,11 @@ def evaluate(
         When a model of the table has no graph and no name that latpred knows.
     """
     from latpred.predicted import predict_table, trace_models
+    from latpred.runtimes.walking import target_of
 
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
-    walked = trace_models(cells, dict(graphs or {}), progress)
+    walked = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind))
     return compare(predict_table(cells, walked, profile), cells, seed=seed)
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any, overload
 
-from latpred import host, profiles
+from latpred import host, profiles, runtimes
 from latpred.errors import UsageError
 from latpred.graph import ModelGraph
 from latpred.prediction import Curve, Prediction
 from latpred.predictor import Predictor, checked_batches
 from latpred.profile import DeviceProfile
+from latpred.runtimes import walking
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,7 @@ def predict(
     batch : int or sequence of int
         One batch size for a `Prediction`, several for a `Curve`.
     runtime : str
-        "eager", or a runtime that another package registers.
+        One of `latpred.runtimes.names()`, as "eager" or "onnxruntime".
     inputs : tuple or dict, optional
         Example inputs of the model's forward, for models whose inputs do not follow from their config.
     seq, image : int, optional
@@ -115,8 +116,10 @@ def predict(
     """
     one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
     sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
-    graph = _graph(model, inputs, seq, image, precision)
-    curve = _predictor(device).curve(graph, sizes, runtime=runtime, protocol=protocol, inputs_on=inputs_on)
+    runtimes.get(runtime)  # a misspelt one is said before a missing profile
+    predictor = _predictor(device)
+    graph = _graph(model, inputs, seq, image, precision, runtime, predictor)
+    curve = predictor.curve(graph, sizes, runtime=runtime, protocol=protocol, inputs_on=inputs_on)
     return curve[0] if one else curve
 
 
@@ -150,15 +153,27 @@ def max_batch(
     --------
     >>> max_batch("resnet50", latency_ms=50)  # doctest: +SKIP
     """
-    graph = _graph(model, inputs, seq, image, precision)
-    return _predictor(device).max_batch(graph, latency_ms, runtime=runtime, protocol=protocol)
+    runtimes.get(runtime)
+    predictor = _predictor(device)
+    graph = _graph(model, inputs, seq, image, precision, runtime, predictor)
+    return predictor.max_batch(graph, latency_ms, runtime=runtime, protocol=protocol)
 
 
-def _graph(model: Model, inputs: Any, seq: int | None, image: int | None, precision: str | None) -> ModelGraph:
+def _graph(
+    model: Model,
+    inputs: Any,
+    seq: int | None,
+    image: int | None,
+    precision: str | None,
+    runtime: str,
+    predictor: Predictor,
+) -> ModelGraph:
+    """The graph that the runtime lowers on the predictor's device."""
     if not isinstance(model, ModelGraph):
-        from latpred.tracing import trace
-
-        return trace(model, inputs, seq=seq, image=image, precision=precision)
+        target = walking.target_of(predictor.profile.device.kind)
+        return walking.walk(
+            model, inputs, runtime=runtime, target=target, seq=seq, image=image, precision=precision
+        )
     given = {"inputs": inputs, "seq": seq, "image": image}
     extra = [name for name, value in given.items() if value is not None]
     if extra:

@@ -47,6 +47,10 @@ class UnknownOpError(TraceError):
     exit_code = 1
 
 
+class RuntimeRefusalError(LatpredError):
+    """A runtime cannot run the model (an op it cannot capture, export or compile); names what stands in the way."""
+
+
 class ProfileError(LatpredError):
     """A profile is missing, damaged, of another schema or of another machine."""
 

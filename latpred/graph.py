@@ -96,6 +96,9 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     """One forward pass of a model for every batch size.
 
     `ops` holds for batch >= 2; `ops_at_one` serves batch 1 where it is off the line, else it is None.
+
+    The ops are what `runtime` runs: aten ops in eager, nodes or fused kernels elsewhere. Where those depend on the kind
+    of device, `target` says which it is ("cpu" or "cuda"). `notes` are sentences about what in it is an estimate.
     """
 
     model: str
@@ -109,6 +112,17 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     ops: tuple[Op, ...]
     ops_at_one: tuple[Op, ...] | None = None
     stack: dict[str, str] = {}
+    runtime: str = "eager"
+    target: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line; the ops themselves are in `ops`."""
+        size = f", {self.input_kind} {self.input_size}" if self.input_size else ""
+        return (
+            f"ModelGraph({self.model}{size}, {self.precision}, {self.runtime}: {self.macs() / 1e9:.3f} GMACs and "
+            f"{self.launches()} launches at batch 1)"
+        )
 
     def at(self, batch: int) -> tuple[Op, ...]:
         """The ops that serve a batch size."""

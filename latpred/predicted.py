@@ -25,6 +25,7 @@ class GraphKey(NamedTuple):
     input_kind: str
     input_size: int
     precision: str
+    runtime: str = "eager"  # whose walk it is
 
 
 def predict_table(
@@ -37,7 +38,7 @@ def predict_table(
     cells : DataFrame
         A checked table; only its keys are read, and rows that could not be measured are left out.
     graphs : mapping
-        A walked model for each (model, input_kind, input_size, precision) of the table.
+        A walked model for each (model, input_kind, input_size, precision) and runtime of the table.
     profile : DeviceProfile
         What to predict with.
     inputs_on : str
@@ -83,6 +84,7 @@ def trace_models(
     cells: pd.DataFrame,
     graphs: MutableMapping[GraphKey, ModelGraph],
     progress: Callable[[str], None] | None = None,
+    target: str = "cpu",
 ) -> MutableMapping[GraphKey, ModelGraph]:
     """Walk, by name, every model of a table that `graphs` lacks, and add it there.
 
@@ -93,7 +95,7 @@ def trace_models(
     TraceError
         When a model cannot be walked.
     """
-    from latpred.tracing import trace
+    from latpred.runtimes.walking import walk
 
     for key in dict.fromkeys(graph_key(cell) for cell in cells.to_dict("records")):
         if key in graphs:
@@ -101,8 +103,10 @@ def trace_models(
         if progress is not None:
             progress(f"tracing {key.model}")
         size = key.input_size or None
-        graphs[key] = trace(
+        graphs[key] = walk(
             key.model,
+            runtime=key.runtime,
+            target=target,
             seq=size if key.input_kind == "seq" else None,
             image=size if key.input_kind == "image" else None,
             precision=key.precision,
@@ -112,15 +116,29 @@ def trace_models(
 
 def graph_key(cell: Mapping[Any, Any]) -> GraphKey:
     """The key of the walked model that a row of a table needs."""
-    return GraphKey(str(cell["model"]), str(cell["input_kind"]), int(cell["input_size"]), str(cell["precision"]))
+    from latpred.runtimes.walking import walked_by
+
+    return GraphKey(
+        str(cell["model"]),
+        str(cell["input_kind"]),
+        int(cell["input_size"]),
+        str(cell["precision"]),
+        walked_by(str(cell["runtime"])),
+    )
+
+
+def graph_of(graphs: Mapping[GraphKey, ModelGraph], cell: Mapping[Any, Any]) -> ModelGraph | None:
+    """The walked model of a row: that of its runtime, else the eager walk, from which the runtime can be estimated."""
+    key = graph_key(cell)
+    return graphs.get(key) or graphs.get(key._replace(runtime="eager"))
 
 
 def _graph(graphs: Mapping[GraphKey, ModelGraph], cell: Mapping[Any, Any]) -> ModelGraph:
-    key = graph_key(cell)
-    try:
-        return graphs[key]
-    except KeyError:
+    found = graph_of(graphs, cell)
+    if found is None:
+        key = graph_key(cell)
         raise TableError(
             f"No graph for {key.model} at {key.input_kind} {key.input_size}, {key.precision}. "
             "Trace it, or use the recording that came with the table."
-        ) from None
+        )
+    return found

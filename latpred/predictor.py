@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+import msgspec
+
 from latpred import clocks, runtimes
 from latpred.clocks import Floats
 from latpred.errors import ProfileError, UsageError
@@ -20,7 +22,8 @@ from latpred.identity import IdentityCache
 from latpred.landmarks import Z90, Course, Landmarks, first_true
 from latpred.prediction import ClassCosts, Curve, Prediction, Provenance, Setting
 from latpred.pricing import Priced, PriceList
-from latpred.profile import DeviceProfile
+from latpred.profile import DeviceInfo, DeviceProfile
+from latpred.runtimes import walking
 from latpred.schedule import Schedule
 
 MOST_BATCH = 2**20
@@ -121,7 +124,7 @@ class Predictor:
         sizes = checked_batches(batches)
         _check_choice("protocol", protocol, PROTOCOLS)
         _check_choice("inputs_on", inputs_on, PLACES)
-        asked = Asked(graph, runtime, protocol, inputs_on)
+        asked = Asked(self._lowered(graph, runtime), runtime, protocol, inputs_on)
         points: list[Prediction | None] = [None] * len(sizes)
         setting: Setting | None = None
         for schedule, positions in _served_together(asked, sizes):
@@ -145,7 +148,7 @@ class Predictor:
         """
         if not (isinstance(latency_ms, int | float) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
-        asked = Asked(graph, runtime, protocol, "device")
+        asked = Asked(self._lowered(graph, runtime), runtime, protocol, "device")
         memory = self.profile.device.memory_bytes or np.inf
 
         def too_large(batches: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -165,6 +168,16 @@ class Predictor:
         """Start afresh from the profile."""
         self.__init__(state["profile"], state["caveats"])  # type: ignore[misc]
 
+    def _lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
+        """The graph that the runtime lowers; an eager walk may have to do for an estimate."""
+        return walking.fitting(graph, runtime, walking.target_of(self.profile.device.kind))
+
+    def _device(self, runtime: str) -> DeviceInfo:
+        """The device as a runtime has it: kernels of a replayed graph follow each other faster than those of a stream."""
+        gap_us = self.profile.runtimes[runtime].gap_us
+        device = self.profile.device
+        return device if gap_us is None else msgspec.structs.replace(device, gap_us=gap_us)
+
     def _price(self, schedule: Schedule, graph: ModelGraph) -> Priced:
         precision, resident = graph.precision, 0 < graph.parameter_bytes <= self.profile.device.cache_bytes
         cache = self._priced.setdefault(precision, IdentityCache())
@@ -172,7 +185,7 @@ class Predictor:
 
     def _evaluate(self, asked: Asked, schedule: Schedule, batches: NDArray[np.int64], shift: float) -> Evaluated:
         priced = self._price(schedule, asked.graph)
-        device = self.profile.device
+        device = self._device(schedule.runtime)
         rows = priced.rows_at(batches.astype(float))
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
@@ -325,7 +338,7 @@ def _peak_bytes(graph: ModelGraph, priced: Priced, batches: NDArray[np.int64]) -
 
 
 def _own_caveats(profile: DeviceProfile, graph: ModelGraph, priced: Priced) -> list[str]:
-    said = []
+    said = list(graph.notes)
     if not profile.acceptance.passed:
         said.append("the profile failed its acceptance gate; see: latpred profiles show")
     if priced.estimated:

@@ -124,7 +124,7 @@ class PriceList:
 
     def __init__(self, profile: DeviceProfile) -> None:
         self._profile = profile
-        self._models: dict[tuple[str, str], KernelModel] = {}
+        self._models: dict[int, KernelModel] = {}
         self._guesses: dict[str, KernelModel] = {}
 
     def price(self, schedule: Schedule, precision: str, *, resident: bool = False) -> Priced:
@@ -140,6 +140,7 @@ class PriceList:
         dispatch = self._dispatch(schedule.runtime)
         self._fits(precision)
         rows, kernel_row, unmeasured = self._kernel_rows(schedule, precision, resident)
+        share = schedule.kernel_share * _scales(schedule, dispatch)
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
         host_us = _host_times(schedule, dispatch)
@@ -147,14 +148,14 @@ class PriceList:
         index = np.array(_positions([CALL, *(roots[name] for name in schedule.host_class)]))
         classes = tuple(dict.fromkeys([CALL, *(roots[name] for name in schedule.host_class)]))
         class_rows = np.zeros((len(classes), len(rows)))
-        np.add.at(class_rows, (index[schedule.kernel_step + 1], kernel_row), schedule.kernel_share)
+        np.add.at(class_rows, (index[schedule.kernel_step + 1], kernel_row), share)
         live = np.array([op.live_bytes for op in schedule.ops], dtype=float).reshape(-1, 2)
         return Priced(
             timeline=Timeline.of(_with_call(schedule)),
             host_us=host_us,
             groups=groups,
             kernel_row=kernel_row,
-            kernel_share=schedule.kernel_share,
+            kernel_share=share,
             row_counts=class_rows.sum(axis=0),
             usual_spread=np.concatenate([_usual(group) for group in groups] or [np.empty(0)]),
             classes=classes,
@@ -199,7 +200,7 @@ class PriceList:
             key = (family, op.dtype, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
             entry = rows.get(key)
             if entry is None:
-                model, leaf_scale, measured = self._model(op, family, precision)
+                model, leaf_scale, measured = self._model(op, family, precision, schedule.runtime)
                 if not measured:
                     unmeasured[family] = None
                 guessed = op.estimated or not measured
@@ -208,28 +209,28 @@ class PriceList:
             kernel_row[kernel] = entry.index
         return rows, kernel_row, tuple(unmeasured)
 
-    def _model(self, op: Op, family: str, precision: str) -> tuple[KernelModel, float, bool]:
+    def _model(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, bool]:
         """The fit for an op's kernel, its leaf's scale, and whether the family was measured at all."""
         wanted = _precision_of(op.dtype, precision)
         wanted = wanted if self._profile.kernels.get(wanted) else precision
-        fits = self._fits(wanted)
-        name: str | None = family
-        while name is not None:
-            if name in fits:
-                return self._cached(wanted, name), fits[name].leaf_scales.get(family, 1.0), True
-            name = parent(name)
+        own, fits = self._dispatch(runtime).kernels.get(wanted, {}), self._fits(wanted)
+        for source in (own, fits):
+            name: str | None = family
+            while name is not None:
+                if name in source:
+                    return self._cached(source[name]), source[name].leaf_scales.get(family, 1.0), True
+                name = parent(name)
         for substitute in _SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
-                return self._cached(wanted, substitute), 1.0, False
+                return self._cached(fits[substitute]), 1.0, False
         if wanted not in self._guesses:
             self._guesses[wanted] = KernelModel(_guess(self._profile, fits))
         return self._guesses[wanted], 1.0, False
 
-    def _cached(self, precision: str, family: str) -> KernelModel:
-        key = (precision, family)
-        if key not in self._models:
-            self._models[key] = KernelModel(self._profile.kernels[precision][family])
-        return self._models[key]
+    def _cached(self, fit: KernelFit) -> KernelModel:
+        if id(fit) not in self._models:  # the profile keeps every fit alive
+            self._models[id(fit)] = KernelModel(fit)
+        return self._models[id(fit)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +278,17 @@ def _host_times(schedule: Schedule, fit: DispatchFit) -> Floats:
     steps = np.array([prices[name] for name in schedule.host_class], dtype=float)
     steps += schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
     return np.concatenate(([fit.fixed_us], steps * fit.scale))
+
+
+def _scales(schedule: Schedule, fit: DispatchFit) -> Floats:
+    """What a runtime's kernels take over the profile's, kernel by kernel; its own fits are taken as they are."""
+    own = {family for fits in fit.kernels.values() for family in fits}
+    default = fit.kernel_scales.get("", 1.0)
+    scales = {
+        family: 1.0 if root(family) in own else fit.kernel_scales.get(root(family), default)
+        for family in set(schedule.kernel_family)
+    }
+    return np.array([scales[family] for family in schedule.kernel_family], dtype=float)
 
 
 def _with_call(schedule: Schedule) -> Schedule:

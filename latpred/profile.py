@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+OLDEST_SCHEMA = 1  # fields that came later have defaults
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,22 +41,6 @@ class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth_bytes_per_us: float = 0.0
     copy_bytes_per_us: float = 0.0  # host to device, for inputs_on="host"
     cache_bytes: int = 0  # last level; weights that fit stay there between forward passes
-
-
-class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Host costs of one runtime.
-
-    `costs_us` maps a host class to microseconds; a class that is missing falls back to its own prefix
-    ("view.transpose" to "view") and at last to "". `scale` is what the same op costs inside a network over what it
-    costs in a loop of its own.
-    """
-
-    costs_us: dict[str, float]
-    module_call_us: float
-    python_call_us: float
-    fixed_us: float
-    scale: float = 1.0
-    spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
 
 
 class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
@@ -117,6 +102,28 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     spread: float
     scale: float = 1.0
     leaf_scales: dict[str, float] = {}
+
+
+class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is a runtime's own: its host costs, and where its kernels are not PyTorch's.
+
+    `costs_us` maps a host class to microseconds; a class that is missing falls back to its own prefix
+    ("view.transpose" to "view") and at last to "". `scale` is what the same op costs inside a network over what it
+    costs in a loop of its own.
+
+    `kernels` (precision, then family) come before those of the profile. What is not in it takes the profile's times,
+    times `kernel_scales` of the family ("" for all others). `gap_us` replaces the stream's gap between two kernels.
+    """
+
+    costs_us: dict[str, float]
+    module_call_us: float
+    python_call_us: float
+    fixed_us: float
+    scale: float = 1.0
+    spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
+    kernels: dict[str, dict[str, KernelFit]] = {}
+    kernel_scales: dict[str, float] = {}
+    gap_us: float | None = None
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

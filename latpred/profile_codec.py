@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from latpred.errors import ProfileError
-from latpred.profile import SCHEMA_VERSION, DeviceProfile
+from latpred.profile import OLDEST_SCHEMA, SCHEMA_VERSION, DeviceProfile
 
 REPAIR = "Restore it from a copy, or make a new one with: latpred calibrate"
 
@@ -105,7 +105,7 @@ def _check_schema(document: dict[str, Any], source: str) -> None:
             f"{source} has schema {schema} and this latpred reads up to {SCHEMA_VERSION}. "
             "Upgrade with: python -m pip install --upgrade latpred"
         )
-    if schema < SCHEMA_VERSION:
+    if schema < OLDEST_SCHEMA:
         raise ProfileError(
             f"{source} has schema {schema}, which this latpred ({SCHEMA_VERSION}) no longer reads. "
             "Make a new one with: latpred calibrate"

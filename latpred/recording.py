@@ -24,7 +24,7 @@ import pandas as pd
 from latpred import tables
 from latpred.errors import RecordingError, TableError
 from latpred.graph import ModelGraph
-from latpred.predicted import GraphKey, graph_key, predict_table
+from latpred.predicted import GraphKey, graph_key, graph_of, predict_table
 
 if TYPE_CHECKING:
     from latpred.accuracy import Report
@@ -58,6 +58,7 @@ class Walked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_size: int
     precision: str
     graph: ModelGraph
+    runtime: str = "eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Recording:
     table : DataFrame
         The measurement table.
     graphs : mapping
-        A walked model for every (model, input_kind, input_size, precision) of the table.
+        A walked model for every (model, input_kind, input_size, precision) and runtime of the table.
     created : str
         When it was made, ISO 8601, UTC.
     reasons : mapping
@@ -97,7 +98,7 @@ class Recording:
         """
         object.__setattr__(self, "table", tables.check(self.table, tables.MEASURED))
         missing = sorted(
-            {graph_key(cell).model for cell in _measured(self.table) if graph_key(cell) not in self.graphs}
+            {graph_key(cell).model for cell in _measured(self.table) if graph_of(self.graphs, cell) is None}
         )
         if missing:
             raise RecordingError(f"No graph for {', '.join(missing)}. Walk every model that the table holds.")
@@ -142,7 +143,7 @@ class Recording:
         return target
 
     def _packed_graphs(self) -> bytes:
-        walked = [Walked(*key, graph=graph) for key, graph in sorted(self.graphs.items())]
+        walked = [Walked(*key[:4], graph=graph, runtime=key.runtime) for key, graph in sorted(self.graphs.items())]
         return gzip.compress(msgspec.json.encode(walked), mtime=0)
 
 
@@ -167,7 +168,7 @@ def load(source: str | os.PathLike[str]) -> Recording:
         walked = msgspec.json.decode(_unpacked(body[GRAPHS]), type=list[Walked])
     except (TableError, msgspec.DecodeError, OSError, EOFError) as error:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
-    graphs = {GraphKey(w.model, w.input_kind, w.input_size, w.precision): w.graph for w in walked}
+    graphs = {GraphKey(w.model, w.input_kind, w.input_size, w.precision, w.runtime): w.graph for w in walked}
     return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
 
 

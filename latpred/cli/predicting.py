@@ -84,13 +84,26 @@ def curve(context: click.Context, request: Request) -> None:
 
 def predicted(context: click.Context, request: Request) -> Curve:
     """Walk the model, make sure there is a profile, predict."""
-    from latpred import api
+    from latpred import api, profiles
     from latpred.cli.calibrating import ensure_profile
+    from latpred.runtimes.walking import target_of, walk, walked_by
     from latpred.tracing import trace
 
     given, target = request.model_input, request.target
+    by_tools = walked_by(target.runtime) != "eager"
+    # The walk comes first: a misspelt model must not cost a calibration.
     graph = trace(request.model, seq=given.seq, image=given.image, precision=given.precision, strict=request.strict)
     ensure_profile(context, target.device, yes=request.yes)
+    if by_tools:
+        kind = target_of(profiles.find(target.device).device.kind)
+        graph = walk(
+            request.model,
+            runtime=target.runtime,
+            target=kind,
+            seq=given.seq,
+            image=given.image,
+            precision=given.precision,
+        )
     return api.predict(graph, request.batches, target.runtime, device=target.device, protocol=target.protocol)
 
 

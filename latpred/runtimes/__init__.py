@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from latpred.errors import UsageError
 from latpred.runtimes.base import Runtime
-from latpred.runtimes.eager import Eager
 
 __all__ = ["GROUP", "Runtime", "get", "names"]
 
 GROUP = "latpred.runtimes"
-_BUILT_IN: dict[str, type[Runtime]] = {"eager": Eager}
+# Name, and where its class is; each is imported when it is asked for.
+_BUILT_IN = {
+    "eager": "latpred.runtimes.eager:Eager",
+}
 
 
 def names() -> list[str]:
@@ -40,7 +43,9 @@ def get(name: str) -> Runtime:
     'eager'
     """
     if name in _BUILT_IN:
-        return _BUILT_IN[name]()
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        made: Runtime = getattr(import_module(module), attribute)()
+        return made
     registered = _registered()
     if name in registered:
         return _load(registered[name])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from latpred.graph import ModelGraph
 from latpred.schedule import Schedule
+
+if TYPE_CHECKING:
+    from latpred.runtimes.source import Source
 
 
 @runtime_checkable
@@ -14,7 +17,8 @@ class Runtime(Protocol):
     """A way to run a model.
 
     Packages add one with an entry point in the group "latpred.runtimes" whose object is a Runtime, or a class or
-    function that gives one when called without arguments.
+    function that gives one when called without arguments. One whose steps are not aten ops offers what `Walker` asks
+    for as well.
 
     Attributes
     ----------
@@ -29,6 +33,11 @@ class Runtime(Protocol):
 
         Return the same object for the same graph wherever the schedule does not change with batch: the predictor then
         prices a whole curve at once.
+
+        Raises
+        ------
+        RuntimeRefusalError
+            When the runtime cannot run the model; says which op stands in the way.
         """
         ...
 
@@ -39,6 +48,8 @@ class Runtime(Protocol):
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """The real thing: a call that runs one forward pass on inputs. For measuring, never for predicting.
 
+        What takes long (an export, a compilation) is kept for as long as the model lives.
+
         Parameters
         ----------
         model : torch.nn.Module
@@ -46,4 +57,42 @@ class Runtime(Protocol):
         inputs : tuple or dict
             Positional or keyword arguments of its forward.
         """
+        ...
+
+
+@runtime_checkable
+class Walker(Protocol):
+    """A runtime that has its own graph of a model, found with its own tools.
+
+    Attributes
+    ----------
+    walked_by : str
+        Name under which its graphs are kept: its own, or that of the runtime whose graphs it shares.
+    options : str
+        Whatever else its graphs depend on (versions, settings); part of the key they are kept by.
+    """
+
+    name: str
+    walked_by: str
+    options: str
+
+    def walk(self, source: Source, target: str) -> ModelGraph:
+        """What the runtime runs for a model, every op's work affine in batch.
+
+        Parameters
+        ----------
+        source : Source
+            The model.
+        target : str
+            Kind of device: "cpu" or "cuda". Nothing may be asked of a device of that kind.
+
+        Raises
+        ------
+        RuntimeRefusalError
+            When the runtime's tools refuse the model; names the op. `estimate` is then used in its place.
+        """
+        ...
+
+    def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
+        """The best guess from an eager graph alone, with a note that says so."""
         ...

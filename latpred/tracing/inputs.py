@@ -134,3 +134,17 @@ def placed(value: Any, device: str) -> Any:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor.to(device)
 
     return _map(value, place)
+
+
+def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
+    """The same inputs on the CPU, with normal noise of a dtype in place of floating-point meta tensors; ids stay."""
+    generator = torch.Generator().manual_seed(0)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+
+    def fill(tensor: Tensor) -> Tensor:
+        if not tensor.dtype.is_floating_point:
+            return torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().to("cpu")
+        filled = torch.randn(tensor.shape, generator=generator) if tensor.is_meta else tensor.detach().to("cpu")
+        return filled.to(dtype).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
+
+    return _map(value if isinstance(value, (tuple, dict)) or hasattr(value, "items") else (value,), fill)

@@ -25,7 +25,6 @@ from latpred.tracing.lines import Pass, demand_same, on_the_line, ops_exactly, o
 from latpred.tracing.twin import Twin, make_twin
 from latpred.tracing.walk import Walk
 
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _FORMATS = ("contiguous", "channels_last")
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LOCK = threading.RLock()
@@ -104,7 +103,7 @@ def trace(
         raise UsageError(f"a {type(model).__name__} cannot be traced; give an nn.Module or a model's name")
     else:
         given = derived(model, seq, image) if inputs is None else from_example(inputs)
-    twin = make_twin(model, _DTYPES.get(precision or ""), memory_format == "channels_last")
+    twin = make_twin(model, names.DTYPES.get(precision or ""), memory_format == "channels_last")
     graph = Tracer(twin, given, memory_format == "channels_last").graph(name, precision, memory_format)
     if strict:
         _demand_known(graph)
@@ -214,8 +213,8 @@ def _no_collection() -> Iterator[None]:
 
 
 def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:
-    if precision is not None and precision not in _DTYPES:
-        raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(_DTYPES)}")
+    if precision is not None and precision not in names.DTYPES:
+        raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(names.DTYPES)}")
     if memory_format not in _FORMATS:
         raise UsageError(f"memory_format {memory_format!r} is not known; choose one of {', '.join(_FORMATS)}")
     for name, value in (("seq", seq), ("image", image)):

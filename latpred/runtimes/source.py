@@ -1,0 +1,98 @@
+"""Source: a model as a runtime's own tools need it, real on the CPU, beside its walk.
+
+Tools such as an exporter or a compiler run the model, so they need weights; which weights does not matter. Nothing is
+built before it is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from latpred.errors import UsageError
+from latpred.graph import ModelGraph
+from latpred.tracing import trace
+from latpred.tracing.derive import derived
+from latpred.tracing.inputs import Inputs, from_example, real
+from latpred.tracing.names import DTYPES, build
+
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A model that can be had real.
+
+    Attributes
+    ----------
+    graph : ModelGraph
+        Its eager walk.
+    model : Callable[[], nn.Module]
+        Builds it on the CPU in evaluation mode, its weights of the graph's dtype and format; each call may take a while.
+    inputs : Callable[[int], tuple or dict]
+        Real inputs on the CPU for a batch size: positional or keyword arguments.
+    """
+
+    graph: ModelGraph
+    model: Callable[[], torch.nn.Module]
+    inputs: Callable[[int], Any]
+
+
+def source_of(
+    model: torch.nn.Module | str,
+    inputs: Any = None,
+    *,
+    seq: int | None = None,
+    image: int | None = None,
+    precision: str | None = None,
+    memory_format: str = "contiguous",
+    strict: bool = False,
+) -> Source:
+    """A source from whatever `latpred.trace` takes but a graph; parameters and errors are those of `latpred.trace`."""
+    graph = trace(
+        model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict
+    )
+    dtype, last = DTYPES[graph.precision], memory_format == "channels_last"
+    if isinstance(model, str):
+        name = model
+
+        def make() -> torch.nn.Module:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(SEED)
+                return _formatted(build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model, last)
+
+        shape = build(name, seq=seq, image=image)
+        found = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)
+    elif isinstance(model, torch.nn.Module):
+        module = model
+
+        def make() -> torch.nn.Module:
+            return _formatted(on_cpu(module, dtype), last)
+
+        found = derived(module, seq, image) if inputs is None else from_example(inputs)
+    else:
+        raise UsageError(f"a {type(model).__name__} is no model; give an nn.Module or a model's name")
+    given = found if inputs is None else from_example(inputs)
+    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last))
+
+
+def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
+    twin = copy.deepcopy(module)
+    if any(tensor.is_meta for tensor in (*twin.parameters(), *twin.buffers())):
+        twin = twin.to_empty(device="cpu")
+        generator = torch.Generator().manual_seed(SEED)
+        for tensor in (*twin.parameters(), *twin.buffers()):
+            if tensor.is_floating_point():
+                tensor.data.normal_(0.0, 0.02, generator=generator)
+            else:
+                tensor.data.zero_()
+    return twin.to(device="cpu", dtype=dtype).eval()
+
+
+def _formatted(module: torch.nn.Module, channels_last: bool) -> torch.nn.Module:
+    return module.to(memory_format=torch.channels_last) if channels_last else module  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,121 @@
+"""Keeps the graphs that runtimes' own tools took seconds to make, by the structure of the model.
+
+Two models of one structure have one key whatever they are called: the key is a digest of the eager walk, the runtime,
+the kind of device and the versions that matter. In memory for this process, on disk in the user's cache, both bounded;
+a cache that cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from latpred import home
+from latpred.graph import ModelGraph
+
+MOST_IN_MEMORY = 256
+MOST_ON_DISK_BYTES = 256 << 20
+VERSION = 1
+
+_MEMORY: OrderedDict[str, ModelGraph] = OrderedDict()
+
+
+def structure(graph: ModelGraph) -> str:
+    """Digest of everything in a walk but what it is called and which software made it.
+
+    >>> import torch, latpred
+    >>> a, b = (latpred.trace(torch.nn.Linear(4, 4), torch.zeros(size, 4)) for size in (1, 2))
+    >>> structure(a) == structure(b)
+    True
+    """
+    bare = msgspec.structs.replace(graph, model="", stack={})
+    return hashlib.sha256(msgspec.json.encode(bare)).hexdigest()
+
+
+def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Callable[[], ModelGraph]) -> ModelGraph:
+    """What `make` gives for a model of this structure, made at most once.
+
+    Parameters
+    ----------
+    graph : ModelGraph
+        The eager walk of the model.
+    runtime, target, options : str
+        What else the result depends on.
+    make : callable
+        Takes the model apart; may take seconds. What it raises is not kept.
+
+    Returns
+    -------
+    ModelGraph
+        Under the name of `graph`.
+    """
+    torch_version = graph.stack.get("torch", "")
+    parts = (str(VERSION), structure(graph), runtime, target, options, torch_version)
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    found = _MEMORY.get(key) or _read(_file(runtime, key))
+    if found is None:
+        found = make()
+        _write(_file(runtime, key), found)
+    _remember(key, found)
+    return found if found.model == graph.model else msgspec.structs.replace(found, model=graph.model)
+
+
+def forget() -> None:
+    """Drop what this process holds in memory; the files stay."""
+    _MEMORY.clear()
+
+
+def folder() -> Path:
+    """Where the files are, one folder for each runtime."""
+    return home.cache_dir() / "graphs"
+
+
+def _remember(key: str, graph: ModelGraph) -> None:
+    _MEMORY[key] = graph
+    _MEMORY.move_to_end(key)
+    while len(_MEMORY) > MOST_IN_MEMORY:
+        _MEMORY.popitem(last=False)
+
+
+def _file(runtime: str, key: str) -> Path:
+    return folder() / runtime / f"{key}.json.gz"
+
+
+def _read(path: Path) -> ModelGraph | None:
+    try:
+        graph = ModelGraph.from_json(gzip.decompress(path.read_bytes()))
+        os.utime(path)  # what was used last is deleted last
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, ValueError):  # ValueError: damaged, or written by another version; it is made again
+        return None
+    return graph
+
+
+def _write(path: Path, graph: ModelGraph) -> None:
+    body = gzip.compress(graph.to_json().encode(), compresslevel=4, mtime=0)
+    fresh = path.with_name(f".{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_bytes(body)
+        fresh.replace(path)  # another process sees all of it or none
+        _trim()
+
+
+def _trim() -> None:
+    """Delete what was used longest ago until the folder is within its bound."""
+    files = [(file.stat(), file) for file in folder().rglob("*.json.gz")]
+    excess = sum(stat.st_size for stat, _ in files) - MOST_ON_DISK_BYTES
+    for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime):
+        if excess <= 0:
+            return
+        file.unlink(missing_ok=True)
+        excess -= stat.st_size

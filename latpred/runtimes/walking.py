@@ -1,0 +1,139 @@
+"""The graph that a runtime's predictions start from: the eager walk, or what the runtime's own tools make of the model.
+
+A model that those tools refuse, and a graph without a model, get the runtime's estimate, which says so in its notes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latpred import runtimes
+from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.graph import ModelGraph
+from latpred.identity import IdentityCache
+from latpred.runtimes import store
+from latpred.runtimes.base import Walker
+
+if TYPE_CHECKING:
+    import torch
+
+    from latpred.runtimes.source import Source
+
+TARGETS = ("cpu", "cuda")
+_estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
+
+
+def walked_by(runtime: str) -> str:
+    """Name of the runtime whose graphs a runtime lowers.
+
+    >>> walked_by("eager")
+    'eager'
+    """
+    found = runtimes.get(runtime)
+    return found.walked_by if isinstance(found, Walker) else "eager"
+
+
+def target_of(device_kind: str) -> str:
+    """Which kind of device a runtime's tools have to think of: "cuda" for everything that is asynchronous."""
+    return "cpu" if device_kind == "cpu" else "cuda"
+
+
+def walk(
+    model: torch.nn.Module | str,
+    inputs: Any = None,
+    *,
+    runtime: str = "eager",
+    target: str = "cpu",
+    seq: int | None = None,
+    image: int | None = None,
+    precision: str | None = None,
+    memory_format: str = "contiguous",
+    strict: bool = False,
+) -> ModelGraph:
+    """What a runtime runs for a model.
+
+    Parameters
+    ----------
+    model, inputs, seq, image, precision, memory_format, strict
+        As for `latpred.trace`.
+    runtime : str
+        Name of a runtime.
+    target : str
+        Kind of device: "cpu" or "cuda".
+
+    Raises
+    ------
+    UsageError, TraceError
+        As for `latpred.trace`; UsageError also for an unknown runtime.
+    MissingPackageError
+        When the runtime's tools are not installed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> walk(torch.nn.Linear(64, 10), torch.zeros(1, 64)).launches()
+    1
+    """
+    runtimes.get(runtime)  # a misspelt runtime is said before anything takes time
+    if walked_by(runtime) == "eager":
+        from latpred.tracing import trace
+
+        return trace(
+            model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict
+        )
+    from latpred.runtimes.source import source_of
+
+    source = source_of(
+        model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict
+    )
+    return of_source(source, runtime, target)
+
+
+def of_source(source: Source, runtime: str, target: str) -> ModelGraph:
+    """As `walk`, for a source; models of one structure are taken apart once."""
+    walker = runtimes.get(runtime)
+    if not isinstance(walker, Walker):
+        return source.graph
+
+    def make() -> ModelGraph:
+        try:
+            return walker.walk(source, target)
+        except RuntimeRefusalError as error:
+            guess = walker.estimate(source.graph, target)
+            return _noted(guess, str(error))
+
+    return store.kept(source.graph, walker.walked_by, target, walker.options, make)
+
+
+def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
+    """The graph a runtime can lower: this one, or an estimate from it where it is an eager walk.
+
+    Raises
+    ------
+    UsageError
+        When the graph was walked for another runtime or kind of device.
+    """
+    wanted = walked_by(runtime)
+    if graph.runtime == wanted:
+        if graph.target not in ("", target):
+            raise UsageError(
+                f"This graph is what {graph.runtime} runs on a {graph.target} device; walk the model again for {target}."
+            )
+        return graph
+    if graph.runtime != "eager":
+        raise UsageError(
+            f"This graph is what {graph.runtime} runs, which says nothing of {runtime}. Pass the model itself, "
+            "or its eager walk (latpred.trace)."
+        )
+    known = _estimates.get(graph, lambda _: {})
+    if (wanted, target) not in known:
+        walker = runtimes.get(runtime)
+        assert isinstance(walker, Walker)
+        known[wanted, target] = walker.estimate(graph, target)
+    return known[wanted, target]
+
+
+def _noted(graph: ModelGraph, note: str) -> ModelGraph:
+    return msgspec.structs.replace(graph, notes=(note, *graph.notes))
