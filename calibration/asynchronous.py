@@ -14,11 +14,12 @@ import torch
 from latpred.calibration import clocks, networks, suite, timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
-from latpred.calibration.precisions import DTYPES, cast
+from latpred.calibration.precisions import cast
 from latpred.calibration.sampling import Choice
 from latpred.calibration.session import Sampled
 from latpred.calibration.timing import Timing
 from latpred.profile import DeviceProfile
+from latpred.tracing.precisions import dtype_of
 
 TINY = 3 * len(networks.KINDS)
 JUDGES = 24
@@ -99,7 +100,7 @@ class Asynchronous:
         if place is None:
             return networks.graph(spec, cell.precision), spec.batch
         with torch.device(place):
-            model = networks.build(spec).to(DTYPES[cell.precision])
+            model = networks.build(spec).to(dtype_of(cell.precision))
         return model, cast(networks.inputs(spec, device=str(place)), cell.precision)
 
 

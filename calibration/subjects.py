@@ -22,6 +22,7 @@ from latpred.graph import ModelGraph
 from latpred.predicted import GraphKey
 from latpred.runtimes.source import Source
 from latpred.runtimes.walking import fitting, of_source, walked_by
+from latpred.tracing.precisions import dtype_of
 
 Inputs = Callable[[int, Any], Any]
 SEED = 0
@@ -65,9 +66,7 @@ class Subject:
 
         model, inputs = self.make("meta", precision)
         graph = trace(model, lambda batch: inputs(batch, "meta"), precision=precision)
-        graph = msgspec.structs.replace(
-            graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size
-        )
+        graph = msgspec.structs.replace(graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size)
         source = Source(graph, lambda: self.make("cpu", precision)[0], self._real_inputs(precision))
         return of_source(source, runtime, target)
 
@@ -172,20 +171,6 @@ def keep_lively(model: nn.Module) -> None:
         elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and module.affine:
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
-
-
-def dtype_of(precision: str) -> torch.dtype:
-    """Floating-point dtype of a precision.
-
-    Raises
-    ------
-    UsageError
-        For an unknown precision.
-    """
-    dtypes = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    if precision not in dtypes:
-        raise UsageError(f"Precision {precision!r} is not known. Use one of {', '.join(dtypes)}.")
-    return dtypes[precision]
 
 
 def token_inputs(length: int, vocabulary: int) -> Inputs:

@@ -13,11 +13,12 @@ from latpred.calibration import inplace, networks, suite, timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
 from latpred.calibration.networks import NetworkSpec
-from latpred.calibration.precisions import DTYPES, cast
+from latpred.calibration.precisions import cast
 from latpred.calibration.sampling import Choice
 from latpred.calibration.session import Sampled
 from latpred.calibration.tempo import TEMPO, Metronome
 from latpred.profile import DeviceProfile
+from latpred.tracing.precisions import dtype_of
 
 TINY = 3 * len(networks.KINDS)
 TINY_REPEATS, TINY_S = 15, 0.15
@@ -62,7 +63,7 @@ class Synchronous:
         if cell.kind == "memory":
             return Sampled({"single": timing.single(self._device, self._device.prepare(cell), timing.QUICK)})
         spec = suite.network_spec(cell)
-        model = networks.build(spec).to(DTYPES[cell.precision])
+        model = networks.build(spec).to(dtype_of(cell.precision))
         inputs = cast(networks.inputs(spec), cell.precision)
         repeats, budget_s = _effort(spec)
         between = self._evict if spec.cold else self._metronome.beat

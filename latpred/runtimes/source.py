@@ -18,7 +18,8 @@ from latpred.graph import ModelGraph
 from latpred.tracing import trace
 from latpred.tracing.derive import derived
 from latpred.tracing.inputs import Inputs, from_example, real
-from latpred.tracing.names import DTYPES, build
+from latpred.tracing.names import build
+from latpred.tracing.precisions import dtype_of
 
 SEED = 0
 
@@ -32,7 +33,7 @@ class Source:
     graph : ModelGraph
         Its eager walk.
     model : Callable[[], nn.Module]
-        Builds it on the CPU in evaluation mode, its weights of the graph's dtype and format; each call may take a while.
+        Builds it on the CPU in evaluation mode, in the graph's dtype and format; each call may take a while.
     inputs : Callable[[int], tuple or dict]
         Real inputs on the CPU for a batch size: positional or keyword arguments.
     """
@@ -53,17 +54,17 @@ def source_of(
     strict: bool = False,
 ) -> Source:
     """A source from whatever `latpred.trace` takes but a graph; parameters and errors are those of `latpred.trace`."""
-    graph = trace(
-        model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict
-    )
-    dtype, last = DTYPES[graph.precision], memory_format == "channels_last"
+    graph = trace(model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict)
+    dtype, last = dtype_of(graph.precision), memory_format == "channels_last"
     if isinstance(model, str):
         name = model
 
         def make() -> torch.nn.Module:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(SEED)
-                return _formatted(build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model, last)
+                return _formatted(
+                    build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model, last
+                )
 
         shape = build(name, seq=seq, image=image)
         found = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)

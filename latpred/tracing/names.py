@@ -18,10 +18,10 @@ import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError
 from latpred.tracing.derive import example_images, example_samples, example_tokens
+from latpred.tracing.precisions import dtype_of
 from latpred.tracing.userfile import build_from_file
 from latpred.tracing.zoo import ARCHITECTURES, Architecture
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _ALIASES = {alias.lower(): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
 _LIBRARIES = ("torchvision", "timm")
 
@@ -84,7 +84,7 @@ def build(
     MissingPackageError
         When torchvision or timm is asked for and not there, or when an installed package is broken.
     """
-    dtype = DTYPES[precision]
+    dtype = dtype_of(precision)
     library, colon, rest = name.partition(":")
     if colon and library in _LIBRARIES:
         model, side = _from_library(library, rest, device, image)

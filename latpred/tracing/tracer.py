@@ -22,6 +22,7 @@ from latpred.tracing.handlers import UnknowableError
 from latpred.tracing.hostwork import HostWork
 from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes
 from latpred.tracing.lines import Pass, demand_same, on_the_line, ops_exactly, ops_through, same_ops
+from latpred.tracing.precisions import DTYPES, dtype_of
 from latpred.tracing.twin import Twin, make_twin
 from latpred.tracing.walk import Walk
 
@@ -103,7 +104,7 @@ def trace(
         raise UsageError(f"a {type(model).__name__} cannot be traced; give an nn.Module or a model's name")
     else:
         given = derived(model, seq, image) if inputs is None else from_example(inputs)
-    twin = make_twin(model, names.DTYPES.get(precision or ""), memory_format == "channels_last")
+    twin = make_twin(model, DTYPES.get(precision or ""), memory_format == "channels_last")
     graph = Tracer(twin, given, memory_format == "channels_last").graph(name, precision, memory_format)
     if strict:
         _demand_known(graph)
@@ -213,8 +214,8 @@ def _no_collection() -> Iterator[None]:
 
 
 def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:
-    if precision is not None and precision not in names.DTYPES:
-        raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(names.DTYPES)}")
+    if precision is not None:
+        dtype_of(precision)  # which says when there is no such precision
     if memory_format not in _FORMATS:
         raise UsageError(f"memory_format {memory_format!r} is not known; choose one of {', '.join(_FORMATS)}")
     for name, value in (("seq", seq), ("image", image)):

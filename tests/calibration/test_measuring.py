@@ -149,7 +149,7 @@ def test_a_graph_cannot_run_elsewhere(make_op: Any, make_graph: Any) -> None:
         ({"batches": []}, "Batch 'list' cannot be measured"),
         ({"batches": [1], "repeats": 0}, "0 repeats measure nothing"),
         ({"batches": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
-        ({"batches": [1], "precision": "int4"}, "Precision 'int4' is not known"),
+        ({"batches": [1], "precision": "int4"}, "precision 'int4' is not known"),
     ],
 )
 def test_bad_requests(arguments: dict[str, Any], message: str) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from latpred.calibration import inplace, networks, suite
 from latpred.calibration.networks import KINDS, NetworkSpec
-from latpred.calibration.precisions import DTYPES, cast
+from latpred.calibration.precisions import cast
 from latpred.graph import Op
+from latpred.tracing.precisions import dtype_of
 
 TINY = [networks.draw(seed, tiny=True) for seed in range(3 * len(KINDS))]
 # A second head of width 8 and images and sequences of other sizes, still small.
@@ -26,7 +27,7 @@ def named(spec: NetworkSpec) -> str:
 
 
 def made(spec: NetworkSpec, precision: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    model = networks.build(spec).to(DTYPES[precision])
+    model = networks.build(spec).to(dtype_of(precision))
     return model, cast(networks.inputs(spec, batch), precision)
 
 
@@ -64,7 +65,7 @@ def test_every_network_runs_and_is_walked_in_a_precision(spec: NetworkSpec, prec
     with torch.inference_mode():
         out = model(*inputs)
     assert out.shape[0] == 3
-    assert out.dtype is DTYPES[precision]
+    assert out.dtype is dtype_of(precision)
     graph = networks.graph(spec, precision)
     assert not any(op.estimated for batch in (1, 3) for op in graph.at(batch))
     assert len(inplace.calls(graph.at(3))) == len(called(lambda: model(*inputs)))

@@ -1,0 +1,27 @@
+"""Precisions by name, and the dtype that floating-point tensors have in each."""
+
+from __future__ import annotations
+
+import torch
+
+from latpred.errors import UsageError
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Floating-point dtype of a precision.
+
+    Raises
+    ------
+    UsageError
+        For an unknown precision.
+
+    Examples
+    --------
+    >>> dtype_of("tf32")
+    torch.float32
+    """
+    if precision not in DTYPES:
+        raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
+    return DTYPES[precision]
