@@ -21,6 +21,10 @@ class UnknownModelError(UsageError):
     """No model goes by this name."""
 
 
+class UnknownGpuError(UsageError):
+    """There is no datasheet of a GPU of this name."""
+
+
 class MissingPackageError(LatpredError):
     """A package that this needs is not installed, or cannot be imported."""
 
