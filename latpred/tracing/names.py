@@ -6,6 +6,7 @@ initialised, which makes building take milliseconds.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -166,7 +167,31 @@ def _transformers_class(name: str) -> Any:
     try:
         return getattr(import_module("transformers"), name)
     except (ImportError, RuntimeError, AttributeError) as error:
+        if not _torchvision_broken():
+            raise _broken("transformers", error) from error
+    try:
+        with _without_torchvision():
+            return getattr(import_module("transformers"), name)
+    except (ImportError, RuntimeError, AttributeError) as error:
         raise _broken("transformers", error) from error
+
+
+@contextmanager
+def _without_torchvision() -> Iterator[None]:
+    """Make a torchvision that cannot be imported look as if it were not there, which transformers can do without."""
+    asked: Any = getattr(import_module("transformers.utils.import_utils"), "is_torchvision_available", None)
+    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torchvision"}
+    for name in hidden:
+        del sys.modules[name]
+    sys.modules["torchvision"] = None  # type: ignore[assignment]  # which is how Python says that there is none
+    try:
+        if hasattr(asked, "cache_clear"):
+            asked.cache_clear()
+            asked()  # transformers remembers the answer
+        yield
+    finally:
+        del sys.modules["torchvision"]
+        sys.modules.update(hidden)
 
 
 def _broken(package: str, error: BaseException) -> MissingPackageError:
