@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
         return math.log(self.predicted_us / self.measured_us)
 
 
-def verdicts(profile: DeviceProfile, judges: Mapping[str, NetworkRun]) -> list[Verdict]:
+def verdicts(profile: DeviceProfile, judges: Mapping[str, NetworkRun], runtime: str = "eager") -> list[Verdict]:
     """Predict every judge with a profile.
 
     Parameters
@@ -46,13 +46,15 @@ def verdicts(profile: DeviceProfile, judges: Mapping[str, NetworkRun]) -> list[V
         Its dispatch spread is left out of `Verdict.kernel_spread`.
     judges : mapping of cell keys to NetworkRun
         Networks that no fit saw, with their latency.
+    runtime : str
+        In which they ran.
     """
     # Not quite zero: then the predictor adds only what a kernel's spread exceeds its family's usual one by.
     bare = {name: msgspec.structs.replace(fit, spread=1e-9) for name, fit in profile.runtimes.items()}
     predictor = Predictor(msgspec.structs.replace(profile, runtimes=bare))
     found = []
     for key, run in judges.items():
-        prediction = predictor.predict(run.graph, run.batch)
+        prediction = predictor.predict(run.graph, run.batch, runtime=runtime)
         low, high = prediction.interval_ms
         spread = math.log(high / low) / (2 * Z90)
         found.append(Verdict(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))

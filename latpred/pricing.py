@@ -26,7 +26,7 @@ CALL = "call"  # the step that stands for what a forward pass costs before its f
 
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 # Families with the same dimensions that stand in for one that was not measured, the nearest first.
-_SUBSTITUTES = {
+SUBSTITUTES = {
     "conv_depthwise": ("conv_grouped", "conv"),
     "conv_grouped": ("conv",),
     "conv_transpose": ("conv",),
@@ -220,7 +220,7 @@ class PriceList:
                 if name in source:
                     return self._cached(source[name]), source[name].leaf_scales.get(family, 1.0), True
                 name = parent(name)
-        for substitute in _SUBSTITUTES.get(root(family), ()):
+        for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
                 return self._cached(fits[substitute]), 1.0, False
         if wanted not in self._guesses:

@@ -1,0 +1,116 @@
+"""Generated networks in a runtime: what it makes of each, and a journal's rows of them as runs that a fit can use.
+
+Nothing is timed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from latpred.calibration import judging, networks, suite
+from latpred.calibration.dispatchfit import NetworkRun
+from latpred.calibration.judging import Verdict
+from latpred.calibration.networks import NetworkSpec
+from latpred.calibration.precisions import cast
+from latpred.calibration.session import Row
+from latpred.graph import ModelGraph
+from latpred.profile import DeviceInfo, DeviceProfile, DispatchFit
+from latpred.runtimes.source import Source
+from latpred.runtimes.walking import of_source, target_of
+from latpred.tracing.precisions import dtype_of
+from latpred.units import US_PER_S
+
+
+class Run(NamedTuple):
+    """A network that was timed in a runtime.
+
+    Attributes
+    ----------
+    graph : ModelGraph
+        What the runtime runs.
+    batch : int
+        Batch size.
+    total_us : float
+        Latency of one forward pass.
+    issue_us : float or None
+        Time to issue one without waiting, on an asynchronous device where that was taken.
+    doubt : float
+        Relative standard error of the latency.
+    tiny : bool
+        Whether next to nothing but dispatch takes time.
+    """
+
+    graph: ModelGraph
+    batch: int
+    total_us: float
+    issue_us: float | None = None
+    doubt: float = 0.0
+    tiny: bool = False
+
+
+def built(spec: NetworkSpec, precision: str, device: str = "cpu") -> torch.nn.Module:
+    """The real network of a spec, with ordinary weights: tools that export or trace want no inference tensors."""
+    with torch.inference_mode(False), torch.no_grad(), torch.device(device):
+        return networks.build(spec).to(dtype_of(precision))
+
+
+def inputs_of(
+    spec: NetworkSpec, precision: str, device: str = "cpu", batch: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Real inputs of a spec's network at its own batch or another."""
+    with torch.inference_mode(False):
+        return cast(networks.inputs(spec, batch, device), precision)
+
+
+def source_of_spec(spec: NetworkSpec, precision: str) -> Source:
+    """A spec's network as the tools of a runtime take it."""
+    return Source(
+        networks.graph(spec, precision),
+        lambda: built(spec, precision),
+        lambda batch: inputs_of(spec, precision, batch=batch),
+    )
+
+
+def graph_of(spec: NetworkSpec, precision: str, runtime: str, target: str) -> ModelGraph:
+    """What a runtime runs for a spec's network; found again by its structure after the first time."""
+    return of_source(source_of_spec(spec, precision), runtime, target)
+
+
+def runs_of(rows: Iterable[Row], info: DeviceInfo, *, judges: bool = False) -> list[Run]:
+    """The networks among a runtime's rows: those that judge, or all others."""
+    chosen = [row for row in rows if row.cell.kind == "network" and suite.network_spec(row.cell).judge == judges]
+    return [_run(row, info) for row in chosen]
+
+
+def judged(
+    fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str
+) -> tuple[DispatchFit, list[Verdict]]:
+    """A runtime's fit with the spread of the networks that were kept out of it, and how it did on each.
+
+    Without such networks the fit stays as it is.
+    """
+    whole = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
+    keys = [row.cell.key for row in rows if row.cell.kind == "network" and suite.network_spec(row.cell).judge]
+    runs = [NetworkRun(run.graph, run.batch, run.total_us) for run in runs_of(rows, profile.device, judges=True)]
+    found = judging.verdicts(whole, dict(zip(keys, runs, strict=True)), runtime)
+    if not found:
+        return fit, []
+    return msgspec.structs.replace(fit, spread=judging.network_spread(found)), found
+
+
+def _run(row: Row, info: DeviceInfo) -> Run:
+    spec, cell = suite.network_spec(row.cell), row.cell
+    graph = graph_of(spec, cell.precision, cell.runtime, target_of(info.kind))
+    single, issue = row.timings["single"], row.timings.get("issue")
+    return Run(
+        graph=graph,
+        batch=spec.batch,
+        total_us=single.median_s * US_PER_S,
+        issue_us=None if issue is None else issue.median_s * US_PER_S,
+        doubt=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
+        tiny=spec.tiny,
+    )

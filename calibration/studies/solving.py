@@ -1,0 +1,71 @@
+"""Small linear systems of named unknowns that are not negative: measurements with doubts, and beliefs that pull.
+
+Knows nothing of what the unknowns mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import lsq_linear
+
+Column = tuple[str, ...]
+
+ROUNDS = 12  # of reweighting, by when weights have settled
+ORDINARY = 1.5  # standard deviations up to which an error is nothing unusual
+
+
+class _Row(NamedTuple):
+    terms: Mapping[Column, float]
+    value: float
+    doubt: float
+    belief: bool
+
+
+class System:
+    """Equations to be met in the sense of least squares, each weighted by its doubt.
+
+    Examples
+    --------
+    >>> system = System()
+    >>> system.measured({("x",): 2.0}, 8.0, 0.1)
+    >>> system.believed({("x",): 1.0}, 0.0, 100.0)
+    >>> round(system.solve()["x",], 3)
+    4.0
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+
+    def measured(self, terms: Mapping[Column, float], value: float, doubt: float) -> None:
+        """An equation that may be an outlier: far from all others it pulls less."""
+        self._rows.append(_Row(terms, value, doubt, False))
+
+    def believed(self, terms: Mapping[Column, float], value: float, doubt: float) -> None:
+        """An equation that was known beforehand."""
+        self._rows.append(_Row(terms, value, doubt, True))
+
+    def names(self, kind: str) -> list[str]:
+        """Second parts of the unknowns of a kind, in order."""
+        return sorted({column[1] for row in self._rows for column in row.terms if column[0] == kind and column[1]})
+
+    def solve(self) -> dict[Column, float]:
+        """The unknowns, none of them negative."""
+        columns = {column: index for index, column in enumerate(sorted({c for row in self._rows for c in row.terms}))}
+        matrix = np.zeros((len(self._rows), len(columns)))
+        for index, row in enumerate(self._rows):
+            for column, amount in row.terms.items():
+                matrix[index, columns[column]] += amount / row.doubt
+        values = np.array([row.value / row.doubt for row in self._rows])
+        fixed = np.array([row.belief for row in self._rows])
+        # Unknowns of very different size (bytes and launches) must look alike to the solver.
+        sizes = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
+        weights = np.ones(len(values))
+        for _ in range(ROUNDS):
+            scaled = matrix / sizes * weights[:, None]
+            found = lsq_linear(scaled, values * weights, bounds=(0.0, np.inf)).x / sizes
+            off = np.abs(matrix @ found - values)
+            weights = np.where(fixed, 1.0, np.sqrt(np.minimum(1.0, ORDINARY / np.maximum(off, 1e-12))))
+        return {column: float(found[index]) for column, index in columns.items()}
