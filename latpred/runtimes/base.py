@@ -24,6 +24,8 @@ class Runtime(Protocol):
     ----------
     name : str
         What `predict(..., runtime=name)` calls it, and the key of its dispatch costs in a profile.
+    needs : str, optional
+        The only kind of device it runs on, "cpu" or "cuda"; runtimes without this attribute run on any.
     """
 
     name: str

@@ -61,8 +61,17 @@ def one_replay(runtime: str, ops: Iterable[Op], first: Iterable[Op] = ()) -> Sch
     )
 
 
-def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op]) -> None:
+def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: bool = False) -> None:
     """Refuse ops that no graph can hold.
+
+    Parameters
+    ----------
+    runtime, model : str
+        Whose ops they are.
+    ops : iterable of Op
+        What would have to be captured.
+    unsure : bool
+        Whether they may be others while the model is captured, as nobody could ask the model.
 
     Raises
     ------
@@ -76,10 +85,16 @@ def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op]) -> None:
         if op.syncs:
             raise RuntimeRefusalError(
                 f"{runtime} cannot capture {model}: {op.name}{where} makes the host wait for the device. "
-                f"Ask for runtime='eager', or take such calls ({short}) out of the model's forward."
+                f"Ask for runtime='eager', or {_other_way(unsure)}."
             )
         if short in DATA_DEPENDENT or short.partition(".")[0] in DATA_DEPENDENT:
             raise RuntimeRefusalError(
                 f"{runtime} cannot capture {model}: the size of what {op.name}{where} gives depends on the data. "
                 "Ask for runtime='eager'."
             )
+
+
+def _other_way(unsure: bool) -> str:
+    if unsure:
+        return "pass the model itself instead of its walk: some leave such checks out while they are captured"
+    return "take that call out of the model's forward"

@@ -40,6 +40,35 @@ def target_of(device_kind: str) -> str:
     return "cpu" if device_kind == "cpu" else "cuda"
 
 
+def unsuited(runtime: str, target: str) -> str | None:
+    """None where a runtime can run on a kind of device, else why it cannot and what to ask for instead.
+
+    >>> unsuited("eager", "cpu") is None
+    True
+    """
+    needs = getattr(runtimes.get(runtime), "needs", target)
+    if needs == target:
+        return None
+    name = needs.upper()
+    return (
+        f"{runtime} needs a {name} device; ask for --device simulated or the profile of a {name} device "
+        f"(latpred profiles list), or for another runtime, as runtime='eager'"
+    )
+
+
+def demand_suited(runtime: str, target: str) -> None:
+    """Refuse a runtime on a kind of device that it cannot run on.
+
+    Raises
+    ------
+    UsageError
+        For such a runtime, and for one that nobody knows.
+    """
+    reason = unsuited(runtime, target)
+    if reason is not None:
+        raise UsageError(f"{reason}.")
+
+
 def walk(
     model: torch.nn.Module | str,
     inputs: Any = None,
@@ -66,7 +95,7 @@ def walk(
     Raises
     ------
     UsageError, TraceError
-        As for `latpred.trace`; UsageError also for an unknown runtime.
+        As for `latpred.trace`; UsageError also for an unknown runtime, and one that needs another kind of device.
     MissingPackageError
         When the runtime's tools are not installed.
 
@@ -76,7 +105,7 @@ def walk(
     >>> walk(torch.nn.Linear(64, 10), torch.zeros(1, 64)).launches()
     1
     """
-    runtimes.get(runtime)  # a misspelt runtime is said before anything takes time
+    demand_suited(runtime, target)  # said before anything takes time
     if walked_by(runtime) == "eager":
         from latpred.tracing import trace
 
@@ -93,6 +122,7 @@ def walk(
 
 def of_source(source: Source, runtime: str, target: str) -> ModelGraph:
     """As `walk`, for a source; models of one structure are taken apart once."""
+    demand_suited(runtime, target)
     walker = runtimes.get(runtime)
     if not isinstance(walker, Walker):
         return source.graph
@@ -113,13 +143,14 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     Raises
     ------
     UsageError
-        When the graph was walked for another runtime or kind of device.
+        When the graph was walked for another runtime or kind of device, or the runtime needs another kind of device.
     """
+    demand_suited(runtime, target)
     wanted = walked_by(runtime)
     if graph.runtime == wanted:
         if graph.target not in ("", target):
             raise UsageError(
-                f"This graph is what {graph.runtime} runs on a {graph.target} device; walk the model again for {target}."
+                f"This graph is what {graph.runtime} runs on a {graph.target} device; walk the model for {target}."
             )
         return graph
     if graph.runtime != "eager":

@@ -1,0 +1,213 @@
+"""CUDA graphs: the kernels of an eager forward pass, captured once and launched together ever after.
+
+What is captured is what the model does while it is captured, which may differ from what it does otherwise: transformers
+leaves out checks that read values back. Inputs stay where they lay when the graph was captured: replaying copies none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latpred.errors import DeviceError, RuntimeRefusalError
+from latpred.graph import ModelGraph
+from latpred.identity import IdentityCache
+from latpred.runtimes.eager import Eager
+from latpred.runtimes.replay import one_replay, refuse_uncapturable
+from latpred.schedule import Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+    from latpred.runtimes.source import Source
+
+WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
+NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
+_UNSURE = "taken from the eager walk, where the host waits for the device"
+
+
+class CudaGraphs:
+    """Eager PyTorch's kernels, launched as one captured graph."""
+
+    name = "cuda-graphs"
+    walked_by = "cuda-graphs"
+    needs = "cuda"
+
+    def __init__(self) -> None:
+        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+
+    @property
+    def options(self) -> str:
+        """The version of transformers: what its models leave out while they are captured changes with it."""
+        try:
+            return f"transformers {metadata.version('transformers')}"
+        except metadata.PackageNotFoundError:
+            return ""
+
+    def walk(self, source: Source, target: str) -> ModelGraph:
+        """The eager walk; where the host waits for the device in it, what the model does while it is captured."""
+        if not waits(source.graph):
+            return _captured_on(source.graph, source.graph, target)
+        from latpred.tracing import trace
+
+        given = source.graph
+        with seen_as_capturing():
+            seen = trace(source.model(), source.inputs, precision=given.precision, memory_format=given.memory_format)
+        return _captured_on(seen, given, target)
+
+    def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
+        """The eager walk as it is."""
+        noted = _captured_on(graph, graph, target)
+        return msgspec.structs.replace(noted, notes=(*noted.notes, _UNSURE)) if waits(graph) else noted
+
+    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
+        """One step that launches every kernel.
+
+        Raises
+        ------
+        RuntimeRefusalError
+            When some op cannot be captured; names it and its module.
+        """
+        schedules = self._schedules.get(graph, lambda _: {})
+        special = batch == 1 and graph.ops_at_one is not None
+        if special not in schedules:
+            refuse_uncapturable(self.name, graph.model, graph.at(batch), unsure=_UNSURE in graph.notes)
+            schedules[special] = one_replay(self.name, graph.at(batch))
+        return schedules[special]
+
+    def available(self) -> str | None:
+        """None where there is a CUDA device."""
+        import torch
+
+        return None if torch.cuda.is_available() else NO_CUDA
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """A call that replays the model's captured graph and gives the outputs, which the next call overwrites.
+
+        Raises
+        ------
+        RuntimeRefusalError
+            When the model cannot be captured.
+        DeviceError
+            When there is no CUDA device, or the model is not on one.
+        """
+        forward = Eager().build(model, inputs)
+        graph, outputs = capture(forward, _device_of(model, inputs))
+        replay = graph.replay
+
+        def run() -> Any:
+            replay()
+            return outputs[0]
+
+        run.inputs = inputs  # type: ignore[attr-defined]  # the graph reads them, so they live as long as it does
+        return run
+
+
+def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
+    """A graph of some calls, and what they gave.
+
+    The calls are made on the stream that captures first: handles of libraries belong to a stream. Whatever happens, the
+    stream that was current is current again, which a capture that fails would not see to.
+
+    Parameters
+    ----------
+    call : callable
+        What is captured; everything it reads must outlive the graph.
+    device : torch.device
+        A CUDA device.
+    count : int
+        How many calls the graph holds.
+
+    Raises
+    ------
+    RuntimeRefusalError
+        When capturing forbids what the call does.
+    DeviceError
+        When there is no CUDA device.
+    """
+    import torch
+
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise DeviceError(f"CUDA graphs are captured on CUDA devices, not on {device}: {NO_CUDA}.")
+    before = torch.cuda.current_stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(before)
+    with torch.cuda.stream(side):
+        for _ in repeat(None, WARM_UPS):
+            call()
+    before.wait_stream(side)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Other threads may do as they please: only what this one does can end up in the graph.
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            outputs = [call() for _ in repeat(None, count)]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = _forbidden(error)
+        if reason is None:  # only what capturing forbids is an answer; the rest is an error
+            raise
+        raise RuntimeRefusalError(
+            f"this cannot be captured into a CUDA graph: {reason}. Ask for runtime='eager'."
+        ) from error
+    finally:
+        torch.cuda.set_stream(before)
+    graph.replay()  # the first replay uploads the graph
+    torch.cuda.synchronize(device)
+    return graph, outputs
+
+
+def waits(graph: ModelGraph) -> bool:
+    """Whether the host waits for the device somewhere in a forward pass."""
+    return bool(graph.syncs(1) or graph.syncs(2))
+
+
+@contextmanager
+def seen_as_capturing() -> Iterator[None]:
+    """Let models that ask whether they are being captured believe so; for a walk on the meta device, by one thread."""
+    import torch
+
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
+
+
+def _captured_on(seen: ModelGraph, given: ModelGraph, target: str) -> ModelGraph:
+    """The ops of one walk under everything else that another says."""
+    return msgspec.structs.replace(
+        given, ops=seen.ops, ops_at_one=seen.ops_at_one, runtime=CudaGraphs.walked_by, target=target
+    )
+
+
+def _forbidden(error: BaseException | None) -> str | None:
+    """What capturing forbade, in the words of the first error that says so.
+
+    Ending a capture that failed is an error of its own, which follows from the one that tells what went wrong.
+    """
+    found = None
+    while error is not None:
+        lines = str(error).splitlines() or [""]
+        if "captur" in str(error).lower():
+            found = next(line for line in lines if line).strip().rstrip(".")
+        error = error.__context__
+    return found
+
+
+def _device_of(model: Any, inputs: Any) -> torch.device:
+    """The device of a model's weights, else of its inputs."""
+    import torch
+
+    given = inputs.values() if isinstance(inputs, dict) else inputs
+    for tensor in (*model.parameters(), *model.buffers(), *given):
+        if isinstance(tensor, torch.Tensor):
+            return tensor.device
+    return torch.device("cpu")
