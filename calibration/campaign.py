@@ -13,7 +13,6 @@ from math import inf, isfinite
 from typing import NamedTuple, Protocol
 
 import msgspec
-import torch
 
 from latpred import profiles
 from latpred.calibration import conditions, fitting, judging, networks
@@ -72,6 +71,8 @@ def calibrate(
     precisions: Sequence[str] | None = None,
     fresh: bool = False,
     name: str | None = None,
+    threads: int | None = None,
+    cudnn_benchmark: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> DeviceProfile:
     """Measure a device and save its profile.
@@ -94,7 +95,12 @@ def calibrate(
     fresh : bool
         Start anew even where there is something to resume.
     name : str, optional
-        Of the profile; default: the device's name.
+        Of the profile; default: the device's name, with what was asked of threads and cudnn.
+    threads : int, optional
+        Threads that an op may use; default: as many as PyTorch uses now. Predictions for another number need another
+        profile.
+    cudnn_benchmark : bool
+        Measure with `torch.backends.cudnn.benchmark` on; CUDA only.
     progress : callable, optional
         Told before each cell.
 
@@ -123,13 +129,16 @@ def calibrate(
     chosen = _precisions(live, precisions, quick)
     kind = Asynchronous if live.asynchronous else Synchronous
     campaign: Campaign = kind(live, chosen)
-    settings = {"precisions": chosen, "threads": torch.get_num_threads(), "networks": networks.VERSION}
-    with conditions.stated(), Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
-        run = _Run(live, campaign, session, effort, name or live.name, progress)
-        run.measure()
-        profile = run.fitted()
-        profiles.save(profile)
-        session.complete()
+    options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
+    called = name or options.named(live.name)
+    with conditions.stated(options):
+        settings = {"precisions": chosen, "networks": networks.VERSION, **options.settings()}
+        with Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
+            run = _Run(live, campaign, session, effort, called, progress)
+            run.measure()
+            profile = options.noted_in(run.fitted())
+            profiles.save(profile)
+            session.complete()
     return profile
 
 

@@ -8,26 +8,88 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
+import msgspec
 import torch
+
+from latpred.errors import UsageError
+from latpred.profile import BENCHMARK, CUDNN, THREADS, DeviceProfile
 
 _AUTOCAST = ("cpu", "cuda")
 _SWITCHES = ((torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32"))
 _NEWER = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
 
 
+class Options(NamedTuple):
+    """What a measurement may set otherwise than it was.
+
+    threads : how many threads an op may use; None leaves it as it is. cudnn_benchmark : whether cudnn times its
+    convolutions when it meets a shape first, and keeps the fastest.
+    """
+
+    threads: int | None = None
+    cudnn_benchmark: bool = False
+
+    def checked(self, kind: str) -> Options:
+        """The same, for a kind of device.
+
+        Raises
+        ------
+        UsageError
+            For fewer than one thread, and for what the kind of device does not have.
+        """
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"{self.threads} threads compute nothing; give 1 or more, as in --threads 2.")
+        if self.threads is not None and kind != "cpu":
+            raise UsageError(f"threads are the CPU's, and {kind} is none; leave them out.")
+        if self.cudnn_benchmark and kind != "cuda":
+            raise UsageError(f"cudnn is CUDA's, and {kind} has none; leave cudnn_benchmark out.")
+        return self
+
+    def settings(self) -> dict[str, int | bool]:
+        """What a journal's rows depend on; to be asked while the options hold."""
+        return {"threads": torch.get_num_threads(), **({"cudnn_benchmark": True} if self.cudnn_benchmark else {})}
+
+    def named(self, device: str) -> str:
+        """Name of a profile measured so, where the user gives none.
+
+        >>> Options(threads=2).named("cpu")
+        'cpu-2-threads'
+        """
+        threads = "" if self.threads is None else f"-{self.threads}-threads"
+        return f"{device}{threads}{'-cudnn-benchmark' * self.cudnn_benchmark}"
+
+    def noted_in(self, profile: DeviceProfile) -> DeviceProfile:
+        """The profile, with what was asked for in its protocol."""
+        said = dict(profile.protocol)
+        if self.threads is not None:
+            said[THREADS] = f"{self.threads}, as asked for"
+        if profile.device.kind == "cuda":
+            said[CUDNN] = BENCHMARK if self.cudnn_benchmark else f"no {BENCHMARK}"
+        return msgspec.structs.replace(profile, protocol=said)
+
+
+AS_IS = Options()
+
+
 @contextmanager
-def stated() -> Iterator[None]:
-    """Inference mode, no autocast, convolutions not autotuned, subnormal numbers flushed, TF32 put back.
+def stated(options: Options = AS_IS) -> Iterator[None]:
+    """Inference mode, no autocast, subnormal numbers flushed, TF32 put back; threads and cudnn as the options say.
 
     Random weights let activations fade into subnormal numbers, a hundred times slower on a CPU; trained weights do not.
     """
+    threads = options.threads
     undo: list[Callable[[], object]] = _float32_settings()
     undo.append(partial(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark))
     undo.append(partial(torch.set_flush_denormal, _flushing()))
+    if threads is not None:
+        undo.append(partial(torch.set_num_threads, torch.get_num_threads()))
     undo += [partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind)) for kind in _AUTOCAST]
     try:
-        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.benchmark = options.cudnn_benchmark
+        if threads is not None:
+            torch.set_num_threads(threads)
         torch.set_flush_denormal(True)
         for kind in _AUTOCAST:
             torch.set_autocast_enabled(kind, False)

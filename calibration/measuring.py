@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from latpred import tables
+from latpred import runtimes, tables
 from latpred.calibration import conditions, timing
 from latpred.calibration.device import Device, open_device
 from latpred.calibration.subjects import Models, Subject, subjects_of
 from latpred.calibration.tempo import Metronome, steady
-from latpred.errors import DeviceError, UsageError
+from latpred.errors import DeviceError, MissingPackageError, UsageError
 from latpred.runtimes.walking import target_of
 
 VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
@@ -69,6 +69,7 @@ def measure(
     seq: int | None = None,
     image: int | None = None,
     precision: str = "fp32",
+    threads: int | None = None,
     budget_s: float | None = None,
     plan: timing.Plan | None = None,
     progress: Callable[[Step], None] | None = None,
@@ -93,6 +94,8 @@ def measure(
         Tokens or pixels of the inputs.
     precision : str
         fp32, tf32, fp16 or bf16.
+    threads : int, optional
+        Threads that an op may use on the CPU; default: as many as PyTorch uses now.
     budget_s : float, optional
         No visit starts later than this; cells that were never visited say so in `status`.
     plan : timing.Plan, optional
@@ -109,9 +112,11 @@ def measure(
     Raises
     ------
     UsageError
-        For a batch below 1, no model, fewer than one repeat, or an unknown runtime, protocol or precision.
+        For a batch below 1, no model, fewer than one repeat or thread, an unknown runtime, protocol or precision.
     DeviceError
         When the device is not there.
+    MissingPackageError
+        When the runtime is not installed.
 
     Examples
     --------
@@ -120,14 +125,32 @@ def measure(
     latpred.errors.UsageError: Batch 0 cannot be measured. Give whole numbers from 1 on.
     """
     sizes = _checked(batches, repeats, protocol)
+    runtimes.get(runtime)  # a misspelt one is said before a missing device
     live = open_device(device) if isinstance(device, str) else device
+    demand_runtime(runtime, live)
     subjects = subjects_of(models, seq=seq, image=image)
     cells = [_Cell(subject, batch) for subject in subjects for batch in sizes]
     bench = _Bench(live, runtime, precision, protocol, plan or VISIT)
-    with conditions.stated():
+    options = conditions.Options(threads).checked(bench.info.kind)
+    with conditions.stated(options):
         live.use_precision(precision)
         _rounds(cells, bench, repeats, Pace(repeats * len(cells), budget_s, progress))
-    return _table(cells, bench)
+        return _table(cells, bench)
+
+
+def demand_runtime(runtime: str, device: Device) -> None:
+    """Make sure that a runtime can run on a device.
+
+    Raises
+    ------
+    UsageError
+        When no runtime goes by the name.
+    MissingPackageError
+        When it is not installed; the message says how to install it.
+    """
+    missing = runtimes.get(runtime).available()
+    if missing and device.info().kind != "simulated":
+        raise MissingPackageError(f"{runtime} cannot run here: {missing}")
 
 
 class _Bench:

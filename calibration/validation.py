@@ -12,9 +12,9 @@ import pandas as pd
 
 from latpred import profiles
 from latpred.accuracy import Report, compare
-from latpred.calibration import suites
+from latpred.calibration import conditions, suites
 from latpred.calibration.device import open_device
-from latpred.calibration.measuring import REPEATS, Pace, Step, measure
+from latpred.calibration.measuring import REPEATS, Pace, Step, demand_runtime, measure
 from latpred.calibration.rivals import RIVALS, with_rivals
 from latpred.errors import UsageError
 from latpred.predicted import predict_table
@@ -35,6 +35,7 @@ def validate(
     precision: str = "fp32",
     protocol: str = "single",
     repeats: int = REPEATS,
+    threads: int | None = None,
     rivals: Sequence[str] = tuple(RIVALS),
     replay: Recording | str | os.PathLike[str] | None = None,
     record: str | os.PathLike[str] | None = None,
@@ -59,6 +60,8 @@ def validate(
         Of all cells.
     repeats : int
         Rounds of measurement.
+    threads : int, optional
+        Threads that an op may use on the CPU; the profile has to be of as many.
     rivals : sequence of str
         Baselines that need the device: "isolated_ops", "runtime_estimator".
     replay : Recording, str or path, optional
@@ -81,12 +84,14 @@ def validate(
     """
     if replay is not None and record is not None:
         raise UsageError("A replay measures nothing that could be recorded. Give replay or record, not both.")
-    known = profile or profiles.find(device)
+    known = profile or profiles.find(device, threads=threads)
     if replay is not None:
         return (replay if isinstance(replay, Recording) else load(replay)).replay(known)
     chosen = suites.get(suite)
     subjects = chosen.subjects()
     live = open_device(device)
+    for runtime in runtimes:
+        demand_runtime(runtime, live)
     parts = [
         measure(
             subjects,
@@ -95,6 +100,7 @@ def validate(
             device=live,
             protocol=protocol,
             repeats=repeats,
+            threads=threads,
             precision=precision,
             budget_s=None if budget_s is None else MEASURED_SHARE * budget_s / len(runtimes),
             progress=progress,
@@ -104,7 +110,9 @@ def validate(
     table = pd.concat(parts, ignore_index=True)
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = Pace(len(table) * len(rivals), left_s, progress)
-    table, reasons = with_rivals(table, subjects, live, rivals, pace.next)
+    with conditions.stated(conditions.Options(threads)):
+        table, reasons = with_rivals(table, subjects, live, rivals, pace.next)
+        notes = [f"Measured now: {said}." for said in profiles.mismatch(known, live.machine())]
     target = target_of(known.device.kind)
     graphs = {
         subject.key(precision, runtime): subject.walk(precision, runtime, target)
@@ -113,7 +121,6 @@ def validate(
     }
     if record is not None:
         Recording(f"{suite}-{known.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)
-    notes = [f"Measured now: {said}." for said in profiles.mismatch(known, live.machine())]
     return compare(predict_table(table, graphs, known), table, reasons=reasons, notes=notes)
 
 

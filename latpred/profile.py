@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 SCHEMA_VERSION = 2
+THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to
 OLDEST_SCHEMA = 1  # fields that came later have defaults
 
 

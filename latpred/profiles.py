@@ -15,7 +15,7 @@ from pathlib import Path
 
 from latpred import home, host
 from latpred.errors import NoProfileError, ProfileError
-from latpred.profile import DeviceProfile, Machine
+from latpred.profile import BENCHMARK, CUDNN, THREADS, DeviceProfile, Machine
 from latpred.profile_codec import REPAIR, decode, encode
 
 SUFFIX = ".json"
@@ -108,7 +108,9 @@ def locate(source: str | os.PathLike[str]) -> Path:
     raise ProfileError(_unknown(text))
 
 
-def find(device: str | None = None) -> DeviceProfile:
+def find(
+    device: str | None = None, *, threads: int | None = None, cudnn_benchmark: bool | None = None
+) -> DeviceProfile:
     """The profile that predictions for a device rest on.
 
     Parameters
@@ -117,27 +119,42 @@ def find(device: str | None = None) -> DeviceProfile:
         "cpu", "cuda", "cuda:0" or "simulated" for a profile calibrated on this machine; anything else is the name of a
         profile or a path to one. Without it, this machine's own: its GPU's if calibrated, else its CPU's. A shipped
         profile is used only when named.
+    threads : int, optional
+        Only a profile measured with so many threads per op. Without it, one that was measured with PyTorch's own number
+        comes first.
+    cudnn_benchmark : bool, optional
+        Only a profile measured with `torch.backends.cudnn.benchmark` so; one without it comes first.
 
     Raises
     ------
     NoProfileError
-        When nothing was calibrated yet; the message says how to.
+        When nothing was calibrated yet, or nothing in this way; the message says how to.
     ProfileError
         When the one named, or the only one there is, cannot be read.
     """
+    wanted = {"threads": threads, "cudnn_benchmark": cudnn_benchmark}
     if device is not None and device.partition(":")[0] not in LIVE_KINDS:
-        return load(device)
-    kinds = (device.partition(":")[0],) if device else ("cuda", "cpu")
+        return _measured_so(load(device), wanted)
+    anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
+    kinds = (device.partition(":")[0],) if device else anywhere
     entries = [_entry(file, "user") for file in _json_files(directory())]
     readable = [entry.profile for entry in entries if entry.profile is not None]
     for kind in kinds:
         own = [p for p in readable if p.device.kind == kind and is_own(p.machine)]
+        fitting = [profile for profile in own if not _differing(profile, wanted)]
+        if own and not fitting:
+            raise NoProfileError(_not_measured_so(own, wanted))
         if own:
-            return max(own, key=lambda profile: profile.created)
+            return max(fitting, key=lambda profile: (not _as_asked(profile), profile.created))
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)
     raise NoProfileError(_nothing_found(device, entries))
+
+
+def cudnn_benchmarked(profile: DeviceProfile) -> bool:
+    """Whether cudnn timed its convolutions, and kept the fastest, while a profile was measured."""
+    return profile.protocol.get(CUDNN) == BENCHMARK
 
 
 def is_own(machine: Machine) -> bool:
@@ -247,6 +264,45 @@ def _shipped() -> Path:
 
 def _json_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob(f"*{SUFFIX}") if not file.name.startswith("."))
+
+
+def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> list[str]:
+    """What of how a profile was measured is not as wanted, in the words of the command line."""
+    found = {"threads": profile.machine.threads, "cudnn_benchmark": cudnn_benchmarked(profile)}
+    return [name for name, value in wanted.items() if value is not None and value != found[name]]
+
+
+def _as_asked(profile: DeviceProfile) -> bool:
+    """Whether somebody asked for threads or cudnn to be other than they are by themselves."""
+    return THREADS in profile.protocol or cudnn_benchmarked(profile)
+
+
+def _measured_so(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> DeviceProfile:
+    if _differing(profile, wanted):
+        raise NoProfileError(_not_measured_so([profile], wanted))
+    return profile
+
+
+def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:
+    threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
+    said, flags, name = [], "", own[0].device.kind
+    if threads is not None:
+        said.append(f"{threads} thread{'' if threads == 1 else 's'}")
+        flags, name = f" --threads {threads}", f"{name}-{threads}"
+    if benchmark is not None:
+        said.append(f"cudnn.benchmark {'on' if benchmark else 'off'}")
+        flags, name = f"{flags}{' --cudnn-benchmark' * benchmark}", f"{name}{'-benchmark' * benchmark}"
+    there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
+    return (
+        f"no profile of {own[0].device.kind} was measured with {' and '.join(said)} (there is {there}). "
+        f"Make one with: latpred calibrate --device {own[0].device.kind}{flags} --name {name}"
+    )
+
+
+def _how(profile: DeviceProfile) -> str:
+    threads = profile.machine.threads
+    said = f"{threads} thread{'' if threads == 1 else 's'}"
+    return f"{said}, cudnn.benchmark on" if cudnn_benchmarked(profile) else said
 
 
 def _unknown(name: str) -> str:

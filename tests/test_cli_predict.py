@@ -19,6 +19,7 @@ from profiledata import machine, profile
 
 from latpred import profiles, tables
 from latpred.cli import main
+from latpred.profile import SCHEMA_VERSION
 
 MODELS = '''
 import torch
@@ -252,7 +253,7 @@ def damaged(kind: str) -> bytes:
     return {
         "truncated": good[: len(good) // 2],
         "bit-flipped": good.replace(b"50000.0", b"50001.0", 1),
-        "newer": good.replace(b'"schema": 1', b'"schema": 2'),
+        "newer": good.replace(b'"schema": %d' % SCHEMA_VERSION, b'"schema": 99'),
         "NaN": good.replace(b"50000.0", b"NaN", 1),
         "empty": b"",
     }[kind]
@@ -263,7 +264,7 @@ def damaged(kind: str) -> bytes:
     [
         ("truncated", "is cut short"),
         ("bit-flipped", "was altered after it was written"),
-        ("newer", "has schema 2 and this latpred reads up to 1. Upgrade with"),
+        ("newer", f"has schema 99 and this latpred reads up to {SCHEMA_VERSION}. Upgrade with"),
         ("NaN", "holds NaN where a number must be"),
         ("empty", "is empty"),
     ],

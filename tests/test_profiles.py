@@ -16,7 +16,7 @@ from profiledata import kernel, machine, profile
 
 from latpred import profiles
 from latpred.errors import NoProfileError, ProfileError
-from latpred.profile import DeviceInfo, DeviceProfile
+from latpred.profile import BENCHMARK, CUDNN, SCHEMA_VERSION, THREADS, DeviceInfo, DeviceProfile
 from latpred.profile_codec import decode, encode
 
 
@@ -34,6 +34,38 @@ def refusal(data: bytes) -> str:
         decode(data, "p.json")
     assert caught.value.exit_code == 3
     return str(caught.value)
+
+
+def test_profiles_measured_in_several_ways_are_told_apart() -> None:
+    profiles.save(profile())
+    asked = profile("cpu-2-threads", machine=machine(threads=2), protocol={THREADS: "2, as asked for"})
+    profiles.save(msgspec.structs.replace(asked, created="2026-05-01T00:00:00+00:00"))
+    assert profiles.find().name == "cpu"  # although the other is newer
+    assert profiles.find("cpu", threads=1).name == "cpu"
+    assert profiles.find(threads=2).name == "cpu-2-threads"
+    with pytest.raises(NoProfileError) as refused:
+        profiles.find("cpu", threads=3)
+    assert str(refused.value).startswith("no profile of cpu was measured with 3 threads (there is cpu")
+    assert str(refused.value).endswith("Make one with: latpred calibrate --device cpu --threads 3 --name cpu-3")
+
+
+def test_a_named_profile_is_held_to_how_it_was_measured() -> None:
+    profiles.save(profile("server"))
+    assert profiles.find("server", threads=1).name == "server"
+    with pytest.raises(NoProfileError, match=r"measured with 4 threads \(there is server: 1 thread\)"):
+        profiles.find("server", threads=4)
+
+
+def test_cudnn_benchmark_is_a_way_of_measuring() -> None:
+    info = msgspec.structs.replace(profile().device, kind="cuda", name="gpu")
+    plain = profile("gpu", device=info, protocol={CUDNN: "no benchmark"})
+    profiles.save(plain)
+    with pytest.raises(NoProfileError, match=r"cudnn.benchmark on .*latpred calibrate --device cuda --cudnn-benchmark"):
+        profiles.find("cuda:0", cudnn_benchmark=True)
+    profiles.save(profile("gpu-cudnn-benchmark", device=info, protocol={CUDNN: BENCHMARK}))
+    assert profiles.find("cuda:0", cudnn_benchmark=True).name == "gpu-cudnn-benchmark"
+    assert profiles.find(cudnn_benchmark=False).name == "gpu"
+    assert profiles.find().name == "gpu"
 
 
 def test_what_is_saved_is_found_again() -> None:
@@ -155,7 +187,8 @@ def test_no_flipped_bit_goes_unnoticed(data: st.DataObject) -> None:
 def test_newer_and_older_schema() -> None:
     newer = rewritten(lambda document: document.update(schema=99, hologram=True))
     assert refusal(newer) == (
-        "p.json has schema 99 and this latpred reads up to 1. Upgrade with: python -m pip install --upgrade latpred"
+        f"p.json has schema 99 and this latpred reads up to {SCHEMA_VERSION}. "
+        "Upgrade with: python -m pip install --upgrade latpred"
     )
     assert "no longer reads" in refusal(rewritten(lambda document: document.update(schema=0)))
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
+from profiledata import profile
 
+from latpred import profiles
 from latpred.calibration import conditions
+from latpred.errors import UsageError
 
 MATMUL, CONV = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
 
@@ -74,3 +78,37 @@ def test_subnormal_numbers_are_flushed_inside_only() -> None:
     with conditions.stated():
         assert not kept()
     assert kept()
+
+
+def test_threads_and_autotuning_hold_while_measuring_and_no_longer() -> None:
+    before = torch.get_num_threads()
+    options = conditions.Options(threads=before + 1, cudnn_benchmark=True)
+    with conditions.stated(options):
+        assert torch.get_num_threads() == before + 1
+        assert torch.backends.cudnn.benchmark
+        assert options.settings() == {"threads": before + 1, "cudnn_benchmark": True}
+    assert torch.get_num_threads() == before
+    assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "sentence"),
+    [
+        (conditions.Options(threads=0), "cpu", "0 threads compute nothing; give 1 or more, as in --threads 2."),
+        (conditions.Options(threads=2), "cuda", "threads are the CPU's, and cuda is none"),
+        (conditions.Options(cudnn_benchmark=True), "cpu", "cudnn is CUDA's, and cpu has none"),
+    ],
+)
+def test_options_that_a_device_does_not_have(options: conditions.Options, kind: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        options.checked(kind)
+
+
+def test_a_profile_says_how_it_was_measured() -> None:
+    info = msgspec.structs.replace(profile().device, kind="cuda")
+    on, off = conditions.Options(cudnn_benchmark=True), conditions.Options()
+    assert profiles.cudnn_benchmarked(on.noted_in(profile(device=info)))
+    assert not profiles.cudnn_benchmarked(off.noted_in(profile(device=info)))
+    assert conditions.Options(threads=2).noted_in(profile()).protocol["threads"] == "2, as asked for"
+    assert off.noted_in(profile()) == profile()
+    assert [on.named("h200"), off.named("cpu")] == ["h200-cudnn-benchmark", "cpu"]

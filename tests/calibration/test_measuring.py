@@ -18,9 +18,10 @@ from latpred.calibration.cpu import CpuDevice
 from latpred.calibration.measuring import OUT_OF_MEMORY, Step, measure
 from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.subjects import Subject, module_subject
-from latpred.errors import UsageError
+from latpred.errors import MissingPackageError, UsageError
 from latpred.graph import ModelGraph
 from latpred.profile import DeviceInfo
+from latpred.runtimes.eager import Eager
 
 FAST = timing.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
@@ -149,12 +150,27 @@ def test_a_graph_cannot_run_elsewhere(make_op: Any, make_graph: Any) -> None:
         ({"batches": []}, "Batch 'list' cannot be measured"),
         ({"batches": [1], "repeats": 0}, "0 repeats measure nothing"),
         ({"batches": [1], "protocol": "parallel"}, "no protocol 'parallel'. Use one of single, pipelined"),
+        ({"batches": [1], "runtime": "eagr"}, r"No runtime is called 'eagr'\. Did you mean 'eager'"),
+        ({"batches": [1], "threads": 0}, "0 threads compute nothing"),
         ({"batches": [1], "precision": "int4"}, "precision 'int4' is not known"),
     ],
 )
 def test_bad_requests(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         measure({"tiny": tiny()}, image=8, plan=FAST, **arguments)
+
+
+def test_a_runtime_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Eager, "available", lambda _: "Eager is elsewhere; run 'pip install eager'")
+    with pytest.raises(MissingPackageError, match="eager cannot run here: Eager is elsewhere; run 'pip install eager'"):
+        measure({"tiny": tiny()}, [1], image=8, plan=FAST)
+
+
+def test_the_table_says_how_many_threads_there_were() -> None:
+    before = torch.get_num_threads()
+    table = measure({"tiny": tiny()}, [1], image=8, plan=FAST, repeats=1, threads=before + 1)
+    assert table["stack"][0].endswith(f"threads={before + 1}")
+    assert torch.get_num_threads() == before
 
 
 def test_models_are_built_once_when_they_fit_and_again_when_not() -> None:

@@ -163,7 +163,8 @@ def test_a_torchvision_that_does_not_fit(name: str, monkeypatch: pytest.MonkeyPa
 def test_transformers_do_without_a_torchvision_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms ...')")
-    script = "import sys; from latpred.tracing import names; print(names.build('resnet-18').name, 'torchvision' in sys.modules)"
+    script = "import sys; from latpred.tracing import names; print(names.build('resnet-18').name)"
+    script += "; print('torchvision' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout == "resnet-18 False\n", done.stderr
+    assert done.stdout == "resnet-18\nFalse\n", done.stderr
