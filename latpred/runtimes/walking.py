@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
 TARGETS = ("cpu", "cuda")
+_REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 
@@ -132,7 +133,7 @@ def of_source(source: Source, runtime: str, target: str) -> ModelGraph:
             return walker.walk(source, target)
         except RuntimeRefusalError as error:
             guess = walker.estimate(source.graph, target)
-            return _noted(guess, str(error))
+            return _noted(guess, f"{_REFUSED}{error}")
 
     return store.kept(source.graph, walker.walked_by, target, walker.options, make)
 
@@ -164,6 +165,16 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
         assert isinstance(walker, Walker)
         known[wanted, target] = walker.estimate(graph, target)
     return known[wanted, target]
+
+
+def refusal(graph: ModelGraph) -> str | None:
+    """Why the graph's runtime would not take the model, which was then estimated; None where it took it.
+
+    >>> import torch
+    >>> refusal(walk(torch.nn.Linear(4, 4), torch.zeros(1, 4))) is None
+    True
+    """
+    return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
 
 
 def _noted(graph: ModelGraph, note: str) -> ModelGraph:
