@@ -21,19 +21,17 @@ import numpy as np
 from latpred.calibration import machine
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Call
-from latpred.calibration.simulated_costs import SimulatedSpec, TrueCosts, Work, op_work
+from latpred.calibration.simulated_costs import SimulatedSpec, TrueCosts, Work
+from latpred.calibration.simulated_programs import PYTHON, Kernel, Step, program, step
 from latpred.errors import DeviceError, UsageError
-from latpred.graph import ModelGraph, Op
+from latpred.graph import ModelGraph
 from latpred.profile import DeviceInfo, Machine
 
 __all__ = ["SimulatedDevice", "SimulatedSpec", "TrueCosts"]
 
-PYTHON = "python::"  # ops that stand for the model's own Python, not for an op
 PERIOD_FORWARDS = 48  # noiseless forwards after which a period has settled
 
-Kernel = float  # its true device time in microseconds
 Graphs = Callable[[Cell], tuple[ModelGraph, int]]
-Step = tuple[tuple[float, ...], tuple[Kernel, ...], int]  # host events, kernels, synchronisations
 
 
 class Timeline:
@@ -80,9 +78,9 @@ class Timeline:
             raise DeviceError("a host synchronisation cannot be captured into a graph. Use runtime='eager'.")
         self.host_us = max(self.host_us, self.idle_us) + self._costs.sync_us * next(self._noise)
 
-    def run(self, step: Step) -> None:
-        """One op: the host's part, its launches, its synchronisations."""
-        host, kernels, syncs = step
+    def run(self, one: Step) -> None:
+        """One step: the host's part, its launches, its synchronisations."""
+        host, kernels, syncs = one
         for us in host:
             self.work(us)
         for kernel_us in kernels:
@@ -188,16 +186,18 @@ class SimulatedDevice:
         Parameters
         ----------
         model : ModelGraph
-            The simulation runs graphs, not modules.
+            What the runtime runs: the simulation runs graphs, not modules.
         inputs : int or inputs
             The batch size, or tensors whose first dimension it is.
         runtime : str
-            "eager" or "cuda-graphs".
+            Name of any runtime.
 
         Raises
         ------
         UsageError
-            When the model is no graph or the runtime is not simulated.
+            When the model is no graph or another runtime's, or nothing goes by the runtime's name.
+        RuntimeRefusalError
+            When the runtime cannot run the model.
         MemoryError
             When the model does not fit the device at this batch.
         """
@@ -205,19 +205,17 @@ class SimulatedDevice:
             raise UsageError("the simulated device runs a ModelGraph. Trace the model first: latpred.trace(model).")
         batch = _batch_of(inputs)
         self._fit(model.peak_bytes(batch), f"{model.model} at batch {batch}")
-        costs, time = self.spec.costs, self._time
-        steps = [_step(costs, op, batch, model.precision) for op in model.at(batch)]
+        forward = program(self.spec.costs, model, batch, runtime)
+        if forward.replayed:
+            return self._replayed(forward.kernels, forward.host_us)
+        time, call_us, steps = self._time, forward.call_us, forward.steps
 
-        def forward() -> None:
-            time.work(costs.forward_us)
-            for step in steps:
-                time.run(step)
+        def issue() -> None:
+            time.work(call_us)
+            for one in steps:
+                time.run(one)
 
-        if runtime == "eager":
-            return forward
-        if runtime == "cuda-graphs":
-            return self._replayed(self._capture(forward))
-        raise UsageError(f"the simulated device has no runtime {runtime!r}. Use 'eager' or 'cuda-graphs'.")
+        return issue
 
     def time_queued(self, call: Call, count: int) -> float:
         """Seconds of the device's clock for `count` calls behind a kernel that outlasts their issue."""
@@ -245,7 +243,7 @@ class SimulatedDevice:
         time.wait()
         time.launch(100.0)  # outlasts the launch of the graph
         start_us = time.idle_us
-        self._replayed(kernels)()
+        self._replayed(kernels, self.spec.costs.replay_us)()
         end_us = time.idle_us
         time.wait()
         return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
@@ -271,9 +269,9 @@ class SimulatedDevice:
         half = PERIOD_FORWARDS // 2
         return (ends[-1] - ends[half - 1]) / (PERIOD_FORWARDS - half) * 1e-6
 
-    def true_crossover(self, graph: ModelGraph, batches: Sequence[int]) -> int | None:
+    def true_crossover(self, graph: ModelGraph, batches: Sequence[int], runtime: str = "eager") -> int | None:
         """The first of the batches whose kernels and gaps take as long as its dispatch; None when none does."""
-        return next((batch for batch in sorted(batches) if not self._framework_bound(graph, batch)), None)
+        return next((batch for batch in sorted(batches) if not self._framework_bound(graph, batch, runtime)), None)
 
     def true_knee(self, graph: ModelGraph, batches: Sequence[int], ratio: float = 1.1) -> int | None:
         """The first of the batches whose single latency exceeds `ratio` times that of the smallest."""
@@ -281,12 +279,11 @@ class SimulatedDevice:
         flat_s = self.true_latency_s(graph, ordered[0])
         return next((batch for batch in ordered if self.true_latency_s(graph, batch) > ratio * flat_s), None)
 
-    def _framework_bound(self, graph: ModelGraph, batch: int) -> bool:
+    def _framework_bound(self, graph: ModelGraph, batch: int, runtime: str) -> bool:
         costs = self.spec.costs
-        steps = [_step(costs, op, batch, graph.precision) for op in graph.at(batch)]
-        host_us = costs.forward_us + sum(sum(host) for host, _, _ in steps)
-        device_us = sum(kernel + costs.gap_us for _, kernels, _ in steps for kernel in kernels)
-        return host_us > device_us
+        forward = program(costs, graph, batch, runtime)
+        gap_us = costs.node_gap_us if forward.replayed else costs.gap_us
+        return forward.host_us > sum(kernel_us + gap_us for kernel_us in forward.kernels)
 
     def _noiseless(self) -> SimulatedDevice:
         return SimulatedDevice(replace(self.spec, noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0))
@@ -299,11 +296,11 @@ class SimulatedDevice:
         finally:
             self._time.captured = None
 
-    def _replayed(self, kernels: Sequence[Kernel]) -> Call:
-        time, replay_us = self._time, self.spec.costs.replay_us
+    def _replayed(self, kernels: Sequence[Kernel], host_us: float) -> Call:
+        time = self._time
 
         def call() -> None:
-            time.work(replay_us)
+            time.work(host_us)
             time.replay(kernels)
 
         return call
@@ -314,7 +311,7 @@ class SimulatedDevice:
         self._fit(graph.peak_bytes(batch), cell.key)
         ops = [op for op in graph.at(batch) if not op.name.startswith(PYTHON)]
         bare = [msgspec.structs.replace(op, module_calls=0, python_calls=0) for op in ops]
-        return self._calling([_step(self.spec.costs, op, batch, cell.precision) for op in bare])
+        return self._calling([step(self.spec.costs, op, batch, cell.precision) for op in bare])
 
     def _memory_call(self, cell: Cell) -> Call:
         """Bytes moved within the device ("bandwidth") or brought from the host and waited for ("upload")."""
@@ -346,25 +343,14 @@ class SimulatedDevice:
         run = self._time.run
 
         def call() -> None:
-            for step in steps:
-                run(step)
+            for one in steps:
+                run(one)
 
         return call
 
     def _fit(self, needed: float, what: str) -> None:
         if needed > self.spec.memory_bytes:
             raise MemoryError(f"{what} needs {needed:.0f} bytes, the simulated device has {self.spec.memory_bytes}")
-
-
-def _step(costs: TrueCosts, op: Op, batch: int, precision: str) -> Step:
-    """Host events, kernels and synchronisations of a graph's op."""
-    host = [op.module_calls * costs.module_call_us, op.python_calls * costs.python_call_us]
-    if not op.name.startswith(PYTHON):
-        host.append(costs.dispatch(op.host_class))
-    work = op_work(op, batch)
-    share = 1 / op.launches if op.launches else 0.0
-    kernels = (costs.kernel_us(op.family, work, precision, share),) * op.launches
-    return tuple(us for us in host if us), kernels, op.syncs
 
 
 def _built(cell: Cell) -> tuple[ModelGraph, int]:

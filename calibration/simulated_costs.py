@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from latpred.graph import Op
-from latpred.ops.families import parent
+from latpred.ops.families import parent, root
+
+T = TypeVar("T")
 
 ITEMSIZE = {
     "float16": 2,
@@ -104,7 +106,76 @@ KERNEL_LAWS: Mapping[str, KernelLaw] = {
     "rnn": KernelLaw(30.0, 0.20, 0.50),
     "sort": KernelLaw(6.0, memory=0.20),
     "factory": KernelLaw(1.6, memory=0.90),
+    "generated": KernelLaw(2.0, memory=0.85),
     "other": KernelLaw(2.2, memory=0.60),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeCosts:
+    """True costs of a runtime other than eager.
+
+    Attributes
+    ----------
+    graphs : tuple of str
+        Whose graphs it runs.
+    call_us : float
+        What a call costs the host before its first step: bindings, guards.
+    dispatch_us : Mapping[str, float]
+        Host microseconds of a step by class; "" for all others.
+    factors : Mapping[str, float]
+        Time of its kernels over those of eager, by general family; "" for all others.
+    replay_us : float or None
+        What launching its captured graph costs the host; None where every step is dispatched.
+    """
+
+    graphs: tuple[str, ...]
+    call_us: float
+    dispatch_us: Mapping[str, float] = field(default_factory=lambda: {"": 0.0})
+    factors: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})
+    replay_us: float | None = None
+
+    def dispatch(self, host_class: str) -> float:
+        """Host microseconds of a step of a class."""
+        return _nearest(self.dispatch_us, host_class, "")
+
+    def factor(self, family: str) -> float:
+        """Time of a kernel over that of eager's."""
+        return self.factors.get(root(family), self.factors[""])
+
+
+_TORCHSCRIPT = {
+    "": 2.6,
+    "node.view": 0.8,
+    "node.gemm": 3.7,
+    "node.bmm": 3.9,
+    "node.conv": 5.6,
+    "node.attention": 7.1,
+    "node.norm": 3.4,
+    "node.elementwise": 2.4,
+    "node.embedding": 3.2,
+    "node.rnn": 31.0,
+}
+_ONNXRUNTIME = {
+    "": 1.7,
+    "node.gemm": 2.3,
+    "node.bmm": 2.5,
+    "node.conv": 4.4,
+    "node.attention": 3.6,
+    "node.norm": 2.1,
+    "node.elementwise": 1.5,
+    "node.rnn": 24.0,
+}
+_COMPILE = {"": 4.2, "kernel.extern": 5.0, "kernel.extern.conv": 7.2, "kernel.generated": 3.1}
+_ONNX_FACTORS = {"": 1.0, "gemm": 0.96, "elementwise": 1.1, "norm": 0.9}
+
+RUNTIMES: Mapping[str, RuntimeCosts] = {
+    "torchscript": RuntimeCosts(("torchscript",), 4.5, _TORCHSCRIPT),
+    "onnxruntime": RuntimeCosts(("onnxruntime",), 11.0, _ONNXRUNTIME, _ONNX_FACTORS),
+    "compile": RuntimeCosts(("compile",), 15.0, _COMPILE),
+    "cuda-graphs": RuntimeCosts(("cuda-graphs", "eager"), 0.0, replay_us=7.0),
+    "onnxruntime-cuda-graphs": RuntimeCosts(("onnxruntime",), 5.0, factors=_ONNX_FACTORS, replay_us=7.5),
+    "compile-reduce-overhead": RuntimeCosts(("compile",), 16.0, replay_us=8.0),
 }
 
 
@@ -115,7 +186,8 @@ class TrueCosts:
     `macs_per_us` is by precision; activations are read and written at `activation_bytes_per_us`, weights, which come
     from further away, at `weight_bytes_per_us`. `depth_us` is what a multiply-add costs the longest chain of them in
     one output when the device is empty, and `overlap` the share of the shorter of compute and memory that hides behind
-    the longer. A replayed graph is one launch of `replay_us` with `node_gap_us` between its kernels.
+    the longer. A replayed graph is one launch of `replay_us` with `node_gap_us` between its kernels. `runtimes` are
+    all but eager, whose costs stand here.
     """
 
     dispatch_us: Mapping[str, float] = field(default_factory=lambda: dict(DISPATCH_US))
@@ -137,24 +209,15 @@ class TrueCosts:
     copy_bytes_per_us: float = 2.4e4
     depth_us: float = 4.0e-3
     overlap: float = 0.8
+    runtimes: Mapping[str, RuntimeCosts] = field(default_factory=lambda: dict(RUNTIMES))
 
     def dispatch(self, host_class: str) -> float:
         """Host microseconds of an op of a class, looked up from special to general."""
-        name: str | None = host_class
-        while name is not None:
-            if name in self.dispatch_us:
-                return self.dispatch_us[name]
-            name = parent(name)
-        return self.dispatch_us[""]
+        return _nearest(self.dispatch_us, host_class, "")
 
     def law(self, family: str) -> KernelLaw:
         """The law of a kernel family, looked up from special to general."""
-        name: str | None = family
-        while name is not None:
-            if name in self.kernels:
-                return self.kernels[name]
-            name = parent(name)
-        return self.kernels["other"]
+        return _nearest(self.kernels, family, "other")
 
     def kernel_us(self, family: str, work: Work, precision: str, share: float = 1.0) -> float:
         """Device microseconds of a kernel that does a share of some work."""
@@ -216,3 +279,13 @@ def op_work(op: Op, batch: int) -> Work:
         write,
         write / ITEMSIZE.get(op.dtype, 4),
     )
+
+
+def _nearest(table: Mapping[str, T], name: str, default: str) -> T:
+    """The entry of a name, of the nearest more general one, or the default's."""
+    known: str | None = name
+    while known is not None:
+        if known in table:
+            return table[known]
+        known = parent(known)
+    return table[default]

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from latpred.calibration import simulated, simulated_costs, timing
+from latpred.calibration import simulated, simulated_costs, simulated_programs, timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.errors import UsageError
@@ -293,7 +293,8 @@ def test_memory_cells_move_bytes():
         (lambda device, graph: device.prepare(Cell("clock", "hour")), "'mark', 'tiny' or 'busy'"),
         (lambda device, graph: device.prepare(Cell("memory", "lane", {"bytes": 1})), "'bandwidth' or 'upload'"),
         (lambda device, graph: device.prepare_model(object(), 1), "Trace the model first"),
-        (lambda device, graph: device.prepare_model(graph, 1, "onnxruntime"), "'eager' and|Use 'eager'"),
+        (lambda device, graph: device.prepare_model(graph, 1, "onnxruntime"), "is simulated from the graph of onnxrun"),
+        (lambda device, graph: device.prepare_model(graph, 1, "onxruntime"), "No runtime is called 'onxruntime'"),
         (lambda device, graph: device.prepare_model(graph, ()), "no batch size"),
     ],
 )
@@ -317,19 +318,22 @@ def test_batch_is_read_off_the_inputs(make_op, make_graph):
 
 def test_simulation_shares_no_code_with_the_predictor():
     allowed = {
+        "latpred",  # its registry of runtimes
         "latpred.calibration",
         "latpred.calibration.machine",
         "latpred.calibration.builders",
         "latpred.calibration.cells",
         "latpred.calibration.device",
         "latpred.calibration.simulated_costs",
+        "latpred.calibration.simulated_programs",
         "latpred.errors",
         "latpred.graph",
         "latpred.ops.families",
         "latpred.profile",
+        "latpred.schedule",
     }
     imported = set()
-    for module in (simulated, simulated_costs):
+    for module in (simulated, simulated_costs, simulated_programs):
         for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
             if isinstance(node, ast.ImportFrom):
                 imported.add(node.module)
