@@ -65,6 +65,10 @@ class NoProfileError(ProfileError):
     """Nothing was calibrated yet for the device asked for."""
 
 
+class HostError(ProfileError):
+    """A host's dispatch was not measured, cannot be read, or cannot be compared with another's."""
+
+
 class CacheError(LatpredError):
     """The user's cache directory cannot be used."""
 
