@@ -82,6 +82,10 @@ class HostWork:
         if CHEAP_HOOK:
             sys.setprofile(self._hook)
 
+    def forget(self, calls: int) -> None:
+        """Take back Python calls that were not the model's, and this one."""
+        self._calls[1] -= calls + 1
+
     def after(self, entry: Entry, out: Any) -> None:
         """Note an op that was just handled, and the memory that went since the one before."""
         index = len(self.modules)

@@ -102,6 +102,20 @@ def build(
     return _built(full, model, row.kind, size, dtype, device, vocabulary=getattr(model.config, "vocab_size", None))
 
 
+def full_name(name: str) -> str | None:
+    """The name in full of a published architecture; None when it is none.
+
+    >>> full_name("openai-community/gpt2")
+    'gpt2'
+    """
+    return _ALIASES.get(name.lower())
+
+
+def build_row(row: Architecture, device: str = "meta", precision: str = "fp32") -> torch.nn.Module:
+    """A model of an architecture's class and sizes, its size of input the usual one."""
+    return _settled(_from_transformers(row, row.size, device), dtype_of(precision), device)
+
+
 def _built(
     name: str,
     model: torch.nn.Module,

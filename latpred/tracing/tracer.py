@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -161,12 +161,12 @@ class Tracer:
 
     def walk(self, batch: int, host: HostWork | None = None) -> Pass:
         """One forward pass at one batch size."""
-        walk = Walk(host)
+        walk, target = self.recorder(host), self.target()
         with torch.inference_mode(), _LOCK, enabled():
             args, options = arguments(self._inputs, batch, self._twin.dtype, self._channels_last)
             try:
                 with walk, host or nullcontext():
-                    self._twin.module(*args, **options)
+                    target(*args, **options)
             except UnknowableError as error:
                 raise TraceError(f"{error} in {self._where(error)}, {_ADVICE}") from None
             except LatpredError:
@@ -174,6 +174,14 @@ class Tracer:
             except Exception as error:
                 raise TraceError(self._failure(walk, error, batch)) from error
         return Pass(batch, walk.entries, walk.nested, nbytes(args, options))
+
+    def recorder(self, host: HostWork | None) -> Walk:
+        """What records one walk."""
+        return Walk(host)
+
+    def target(self) -> Callable[..., Any]:
+        """What is called with the inputs: the model itself."""
+        return self._twin.module
 
     def _failure(self, walk: Walk, error: Exception, batch: int) -> str:
         message = (" ".join(str(error).split()) or "no message").rstrip(".")
