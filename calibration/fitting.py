@@ -74,7 +74,7 @@ def fit_profile(
         kernels={
             precision: fits
             for precision, samples in _samples(good, dispatch, info).items()
-            if (fits := fit_kernels(samples, info.multiprocessors))
+            if (fits := fit_kernels(samples, info.multiprocessors, native_threads=_native(machine, info, precision)))
         },
         samples=tuple(_sample(row) for row in good),
         acceptance=Acceptance(False, {}, ()),
@@ -164,6 +164,11 @@ def _samples(rows: Sequence[Row], dispatch: DispatchFit, info: DeviceInfo) -> di
         # TF32 is a way to multiply: all else is what it is in fp32.
         found["tf32"] += [sample for sample in found.get("fp32", ()) if layout(sample.family).product is None]
     return found
+
+
+def _native(machine: Machine, info: DeviceInfo, precision: str) -> int:
+    """Threads of a CPU that computes some convolutions without a library, which it does in float32 only."""
+    return machine.threads if info.kind == "cpu" and precision == "fp32" else 0
 
 
 def _queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from latpred.features import NATIVE, native
 from latpred.graph import Op
 from latpred.ops.families import root
 from latpred.pricing import columns
@@ -44,7 +45,9 @@ def row_of(op: Op, batch: int, *, resident: bool = False) -> tuple[float, ...]:
     return tuple(float(line.at(batch)) for line in columns(op, root(op.family), resident=resident))
 
 
-def fit_kernels(samples: Iterable[KernelSample], multiprocessors: int = 0) -> dict[str, KernelFit]:
+def fit_kernels(
+    samples: Iterable[KernelSample], multiprocessors: int = 0, *, native_threads: int = 0
+) -> dict[str, KernelFit]:
     """A fit for every family that has samples.
 
     Parameters
@@ -53,10 +56,15 @@ def fit_kernels(samples: Iterable[KernelSample], multiprocessors: int = 0) -> di
         Of one device and precision; repeated rows are averaged.
     multiprocessors : int
         Of a GPU; 0 for a CPU.
+    native_threads : int
+        Threads of a CPU on which PyTorch computes some convolutions of this precision itself; 0 where it does not.
     """
     by_family: dict[str, dict[str, list[KernelSample]]] = {}
     for sample in samples:
-        by_family.setdefault(root(sample.family), {}).setdefault(sample.family, []).append(sample)
+        family = sample.family
+        if native_threads and native(family, np.array([sample.row]), native_threads)[0]:
+            family = NATIVE
+        by_family.setdefault(root(family), {}).setdefault(family, []).append(sample)
     fits: dict[str, KernelFit] = {}
     for family, leaves in by_family.items():
         fits.update(_fit_family(family, leaves, multiprocessors))

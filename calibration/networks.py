@@ -50,7 +50,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
-VERSION = 4  # of what a spec means; a journal of another version is not resumed
+VERSION = 5  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -169,9 +169,12 @@ def _decoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 
 def _stages(rng: random.Random, spec: NetworkSpec, block: Callable[[int, int, int], nn.Module]) -> nn.Module:
-    """A convolutional network: stem, two or three stages of growing width, pooling, classifier."""
-    width = _multiple(spec.width / 2, 8)
-    kernel, stride = rng.choice(((3, 1), (3, 2), (7, 2)))
+    """A convolutional network: stem, two or three stages of growing width, pooling, classifier.
+
+    A stem of large stride leaves what the late stages of a deep network see: small maps of many channels.
+    """
+    kernel, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8)))
+    width = _multiple(spec.width / (2 if stride < 4 else 1), 8)
     layers: list[nn.Module] = [blocks.conv_norm(3, width, kernel, stride, activation=rng.choice(("relu", "silu")))]
     if rng.random() < 0.5:
         layers.append(nn.MaxPool2d(3, 2, 1))

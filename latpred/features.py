@@ -37,7 +37,19 @@ _CONV_PRODUCT: Powers = {
     "k": {"c_in": 1, "groups": -1, "kernel_h": 1, "kernel_w": 1},
     "copies": {"groups": 1},
 }
+# PyTorch's own loops take the samples of a batch one after the other.
+_NATIVE_PRODUCT: Powers = {
+    "m": {"h_out": 1, "w_out": 1},
+    "n": {"c_out": 1, "groups": -1},
+    "k": {"c_in": 1, "groups": -1, "kernel_h": 1, "kernel_w": 1},
+    "copies": {"batch": 1, "groups": 1},
+}
 _CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
+NATIVE = "conv_native"
+_VECTOR = 16  # values that one instruction of a CPU takes
+_MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}
+_LIBRARY_BATCH = 16  # pointwise convolutions of fewer samples are not worth oneDNN to one thread
+_LIBRARY_PIXELS = 20480  # nor are single images of fewer values, on any number of threads
 
 _FEATURES: dict[str, Powers] = {
     **{family: {name: {name: 1} for name in dims} for family, dims in DIMS.items()},
@@ -56,6 +68,7 @@ _PRODUCTS: dict[str, Powers] = {
     "gemm": {"m": {"m": 1}, "n": {"n": 1}, "k": {"k": 1}, "copies": {}},
     "bmm": {"m": {"m": 1}, "n": {"n": 1}, "k": {"k": 1}, "copies": {"batch": 1}},
     **dict.fromkeys(_CONVOLUTIONS, _CONV_PRODUCT),
+    NATIVE: _NATIVE_PRODUCT,
     "attention": {"m": {"queries": 1}, "n": {"keys": 1}, "k": {"head_dim": 1}, "copies": {"batch": 1, "heads": 1}},
     "rnn": {"m": {"batch": 1}, "n": {"hidden": 1}, "k": {"inputs": 1}, "copies": {}},
 }
@@ -91,16 +104,22 @@ def layout(family: str) -> Layout:
     >>> layout("norm.layer_norm").names
     ('rows', 'cols', 'bytes')
     """
-    name = root(family) if root(family) in DIMS else "other"
+    name = name_of(family)
     dims = DIMS[name]
     features, product = _FEATURES[name], _PRODUCTS.get(name)
     names = tuple(features) if product is not None else (*features, "bytes")
+    names = (*names, "padding") if name == NATIVE else names
     return Layout(
         columns=(*WORK, *dims),
         names=names,
         powers=_matrix(dims, features),
         product=None if product is None else _matrix(dims, product),
     )
+
+
+def name_of(family: str) -> str:
+    """The key of `DIMS` that describes a family; "other" when it is unknown."""
+    return root(family) if root(family) in DIMS else "other"
 
 
 def read(family: str, rows: Floats) -> Inputs:
@@ -121,7 +140,46 @@ def read(family: str, rows: Floats) -> Inputs:
     if form.product is None:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
         return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None)
-    return Inputs(work, logs, np.exp(log_dims @ form.product))
+    product = np.exp(log_dims @ form.product)
+    if name_of(family) == NATIVE:
+        logs = np.concatenate((logs, _padding(product[:, 0])[:, None]), axis=1)
+    return Inputs(work, logs, product)
+
+
+def _padding(count: Floats) -> Floats:
+    """Log of how much longer a row of values is in whole vectors: small maps leave most of one empty."""
+    padded: Floats = np.log(np.ceil(np.round(count) / _VECTOR) * _VECTOR / count)
+    return padded
+
+
+def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
+    """Which convolutions in float32 PyTorch computes itself on a CPU, where it gives all others to oneDNN.
+
+    The choice falls by shape and number of threads (`use_mkldnn` in ATen's Convolution.cpp), so it changes with batch,
+    and with it the time, by up to several times.
+
+    Parameters
+    ----------
+    family : str
+        Kernel family.
+    rows : ndarray, shape (n, columns)
+        In the order of `layout(family).columns`.
+    threads : int
+        That an op may use.
+
+    Examples
+    --------
+    >>> pointwise = np.array([[0, 0, 0, 0, batch, 8, 8, 4, 4, 4, 4, 1, 1, 1, 1] for batch in (2, 15, 16)], dtype=float)
+    >>> native("conv", pointwise, threads=1).tolist(), native("conv", pointwise, threads=2).tolist()
+    ([True, True, False], [False, False, False])
+    """
+    if root(family) not in _MAYBE_NATIVE:
+        return np.zeros(len(rows), dtype=bool)
+    batch, c_in, _, h_in, w_in, _, _, kernel_h, kernel_w, stride, groups = rows[:, len(WORK) :].T
+    pointwise = (kernel_h == 1) & (kernel_w == 1) & (stride == 1) & (batch < _LIBRARY_BATCH)
+    large_window = (kernel_h > 3) & (kernel_w > 3)
+    small = (batch == 1) & (groups == 1) & ~large_window & (c_in * h_in * w_in <= _LIBRARY_PIXELS)
+    return pointwise | small if threads == 1 else small
 
 
 def waves(product: Floats, multiprocessors: int) -> Floats:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.features import Floats, Inputs, read, waves
+from latpred.features import Floats, Inputs, native, read, waves
 from latpred.profile import KernelFit
 
 SQRT3 = 3.0**0.5
@@ -45,10 +45,13 @@ class KernelModel:
     ----------
     fit : KernelFit
         Numbers of a fitted regressor.
+    native : KernelModel, optional
+        What takes over for the convolutions that PyTorch computes itself on a CPU with so many `threads`.
     """
 
-    def __init__(self, fit: KernelFit) -> None:
+    def __init__(self, fit: KernelFit, native: KernelModel | None = None, threads: int = 0) -> None:
         self.fit = fit
+        self._native, self._threads = native, threads
         self._scales = np.array(fit.length_scales)
         count = len(fit.points)
         self._points = np.array(fit.points).reshape(count, len(self._scales)) / self._scales
@@ -69,6 +72,15 @@ class KernelModel:
         leaf_scales : ndarray, shape (n,), or float
             What the time above the floor is multiplied by, for rows of more special families.
         """
+        if self._native is None:
+            return self._times(rows, leaf_scales)
+        taken_over = native(self.fit.family, rows, self._threads)
+        if not taken_over.any():
+            return self._times(rows, leaf_scales)
+        own, others = self._times(rows, leaf_scales), self._native.times(rows)
+        return Times(*(np.where(taken_over, theirs, ours) for ours, theirs in zip(own, others, strict=True)))
+
+    def _times(self, rows: Floats, leaf_scales: Floats | float) -> Times:
         inputs = read(self.fit.family, rows)
         terms = roofline(self.fit, inputs)
         above = np.hypot(terms.compute, terms.memory)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from latpred.clocks import Timeline
 from latpred.errors import ProfileError
-from latpred.features import WORK, Floats, layout
+from latpred.features import NATIVE, WORK, Floats, layout
 from latpred.graph import Line, Op
 from latpred.kerneltime import KernelModel
+from latpred.ops.classes import kind_of
 from latpred.ops.families import parent, root
 from latpred.profile import DeviceProfile, DispatchFit, KernelFit
 from latpred.schedule import Schedule
@@ -75,7 +76,7 @@ class Priced:
     classes : tuple[str, ...]
         Names of the breakdown.
     class_host_us, class_ops : ndarray, shape (classes,)
-        Host time and number of ops of each.
+        Host time and number of ops of each; a class that the host never dispatches counts what it computes.
     class_rows : ndarray, shape (classes, rows)
         How often each class does each row's work.
     families : ndarray, shape (families, rows)
@@ -144,12 +145,10 @@ class PriceList:
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
         host_us = _host_times(schedule, dispatch)
-        roots = {name: root(name) for name in set(schedule.host_class)}
-        index = np.array(_positions([CALL, *(roots[name] for name in schedule.host_class)]))
-        classes = tuple(dict.fromkeys([CALL, *(roots[name] for name in schedule.host_class)]))
-        class_rows = np.zeros((len(classes), len(rows)))
-        np.add.at(class_rows, (index[schedule.kernel_step + 1], kernel_row), share)
-        live = np.array([op.live_bytes for op in schedule.ops], dtype=float).reshape(-1, 2)
+        classes, of_step, of_op = _classes(schedule)
+        cells = of_op[schedule.kernel_op] * len(rows) + kernel_row
+        class_rows = np.bincount(cells, share, len(classes) * len(rows)).reshape(len(classes), len(rows))
+        dispatched = np.bincount(of_step, minlength=len(classes))
         return Priced(
             timeline=Timeline.of(_with_call(schedule)),
             host_us=host_us,
@@ -157,13 +156,13 @@ class PriceList:
             kernel_row=kernel_row,
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
-            usual_spread=np.concatenate([_usual(group) for group in groups] or [np.empty(0)]),
+            usual_spread=_usual(rows, order),
             classes=classes,
-            class_host_us=np.bincount(index, host_us).astype(float),
-            class_ops=np.bincount(index),
+            class_host_us=np.bincount(of_step, host_us, len(classes)),
+            class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             families=_one_hot(rows, order),
-            live=live,
+            live=_lines(op.live_bytes for op in schedule.ops),
             unmeasured=unmeasured,
             estimated=any(op.estimated for op in schedule.ops),
         )
@@ -218,7 +217,8 @@ class PriceList:
             name: str | None = family
             while name is not None:
                 if name in source:
-                    return self._cached(source[name]), source[name].leaf_scales.get(family, 1.0), True
+                    model = self._cached(source[name], None if source is own else fits.get(NATIVE))
+                    return model, source[name].leaf_scales.get(family, 1.0), True
                 name = parent(name)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
@@ -227,9 +227,10 @@ class PriceList:
             self._guesses[wanted] = KernelModel(_guess(self._profile, fits))
         return self._guesses[wanted], 1.0, False
 
-    def _cached(self, fit: KernelFit) -> KernelModel:
+    def _cached(self, fit: KernelFit, native: KernelFit | None = None) -> KernelModel:
         if id(fit) not in self._models:  # the profile keeps every fit alive
-            self._models[id(fit)] = KernelModel(fit)
+            other = None if native is None or native is fit else self._cached(native)
+            self._models[id(fit)] = KernelModel(fit, other, self._profile.machine.threads)
         return self._models[id(fit)]
 
 
@@ -301,23 +302,25 @@ def _grouped(rows: dict[tuple[object, ...], _Entry]) -> tuple[tuple[Group, ...],
     by_model: dict[int, list[_Entry]] = {}
     for entry in rows.values():
         by_model.setdefault(id(entry.model), []).append(entry)
-    order = np.empty(len(rows), dtype=np.int64)
+    ordered = [entry for entries in by_model.values() for entry in entries]
+    leaf_scales = np.array([entry.leaf_scale for entry in ordered])
+    least_spread = np.array([ESTIMATED_SPREAD if entry.guessed else 0.0 for entry in ordered])
     groups, first = [], 0
     for entries in by_model.values():
-        order[[entry.index for entry in entries]] = np.arange(first, first + len(entries))
-        lines = np.array([entry.columns for entry in entries], dtype=float)
+        lines = _lines(line for entry in entries for line in entry.columns).reshape(len(entries), -1, 2)
+        part = slice(first, first + len(entries))
         groups.append(
-            Group(
-                model=entries[0].model,
-                first=first,
-                constant=lines[:, :, 0],
-                per_sample=lines[:, :, 1],
-                leaf_scales=np.array([entry.leaf_scale for entry in entries]),
-                least_spread=np.array([ESTIMATED_SPREAD if entry.guessed else 0.0 for entry in entries]),
-            )
+            Group(entries[0].model, first, lines[:, :, 0], lines[:, :, 1], leaf_scales[part], least_spread[part])
         )
         first += len(entries)
+    order = np.empty(len(rows), dtype=np.int64)
+    order[[entry.index for entry in ordered]] = np.arange(len(rows))
     return tuple(groups), order
+
+
+def _lines(lines: Iterable[Line]) -> Floats:
+    """Lines as an array of two columns."""
+    return np.array([number for line in lines for number in line], dtype=float).reshape(-1, 2)
 
 
 def _one_hot(rows: dict[tuple[object, ...], _Entry], order: NDArray[np.int64]) -> Floats:
@@ -327,9 +330,23 @@ def _one_hot(rows: dict[tuple[object, ...], _Entry], order: NDArray[np.int64]) -
     return matrix
 
 
-def _usual(group: Group) -> Floats:
-    """Spread that the fit had on its own samples; nothing is usual about a row that is only guessed."""
-    return np.where(group.least_spread > 0, 0.0, group.model.fit.spread)
+def _usual(rows: dict[tuple[object, ...], _Entry], order: NDArray[np.int64]) -> Floats:
+    """Spread that each row's fit had on its own samples; nothing is usual about a row that is only guessed."""
+    spreads = np.empty(len(rows))
+    spreads[order] = [0.0 if entry.guessed else entry.model.fit.spread for entry in rows.values()]
+    return spreads
+
+
+def _classes(schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]:
+    """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
+    names = {CALL: 0}
+    known = {name: names.setdefault(kind_of(name), len(names)) for name in dict.fromkeys(schedule.host_class)}
+    of_step = np.array([0, *(known[name] for name in schedule.host_class)], dtype=np.int64)
+    if len(schedule.ops) == len(schedule.host_class) and all(op.host_class in known for op in schedule.ops):
+        of_op = [known[op.host_class] for op in schedule.ops]
+    else:
+        of_op = [names.setdefault(kind_of(op.host_class), len(names)) for op in schedule.ops]
+    return tuple(names), of_step, np.array(of_op, dtype=np.int64)
 
 
 def _positions(names: Iterable[str]) -> list[int]:

@@ -27,6 +27,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "conv_grouped": CONV_DIMS,
     "conv_depthwise": CONV_DIMS,
     "conv_transpose": CONV_DIMS,
+    "conv_native": CONV_DIMS,  # convolutions on a CPU that PyTorch computes with loops of its own: see `features`
     "attention": ("batch", "heads", "queries", "keys", "head_dim", "masked"),
     "norm": ("rows", "cols"),  # layer, rms and group norm: statistics over cols
     "batch_norm": ("batch", "channels", "spatial"),
@@ -42,6 +43,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "rnn": ("batch", "steps", "hidden", "inputs", "layers"),
     "sort": ("rows", "cols"),
     "factory": ("numel",),
+    "generated": ("numel", "cols", "parts"),  # what a compiler fused: points, results of how many, ops fused
     "other": ("numel",),
 }
 
