@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -112,3 +114,24 @@ def test_a_profile_says_how_it_was_measured() -> None:
     assert conditions.Options(threads=2).noted_in(profile()).protocol["threads"] == "2, as asked for"
     assert off.noted_in(profile()) == profile()
     assert [on.named("h200"), off.named("cpu")] == ["h200-cudnn-benchmark", "cpu"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_large_blocks_are_kept_by_the_process() -> None:
+    """In a process of its own, since the allocator remembers for ever."""
+    script = """
+import resource, torch
+from latpred.calibration import conditions
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        torch.ones(6 << 20, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+with conditions.stated():
+    faults()
+    print(faults())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 500  # giving them back would fault on each of their 12,288 pages
