@@ -105,8 +105,8 @@ def stated(options: Options = AS_IS) -> Iterator[None]:
 def _warm_allocator() -> None:
     """Bring the C library's allocator to where every long-lived process ends up.
 
-    Until it has freed a block of 32 MiB, glibc gives large blocks back to the system at once, and each forward pass pays
-    again for their pages, up to a third of its time. Where the allocator is another, this does nothing.
+    Until it has freed a block of 32 MiB, glibc gives large blocks back to the system, and each forward pass pays again
+    for their pages, up to a third of its time. Where the allocator is another, this does nothing.
     """
     torch.empty(_LARGEST_KEPT_BYTES, dtype=torch.uint8)
 
