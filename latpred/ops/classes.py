@@ -7,6 +7,8 @@ through the Python binding: its class has "nested" between the two ("view.nested
 
 from __future__ import annotations
 
+from functools import cache
+
 from latpred.ops.families import root
 
 # Launch nothing, whatever their schema says: allocation without initialisation, and identities.
@@ -29,6 +31,7 @@ _GENERAL = {
     "conv_transpose": "conv",
     "batch_norm": "norm",
 }
+_RUNTIMES_OWN = frozenset({"node", "kernel", "extern"})  # parts of a class that say how a runtime runs things
 # torch.tensor(...) ends in detach_, whatever it goes through before.
 _LEAF = {
     "_local_scalar_dense": "item",
@@ -61,6 +64,19 @@ def quiet_class(op: str, view: bool, nested: bool = False) -> str:
 def sync_class(op: str, nested: bool = False) -> str:
     """Dispatch class of an op that makes the host wait for the device."""
     return _join("sync", op, nested)
+
+
+@cache
+def kind_of(name: str) -> str:
+    """What a host class is about, whichever runtime dispatches it: its most general part but for the runtime's own.
+
+    >>> kind_of("gemm.linear"), kind_of("node.gemm.MatMul"), kind_of("kernel.extern.conv"), kind_of("kernel.generated")
+    ('gemm', 'gemm', 'conv', 'generated')
+    """
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in _RUNTIMES_OWN:
+        del parts[0]
+    return parts[0]
 
 
 def _join(general: str, op: str, nested: bool) -> str:
