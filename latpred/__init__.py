@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from latpred.calibration import calibrate as calibrate
     from latpred.calibration.measuring import measure as measure
     from latpred.errors import LatpredError as LatpredError
+    from latpred.generating import predict_generation as predict_generation
+    from latpred.generation import GenerationCurve as GenerationCurve
+    from latpred.generation import GenerationPrediction as GenerationPrediction
     from latpred.graph import ModelGraph as ModelGraph
     from latpred.ops import cost as cost
     from latpred.prediction import Curve as Curve
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Curve": "latpred.prediction",
+    "GenerationCurve": "latpred.generation",
+    "GenerationPrediction": "latpred.generation",
     "LatpredError": "latpred.errors",
     "ModelGraph": "latpred.graph",
     "Prediction": "latpred.prediction",
@@ -39,6 +44,7 @@ _HOMES = {
     "max_batch": "latpred.api",
     "measure": "latpred.calibration.measuring",
     "predict": "latpred.api",
+    "predict_generation": "latpred.generating",
     "trace": "latpred.tracing",
 }
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any, overload
 
-from latpred import host, profiles, runtimes
+from latpred import datasheet, hostprofile, hostswap, profiles, runtimes
 from latpred.errors import UsageError
 from latpred.graph import ModelGraph
+from latpred.host import cpu_name
 from latpred.prediction import Curve, Prediction
 from latpred.predictor import Predictor, checked_batches
 from latpred.profile import DeviceProfile
@@ -25,7 +26,7 @@ from latpred.runtimes import walking
 if TYPE_CHECKING:
     import torch
 
-    Model = torch.nn.Module | str | ModelGraph
+    Model = torch.nn.Module | str | os.PathLike[str] | ModelGraph
     Device = torch.device | str | os.PathLike[str]
 
 _COMPARED = ("torch", "transformers")
@@ -41,6 +42,7 @@ def predict(
     seq: int | None = None,
     image: int | None = None,
     device: Device | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
     protocol: str = "single",
     inputs_on: str = "device",
@@ -55,6 +57,7 @@ def predict(
     seq: int | None = None,
     image: int | None = None,
     device: Device | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
     protocol: str = "single",
     inputs_on: str = "device",
@@ -68,6 +71,7 @@ def predict(
     seq: int | None = None,
     image: int | None = None,
     device: Device | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
     protocol: str = "single",
     inputs_on: str = "device",
@@ -77,7 +81,8 @@ def predict(
     Parameters
     ----------
     model : torch.nn.Module, str or ModelGraph
-        A module, a name ("bert-base-uncased", "torchvision:resnet50", "file.py:build"), or what `latpred.trace` gave.
+        A module, a name ("bert-base-uncased", "torchvision:resnet50", "file.py:build"), an .onnx file (for runtimes
+        that run those), or what `latpred.trace` gave.
     batch : int or sequence of int
         One batch size for a `Prediction`, several for a `Curve`.
     runtime : str
@@ -88,7 +93,10 @@ def predict(
         Sequence length in tokens, or image side in pixels.
     device : str, path or torch.device, optional
         "cpu", "cuda:0" or "simulated" as calibrated on this machine, or the name or path of a profile. Without it, this
-        machine's own GPU if it was calibrated, else its CPU.
+        machine's own GPU if it was calibrated, else its CPU. A GPU without a profile is predicted from its datasheet.
+    host : float or str, optional
+        Another host than the profile's: its dispatch over the profile's host's, "this" for the host that asks, or the
+        name of a host profile (`latpred calibrate --host-only`). Kernel times stay.
     precision : str, optional
         fp32, tf32, fp16 or bf16; without it, that of the model's parameters.
     protocol : str
@@ -117,7 +125,7 @@ def predict(
     one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
     sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     runtimes.get(runtime)  # a misspelt one is said before a missing profile
-    predictor = _predictor(device)
+    predictor = _predictor(device, host)
     graph = _graph(model, inputs, seq, image, precision, runtime, predictor)
     curve = predictor.curve(graph, sizes, runtime=runtime, protocol=protocol, inputs_on=inputs_on)
     return curve[0] if one else curve
@@ -132,6 +140,7 @@ def max_batch(
     seq: int | None = None,
     image: int | None = None,
     device: Device | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
     protocol: str = "single",
 ) -> int:
@@ -139,7 +148,7 @@ def max_batch(
 
     Parameters
     ----------
-    model, runtime, inputs, seq, image, device, precision, protocol
+    model, runtime, inputs, seq, image, device, host, precision, protocol
         As for `predict`.
     latency_ms : float
         The limit in milliseconds.
@@ -154,9 +163,14 @@ def max_batch(
     >>> max_batch("resnet50", latency_ms=50)  # doctest: +SKIP
     """
     runtimes.get(runtime)
-    predictor = _predictor(device)
+    predictor = _predictor(device, host)
     graph = _graph(model, inputs, seq, image, precision, runtime, predictor)
     return predictor.max_batch(graph, latency_ms, runtime=runtime, protocol=protocol)
+
+
+def predictor_of(device: Device | None) -> Predictor:
+    """What predicts on a device, as `predict` finds it; kept until a profile changes on disk."""
+    return _predictor(device)
 
 
 def _graph(
@@ -171,9 +185,7 @@ def _graph(
     """The graph that the runtime lowers on the predictor's device."""
     if not isinstance(model, ModelGraph):
         target = walking.target_of(predictor.profile.device.kind)
-        return walking.walk(
-            model, inputs, runtime=runtime, target=target, seq=seq, image=image, precision=precision
-        )
+        return walking.walk(model, inputs, runtime=runtime, target=target, seq=seq, image=image, precision=precision)
     given = {"inputs": inputs, "seq": seq, "image": image}
     extra = [name for name, value in given.items() if value is not None]
     if extra:
@@ -185,21 +197,26 @@ def _graph(
     return model
 
 
-def _predictor(device: Device | None) -> Predictor:
+def _predictor(device: Device | None, host: float | str | None = None) -> Predictor:
     """The predictor of a device, kept until a profile changes on disk."""
     name = None if device is None else os.fspath(device) if isinstance(device, os.PathLike) else str(device)
     file = () if name is None else _state(name)
-    return _predictor_of(name, isinstance(device, os.PathLike), (str(profiles.directory()), file, *_directory_state()))
+    state = (str(profiles.directory()), file, *_directory_state(profiles.directory()))
+    if host is not None:
+        state = (*state, *_directory_state(hostprofile.directory()))
+    return _predictor_of(name, isinstance(device, os.PathLike), host, state)
 
 
 @lru_cache(maxsize=8)
-def _predictor_of(device: str | None, is_path: bool, _state: tuple[object, ...]) -> Predictor:
+def _predictor_of(device: str | None, is_path: bool, host: float | str | None, _state: tuple[object, ...]) -> Predictor:
     profile = profiles.load(Path(device)) if device is not None and is_path else profiles.find(device)
-    return Predictor(profile, _foreign(profile))
+    if host is None:
+        return Predictor(profile, _foreign(profile))
+    swap = hostswap.find(host, profile)
+    return Predictor(hostswap.swapped(profile, swap), [swap.caveat, *_foreign(profile, swapped=True)])
 
 
-def _directory_state() -> list[tuple[object, ...]]:
-    folder = profiles.directory()
+def _directory_state(folder: Path) -> list[tuple[object, ...]]:
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     return [(name, *_state(os.fspath(folder / name))) for name in names]
 
@@ -212,13 +229,17 @@ def _state(path: str) -> tuple[int, ...]:
     return (found.st_mtime_ns, found.st_size)
 
 
-def _foreign(profile: DeviceProfile) -> list[str]:
+def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     """What this machine and its software do not share with the one the profile was measured on."""
     machine = profile.machine
+    if profile.provenance == datasheet.PROVENANCE:
+        return []
     if not profiles.is_own(machine):
+        if swapped:
+            return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
         where = machine.accelerator or machine.cpu
         return [
-            f"measured on another machine ({machine.cpu}, here {host.cpu_name()}): kernel times hold on {where}, "
+            f"measured on another machine ({machine.cpu}, here {cpu_name()}): kernel times hold on {where}, "
             "dispatch costs may differ"
         ]
     here = {"python": python_version(), **{name: _version(name) for name in _COMPARED}}

@@ -40,6 +40,7 @@ UNTAGGED = (
     "heaviside",
     "_conj_physical",
     "nan_to_num",
+    "isin",
     "dropout",
     "native_dropout",
 )
