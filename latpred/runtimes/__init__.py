@@ -16,6 +16,7 @@ GROUP = "latpred.runtimes"
 # Name, and where its class is; each is imported when it is asked for.
 _BUILT_IN = {
     "eager": "latpred.runtimes.eager:Eager",
+    "torchscript": "latpred.runtimes.torchscript:TorchScript",
     "cuda-graphs": "latpred.runtimes.cuda_graphs:CudaGraphs",
 }
 

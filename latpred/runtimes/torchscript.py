@@ -1,0 +1,186 @@
+"""TorchScript: the model traced and frozen, run by an interpreter in C++, one host step for each node.
+
+Module calls and the model's own Python are gone; convolutions have taken in the normalisation after them. What the
+interpreter runs is found out in `torchscript_graph`, what it fuses on CUDA in `torchscript_fusion`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from latpred.errors import RuntimeRefusalError, TraceError
+from latpred.graph import Line, ModelGraph, Op
+from latpred.identity import IdentityCache
+from latpred.ops.families import root
+from latpred.runtimes import torchscript_graph as scripted
+from latpred.runtimes.eager import one_step_per_op
+from latpred.runtimes.source import Source
+from latpred.runtimes.torchscript_fusion import fused
+from latpred.runtimes.torchscript_graph import Executed, Node
+from latpred.schedule import Schedule
+from latpred.tracing.hostwork import HostWork
+from latpred.tracing.lines import demand_same, on_the_line, ops_exactly, ops_through, same_ops
+
+NODE = "node"  # the most general host class of everything here
+INTERPRETED = f"{NODE}.free"  # what the interpreter does by itself: sizes, lists, tuples
+SETTLING = (
+    3  # calls after which the executor changes its code no more; one more than on the CPU, where nothing is fused
+)
+FUSION_NOTE = (
+    "which pointwise ops TorchScript fuses on CUDA is estimated: only a CUDA build of PyTorch forms the groups itself"
+)
+ESTIMATE_NOTE = "TorchScript's own graph was not taken: its nodes are estimated from the eager ops"
+_OF_OTHERS = frozenset({"free", "tensor"})  # classes of ops that launch nothing and yet are dispatched
+
+
+class TorchScript:
+    """A frozen trace, as `torch.jit.trace` and `torch.jit.freeze` make it."""
+
+    name = "torchscript"
+    walked_by = "torchscript"
+    options = "1"  # raise it whenever the graphs change that are made here
+
+    def __init__(self) -> None:
+        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+        self._built: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
+        """One step for each node; a node that takes several kernels shares its work among them evenly."""
+        schedules = self._schedules.get(graph, lambda _: {})
+        special = batch == 1 and graph.ops_at_one is not None
+        if special not in schedules:
+            schedules[special] = one_step_per_op(self.name, graph.at(batch))
+        return schedules[special]
+
+    def available(self) -> str | None:
+        """None while PyTorch has TorchScript, which it calls deprecated."""
+        if hasattr(torch.jit, "trace") and hasattr(torch.jit, "freeze"):
+            return None
+        return f"torch {torch.__version__} no longer has TorchScript. Install an earlier one: pip install 'torch<2.14'"
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """A call of the frozen trace, made once for inputs of the same shapes and run until it has settled.
+
+        Raises
+        ------
+        RuntimeRefusalError
+            When TorchScript cannot take the model.
+        """
+        tensors = scripted.tensors_of(inputs)
+        modules = self._built.setdefault(model, {})
+        key = _signature(inputs)
+        if key not in modules:
+            modules[key] = scripted.frozen(model, inputs)
+            with scripted.quiet(), torch.inference_mode():
+                for _ in range(SETTLING):
+                    modules[key](*tensors)
+        module = modules[key]
+
+        def run() -> Any:
+            with torch.inference_mode():
+                return module(*tensors)
+
+        return run
+
+    def walk(self, source: Source, target: str) -> ModelGraph:
+        """The nodes that the interpreter runs, from traces at batch 2, 3 and 1."""
+        with torch.inference_mode(False), torch.no_grad():
+            model = source.model().eval()
+        host = HostWork({})
+        two, three = _at(model, source, 2, host), _at(model, source, 3)
+        try:
+            demand_same(two.walk, three.walk, host)
+        except TraceError as error:
+            raise RuntimeRefusalError(f"TorchScript has no one graph for all batch sizes: {error}") from error
+        ops = ops_through(two.walk, three.walk, host)
+        watched = HostWork({})
+        one = _at(model, source, 1, watched)
+        exact = None
+        if not same_ops(one.walk.entries, two.walk.entries) or not on_the_line(
+            ops, one.walk, two.walk, three.walk, watched
+        ):
+            exact = _steps(one.nodes, ops_exactly(one.walk, watched), target)
+        return msgspec.structs.replace(
+            source.graph,
+            ops=_steps(two.nodes, ops, target),
+            ops_at_one=exact,
+            runtime=self.name,
+            target=target,
+            notes=(FUSION_NOTE,) if target == "cuda" else (),
+        )
+
+    def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
+        """Eager's ops without the Python between them, normalisation folded into the convolution before it."""
+        return msgspec.structs.replace(
+            graph,
+            ops=_estimated(graph.ops),
+            ops_at_one=None if graph.ops_at_one is None else _estimated(graph.ops_at_one),
+            runtime=self.name,
+            target=target,
+            notes=(ESTIMATE_NOTE,),
+        )
+
+
+def _at(model: torch.nn.Module, source: Source, batch: int, host: HostWork | None = None) -> Executed:
+    """What runs at one batch size; a trace of another may be wrong for it without saying so."""
+    with torch.inference_mode(False):
+        inputs = source.inputs(batch)
+    return scripted.executed(scripted.frozen(model, inputs), inputs, batch, host)
+
+
+def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> tuple[Op, ...]:
+    """The nodes as ops, those that never reach the dispatcher among them."""
+    groups: list[list[Op]] = []
+    live = Line(0)
+    for node in nodes:
+        own = [_as_node(op) for op in ops[node.first : node.first + node.entries]]
+        groups.append(own or [interpreted(node.kind, live)])
+        live = groups[-1][-1].live_bytes
+    if target == "cuda":
+        groups = fused(nodes, groups)
+    return tuple(op for group in groups for op in group)
+
+
+def interpreted(kind: str, live_bytes: Line) -> Op:
+    """A node that the interpreter serves by itself."""
+    return Op(name=kind, module="", host_class=INTERPRETED, family="", dtype="", dims={}, live_bytes=live_bytes)
+
+
+def _as_node(op: Op) -> Op:
+    return msgspec.structs.replace(op, module="", host_class=_class_of(op), module_calls=0, python_calls=0)
+
+
+def _class_of(op: Op) -> str:
+    """Host class of a node: its general class, and whether another op issued it from C++.
+
+    What launches nothing and is no view is a factory here: memory without a launch.
+    """
+    general, *rest = op.host_class.split(".")
+    general = "factory" if general in _OF_OTHERS else general
+    return f"{NODE}.nested.{general}" if "nested" in rest else f"{NODE}.{general}"
+
+
+def _estimated(ops: Sequence[Op]) -> tuple[Op, ...]:
+    kept: list[Op] = []
+    for op in ops:
+        before = next((root(other.family) for other in reversed(kept) if other.family), "")
+        folded = root(op.family) == "batch_norm" and before.startswith("conv")
+        if not (folded or op.name.startswith("python::") or root(op.host_class) == "free"):
+            kept.append(_as_node(op))
+    return tuple(kept)
+
+
+def _signature(inputs: Any) -> tuple[Any, ...]:
+    """What a frozen trace holds for: shapes, dtypes and places of tensors, and all other values."""
+    named = inputs.items() if hasattr(inputs, "items") else enumerate(inputs)
+    return tuple(
+        (name, tuple(value.shape), value.stride(), value.dtype, value.device)
+        if isinstance(value, torch.Tensor)
+        else (name, repr(value))
+        for name, value in named
+    )
