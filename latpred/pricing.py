@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,9 +194,10 @@ class PriceList:
         """Distinct rows, and which of them each kernel is."""
         rows: dict[tuple[object, ...], _Entry] = {}
         unmeasured: dict[str, None] = {}
-        kernel_row = np.empty(len(schedule.kernel_op), dtype=np.int64)
-        for kernel, (index, family) in enumerate(zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True)):
-            op = schedule.ops[index]
+        kernel_row: list[int] = []
+        ops = schedule.ops
+        for index, family in zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True):
+            op = ops[index]
             key = (family, op.dtype, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
             entry = rows.get(key)
             if entry is None:
@@ -205,8 +207,8 @@ class PriceList:
                 guessed = op.estimated or not measured
                 lines = columns(op, model.fit.family, resident=resident)
                 entry = rows[key] = _Entry(len(rows), model, family, lines, leaf_scale, guessed)
-            kernel_row[kernel] = entry.index
-        return rows, kernel_row, tuple(unmeasured)
+            kernel_row.append(entry.index)
+        return rows, np.array(kernel_row, dtype=np.int64), tuple(unmeasured)
 
     def _model(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, bool]:
         """The fit for an op's kernel, its leaf's scale, and whether the family was measured at all."""
@@ -320,7 +322,7 @@ def _grouped(rows: dict[tuple[object, ...], _Entry]) -> tuple[tuple[Group, ...],
 
 def _lines(lines: Iterable[Line]) -> Floats:
     """Lines as an array of two columns."""
-    return np.array([number for line in lines for number in line], dtype=float).reshape(-1, 2)
+    return np.fromiter(chain.from_iterable(lines), dtype=float).reshape(-1, 2)
 
 
 def _one_hot(rows: dict[tuple[object, ...], _Entry], order: NDArray[np.int64]) -> Floats:
@@ -341,12 +343,11 @@ def _classes(schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.int64], ND
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
     names = {CALL: 0}
     known = {name: names.setdefault(kind_of(name), len(names)) for name in dict.fromkeys(schedule.host_class)}
-    of_step = np.array([0, *(known[name] for name in schedule.host_class)], dtype=np.int64)
-    if len(schedule.ops) == len(schedule.host_class) and all(op.host_class in known for op in schedule.ops):
-        of_op = [known[op.host_class] for op in schedule.ops]
-    else:
-        of_op = [names.setdefault(kind_of(op.host_class), len(names)) for op in schedule.ops]
-    return tuple(names), of_step, np.array(of_op, dtype=np.int64)
+    of_step = np.array([0, *[known[name] for name in schedule.host_class]], dtype=np.int64)
+    for name in dict.fromkeys([op.host_class for op in schedule.ops]):
+        known[name] = names.setdefault(kind_of(name), len(names))
+    of_op = np.array([known[op.host_class] for op in schedule.ops], dtype=np.int64)
+    return tuple(names), of_step, of_op
 
 
 def _positions(names: Iterable[str]) -> list[int]:
