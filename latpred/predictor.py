@@ -23,7 +23,7 @@ from latpred.landmarks import Z90, Course, Landmarks, first_true
 from latpred.prediction import ClassCosts, Curve, Prediction, Provenance, Setting
 from latpred.pricing import Priced, PriceList
 from latpred.profile import DeviceInfo, DeviceProfile
-from latpred.runtimes import walking
+from latpred.runtimes import onnx_file, walking
 from latpred.schedule import Schedule
 
 MOST_BATCH = 2**20
@@ -122,6 +122,7 @@ class Predictor:
     ) -> Curve:
         """Predict over batch sizes; parameters and errors as for `predict`."""
         sizes = checked_batches(batches)
+        onnx_file.check_batches(graph, sizes)
         _check_choice("protocol", protocol, PROTOCOLS)
         _check_choice("inputs_on", inputs_on, PLACES)
         asked = Asked(self._lowered(graph, runtime), runtime, protocol, inputs_on)

@@ -69,8 +69,8 @@ def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
 def predict(context: click.Context, request: Request) -> None:
     """Predict the latency of MODEL, with its interval, its regime and from which batch on compute rules.
 
-    MODEL is a name (bert-base-uncased, torchvision:resnet50, timm:vit_tiny_patch16_224), or a file and the function in
-    it that builds the model (models.py:build).
+    MODEL is a name (bert-base-uncased, torchvision:resnet50, timm:vit_tiny_patch16_224), a file and the function in it
+    that builds the model (models.py:build), or an .onnx file (with --runtime onnxruntime).
     """
     show_curve(predicted(context, request), request.output)
 
@@ -86,15 +86,20 @@ def predicted(context: click.Context, request: Request) -> Curve:
     """Walk the model, make sure there is a profile, predict."""
     from latpred import api, profiles
     from latpred.cli.calibrating import ensure_profile
+    from latpred.runtimes import onnx_file
     from latpred.runtimes.walking import target_of, walk, walked_by
     from latpred.tracing import trace
 
     given, target = request.model_input, request.target
     by_tools = walked_by(target.runtime) != "eager"
     # The walk comes first: a misspelt model must not cost a calibration.
-    graph = trace(request.model, seq=given.seq, image=given.image, precision=given.precision, strict=request.strict)
+    graph = None
+    if onnx_file.is_file(request.model):
+        onnx_file.check_file(request.model, target.runtime)
+    else:
+        graph = trace(request.model, seq=given.seq, image=given.image, precision=given.precision, strict=request.strict)
     ensure_profile(context, target.device, yes=request.yes)
-    if by_tools:
+    if by_tools or graph is None:
         kind = target_of(profiles.find(target.device).device.kind)
         graph = walk(
             request.model,

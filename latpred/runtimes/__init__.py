@@ -17,6 +17,7 @@ GROUP = "latpred.runtimes"
 _BUILT_IN = {
     "eager": "latpred.runtimes.eager:Eager",
     "torchscript": "latpred.runtimes.torchscript:TorchScript",
+    "onnxruntime": "latpred.runtimes.onnxruntime:OnnxRuntime",
     "cuda-graphs": "latpred.runtimes.cuda_graphs:CudaGraphs",
 }
 

@@ -5,6 +5,7 @@ A model that those tools refuse, and a graph without a model, get the runtime's 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +14,7 @@ from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph import ModelGraph
 from latpred.identity import IdentityCache
-from latpred.runtimes import store
+from latpred.runtimes import onnx_file, store
 from latpred.runtimes.base import Walker
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def demand_suited(runtime: str, target: str) -> None:
 
 
 def walk(
-    model: torch.nn.Module | str,
+    model: torch.nn.Module | str | os.PathLike[str],
     inputs: Any = None,
     *,
     runtime: str = "eager",
@@ -87,7 +88,7 @@ def walk(
     Parameters
     ----------
     model, inputs, seq, image, precision, memory_format, strict
-        As for `latpred.trace`.
+        As for `latpred.trace`; for a runtime that runs ONNX also the path of an .onnx file.
     runtime : str
         Name of a runtime.
     target : str
@@ -107,6 +108,10 @@ def walk(
     1
     """
     demand_suited(runtime, target)  # said before anything takes time
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
+    if isinstance(model, str) and onnx_file.is_file(model):
+        return _of_file(model, inputs, runtime, target, seq=seq, image=image, precision=precision)
     if walked_by(runtime) == "eager":
         from latpred.tracing import trace
 
@@ -119,6 +124,17 @@ def walk(
         model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict
     )
     return of_source(source, runtime, target)
+
+
+def _of_file(
+    path: str, inputs: Any, runtime: str, target: str, *, seq: int | None, image: int | None, precision: str | None
+) -> ModelGraph:
+    walker = runtimes.get(runtime)
+    if not isinstance(walker, Walker) or walker.walked_by != "onnxruntime":
+        raise onnx_file.refuse(path, runtime)
+    return onnx_file.walk_file(
+        path, inputs, target=target, options=walker.options, seq=seq, image=image, precision=precision
+    )
 
 
 def of_source(source: Source, runtime: str, target: str) -> ModelGraph:

@@ -86,6 +86,11 @@ def build(
         When torchvision or timm is asked for and not there, or when an installed package is broken.
     """
     dtype = dtype_of(precision)
+    if name.lower().endswith(".onnx"):
+        raise UnknownModelError(
+            f"{name} is an ONNX graph, not a PyTorch model; ask for runtime='onnxruntime' (--runtime onnxruntime), "
+            "or give the model that it was exported from"
+        )
     library, colon, rest = name.partition(":")
     if colon and library in _LIBRARIES:
         model, side = _from_library(library, rest, device, image)

@@ -1,0 +1,231 @@
+"""Sessions of onnxruntime: which package is here, how a model is loaded, run and watched node by node.
+
+Knows nothing of PyTorch's models (`onnx_export` does) nor of what a node costs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from latpred.errors import MissingPackageError, RuntimeRefusalError
+
+PIP = "pip install 'latpred[onnx]'"
+# Distributions that install the same Python package, each over the other.
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-qnn")
+# What the CPU provider alone has kernels for; without these the graph is as the CUDA provider gets it.
+CPU_ONLY = (
+    "ConvActivationFusion",
+    "ConvAddActivationFusion",
+    "GemmActivationFusion",
+    "NchwcTransformer",
+    "NhwcTransformer",
+)
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+SILENT = 4
+_KERNEL = "_kernel_time"
+_MOST_TEXT = 500
+_EXTERNAL = "weights.bin"
+
+
+class Event(NamedTuple):
+    """One node that was executed: its name, type, microseconds, and dtype and shape of each output."""
+
+    name: str
+    op_type: str
+    us: float
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Watched(NamedTuple):
+    """The graph that onnxruntime made of a model, and what it executed in each run."""
+
+    proto: Any
+    runs: tuple[tuple[Event, ...], ...]
+
+
+def installed() -> dict[str, str]:
+    """Versions of the distributions that offer onnxruntime here."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def missing() -> str | None:
+    """None when models can be exported and run, else what is missing and how to get it."""
+    lacking = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
+    if not lacking:
+        return None
+    verb = "is" if len(lacking) == 1 else "are"
+    return f"{' and '.join(lacking)} {verb} not installed; run: {PIP}"
+
+
+def require() -> None:
+    """Raise when onnxruntime or what it needs is not here.
+
+    Raises
+    ------
+    MissingPackageError
+        With the line that installs it.
+    """
+    problem = missing()
+    if problem is not None:
+        raise MissingPackageError(f"The onnxruntime runtime cannot be used: {problem}")
+
+
+def session(
+    model: bytes | str,
+    *,
+    target: str,
+    threads: int,
+    provider: str = CPU,
+    device_id: int = 0,
+    profile: Path | None = None,
+    optimised: Path | None = None,
+    weights_in: Path | None = None,
+) -> Any:
+    """A session with every optimisation that the target has.
+
+    Parameters
+    ----------
+    model : bytes or str
+        A serialised model, or the path of one.
+    target : str
+        Kind of device the graph is for; "cuda" on the CPU provider leaves out what only a CPU has kernels for.
+    threads : int
+        Threads within a node.
+    provider, device_id : str, int
+        What executes it.
+    profile : Path, optional
+        Prefix of the file in which `end_profiling` puts the time of every node.
+    optimised : Path, optional
+        File to write the graph to that is really run; its weights go beside it.
+    weights_in : Path, optional
+        Folder of the external weights of a model given as bytes.
+
+    Raises
+    ------
+    RuntimeRefusalError
+        When onnxruntime cannot load the model, with its reason.
+    """
+    import onnxruntime  # type: ignore[import-untyped]
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = SILENT
+    settings.intra_op_num_threads = threads
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    if profile is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(profile)
+    if optimised is not None:
+        settings.optimized_model_filepath = str(optimised)
+        settings.add_session_config_entry("session.optimized_model_external_initializers_file_name", _EXTERNAL)
+        settings.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    if weights_in is not None:
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_in))
+    left_out = list(CPU_ONLY) if target == "cuda" and provider == CPU else None
+    providers: list[Any] = [CPU] if provider == CPU else [(CUDA, {"device_id": str(device_id)}), CPU]
+    try:
+        return onnxruntime.InferenceSession(model, settings, providers=providers, disabled_optimizers=left_out)
+    except Exception as error:  # onnxruntime's own exceptions share no base class
+        raise RuntimeRefusalError(f"onnxruntime cannot load the model: {reason(error)}") from error
+
+
+def watch(
+    model: bytes | str,
+    feeds: Sequence[Mapping[str, Any]],
+    *,
+    target: str,
+    threads: int,
+    weights_in: Path | None = None,
+) -> Watched:
+    """Run a model once for each of the feeds with onnxruntime's profiler on; no file is left behind.
+
+    Raises
+    ------
+    RuntimeRefusalError
+        When the model cannot be loaded or run.
+    """
+    import onnx
+
+    with tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        kept = folder / "optimised.onnx"
+        running = session(
+            model, target=target, threads=threads, profile=folder / "profile", optimised=kept, weights_in=weights_in
+        )
+        proto = onnx.load(str(kept), load_external_data=False)
+        try:
+            for feed in feeds:
+                running.run(None, dict(feed))
+        except Exception as error:
+            raise RuntimeRefusalError(f"onnxruntime cannot run the model: {reason(error)}") from error
+        finally:
+            report = Path(running.end_profiling())
+        return Watched(proto, _runs(json.loads(report.read_text())))
+
+
+def feeds_of(running: Any, tensors: Sequence[Any]) -> dict[str, Any]:
+    """Inputs of a session by name from tensors in its order."""
+    names = [one.name for one in running.get_inputs()]
+    return {name: tensor.detach().cpu().numpy() for name, tensor in zip(names, tensors, strict=True)}
+
+
+def reason(error: Exception) -> str:
+    """What onnxruntime says, without its codes and in one line."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"^.*\) (?=ONNX Runtime)", "", text)  # where in its sources it gave up
+    return text[:_MOST_TEXT]
+
+
+def _runs(events: Sequence[Mapping[str, Any]]) -> tuple[tuple[Event, ...], ...]:
+    """Events in the order of execution; those between two ends of a run belong to the later one."""
+    runs: list[tuple[Event, ...]] = []
+    current: list[Event] = []
+    for event in events:
+        if event.get("cat") == "Node" and str(event["name"]).endswith(_KERNEL):
+            current.append(_event(event))
+        elif event.get("cat") == "Session" and event["name"] == "model_run":
+            runs.append(tuple(current))
+            current = []
+    return tuple(runs)
+
+
+def _event(event: Mapping[str, Any]) -> Event:
+    arguments = event["args"]
+    outputs = tuple(
+        (str(dtype), tuple(int(size) for size in shape))
+        for one in arguments.get("output_type_shape", ())
+        for dtype, shape in one.items()
+    )
+    return Event(str(event["name"])[: -len(_KERNEL)], str(arguments["op_name"]), float(event["dur"]), outputs)
+
+
+def providers() -> tuple[str, ...]:
+    """What this onnxruntime can execute on."""
+    import onnxruntime  # type: ignore[import-untyped]
+
+    return tuple(onnxruntime.get_available_providers())
+
+
+def input_names(model: bytes | str) -> list[str]:
+    """Names of a model's inputs, in order, without those that have a weight as their default."""
+    import onnx
+
+    proto = (
+        onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
+    )
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    return [value.name for value in proto.graph.input if value.name not in weights]

@@ -1,0 +1,305 @@
+"""From what onnxruntime executed at batches 1, 2 and 3 to ops whose every count is affine in batch.
+
+The nodes and the shapes of their results come from onnxruntime's profile, attributes and weights from the graph it
+saved after optimising. What a node does is `onnx_nodes`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from latpred.errors import RuntimeRefusalError
+from latpred.graph import Line, Op
+from latpred.ops.families import root
+from latpred.ops.registry import Work
+from latpred.runtimes.onnx_nodes import CONTROL, HOST, TRANSFERS, VIEWS, work_of
+from latpred.runtimes.onnx_session import Event, Watched
+from latpred.runtimes.onnx_values import Node, Value
+
+BATCHES = (1, 2, 3)
+_DTYPES = {"float": "float32", "double": "float64"}
+_TO_ONNX = {"float32": "float", "float64": "double"}
+_GENERAL = {"conv_grouped": "conv", "conv_depthwise": "conv", "conv_transpose": "conv", "batch_norm": "norm"}
+_INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
+
+
+class Step(NamedTuple):
+    """One executed node; `counts` are macs, weight, read and written bytes, bytes alive after it, then its dims."""
+
+    name: str
+    host_class: str
+    family: str
+    dtype: str
+    dims: tuple[str, ...]
+    counts: tuple[int, ...]
+    launches: int
+    syncs: int
+    estimated: bool
+
+
+class Walked(NamedTuple):
+    """Ops for batches from 2 on, those of batch 1 where they differ, bytes of the inputs and of the weights."""
+
+    ops: tuple[Op, ...]
+    ops_at_one: tuple[Op, ...] | None
+    input_bytes: Line
+    weight_bytes: int
+
+
+@dataclass
+class Topology:
+    """The optimised graph by name: its nodes, those of the graphs within them, and their weights."""
+
+    nodes: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Value] = field(default_factory=dict)
+    outputs: frozenset[str] = frozenset()
+    on_host: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, proto: Any, target: str, cast: Mapping[str, str]) -> Topology:
+        """Read a model; `cast` renames dtypes, for a precision that the model was not exported in."""
+        found = cls(outputs=frozenset(value.name for value in proto.graph.output))
+        found._add(proto.graph, cast)
+        if target == "cuda":
+            found.on_host = _on_host(proto.graph)
+        return found
+
+    def _add(self, graph: Any, cast: Mapping[str, str]) -> None:
+        import onnx
+
+        for tensor in graph.initializer:
+            name = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
+            dtype = _TO_ONNX.get(name, name)
+            self.weights[tensor.name] = Value(tuple(tensor.dims), cast.get(dtype, dtype), weight=True)
+        for node in graph.node:
+            self.nodes[node.name] = node
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    self._add(attribute.g, cast)
+
+
+def walked(
+    watched: Watched, feeds: Sequence[Mapping[str, Any]], target: str, *, cast: Mapping[str, str] | None = None
+) -> Walked:
+    """What was executed, as ops.
+
+    Parameters
+    ----------
+    watched : Watched
+        Runs at `BATCHES`, or at the one batch that a model takes.
+    feeds : sequence of mappings
+        The inputs of each run.
+    target : str
+        "cuda" leaves to the host what onnxruntime computes there: shapes and what is made of them.
+    cast : mapping, optional
+        Renames of dtypes, for a precision that the model was not exported in.
+
+    Raises
+    ------
+    RuntimeRefusalError
+        When other nodes run at batch 3 than at batch 2.
+    """
+    renamed = dict(cast or {})
+    topology = Topology.of(watched.proto, target, renamed)
+    inputs = [{name: _fed(array, renamed) for name, array in feed.items()} for feed in feeds]
+    passes = [steps(topology, run, given, renamed) for run, given in zip(watched.runs, inputs, strict=True)]
+    sizes = [sum(value.nbytes for value in given.values()) for given in inputs]
+    held = sum(value.nbytes for value in topology.weights.values())
+    if len(passes) == 1:
+        return Walked(_exactly(passes[0]), None, Line(sizes[0]), held)
+    one, two, three = passes
+    if [step[:5] for step in two] != [step[:5] for step in three]:
+        index = next((i for i, (a, b) in enumerate(zip(two, three, strict=False)) if a[:5] != b[:5]), len(two) - 1)
+        raise RuntimeRefusalError(f"onnxruntime runs other nodes at batch 2 and 3, first at {two[index].name}")
+    ops = tuple(
+        _op(a, [_line(x, y) for x, y in zip(a.counts, b.counts, strict=True)]) for a, b in zip(two, three, strict=True)
+    )
+    straight = len(one) == len(two) and all(_fits(op, step) for op, step in zip(ops, one, strict=True))
+    return Walked(ops, None if straight else _exactly(one), _line(sizes[1], sizes[2]), held)
+
+
+def steps(topology: Topology, run: Iterable[Event], feed: Mapping[str, Value], cast: Mapping[str, str]) -> list[Step]:
+    """Executed nodes with what each of them does."""
+    events = list(run)
+    values: dict[str, Value] = {**topology.weights, **feed}
+    alive = _Alive(topology, events, feed)
+    found = []
+    for index, event in enumerate(events):
+        proto = topology.nodes.get(event.name)
+        names = [name for name in proto.output if name] if proto is not None else []
+        outputs = [Value(shape, cast.get(dtype, dtype)) for dtype, shape in event.outputs]
+        values.update(zip(names, outputs, strict=False))
+        inputs = [values.get(name) if name else None for name in proto.input] if proto is not None else []
+        live = alive.after(index, names, outputs)
+        found.append(_step(event, proto, inputs, outputs, topology, live))
+    return found
+
+
+def _step(
+    event: Event, proto: Any, inputs: Sequence[Value | None], outputs: Sequence[Value], topology: Topology, live: int
+) -> Step:
+    quiet = _quiet(event, proto, topology)
+    name = f"ort::{event.op_type}"
+    if quiet:
+        syncs = int(event.op_type == "MemcpyToHost")
+        return Step(name, f"node.{quiet}.{event.op_type}", "", "", (), (0, 0, 0, 0, live), 0, syncs, False)
+    node = Node(event.op_type, proto.domain, attributes(proto)) if proto is not None else Node(event.op_type, "", {})
+    work = work_of(node, inputs, outputs)
+    estimated = work is None
+    if work is None:
+        work = Work("other", {"numel": max((value.numel for value in outputs), default=0)})
+    weight, read = _reads(work, inputs)
+    written = work.writes if work.writes is not None else sum(value.nbytes for value in outputs)
+    general = _GENERAL.get(root(work.family), root(work.family))
+    counts = (work.macs, weight, read, written, live, *work.dims.values())
+    dtype = _computed_in(inputs, outputs)
+    host_class = f"node.{general}.{event.op_type}"
+    return Step(name, host_class, work.family, dtype, tuple(work.dims), counts, work.launches, 0, estimated)
+
+
+def _quiet(event: Event, proto: Any, topology: Topology) -> str:
+    """Which kind of node that launches nothing it is; "" for all others."""
+    if event.op_type in CONTROL:
+        return "control"
+    if event.op_type in TRANSFERS:
+        return "transfer"
+    if event.op_type in HOST:
+        return "shape"
+    names = proto.output if proto is not None else ()
+    if topology.on_host and any(name in topology.on_host for name in names):
+        return "host"
+    # What is a result of the model has memory of its own: there even a change of shape is a copy.
+    if event.op_type in VIEWS and not any(name in topology.outputs for name in names):
+        return "view"
+    return ""
+
+
+def attributes(proto: Any) -> dict[str, Any]:
+    """Attributes of a node that are numbers, texts or lists of numbers."""
+    import onnx
+
+    kinds = onnx.AttributeProto
+    found: dict[str, Any] = {}
+    for one in proto.attribute:
+        if one.type == kinds.INT:
+            found[one.name] = one.i
+        elif one.type == kinds.INTS:
+            found[one.name] = tuple(one.ints)
+        elif one.type == kinds.STRING:
+            found[one.name] = one.s.decode(errors="replace")
+        elif one.type == kinds.FLOAT:
+            found[one.name] = one.f
+    return found
+
+
+class _Alive:
+    """Bytes of activations alive as the nodes run: views share the memory of what they look at."""
+
+    def __init__(self, topology: Topology, events: Sequence[Event], feed: Mapping[str, Value]) -> None:
+        self._roots: dict[str, str] = {}
+        self._last: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._dying: dict[int, list[str]] = {}
+        self._now = sum(value.nbytes for value in feed.values())
+        for index, event in enumerate(events):
+            proto = topology.nodes.get(event.name)
+            if proto is None:
+                continue
+            if event.op_type in VIEWS and _quiet(event, proto, topology):
+                self._roots[proto.output[0]] = self._root(proto.input[0])
+            for name in (*proto.input, *proto.output):
+                self._last[self._root(name)] = index
+        for name in topology.outputs:
+            self._last[self._root(name)] = len(events)
+        for name, index in self._last.items():
+            self._dying.setdefault(index, []).append(name)
+
+    def _root(self, name: str) -> str:
+        return self._roots.get(name, name)
+
+    def after(self, index: int, names: Sequence[str], outputs: Sequence[Value]) -> int:
+        """Bytes alive just after a node, its inputs and outputs included."""
+        for name, value in zip(names, outputs, strict=False):
+            if self._root(name) == name and name not in self._sizes:
+                self._sizes[name] = value.nbytes
+                self._now += value.nbytes
+        alive = self._now
+        self._now -= sum(self._sizes.get(name, 0) for name in self._dying.get(index, ()))
+        return alive
+
+
+def _on_host(graph: Any) -> frozenset[str]:
+    """Values that onnxruntime's CUDA provider leaves on the host: shapes, and whole numbers made of nothing else."""
+    weights = {tensor.name for tensor in graph.initializer}
+    found: set[str] = set()
+    for node in graph.node:
+        given = [name for name in node.input if name and name not in weights]
+        of_shapes = bool(given) and all(name in found for name in given)
+        if node.op_type in HOST or (of_shapes and node.op_type not in ("ConstantOfShape", "Expand")):
+            found.update(node.output)
+    return frozenset(found)
+
+
+def _fed(array: Any, cast: Mapping[str, str]) -> Value:
+    name = str(array.dtype)
+    dtype = _TO_ONNX.get(name, name)
+    return Value(tuple(array.shape), cast.get(dtype, dtype))
+
+
+def _reads(work: Work, inputs: Sequence[Value | None]) -> tuple[int, int]:
+    """Bytes read of weights and of activations."""
+    weight = read = 0
+    for index, value in enumerate(inputs):
+        if value is None:
+            continue
+        taken = work.reads.get(index, value.nbytes)
+        weight += taken if value.weight else 0
+        read += 0 if value.weight else taken
+    return weight, read
+
+
+def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value]) -> str:
+    """The first floating-point dtype among inputs and outputs, else the first there is."""
+    dtypes = [value.dtype for value in (*inputs, *outputs) if value is not None]
+    chosen = next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else "float")
+    return _DTYPES.get(chosen, chosen)
+
+
+def _line(at_two: int, at_three: int) -> Line:
+    slope = at_three - at_two
+    return Line(at_two - 2 * slope, slope)
+
+
+def _exactly(found: Iterable[Step]) -> tuple[Op, ...]:
+    return tuple(_op(step, [Line(value) for value in step.counts]) for step in found)
+
+
+def _op(step: Step, counts: Sequence[Line]) -> Op:
+    return Op(
+        name=step.name,
+        module="",
+        host_class=step.host_class,
+        family=step.family,
+        dtype=step.dtype,
+        dims=dict(zip(step.dims, counts[5:], strict=True)),
+        macs=counts[0],
+        weight_bytes=counts[1],
+        read_bytes=counts[2],
+        write_bytes=counts[3],
+        live_bytes=counts[4],
+        launches=step.launches,
+        syncs=step.syncs,
+        estimated=step.estimated,
+    )
+
+
+def _fits(op: Op, step: Step) -> bool:
+    """Whether a node at batch 1 is on the line; of "operands" a tensor as large as the result at batch 1 is no sign."""
+    lines = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, op.live_bytes, *op.dims.values())
+    names = ("macs", "weight", "read", "write", "live", *op.dims)
+    same = all(
+        line.at(1) == value for line, value, name in zip(lines, step.counts, names, strict=True) if name != "operands"
+    )
+    return same and (op.name, op.host_class, op.family) == (step.name, step.host_class, step.family)

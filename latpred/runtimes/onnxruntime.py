@@ -1,0 +1,233 @@
+"""ONNX Runtime: one host step for each node that it executes of the graph it made of an exported model.
+
+A model is exported once, whatever the batch: to walk it, and to run it. Which node does what is `onnx_nodes`' business,
+how a model is exported `onnx_export`'s; `.onnx` files are `onnx_file`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latpred import host
+from latpred.errors import MissingPackageError
+from latpred.graph import ModelGraph
+from latpred.identity import IdentityCache
+from latpred.runtimes import onnx_session
+from latpred.runtimes.eager import one_step_per_op
+from latpred.schedule import Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+    from latpred.runtimes.onnx_export import Exported
+    from latpred.runtimes.source import Source
+
+_HALF = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+class OnnxRuntime:
+    """ONNX Runtime with all its graph optimisations, on its CPU or CUDA provider."""
+
+    name = "onnxruntime"
+    walked_by = "onnxruntime"
+
+    def __init__(self) -> None:
+        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+        self._exports: IdentityCache[torch.nn.Module, dict[str, Exported]] = IdentityCache()
+        self._sessions: IdentityCache[torch.nn.Module, dict[tuple[object, ...], Any]] = IdentityCache()
+
+    @cached_property
+    def options(self) -> str:
+        """Versions, exporter and optimisations; and the processor, which decides on the layout of convolutions."""
+        from importlib import metadata
+
+        versions = [f"{name} {version}" for name, version in onnx_session.installed().items()]
+        for name in ("onnx", "onnxscript"):
+            try:
+                versions.append(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                continue
+        return "; ".join((*versions, "export dynamo, dynamic batch", "optimised: all", host.cpu_name()))
+
+    def available(self) -> str | None:
+        """None when models can be exported and run here, else what is missing."""
+        return onnx_session.missing()
+
+    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
+        """One step per executed node."""
+        schedules = self._schedules.get(graph, lambda _: {})
+        special = batch == 1 and graph.ops_at_one is not None
+        if special not in schedules:
+            schedules[special] = one_step_per_op(self.name, graph.at(batch))
+        return schedules[special]
+
+    def walk(self, source: Source, target: str) -> ModelGraph:
+        """Export, let onnxruntime optimise, and watch which nodes it runs at batches 1, 2 and 3.
+
+        For a half precision on CUDA the nodes are those of the model in float32 with half the bytes: the CPU would run
+        others, converting back and forth.
+
+        Raises
+        ------
+        MissingPackageError
+            When onnxruntime is not installed.
+        RuntimeRefusalError
+            When the model cannot be exported, loaded or run.
+        """
+        from latpred.runtimes import onnx_walk
+        from latpred.runtimes.onnx_export import export, tensors_of
+
+        onnx_session.require()
+        cast = _cast_of(source.graph.precision, target)
+        model = source.model()
+        inputs = [source.inputs(batch) for batch in onnx_walk.BATCHES]
+        if cast:
+            model, inputs = model.float(), [_in_float(one) for one in inputs]
+        exported = export(model, inputs[1])
+        names = onnx_session.input_names(exported.model)
+        feeds = [{name: tensor.numpy() for name, tensor in zip(names, tensors_of(one), strict=True)} for one in inputs]
+        watched = onnx_session.watch(exported.model, feeds, target=target, threads=_threads())
+        found = onnx_walk.walked(watched, feeds, target, cast=cast)
+        return msgspec.structs.replace(
+            source.graph,
+            ops=found.ops,
+            ops_at_one=found.ops_at_one,
+            input_bytes=found.input_bytes,
+            parameter_bytes=found.weight_bytes,
+            stack={**source.graph.stack, **onnx_session.installed()},
+            runtime=self.walked_by,
+            target=target,
+            notes=_notes(cast),
+        )
+
+    def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
+        """What onnxruntime's usual fusions would leave of an eager graph; not from a real export, and says so."""
+        from latpred.runtimes.onnx_estimate import estimate
+
+        return estimate(graph, target)
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """A session's run on these inputs; exported once per model, loaded once per number of threads.
+
+        Raises
+        ------
+        MissingPackageError
+            When onnxruntime is not installed, or lacks the CUDA provider that a model on a GPU needs.
+        RuntimeRefusalError
+            When the model cannot be exported or loaded.
+        """
+        from latpred.runtimes.onnx_export import tensors_of
+
+        onnx_session.require()
+        tensors = tensors_of(inputs)
+        device = next((t.device for t in (*model.parameters(), *tensors)), None)
+        running = self._session(model, inputs, device)
+        if device is not None and device.type == "cuda":
+            return _bound(running, tensors, device)
+        feed = onnx_session.feeds_of(running, tensors)
+        return lambda: running.run(None, feed)
+
+    def _session(self, model: Any, inputs: Any, device: Any) -> Any:
+        cuda = device is not None and device.type == "cuda"
+        if cuda and onnx_session.CUDA not in onnx_session.providers():
+            raise MissingPackageError(
+                "The model is on a GPU, but the onnxruntime that is installed has no CUDA provider; run: "
+                "pip uninstall onnxruntime && pip install 'latpred[onnx-gpu]'"
+            )
+        form = _form(inputs)
+        known = self._sessions.get(model, lambda _: {})
+        key = (form, _threads(), str(device))
+        if key not in known:
+            exports = self._exports.get(model, lambda _: {})
+            if form not in exports:
+                exports[form] = _exported(model, inputs)
+            provider = onnx_session.CUDA if cuda else onnx_session.CPU
+            known[key] = onnx_session.session(
+                exports[form].model,
+                target="cuda" if cuda else "cpu",
+                threads=_threads(),
+                provider=provider,
+                device_id=(device.index or 0) if cuda else 0,
+            )
+        return known[key]
+
+
+def _exported(model: Any, inputs: Any) -> Exported:
+    """An export at batch 2, since one at batch 1 would hold for no other."""
+    from latpred.runtimes.onnx_export import export, tensors_of
+    from latpred.tracing.inputs import from_example, real
+
+    floating = [tensor.dtype for tensor in tensors_of(inputs) if tensor.is_floating_point()]
+    weights = next(iter(model.parameters()), None)
+    twice = real(from_example(inputs).make(2), floating[0] if floating else _default_dtype(weights))
+    if weights is not None and weights.is_cuda:
+        from latpred.tracing.inputs import placed
+
+        twice = placed(twice, str(weights.device))
+    return export(model, twice)
+
+
+def _default_dtype(weights: Any) -> Any:
+    import torch
+
+    return torch.float32 if weights is None else weights.dtype
+
+
+def _bound(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
+    """A run whose inputs and outputs stay on the GPU."""
+    import numpy as np
+
+    binding = running.io_binding()
+    held = [tensor.contiguous() for tensor in tensors]
+    for one, tensor in zip(running.get_inputs(), held, strict=True):
+        kind = np.dtype(str(tensor.dtype).rpartition(".")[2])
+        binding.bind_input(one.name, "cuda", device.index or 0, kind, tuple(tensor.shape), tensor.data_ptr())
+    for one in running.get_outputs():
+        binding.bind_output(one.name, "cuda", device.index or 0)
+
+    def run() -> Any:
+        running.run_with_iobinding(binding)
+        return held and binding
+
+    return run
+
+
+def _form(inputs: Any) -> str:
+    """What an export depends on beside the model: names, dtypes and sizes of the inputs but the batch."""
+    from torch.utils._pytree import tree_flatten
+
+    from latpred.runtimes.onnx_export import tensors_of
+
+    _, form = tree_flatten(dict(inputs) if hasattr(inputs, "items") else tuple(inputs))
+    shapes = [(str(tensor.dtype), tuple(tensor.shape[1:])) for tensor in tensors_of(inputs)]
+    return f"{form} {shapes}"
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _cast_of(precision: str, target: str) -> dict[str, str]:
+    half = _HALF.get(precision) if target == "cuda" else None
+    return {"float": half} if half else {}
+
+
+def _in_float(inputs: Any) -> Any:
+    from torch.utils._pytree import tree_map
+
+    def cast(value: Any) -> Any:
+        return value.float() if hasattr(value, "is_floating_point") and value.is_floating_point() else value
+
+    return tree_map(cast, inputs)
+
+
+def _notes(cast: dict[str, str]) -> tuple[str, ...]:
+    if not cast:
+        return ()
+    return (f"onnxruntime's nodes are those of the model in float32, with the bytes of {cast['float']}",)
