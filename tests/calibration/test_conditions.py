@@ -126,7 +126,7 @@ from latpred.calibration import conditions
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
-        blocks = [torch.ones(6 << 20, dtype=torch.uint8) for _ in range(4)]
+        blocks = [torch.ones(24 << 20, dtype=torch.uint8) for _ in range(2)]
         del blocks
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
