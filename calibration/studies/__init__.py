@@ -8,8 +8,13 @@ from latpred.calibration.studies.base import Study
 
 __all__ = ["Study", "get"]
 
-# Runtime, and where its study is: a class or function that takes no argument. Imported when it is asked for.
-_OWN: dict[str, str] = {}
+# Runtime, and where its study is: what takes the runtime's name. Imported when it is asked for.
+_REPLAYS = "latpred.calibration.studies.replays:Replays"
+_OWN: dict[str, str] = {
+    "cuda-graphs": _REPLAYS,
+    "onnxruntime-cuda-graphs": _REPLAYS,
+    "compile-reduce-overhead": _REPLAYS,
+}
 
 
 def get(runtime: str) -> Study:
@@ -20,7 +25,7 @@ def get(runtime: str) -> Study:
     """
     if runtime in _OWN:
         module, _, attribute = _OWN[runtime].partition(":")
-        study: Study = getattr(import_module(module), attribute)()
+        study: Study = getattr(import_module(module), attribute)(runtime)
         return study
     from latpred.calibration.studies.whole import WholeNetworks
 

@@ -38,6 +38,8 @@ class Run(NamedTuple):
         Latency of one forward pass.
     issue_us : float or None
         Time to issue one without waiting, on an asynchronous device where that was taken.
+    queued_us : float or None
+        Device time of one, gaps included, where several were issued before the first could start.
     doubt : float
         Relative standard error of the latency.
     tiny : bool
@@ -48,6 +50,7 @@ class Run(NamedTuple):
     batch: int
     total_us: float
     issue_us: float | None = None
+    queued_us: float | None = None
     doubt: float = 0.0
     tiny: bool = False
 
@@ -105,12 +108,13 @@ def judged(
 def _run(row: Row, info: DeviceInfo) -> Run:
     spec, cell = suite.network_spec(row.cell), row.cell
     graph = graph_of(spec, cell.precision, cell.runtime, target_of(info.kind))
-    single, issue = row.timings["single"], row.timings.get("issue")
+    single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
     return Run(
         graph=graph,
         batch=spec.batch,
         total_us=single.median_s * US_PER_S,
         issue_us=None if issue is None else issue.median_s * US_PER_S,
+        queued_us=None if queued is None else queued.median_s * US_PER_S,
         doubt=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
         tiny=spec.tiny,
     )

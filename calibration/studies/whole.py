@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import torch
 
-from latpred.calibration import networks, suite, timing
+from latpred.calibration import networks, suite
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
 from latpred.calibration.networks import NetworkSpec
 from latpred.calibration.session import Row, Sampled
-from latpred.calibration.studies import runs, wholefit
+from latpred.calibration.studies import queues, runs, wholefit
+from latpred.calibration.studies.queues import WARM
 from latpred.calibration.tempo import TEMPO, Metronome
 from latpred.calibration.timing import Timing
 from latpred.profile import DeviceProfile, DispatchFit
@@ -32,7 +32,6 @@ TINY_REPEATS, TINY_S = 40, 0.15
 SIZED_REPEATS, SIZED_S = 12, 0.15
 JUDGE_REPEATS, JUDGE_S = 15, 0.5
 FEWEST = 3  # timed forward passes of a network, however long they take
-WARM = 3  # forward passes before the first that counts: some runtimes settle on their code only then
 
 
 class WholeNetworks:
@@ -78,7 +77,7 @@ class WholeNetworks:
         graph = runs.graph_of(spec, cell.precision, self.runtime, target_of(device.info().kind))
         device.use_precision(cell.precision)
         if device.asynchronous:
-            return Sampled(self._waited_for(device, spec, cell, graph))
+            return Sampled(queues.timed(device, cell, spec, graph))
         model, inputs = runs.built(spec, cell.precision), runs.inputs_of(spec, cell.precision)
         call = device.prepare_model(model, inputs, self.runtime)
         between = self._evict if spec.cold else self._metronome.beat
@@ -88,21 +87,6 @@ class WholeNetworks:
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs by class and factors on kernel times, from the networks that do not judge."""
         return wholefit.fit_runs(runs.runs_of(rows, profile.device), profile, self.runtime)
-
-    def _waited_for(self, device: Device, spec: NetworkSpec, cell: Cell, graph: Any) -> dict[str, Timing]:
-        """Latency on an asynchronous device and, where dispatch is all there is, the time to issue it."""
-        place = getattr(device, "torch_device", None)
-        subject: tuple[Any, Any] = (graph, spec.batch)
-        with device.errors():
-            if place is not None:
-                subject = runs.built(spec, cell.precision, str(place)), runs.inputs_of(spec, cell.precision, str(place))
-            call = device.prepare_model(*subject, self.runtime)
-            for _ in range(WARM):
-                call()
-        timings = {"single": timing.single(device, call)}
-        if spec.tiny and not graph.syncs(spec.batch):
-            timings["issue"] = timing.issue(device, call, timing.Plan(loops=1))
-        return timings
 
     def _evict(self) -> None:
         """Fill the last-level cache, as the layers of a larger model would."""

@@ -10,7 +10,7 @@ pull less. Kernels of families that the profile has no times of get a floor, a b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -36,9 +36,8 @@ COMMON_DOUBT = 0.2  # how far the common factor may lie from 1
 OWN_DOUBT = 5.0  # how far what a kernel of its own costs may lie from the guess, as a multiple of it
 SHARE, SHARE_DOUBT = 0.5, 1.0  # of eager's cost, to begin with
 FIXED_DOUBT_US = 20.0
-DEVICE_BOUND = 1.3  # device time over host time from which a latency tells of kernels alone
 MODULE, PYTHON = "module call", "Python call"  # stand for host classes of their own
-_FIXED, _SHARE, _COMMON = ("fixed",), ("share",), ("scale", "")
+FIXED, _SHARE, _COMMON = ("fixed",), ("share",), ("scale", "")
 
 UNITS = ("launch", "byte", "mac")
 
@@ -75,19 +74,29 @@ def fit_runs(runs: Sequence[Run], profile: DeviceProfile, runtime: str) -> Dispa
     CalibrationError
         When there are too few networks.
     """
+    demand_enough(runs, runtime)
+    parts = taken_apart(runs, profile, runtime)
+    eager = profile.runtimes["eager"]
+    if not profile.device.asynchronous:
+        return _dispatch(_solved(parts, eager), parts, eager, profile)
+    from latpred.calibration.studies.queuefit import fit_queued
+
+    return fit_queued(parts, profile)
+
+
+def demand_enough(runs: Sequence[Run], runtime: str) -> None:
+    """Refuse fewer networks than any fit takes.
+
+    Raises
+    ------
+    CalibrationError
+        When there are too few.
+    """
     if len(runs) < FEWEST:
         raise CalibrationError(
             f"{len(runs)} networks were timed in {runtime}, too few to tell its costs. "
             f"Give it more time: latpred calibrate --runtimes {runtime} --budget 3m"
         )
-    parts = taken_apart(runs, profile, runtime)
-    eager = profile.runtimes["eager"]
-    if not profile.device.asynchronous:
-        return _dispatch(_solved(parts, eager, lambda part: part.run.total_us), parts, eager, profile)
-    issued = [part for part in parts if part.run.issue_us is not None] or [part for part in parts if part.run.tiny]
-    host = _solved(issued, eager, _issue_us, kernels=False)
-    fit = _dispatch(host, issued, eager, profile)
-    return msgspec.structs.replace(fit, kernel_scales=_device_scales(parts, fit, profile, runtime))
 
 
 def taken_apart(runs: Sequence[Run], profile: DeviceProfile, runtime: str) -> list[Parts]:
@@ -121,55 +130,52 @@ def _without_rare(parts: Sequence[Parts]) -> list[Parts]:
     ]
 
 
-def _issue_us(part: Parts) -> float:
-    return part.run.total_us if part.run.issue_us is None else part.run.issue_us
-
-
-def _solved(
-    parts: Sequence[Parts], eager: DispatchFit, total_us: Callable[[Parts], float], *, kernels: bool = True
-) -> Mapping[Column, float]:
+def _solved(parts: Sequence[Parts], eager: DispatchFit) -> Mapping[Column, float]:
     """Values of all unknowns."""
     system = System()
     for part in parts:
-        terms: dict[Column, float] = {_FIXED: 1.0}
+        terms: dict[Column, float] = {FIXED: 1.0}
         terms |= {("class", name): float(count) for name, count in part.steps.items()}
-        us = total_us(part)
+        us = part.run.total_us
         doubt = float(np.hypot(MODEL_DOUBT, part.run.doubt))
-        system.measured(terms | (_kernel_terms(part) if kernels else {}), us, us * doubt)
-    system.believed({_FIXED: 1.0}, eager.fixed_us, FIXED_DOUBT_US)
+        system.measured(terms | kernel_terms(part), us, us * doubt)
+    system.believed({FIXED: 1.0}, eager.fixed_us, FIXED_DOUBT_US)
     system.believed({_SHARE: 1.0}, SHARE, SHARE_DOUBT)
     for name in system.names("class"):
-        usual = _eager_us(eager, name)
+        usual = eager_us(eager, name)
         system.believed({("class", name): 1.0, _SHARE: -usual}, 0.0, CLASS_DOUBT * SHARE * usual)
-    if kernels:
-        _believe_in_scales(system)
-        for own in _owns(parts):
-            for column, guess in zip(_own_columns(own), own.guess_us, strict=True):
-                system.believed({column: 1.0}, guess, OWN_DOUBT * guess)
+    believe_in_scales(system)
+    for own in owns(parts):
+        for column, guess in zip(own_columns(own), own.guess_us, strict=True):
+            system.believed({column: 1.0}, guess, OWN_DOUBT * guess)
     return system.solve()
 
 
-def _kernel_terms(part: Parts) -> dict[Column, float]:
+def kernel_terms(part: Parts) -> dict[Column, float]:
+    """What a network's kernels add to its time."""
     own_families = {own.family for own in part.own}
     terms: dict[Column, float] = {
         ("scale", family): us for family, us in part.kernel_us.items() if family not in own_families
     }
     for own, work in part.own.items():
-        terms |= zip(_own_columns(own), work, strict=True)
+        terms |= zip(own_columns(own), work, strict=True)
     return terms
 
 
-def _believe_in_scales(system: System) -> None:
+def believe_in_scales(system: System) -> None:
+    """Kernels take what they take in eager, all a little more or less, and each family a little more or less again."""
     system.believed({_COMMON: 1.0}, 1.0, COMMON_DOUBT)
     for family in system.names("scale"):
         system.believed({("scale", family): 1.0, _COMMON: -1.0}, 0.0, SCALE_DOUBT)
 
 
-def _owns(parts: Sequence[Parts]) -> list[Own]:
+def owns(parts: Sequence[Parts]) -> list[Own]:
+    """Families that the profile has no times of."""
     return sorted({own for part in parts for own in part.own})
 
 
-def _own_columns(own: Own) -> tuple[Column, Column, Column]:
+def own_columns(own: Own) -> tuple[Column, Column, Column]:
+    """Unknowns of such a family: what a launch, a byte and a multiply-add take."""
     launch, byte, mac = (("own", own.precision, own.family, unit) for unit in UNITS)
     return launch, byte, mac
 
@@ -182,45 +188,19 @@ def _dispatch(
     module_us = costs.pop(MODULE, share * eager.scale * eager.module_call_us)
     python_us = costs.pop(PYTHON, share * eager.scale * eager.python_call_us)
     rates = {
-        own: tuple(found[column] for column in _own_columns(own))
-        for own in _owns(parts)
-        if _own_columns(own)[0] in found
+        own: tuple(found[column] for column in own_columns(own)) for own in owns(parts) if own_columns(own)[0] in found
     }
     return DispatchFit(
-        costs_us=_rounded(with_parents(costs)),
+        costs_us=rounded(with_parents(costs)),
         module_call_us=round(module_us, 5),
         python_call_us=round(python_us, 5),
-        fixed_us=round(found[_FIXED], 4),
+        fixed_us=round(found[FIXED], 4),
         kernels=own_fits(rates, profile),
-        kernel_scales=_rounded({key[1]: value for key, value in found.items() if key[0] == "scale"}),
+        kernel_scales=rounded({key[1]: value for key, value in found.items() if key[0] == "scale"}),
     )
 
 
-def _device_scales(parts: Sequence[Parts], fit: DispatchFit, profile: DeviceProfile, runtime: str) -> dict[str, float]:
-    """Factors on kernel times from networks whose latency the device sets; none where nothing speaks against 1."""
-    device, system, seen = profile.device, System(), 0
-    gap_us = device.gap_us if fit.gap_us is None else fit.gap_us
-    for part in parts:
-        host_us = fit.fixed_us + sum(count * _step_us(fit, name) for name, count in part.steps.items())
-        waits_us = part.kernels * gap_us + device.launch_us + device.sync_us
-        busy_us = sum(part.kernel_us.values())
-        if part.own or not busy_us or busy_us + waits_us < DEVICE_BOUND * host_us:
-            continue
-        terms = {("scale", family): us for family, us in part.kernel_us.items()}
-        system.measured(terms, max(part.run.total_us - waits_us, 0.0), MODEL_DOUBT * part.run.total_us)
-        seen += 1
-    if seen < FEWEST:
-        return {}
-    _believe_in_scales(system)
-    return _rounded({key[1]: value for key, value in system.solve().items()})
-
-
-def _step_us(fit: DispatchFit, name: str) -> float:
-    calls = {MODULE: fit.module_call_us, PYTHON: fit.python_call_us}
-    return calls[name] if name in calls else host_cost(fit, name)
-
-
-def _eager_us(eager: DispatchFit, name: str) -> float:
+def eager_us(eager: DispatchFit, name: str) -> float:
     """What eager pays for the same kind of step: "node.gemm" and "kernel.extern.gemm" are compared to its "gemm"."""
     if name == MODULE:
         return max(eager.module_call_us * eager.scale, 0.01)
@@ -234,5 +214,6 @@ def _eager_us(eager: DispatchFit, name: str) -> float:
     return max(host_cost(eager, name) * eager.scale, 0.01)
 
 
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Values to six digits."""
     return {name: float(f"{value:.6g}") for name, value in values.items()}

@@ -26,6 +26,10 @@ class Runtime(Protocol):
         What `predict(..., runtime=name)` calls it, and the key of its dispatch costs in a profile.
     needs : str, optional
         The only kind of device it runs on, "cpu" or "cuda"; runtimes without this attribute run on any.
+    own_stream : bool, optional
+        On CUDA its kernels run in a stream that is not PyTorch's, so that events in PyTorch's see nothing of them.
+    waits : bool, optional
+        On CUDA a call of what it builds may return only when the device is done.
     """
 
     name: str
