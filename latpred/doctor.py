@@ -12,6 +12,7 @@ from pathlib import Path
 from latpred import home, profiles
 from latpred.errors import DeviceError, ProfileError
 from latpred.profile import DeviceProfile
+from latpred.runtimes import onnx_session
 
 LEAST_TORCH = (2, 11)
 PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
@@ -50,7 +51,7 @@ def examine() -> list[Finding]:
     findings = [_python(), _torch()]
     findings += [_package(name) for name in PACKAGES]
     findings += [_optional(name, purpose) for name, purpose in OPTIONAL.items()]
-    findings += [_processor(), _cuda()]
+    findings += [_onnxruntime(), _processor(), _cuda()]
     findings += [_directory("profiles", home.profiles_dir()), _directory("cache", home.cache_dir())]
     return findings + _profiles()
 
@@ -87,6 +88,19 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _onnxruntime() -> Finding:
+    """One distribution of it at most: they install one package, each over the other."""
+    topic, found, lacking = "onnxruntime", onnx_session.installed(), onnx_session.missing()
+    versions = " and ".join(f"{name} {version}" for name, version in found.items())
+    if len(found) > 1:
+        keep = next(name for name in found if name != topic)
+        advice = f"pip uninstall -y {' '.join(found)} && pip install {keep} (or {topic}, where there is no GPU)"
+        return Finding(topic, "note", f"{versions} are both installed and overwrite each other's files", advice)
+    if lacking is None:
+        return Finding(topic, "ok", versions or "installed")
+    return Finding(topic, "ok", f"{lacking.partition(';')[0]}; needed for the onnxruntime runtime: {onnx_session.PIP}")
 
 
 def _processor() -> Finding:

@@ -175,8 +175,8 @@ def _load(file: Path) -> Any:
         weights = file.parent / place
         if not weights.is_file():
             raise UsageError(
-                f"{file} keeps its weights (among them {name}) in {place}, which is not in {weights.resolve().parent}. Copy that "
-                "file beside it, or export the model again."
+                f"{file} keeps its weights (among them {name}) in {place}, which is not in "
+                f"{weights.resolve().parent}. Copy that file beside it, or export the model again."
             )
     return proto
 

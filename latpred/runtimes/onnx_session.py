@@ -215,7 +215,7 @@ def _event(event: Mapping[str, Any]) -> Event:
 
 def providers() -> tuple[str, ...]:
     """What this onnxruntime can execute on."""
-    import onnxruntime  # type: ignore[import-untyped]
+    import onnxruntime
 
     return tuple(onnxruntime.get_available_providers())
 
