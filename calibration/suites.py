@@ -1,7 +1,8 @@
 """Named suites of whole models for validation. No model of a suite is ever used in a fit or in a choice.
 
-"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen" the same
-of others, which nobody looked at while latpred was built; "heldout" names full-size models for GPUs. Suites are recipes: nothing is built until it is measured.
+"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen" and then
+"fresh" hold others that came later, for a verdict on models that nothing was chosen by; "heldout" names full-size models
+for GPUs. Suites are recipes: nothing is built until it is measured.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from latpred.calibration import suite_fresh as fresh
 from latpred.calibration import suite_models as made
 from latpred.calibration import suite_unseen as unseen
 from latpred.calibration.subjects import Inputs, Subject, dense_inputs, seeded, subjects_of, token_inputs
@@ -141,6 +143,25 @@ _UNSEEN = Suite(
     ),
 )
 
+_FRESH = Suite(
+    name="fresh",
+    purpose="the same again, of models first measured when all else was done",
+    batches=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+    ready=(
+        _tokens("fresh/gpt-neox", "gpt_neox", 28, fresh.gpt_neox),
+        _tokens("fresh/phi", "phi", 24, fresh.phi),
+        _tokens("fresh/roformer", "roformer", 40, fresh.roformer),
+        _tokens("fresh/camembert", "camembert", 20, fresh.camembert),
+        _image("fresh/beit", "beit", 80, fresh.beit),
+        _image("fresh/bit", "bit", 64, fresh.bit),
+        _image("fresh/pvt-v2", "pvt_v2", 96, fresh.pvt_v2),
+        _image("fresh/focalnet", "focalnet", 64, fresh.focalnet),
+        _image("fresh/swin-v2", "swin_v2", 64, fresh.swin_v2),
+        _image("fresh/resnext", "resnext", 64, fresh.resnext),
+        _audio("fresh/hubert", "hubert", 6400, fresh.hubert),
+    ),
+)
+
 _HELDOUT = Suite(
     name="heldout",
     purpose="full-size models of families that no fit and no choice has seen, for a GPU",
@@ -161,4 +182,4 @@ _HELDOUT = Suite(
     ),
 )
 
-_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _HELDOUT)}
+_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _FRESH, _HELDOUT)}
