@@ -143,7 +143,7 @@ def module_subject(
     def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         if device == "meta":
             return module, lambda batch, _: found.make(batch)
-        return _moved(module, device, precision), lambda batch, where: _real(found.make(batch), where, precision)
+        return moved(module, device, precision), lambda batch, where: _real(found.make(batch), where, precision)
 
     return Subject(name, found.kind, found.size, make)
 
@@ -225,7 +225,8 @@ def _of_name(name: str, seq: int | None, image: int | None) -> Subject:
     return Subject(name, shape.input_kind, shape.input_size, make)
 
 
-def _moved(module: nn.Module, device: str, precision: str) -> nn.Module:
+def moved(module: nn.Module, device: str, precision: str) -> nn.Module:
+    """A module on a device, in eval mode and of a precision: itself where it is so already, else a copy."""
     weights = [*module.parameters(), *module.buffers()]
     floating = [tensor for tensor in weights if tensor.is_floating_point()]
     there = all(tensor.device == torch.device(device) for tensor in weights)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from latpred.api import max_batch as max_batch
     from latpred.api import predict as predict
     from latpred.calibration import calibrate as calibrate
+    from latpred.calibration.generating import measure_generation as measure_generation
     from latpred.calibration.measuring import measure as measure
     from latpred.errors import LatpredError as LatpredError
     from latpred.generating import predict_generation as predict_generation
@@ -43,6 +44,7 @@ _HOMES = {
     "cost": "latpred.ops",
     "max_batch": "latpred.api",
     "measure": "latpred.calibration.measuring",
+    "measure_generation": "latpred.calibration.generating",
     "predict": "latpred.api",
     "predict_generation": "latpred.generating",
     "trace": "latpred.tracing",

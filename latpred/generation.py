@@ -147,7 +147,7 @@ class GenerationPrediction:
         return {"schema": SCHEMA, **_asked(self), **_point(self)}
 
     def to_frame(self) -> pd.DataFrame:
-        """One row of a predicted table (see `latpred.tables`)."""
+        """A predicted table (see `latpred.tables`): all of it, and its first token."""
         return frame((self,))
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ class GenerationCurve:
         return {"schema": CURVE_SCHEMA, **_asked(self.points[0]), "points": [_point(point) for point in self.points]}
 
     def to_frame(self) -> pd.DataFrame:
-        """A predicted table (see `latpred.tables`), one row per batch."""
+        """A predicted table (see `latpred.tables`): for each batch all of it, and its first token."""
         return frame(self.points)
 
     def __len__(self) -> int:
@@ -239,31 +239,37 @@ def input_kind(new_tokens: int) -> str:
 
 
 def frame(points: tuple[GenerationPrediction, ...]) -> pd.DataFrame:
-    """A predicted table."""
+    """A predicted table: all of it, and beside it the first token, which is a generation of one token."""
     import pandas as pd
 
+    rows = [
+        _row(point, tokens, steps)
+        for point in points
+        for tokens, steps in {point.new_tokens: (point.prefill, *point.steps), 1: (point.prefill,)}.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> dict[str, Any]:
     from latpred.tables import machine_name
 
-    return pd.DataFrame(
-        {
-            "machine": machine_name(point.provenance.machine),
-            "device": point.device,
-            "runtime": point.runtime,
-            "precision": point.precision,
-            "model": point.model,
-            "batch": point.batch,
-            "input_kind": input_kind(point.new_tokens),
-            "input_size": point.prompt,
-            "protocol": "single",
-            "latency_s": point.latency_ms / 1e3,
-            "low_s": point.interval_ms[0] / 1e3,
-            "high_s": point.interval_ms[1] / 1e3,
-            "overhead_s": point.overhead_ms / 1e3,
-            "compute_s": point.compute_ms / 1e3,
-            "regime": (point.steps[-1] if point.steps else point.prefill).regime,
-        }
-        for point in points
-    )
+    return {
+        "machine": machine_name(point.provenance.machine),
+        "device": point.device,
+        "runtime": point.runtime,
+        "precision": point.precision,
+        "model": point.model,
+        "batch": point.batch,
+        "input_kind": input_kind(tokens),
+        "input_size": point.prompt,
+        "protocol": "single",
+        "latency_s": sum(step.latency_ms for step in steps) / 1e3,
+        "low_s": sum(step.interval_ms[0] for step in steps) / 1e3,
+        "high_s": sum(step.interval_ms[1] for step in steps) / 1e3,
+        "overhead_s": sum(step.overhead_ms for step in steps) / 1e3,
+        "compute_s": sum(step.compute_ms for step in steps) / 1e3,
+        "regime": steps[-1].regime,
+    }
 
 
 def _title(point: GenerationPrediction) -> str:

@@ -80,6 +80,25 @@ def longest(module: torch.nn.Module) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
+def demand_room(name: str, module: torch.nn.Module, prompt: int, new_tokens: int) -> None:
+    """Refuse numbers of tokens that are none, or that the model cannot take.
+
+    Raises
+    ------
+    UsageError
+        Naming the most it takes.
+    """
+    for what, value in (("prompt", prompt), ("new_tokens", new_tokens)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{what}={value!r} is not a number of tokens; give a whole number of at least 1")
+    most = longest(module)
+    if most is not None and prompt + new_tokens > most:
+        raise UsageError(
+            f"{prompt} prompt tokens and {new_tokens} new ones are {prompt + new_tokens}, but {name} takes at most "
+            f"{most}; ask for a shorter prompt or fewer new tokens"
+        )
+
+
 def _can_generate(module: Any) -> bool:
     can = getattr(module, "can_generate", None)
     return bool(can()) if callable(can) else False

@@ -21,7 +21,7 @@ import torch
 
 from latpred.errors import UsageError
 from latpred.graph import ModelGraph, Op
-from latpred.tracing.decoders import decoder, longest
+from latpred.tracing.decoders import decoder, demand_room
 from latpred.tracing.entry import Entry
 from latpred.tracing.hostwork import HostWork
 from latpred.tracing.inputs import Inputs
@@ -141,15 +141,12 @@ def trace_generation(
     >>> [step.before for step in graph.steps]
     [16, 17, 18]
     """
-    _check(prompt, new_tokens, precision, cache)
+    if cache not in CACHES:
+        raise UsageError(f"cache {cache!r} is not known; choose one of {', '.join(CACHES)}")
+    dtype = None if precision is None else dtype_of(precision)
     name, module = decoder(model)
-    most = longest(module)
-    if most is not None and prompt + new_tokens > most:
-        raise UsageError(
-            f"{prompt} prompt tokens and {new_tokens} new ones are {prompt + new_tokens}, but {name} takes at most "
-            f"{most}; ask for a shorter prompt or fewer new tokens"
-        )
-    twin = make_twin(module, None if precision is None else dtype_of(precision))
+    demand_room(name, module, prompt, new_tokens)
+    twin = make_twin(module, dtype)
     walker = _Walker(name, twin, precision, cache)
     found = _extrapolated(walker, prompt, new_tokens) if new_tokens > _WALKED + 1 else None
     prefill, *steps = found or walker.stages(prompt, new_tokens, new_tokens)
@@ -336,13 +333,3 @@ def _waited_for(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     if index is None or any(op.launches for op in ops[index + 1 :]):
         return ops
     return (*ops[:index], msgspec.structs.replace(ops[index], syncs=ops[index].syncs - 1), *ops[index + 1 :])
-
-
-def _check(prompt: int, new_tokens: int, precision: str | None, cache: str) -> None:
-    for name, value in (("prompt", prompt), ("new_tokens", new_tokens)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{name}={value!r} is not a number of tokens; give a whole number of at least 1")
-    if precision is not None:
-        dtype_of(precision)  # says which there are
-    if cache not in CACHES:
-        raise UsageError(f"cache {cache!r} is not known; choose one of {', '.join(CACHES)}")

@@ -1,0 +1,135 @@
+"""Measure text generation: transformers' own `generate()`, greedy, timed whole and for its first token alone.
+
+How cells are visited in rounds is `measuring`'s business; here a call of `generate()` becomes a subject to measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from latpred.calibration import timing
+from latpred.calibration.device import Device
+from latpred.calibration.measuring import REPEATS, Step, measure
+from latpred.calibration.subjects import SEED, Inputs, Subject, keep_lively, moved
+from latpred.errors import DeviceError, UsageError
+from latpred.generation import input_kind
+from latpred.tracing.decoders import decoder, demand_room
+
+
+def measure_generation(
+    model: nn.Module | str,
+    prompt: int,
+    new_tokens: int,
+    batches: Iterable[int],
+    *,
+    device: str | Device = "cpu",
+    precision: str = "fp32",
+    repeats: int = REPEATS,
+    plan: timing.Plan | None = None,
+    progress: Callable[[Step], None] | None = None,
+) -> pd.DataFrame:
+    """Time greedy text generation in eager PyTorch.
+
+    Parameters
+    ----------
+    model : nn.Module or str
+        A transformers model with a `generate()`, or the name of a decoder, which is built with random weights.
+    prompt, new_tokens : int
+        Tokens of each prompt, and tokens to generate for each.
+    batches : iterable of int
+        Batch sizes.
+    device, precision, repeats, plan, progress
+        As for `measure`; the simulated device runs no model and is refused.
+
+    Returns
+    -------
+    DataFrame
+        A measurement table: two rows per batch, all of it (`input_kind` "prompt+16" for 16 new tokens) and its first
+        token alone ("prompt+1"). `GenerationCurve.to_frame()` has the same keys.
+
+    Raises
+    ------
+    UsageError
+        As for `predict_generation` and `measure`.
+    DeviceError
+        When the device is not there, or is the simulated one.
+
+    Examples
+    --------
+    >>> measure_generation("gpt2", 128, 16, [1, 8])  # doctest: +SKIP
+    """
+    if (device if isinstance(device, str) else device.name) == "simulated":
+        raise DeviceError(
+            "The simulated device runs no model, so nothing generates on it. Use device='cpu' or 'cuda:0'."
+        )
+    name, shape = decoder(model)
+    demand_room(name, shape, prompt, new_tokens)
+    sizes = tuple(batches)
+    tables = [
+        measure(
+            generation_subject(model, prompt, tokens),
+            sizes,
+            device=device,
+            precision=precision,
+            repeats=repeats,
+            plan=plan,
+            progress=progress,
+        )
+        for tokens in dict.fromkeys((new_tokens, 1))
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def generation_subject(model: nn.Module | str, prompt: int, new_tokens: int) -> Subject:
+    """A call of `generate()` as something to measure."""
+    name, _ = decoder(model)
+
+    def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        if isinstance(model, str):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(SEED)
+                built = decoder(model, device, precision)[1]
+                keep_lively(built)
+        else:
+            built = moved(model, device, precision)
+        return _Generate(built.eval(), prompt, new_tokens), _prompts(built, prompt)
+
+    return Subject(name, input_kind(new_tokens), prompt, make)
+
+
+class _Generate(nn.Module):
+    """Its forward pass generates, and sees to it that nothing ended early."""
+
+    def __init__(self, model: Any, prompt: int, new_tokens: int) -> None:
+        super().__init__()
+        self.model = model
+        self._length = prompt + new_tokens
+        self._options: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
+        end = getattr(model.generation_config, "eos_token_id", None)
+        if end is not None and model.generation_config.pad_token_id is None:
+            self._options["pad_token_id"] = end[0] if isinstance(end, list) else end
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **self._options)
+        if out.shape[1] != self._length:
+            raise UsageError(
+                f"the model ended every sequence after {out.shape[1]} tokens, not {self._length}; set "
+                "generation_config.eos_token_id to None to measure what it takes to generate all of them"
+            )
+        return out
+
+
+def _prompts(model: Any, prompt: int) -> Inputs:
+    vocabulary = int(model.config.vocab_size)
+
+    def inputs(batch: int, device: Any) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(SEED)
+        ids = torch.randint(vocabulary // 2, (batch, prompt), generator=generator).to(device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    return inputs
