@@ -14,6 +14,8 @@ import numpy as np
 
 from latpred import hostprofile, profiles
 from latpred.errors import HostError, NoProfileError, UsageError
+from latpred.ops.families import root
+from latpred.pricing import host_cost
 from latpred.profile import DeviceProfile, DispatchFit
 
 THIS = "this"
@@ -86,8 +88,8 @@ def find(host: float | str, profile: DeviceProfile) -> Swap:
 def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float, float]:
     """One host's dispatch over another's, and the spread of its log.
 
-    The median over the classes that both were measured in; where only one of the two fed a GPU, over those that launch
-    nothing (`quiet`), with module and Python calls.
+    The median over the classes that both know, a special one by its general class if need be; where only one of the two
+    fed a GPU, over those that launch nothing (`quiet`), with module and Python calls.
 
     Raises
     ------
@@ -96,10 +98,10 @@ def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float,
     """
     shared = [
         name
-        for name in sorted(host.costs_us.keys() & other.costs_us.keys())
-        if name and ("." in name) and (not quiet or name.partition(".")[0] in QUIET)
+        for name in sorted(host.costs_us)
+        if "." in name and root(name) in other.costs_us and (not quiet or root(name) in QUIET)
     ]
-    pairs = [(host.costs_us[name] * host.scale, other.costs_us[name] * other.scale) for name in shared]
+    pairs = [(host_cost(host, name) * host.scale, host_cost(other, name) * other.scale) for name in shared]
     pairs += [
         (host.module_call_us * host.scale, other.module_call_us * other.scale),
         (host.python_call_us * host.scale, other.python_call_us * other.scale),
@@ -154,7 +156,7 @@ def _measured(name: str) -> tuple[DispatchFit, str]:
 
 
 def _this() -> tuple[DispatchFit, str]:
-    """This host's own costs: measured alone, else with the CPU."""
+    """Costs of the host that asks: measured alone, else with the CPU."""
     own = [host for host in hostprofile.listing() if profiles.is_own(host.machine)]
     if own:
         latest = max(own, key=lambda host: host.created)
@@ -171,6 +173,7 @@ def _this() -> tuple[DispatchFit, str]:
 def _eager(profile: DeviceProfile) -> DispatchFit:
     if "eager" not in profile.runtimes:
         raise HostError(
-            f"profile {profile.name!r} has no eager dispatch to compare hosts by. Give the factor itself, as in --host 1.3."
+            f"profile {profile.name!r} has no eager dispatch to compare hosts by. "
+            "Give the factor itself, as in --host 1.3."
         )
     return profile.runtimes["eager"]

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-import msgspec
-
-from latpred import clocks, runtimes
+from latpred import clocks, datasheet, runtimes
 from latpred.clocks import Floats
 from latpred.errors import ProfileError, UsageError
 from latpred.graph import Coverage, ModelGraph
@@ -136,6 +135,16 @@ class Predictor:
                 points[position] = point
         assert setting is not None
         return Curve(setting, tuple(point for point in points if point is not None))
+
+    def check(self, runtime: str) -> None:
+        """Make sure that the profile has dispatch costs of a runtime, before anything takes time.
+
+        Raises
+        ------
+        ProfileError
+            When it has none; the message says how to measure them.
+        """
+        self._prices.dispatch(runtime)
 
     def max_batch(
         self, graph: ModelGraph, latency_ms: float, *, runtime: str = "eager", protocol: str = "single"
@@ -340,7 +349,9 @@ def _peak_bytes(graph: ModelGraph, priced: Priced, batches: NDArray[np.int64]) -
 
 def _own_caveats(profile: DeviceProfile, graph: ModelGraph, priced: Priced) -> list[str]:
     said = list(graph.notes)
-    if not profile.acceptance.passed:
+    if profile.provenance == datasheet.PROVENANCE:
+        said.append(datasheet.CAVEAT)
+    elif not profile.acceptance.passed:
         said.append("the profile failed its acceptance gate; see: latpred profiles show")
     if priced.estimated:
         names = sorted({op.name for op in graph.ops if op.estimated})

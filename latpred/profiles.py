@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from latpred import home, host
+from latpred import datasheet, home, host, specs
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import BENCHMARK, CUDNN, THREADS, DeviceProfile, Machine
 from latpred.profile_codec import REPAIR, decode, encode
@@ -76,19 +76,20 @@ def listing() -> list[Entry]:
 
 
 def load(source: str | os.PathLike[str]) -> DeviceProfile:
-    """Read a profile by path or name.
+    """Read a profile by path or name; a GPU that only its datasheet is known of gets a stated guess.
 
     Parameters
     ----------
     source : str or path
-        A file, or the name of a user or shipped profile.
+        A file, the name of a user or shipped profile, or a name of a GPU that `latpred.specs` knows.
 
     Raises
     ------
     ProfileError
         When there is none, or it is damaged, of a newer schema, or not a profile.
     """
-    return _read(locate(source))
+    sheet = _sheet_of(source)
+    return _read(locate(source)) if sheet is None else datasheet.profile_of(sheet)
 
 
 def locate(source: str | os.PathLike[str]) -> Path:
@@ -100,16 +101,42 @@ def locate(source: str | os.PathLike[str]) -> Path:
         When no profile goes by the name; the message lists the nearest.
     """
     text = os.fspath(source)
-    if not isinstance(source, str) or text.endswith(SUFFIX) or os.sep in text:
+    if not _is_name(source):
         return Path(text)
-    for candidate in (_file_of(text), _shipped() / f"{text}{SUFFIX}"):
-        if candidate.exists():
-            return candidate
+    found = _file_called(text)
+    if found is not None:
+        return found
+    if specs.known(text):
+        raise ProfileError(
+            f"{text!r} is known from its datasheet only, so there is no file of it. Measure one with: latpred calibrate"
+        )
     raise ProfileError(_unknown(text))
 
 
+def _is_name(source: str | os.PathLike[str]) -> bool:
+    return isinstance(source, str) and not source.endswith(SUFFIX) and os.sep not in source
+
+
+def _file_called(name: str) -> Path | None:
+    """File of a profile by its name, or by any other name of the GPU that it is called after."""
+    called = [name, specs.spec(name).name] if specs.known(name) else [name]
+    for candidate in called:
+        for file in (_file_of(candidate), _shipped() / f"{candidate}{SUFFIX}"):
+            if file.exists():
+                return file
+    return None
+
+
+def _sheet_of(source: str | os.PathLike[str]) -> specs.Spec | None:
+    """The datasheet that a name stands for, where no profile goes by it."""
+    name = os.fspath(source)
+    if not _is_name(source) or not specs.known(name) or _file_called(name) is not None:
+        return None
+    return specs.spec(name)
+
+
 def find(
-    device: str | None = None, *, threads: int | None = None, cudnn_benchmark: bool | None = None
+    device: str | os.PathLike[str] | None = None, *, threads: int | None = None, cudnn_benchmark: bool | None = None
 ) -> DeviceProfile:
     """The profile that predictions for a device rest on.
 
@@ -117,8 +144,8 @@ def find(
     ----------
     device : str, optional
         "cpu", "cuda", "cuda:0" or "simulated" for a profile calibrated on this machine; anything else is the name of a
-        profile or a path to one. Without it, this machine's own: its GPU's if calibrated, else its CPU's. A shipped
-        profile is used only when named.
+        profile, a path to one, or a GPU's name, whose datasheet stands in where it has no profile. Without it, this
+        machine's own: its GPU's if calibrated, else its CPU's. A shipped profile is used only when named.
     threads : int, optional
         Only a profile measured with so many threads per op. Without it, one that was measured with PyTorch's own number
         comes first.
@@ -133,7 +160,7 @@ def find(
         When the one named, or the only one there is, cannot be read.
     """
     wanted = {"threads": threads, "cudnn_benchmark": cudnn_benchmark}
-    if device is not None and device.partition(":")[0] not in LIVE_KINDS:
+    if device is not None and (not isinstance(device, str) or device.partition(":")[0] not in LIVE_KINDS):
         return _measured_so(load(device), wanted)
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
     kinds = (device.partition(":")[0],) if device else anywhere
@@ -307,9 +334,9 @@ def _how(profile: DeviceProfile) -> str:
 
 def _unknown(name: str) -> str:
     names = [entry.name for entry in listing()]
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"Did you mean {', '.join(near)}? " if near else ""
-    return f"no profile is called {name!r}. {hint}List them with: latpred profiles list"
+    near = [*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *specs.nearest(name)]
+    hint = f"Did you mean {', '.join(dict.fromkeys(near))}? " if near else ""
+    return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
 
 
 def _nothing_found(device: str | None, entries: list[Entry]) -> str:

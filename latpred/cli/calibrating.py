@@ -57,6 +57,7 @@ class Moment(NamedTuple):
 )
 @click.option("--fresh", is_flag=True, help="Measure everything anew instead of going on where it was stopped.")
 @click.option("--name", help="Name of the profile.  [default: the device's]")
+@click.option("--host-only", is_flag=True, help="Seconds: only what dispatch costs on this host, for --host.")
 @output_options
 @speech_options
 @click.pass_context
@@ -68,9 +69,15 @@ def calibrate(
     precisions: tuple[str, ...],
     fresh: bool,
     name: str | None,
+    host_only: bool,
     output: Output,
 ) -> None:
     """Measure what ops and kernels cost on this machine, and keep it as a profile. Once per machine and device."""
+    if host_only:
+        from latpred.cli.sheets import measure_host
+
+        measure_host(name, output)
+        return
     wanted = Wanted(device or default_device(), quick, budget, precisions, fresh, name)
     profile = measure_profile(context, wanted)
     show_profile(profile, output)

@@ -22,13 +22,22 @@ def profiles() -> None:
     """List, show and locate device profiles."""
 
 
-@profiles.command(name="list", epilog="\b\nExample:\n  latpred profiles list --json")
+@profiles.command(
+    name="list", epilog="\b\nExample:\n  latpred profiles list --json\n  latpred profiles list --datasheets"
+)
+@click.option("--datasheets", is_flag=True, help="List the GPUs that are known from their datasheets instead.")
+@click.option("--hosts", is_flag=True, help="List the hosts whose dispatch was measured alone instead.")
 @output_options
 @speech_options
-def list_profiles(output: Output) -> None:
+def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
     """List the profiles calibrated here and those shipped."""
     from latpred.profiles import directory, listing
 
+    if datasheets or hosts:
+        from latpred.cli.sheets import show_datasheets, show_hosts
+
+        (show_datasheets if datasheets else show_hosts)(output)
+        return
     entries = listing()
 
     def text(console: Console) -> None:

@@ -39,6 +39,7 @@ class Target:
     device: str | None
     runtime: str
     protocol: str
+    host: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def model_options(verb: Verb) -> Verb:
 
 
 def target_options(verb: Verb) -> Verb:
-    """`--device --runtime --protocol`, handed to the verb as `target`."""
+    """`--device --runtime --protocol --host`, handed to the verb as `target`."""
     return bundle(
         verb,
         "target",
@@ -166,7 +167,7 @@ def target_options(verb: Verb) -> Verb:
         click.option(
             "--device",
             "-d",
-            help="cpu, cuda:0 or simulated, or a profile's name or file.  [default: this machine's own profile]",
+            help="cpu, cuda:0 or simulated, a profile's name or file, or a GPU's name.  [default: this machine's own]",
         ),
         click.option("--runtime", default="eager", show_default=True, help="How the model is run."),
         click.option(
@@ -175,6 +176,10 @@ def target_options(verb: Verb) -> Verb:
             default="single",
             show_default=True,
             help="single waits for each forward pass; pipelined issues them back to back.",
+        ),
+        click.option(
+            "--host",
+            help="Another host: its dispatch over the profile's host's, as 1.3, or a measured one's name, or this.",
         ),
     )
 

@@ -109,7 +109,14 @@ def predicted(context: click.Context, request: Request) -> Curve:
             image=given.image,
             precision=given.precision,
         )
-    return api.predict(graph, request.batches, target.runtime, device=target.device, protocol=target.protocol)
+    return api.predict(
+        graph,
+        request.batches,
+        target.runtime,
+        device=target.device,
+        host=target.host,
+        protocol=target.protocol,
+    )
 
 
 def show_curve(curve: Curve, output: Output) -> None:
