@@ -1,8 +1,8 @@
 """Named suites of whole models for validation. No model of a suite is ever used in a fit or in a choice.
 
 "cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen" and then
-"fresh" hold others that came later, for a verdict on models that nothing was chosen by; "heldout" names full-size models
-for GPUs. Suites are recipes: nothing is built until it is measured.
+"fresh" hold others that came later, for a verdict on models that nothing was chosen by; "heldout" names full-size
+models for GPUs. Suites are recipes: nothing is built until it is measured.
 """
 
 from __future__ import annotations

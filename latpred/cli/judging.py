@@ -80,7 +80,7 @@ def trial_options(verb: Verb) -> Verb:
         verb,
         "trial",
         Trial,
-        click.option("--suite", default="cpu", show_default=True, help="Which models: cpu, heldout or paper."),
+        click.option("--suite", default="cpu", show_default=True, help="Which models: cpu, unseen, fresh or heldout."),
         click.option(
             "--batch",
             "-b",
