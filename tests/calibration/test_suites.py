@@ -13,6 +13,7 @@ from latpred.calibration.subjects import Subject, subjects_of
 from latpred.errors import UsageError
 
 CPU = suites.get("cpu")
+SMALL = [subject for name in ("cpu", "unseen", "fresh") for subject in suites.get(name).ready]
 
 
 def test_the_cpu_suite_is_wide_enough() -> None:
@@ -23,8 +24,12 @@ def test_the_cpu_suite_is_wide_enough() -> None:
     assert len({subject.name for subject in CPU.ready}) == len(CPU.ready)
 
 
-@pytest.mark.parametrize("subject", CPU.ready, ids=lambda subject: subject.name)
-def test_every_model_of_the_cpu_suite_walks(subject: Subject) -> None:
+def test_no_model_is_in_two_suites() -> None:
+    assert len({subject.name.split("/")[1] for subject in SMALL}) == len(SMALL)
+
+
+@pytest.mark.parametrize("subject", SMALL, ids=lambda subject: subject.name)
+def test_every_model_for_a_cpu_walks(subject: Subject) -> None:
     graph = subject.walk("fp32")
     assert graph.model == subject.name
     assert graph.coverage(2).launches == 1.0
