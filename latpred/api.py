@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Model = torch.nn.Module | str | os.PathLike[str] | ModelGraph
     Device = torch.device | str | os.PathLike[str]
 
+
 @overload
 def predict(
     model: Model,
@@ -224,6 +225,6 @@ def as_walked(graph: ModelGraph, given: Input) -> ModelGraph:
         raise UsageError(f"This graph was traced in {graph.precision}; trace it again to predict {given.precision}.")
     if given.memory_format not in (None, graph.memory_format):
         raise UsageError(
-            f"This graph was traced in the {graph.memory_format} format; trace it again to predict {given.memory_format}."
+            f"This graph was traced in the {graph.memory_format} format; trace it again for {given.memory_format}."
         )
     return graph

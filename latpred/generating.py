@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred import api, runtimes
+from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
+from latpred.finding import located, predictor_of
 from latpred.generation import GenerationCurve, GenerationPrediction, Step
 from latpred.prediction import Curve, Prediction, Provenance
 from latpred.predictor import Predictor, checked_batches
@@ -107,7 +108,7 @@ def predict_generation(
     one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
     sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     _check_runtime(runtime)
-    predictor = api.predictor_of(device)
+    predictor = predictor_of(located(device))
     from latpred.tracing.generation import trace_generation
 
     cache = "static" if runtime in REPLAYED else "dynamic"

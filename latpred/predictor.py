@@ -137,13 +137,16 @@ class Predictor:
         return Curve(setting, tuple(point for point in points if point is not None))
 
     def check(self, runtime: str) -> None:
-        """Make sure that the profile has dispatch costs of a runtime, before anything takes time.
+        """Make sure that a runtime can be predicted, before anything takes time.
 
         Raises
         ------
+        UsageError
+            When no runtime goes by the name, or it cannot run on the device.
         ProfileError
-            When it has none; the message says how to measure them.
+            When the profile has no dispatch costs of it; the message says how to measure them.
         """
+        walking.demand_suited(runtime, walking.target_of(self.profile.device.kind))
         self._prices.dispatch(runtime)
 
     def max_batch(
@@ -183,7 +186,7 @@ class Predictor:
         return walking.fitting(graph, runtime, walking.target_of(self.profile.device.kind))
 
     def _device(self, runtime: str) -> DeviceInfo:
-        """The device as a runtime has it: kernels of a replayed graph follow each other faster than those of a stream."""
+        """The device as a runtime has it: kernels of a replayed graph follow each other faster than in a stream."""
         gap_us = self.profile.runtimes[runtime].gap_us
         device = self.profile.device
         return device if gap_us is None else msgspec.structs.replace(device, gap_us=gap_us)
@@ -353,6 +356,8 @@ def _own_caveats(profile: DeviceProfile, graph: ModelGraph, priced: Priced) -> l
         said.append(datasheet.CAVEAT)
     elif not profile.acceptance.passed:
         said.append("the profile failed its acceptance gate; see: latpred profiles show")
+    if graph.memory_format == "channels_last" and "channels_last" not in profile.protocol.get("memory_format", ""):
+        said.append("convolutions were measured in the contiguous format: in channels_last they may differ")
     if priced.estimated:
         names = sorted({op.name for op in graph.ops if op.estimated})
         said.append(f"no cost formula for {', '.join(names)}: estimated from bytes")

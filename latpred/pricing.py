@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from latpred import runtimes
 from latpred.clocks import Timeline
 from latpred.errors import ProfileError
 from latpred.features import NATIVE, WORK, Floats, layout
@@ -139,7 +140,7 @@ class PriceList:
         ProfileError
             When the profile does not cover the runtime or the precision.
         """
-        dispatch = self._dispatch(schedule.runtime)
+        dispatch = self.dispatch(schedule.runtime)
         self._fits(precision)
         rows, kernel_row, unmeasured = self._kernel_rows(schedule, precision, resident)
         share = schedule.kernel_share * _scales(schedule, dispatch)
@@ -168,14 +169,23 @@ class PriceList:
             estimated=any(op.estimated for op in schedule.ops),
         )
 
-    def _dispatch(self, runtime: str) -> DispatchFit:
+    def dispatch(self, runtime: str) -> DispatchFit:
+        """Host costs of a runtime.
+
+        Raises
+        ------
+        ProfileError
+            When the profile has none.
+        """
         try:
             return self._profile.runtimes[runtime]
         except KeyError:
             known = ", ".join(self._profile.runtimes) or "none"
+            missing = runtimes.get(runtime).available()
+            first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
-                "Calibrate where that runtime is installed, with: latpred calibrate"
+                f"Measure them with: latpred calibrate --runtimes {runtime}{first}"
             ) from None
 
     def _fits(self, precision: str) -> dict[str, KernelFit]:
@@ -214,7 +224,7 @@ class PriceList:
         """The fit for an op's kernel, its leaf's scale, and whether the family was measured at all."""
         wanted = _precision_of(op.dtype, precision)
         wanted = wanted if self._profile.kernels.get(wanted) else precision
-        own, fits = self._dispatch(runtime).kernels.get(wanted, {}), self._fits(wanted)
+        own, fits = self.dispatch(runtime).kernels.get(wanted, {}), self._fits(wanted)
         for source in (own, fits):
             name: str | None = family
             while name is not None:

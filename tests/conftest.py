@@ -48,6 +48,7 @@ def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     """An empty home directory, so that no test reads or writes the user's profiles, journals or cache."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("LATPRED_HOME", str(home))
+    monkeypatch.setenv("LATPRED_CALIBRATE", "never")  # a missing profile is an error, not half a minute of measuring
     return home
 
 

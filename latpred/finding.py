@@ -1,0 +1,125 @@
+"""What predicts on a device: finds the profile and keeps its predictor until a profile changes on disk.
+
+A profile of another machine or other software is used with caveats that say so. A machine that has no profile yet is
+calibrated (see `latpred.firsttime`) where no device is named.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+from typing import TYPE_CHECKING, NamedTuple
+
+from latpred import datasheet, firsttime, hostprofile, hostswap, profiles
+from latpred.errors import NoProfileError
+from latpred.host import cpu_name
+from latpred.predictor import Predictor
+from latpred.profile import DeviceProfile
+
+if TYPE_CHECKING:
+    import torch
+
+    Device = torch.device | str | os.PathLike[str]
+
+_COMPARED = ("torch", "transformers")
+
+
+class Where(NamedTuple):
+    """Which device, by what name, on which host, and how it runs there; see `latpred.predict`."""
+
+    device: str | None = None
+    is_path: bool = False
+    host: float | str | None = None
+    threads: int | None = None
+    cudnn_benchmark: bool | None = None
+
+
+def located(
+    device: Device | None,
+    host: float | str | None = None,
+    threads: int | None = None,
+    cudnn_benchmark: bool | None = None,
+) -> Where:
+    """A device as users name it."""
+    is_path = isinstance(device, os.PathLike)
+    name = None if device is None else os.fspath(device) if isinstance(device, os.PathLike) else str(device)
+    return Where(name, is_path, host, threads, cudnn_benchmark)
+
+
+def predictor_of(asked: Where) -> Predictor:
+    """The predictor of a device, kept until a profile changes on disk.
+
+    Raises
+    ------
+    ProfileError
+        When there is no profile of the device, or none measured in the way asked for.
+    """
+    try:
+        return _kept(asked, _state_of(asked))
+    except NoProfileError:
+        plain = asked._replace(host=None) == Where()
+        if not plain or not firsttime.allowed():
+            raise
+    firsttime.calibrate_once()
+    return _kept(asked, _state_of(asked))
+
+
+@lru_cache(maxsize=8)
+def _kept(asked: Where, _state: tuple[object, ...]) -> Predictor:
+    named = Path(asked.device) if asked.device is not None and asked.is_path else asked.device
+    profile = profiles.find(named, threads=asked.threads, cudnn_benchmark=asked.cudnn_benchmark)
+    if asked.host is None:
+        return Predictor(profile, _foreign(profile))
+    swap = hostswap.find(asked.host, profile)
+    return Predictor(hostswap.swapped(profile, swap), [swap.caveat, *_foreign(profile, swapped=True)])
+
+
+def _state_of(asked: Where) -> tuple[object, ...]:
+    """Whatever changes when a profile does."""
+    file = () if asked.device is None else _file_state(asked.device)
+    state = (str(profiles.directory()), file, *_directory_state(profiles.directory()))
+    return state if asked.host is None else (*state, *_directory_state(hostprofile.directory()))
+
+
+def _directory_state(folder: Path) -> list[tuple[object, ...]]:
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return [(name, *_file_state(os.fspath(folder / name))) for name in names]
+
+
+def _file_state(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return (found.st_mtime_ns, found.st_size)
+
+
+def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
+    """What this machine and its software do not share with the one the profile was measured on."""
+    machine = profile.machine
+    if profile.provenance == datasheet.PROVENANCE:
+        return []
+    if not profiles.is_own(machine):
+        if swapped:
+            return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
+        where = machine.accelerator or machine.cpu
+        return [
+            f"measured on another machine ({machine.cpu}, here {cpu_name()}): kernel times hold on {where}, "
+            "dispatch costs may differ"
+        ]
+    here = {"python": python_version(), **{name: _version(name) for name in _COMPARED}}
+    return [
+        f"measured with {name} {machine.stack[name]}, here is {version}"
+        for name, version in here.items()
+        if machine.stack.get(name, version) != version
+    ]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"

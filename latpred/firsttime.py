@@ -1,0 +1,103 @@
+"""The first prediction on a machine that nobody calibrated: a quick calibration of its CPU, once, for all processes.
+
+`LATPRED_CALIBRATE=never` switches it off, and naming a device does: then the error says how to calibrate. Nothing here
+measures; `latpred.calibration` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import filelock
+
+from latpred import home, profiles
+from latpred.errors import BusyError, NoProfileError, UsageError
+
+if TYPE_CHECKING:
+    from latpred.calibration.campaign import Progress
+
+VARIABLE = "LATPRED_CALIBRATE"
+CHOICES = ("quick", "never")
+WAIT_S = 300.0  # several times what a quick calibration takes
+
+
+def allowed() -> bool:
+    """Whether a machine without a profile may be calibrated without being asked.
+
+    Raises
+    ------
+    UsageError
+        When the environment says neither.
+    """
+    value = os.environ.get(VARIABLE, "").strip().lower() or CHOICES[0]
+    if value not in CHOICES:
+        raise UsageError(f"{VARIABLE}={value!r} is not known; set it to {' or '.join(CHOICES)}.")
+    return value != "never"
+
+
+def calibrate_once() -> None:
+    """Calibrate this machine's CPU unless another process did so in the meantime.
+
+    Processes that come second wait for the first: two calibrations at once would measure each other.
+
+    Raises
+    ------
+    BusyError
+        When the one under way takes too long.
+    CalibrationError
+        When the machine could not be measured.
+    """
+    folder = home.data_dir() / "calibration"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder / "first.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        _say("another process calibrates this machine for the first time; waiting for it")
+        _wait(lock)
+    try:
+        profiles.find()
+    except NoProfileError:
+        _calibrate()
+    finally:
+        lock.release()
+
+
+def _wait(lock: filelock.FileLock) -> None:
+    try:
+        lock.acquire(timeout=WAIT_S)
+    except filelock.Timeout:
+        raise BusyError(
+            f"another process has been calibrating this machine for more than {WAIT_S / 60:.0f} minutes. "
+            "Stop it, or calibrate once before starting many: latpred calibrate --quick"
+        ) from None
+
+
+def _calibrate() -> None:
+    from latpred.calibration import calibrate
+
+    _say(
+        f"no profile of this machine in {profiles.directory()}; calibrating its CPU now, once, in under a minute "
+        f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off)"
+    )
+    profile = calibrate("cpu", quick=True, progress=_Quarters())
+    _say(f"calibrated: {profiles.path(profile.name)}")
+
+
+class _Quarters:
+    """Says each time another quarter of a calibration is done."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def __call__(self, at: Progress) -> None:
+        quarter = min(3, int(4 * at.seconds / at.budget_s))
+        if quarter > self._last:
+            self._last = quarter
+            _say(f"calibrating: {25 * quarter} %")
+
+
+def _say(sentence: str) -> None:
+    print(f"latpred: {sentence}", file=sys.stderr, flush=True)
