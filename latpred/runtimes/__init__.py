@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from latpred.errors import UsageError
 from latpred.runtimes.base import Runtime
 
-__all__ = ["GROUP", "Runtime", "get", "names"]
+__all__ = ["GROUP", "Runtime", "built_in", "get", "names"]
 
 GROUP = "latpred.runtimes"
 # Name, and where its class is; each is imported when it is asked for.
@@ -19,6 +19,9 @@ _BUILT_IN = {
     "torchscript": "latpred.runtimes.torchscript:TorchScript",
     "onnxruntime": "latpred.runtimes.onnxruntime:OnnxRuntime",
     "cuda-graphs": "latpred.runtimes.cuda_graphs:CudaGraphs",
+    "onnxruntime-cuda-graphs": "latpred.runtimes.onnxruntime_cuda_graphs:OnnxRuntimeCudaGraphs",
+    "compile": "latpred.runtimes.compile:Compile",
+    "compile-reduce-overhead": "latpred.runtimes.compile:CompileReduceOverhead",
 }
 
 
@@ -29,6 +32,15 @@ def names() -> list[str]:
     'eager'
     """
     return [*_BUILT_IN, *sorted(name for name in _registered() if name not in _BUILT_IN)]
+
+
+def built_in() -> list[str]:
+    """The runtimes that latpred itself brings, installed here or not.
+
+    >>> built_in()[:2]
+    ['eager', 'torchscript']
+    """
+    return list(_BUILT_IN)
 
 
 @cache

@@ -91,6 +91,7 @@ def session(
     threads: int,
     provider: str = CPU,
     device_id: int = 0,
+    cuda_graph: bool = False,
     profile: Path | None = None,
     optimised: Path | None = None,
     weights_in: Path | None = None,
@@ -107,6 +108,8 @@ def session(
         Threads within a node.
     provider, device_id : str, int
         What executes it.
+    cuda_graph : bool
+        Whether the CUDA provider captures what it runs, once for each "gpu_graph_id" of the options of a run.
     profile : Path, optional
         Prefix of the file in which `end_profiling` puts the time of every node.
     optimised : Path, optional
@@ -135,7 +138,8 @@ def session(
     if weights_in is not None:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_in))
     left_out = list(CPU_ONLY) if target == "cuda" and provider == CPU else None
-    providers: list[Any] = [CPU] if provider == CPU else [(CUDA, {"device_id": str(device_id)}), CPU]
+    cuda = {"device_id": str(device_id), "enable_cuda_graph": str(int(cuda_graph))}
+    providers: list[Any] = [CPU] if provider == CPU else [(CUDA, cuda), CPU]
     try:
         return onnxruntime.InferenceSession(model, settings, providers=providers, disabled_optimizers=left_out)
     except Exception as error:  # onnxruntime's own exceptions share no base class

@@ -34,6 +34,8 @@ class OnnxRuntime:
 
     name = "onnxruntime"
     walked_by = "onnxruntime"
+    own_stream = True
+    waits = True
 
     def __init__(self) -> None:
         self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
@@ -125,13 +127,22 @@ class OnnxRuntime:
         onnx_session.require()
         tensors = tensors_of(inputs)
         device = next((t.device for t in (*model.parameters(), *tensors)), None)
-        running = self._session(model, inputs, device)
+        running = self.session(model, inputs, device)
         if device is not None and device.type == "cuda":
-            return _bound(running, tensors, device)
+            return _run_bound(running, tensors, device)
         feed = onnx_session.feeds_of(running, tensors)
         return lambda: running.run(None, feed)
 
-    def _session(self, model: Any, inputs: Any, device: Any) -> Any:
+    def session(self, model: Any, inputs: Any, device: Any, *, cuda_graph: bool = False) -> Any:
+        """A session of a model on its device, for such inputs at any batch size; with `cuda_graph` one that captures.
+
+        Raises
+        ------
+        MissingPackageError
+            When onnxruntime lacks the CUDA provider that a model on a GPU needs.
+        RuntimeRefusalError
+            When the model cannot be exported or loaded.
+        """
         cuda = device is not None and device.type == "cuda"
         if cuda and onnx_session.CUDA not in onnx_session.providers():
             raise MissingPackageError(
@@ -140,7 +151,7 @@ class OnnxRuntime:
             )
         form = _form(inputs)
         known = self._sessions.get(model, lambda _: {})
-        key = (form, _threads(), str(device))
+        key = (form, _threads(), str(device), cuda_graph)
         if key not in known:
             exports = self._exports.get(model, lambda _: {})
             if form not in exports:
@@ -152,6 +163,7 @@ class OnnxRuntime:
                 threads=_threads(),
                 provider=provider,
                 device_id=(device.index or 0) if cuda else 0,
+                cuda_graph=cuda_graph,
             )
         return known[key]
 
@@ -177,8 +189,8 @@ def _default_dtype(weights: Any) -> Any:
     return torch.float32 if weights is None else weights.dtype
 
 
-def _bound(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
-    """A run whose inputs and outputs stay on the GPU."""
+def bound(running: Any, tensors: Any, device: Any) -> tuple[Any, list[Any]]:
+    """A binding whose inputs are read where they lie on the GPU and whose outputs stay there, and what it reads."""
     import numpy as np
 
     binding = running.io_binding()
@@ -188,6 +200,12 @@ def _bound(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
         binding.bind_input(one.name, "cuda", device.index or 0, kind, tuple(tensor.shape), tensor.data_ptr())
     for one in running.get_outputs():
         binding.bind_output(one.name, "cuda", device.index or 0)
+    return binding, held
+
+
+def _run_bound(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
+    """A run whose inputs and outputs stay on the GPU."""
+    binding, held = bound(running, tensors, device)
 
     def run() -> Any:
         running.run_with_iobinding(binding)
