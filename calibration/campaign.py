@@ -1,13 +1,13 @@
 """`calibrate`: measures a device, cell by cell within a time budget, and saves the profile that the cells amount to.
 
 Which cells come when is `synchronous`' and `asynchronous`' business, how they are kept `session`'s, what they amount to
-`fitting`'s.
+`fitting`'s. Other runtimes than eager come after it: see `studying`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import NamedTuple, Protocol
@@ -15,17 +15,19 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from latpred import profiles
-from latpred.calibration import conditions, fitting, judging, networks
+from latpred.calibration import conditions, fitting, judging, networks, studies, studying
 from latpred.calibration.asynchronous import Asynchronous
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device, open_device
-from latpred.calibration.session import Sampled, Session, directory
+from latpred.calibration.session import Row, Sampled, Session, directory
 from latpred.calibration.synchronous import Synchronous
 from latpred.errors import CalibrationError, UsageError
 from latpred.profile import Checkpoint, DeviceProfile
 
 QUICK_S, FULL_S = 50.0, 285.0
 LEAST_S = 5.0
+QUICK_SHARE = 1 / 3  # of the time of other runtimes than eager that a quick calibration spends
+EAGER = fitting.EAGER
 FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
 CHECKPOINTS = (0.3, 0.65)  # shares of the cells after which a calibration stops to learn what it knows least about
 WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
@@ -69,6 +71,7 @@ def calibrate(
     budget_s: float | None = None,
     cells: int | None = None,
     precisions: Sequence[str] | None = None,
+    runtimes: str | Sequence[str] = ("eager",),
     fresh: bool = False,
     name: str | None = None,
     threads: int | None = None,
@@ -77,23 +80,27 @@ def calibrate(
 ) -> DeviceProfile:
     """Measure a device and save its profile.
 
-    A calibration that was interrupted goes on where it stopped.
+    A calibration that was interrupted goes on where it stopped. Runtimes that a finished profile of this device lacks
+    are added to it; eager, which all others rest on, is then not measured again.
 
     Parameters
     ----------
     device : str or Device
         "cpu", "cuda:0", "simulated", or an open device.
     quick : bool
-        Under a minute, one precision, wider intervals.
+        Under a minute for eager, one precision, wider intervals.
     budget_s : float, optional
-        Seconds to measure for, fitting included; default 50 for a quick calibration and 285 for a full one.
+        Seconds to measure for, fitting included, for all runtimes together; default for eager 50 in a quick calibration
+        and 285 in a full one, and what each other runtime's study asks for.
     cells : int, optional
         Stop after so many cells, what was resumed included. Seconds then count only where `budget_s` is given too, so
         that a simulated device is measured alike on any machine, however busy.
     precisions : sequence of str, optional
         Default: those the device does well; a quick calibration takes the first.
+    runtimes : str or sequence of str
+        Names of runtimes, or "all" for those of latpred that can be had here.
     fresh : bool
-        Start anew even where there is something to resume.
+        Start anew even where there is something to resume or to extend.
     name : str, optional
         Of the profile; default: the device's name, with what was asked of threads and cudnn.
     threads : int, optional
@@ -112,7 +119,9 @@ def calibrate(
     Raises
     ------
     UsageError
-        For a budget too short, no cells, or a precision the device does not have.
+        For a budget too short, no cells, a precision the device does not have, or an unknown runtime.
+    MissingPackageError
+        When a runtime that was named is not installed.
     DeviceError
         When the device is not there.
     BusyError
@@ -125,20 +134,52 @@ def calibrate(
     >>> profile = calibrate("cpu", quick=True)  # doctest: +SKIP
     """
     live = open_device(device) if isinstance(device, str) else device
-    effort = _effort(quick, budget_s, cells)
+    asked = studying.named(runtimes, live)
+    _effort(quick, budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
-    kind = Asynchronous if live.asynchronous else Synchronous
-    campaign: Campaign = kind(live, chosen)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     called = name or options.named(live.name)
     with conditions.stated(options):
         settings = {"precisions": chosen, "networks": networks.VERSION, **options.settings()}
         with Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
-            run = _Run(live, campaign, session, effort, called, progress)
-            run.measure()
-            profile = options.noted_in(run.fitted())
+            known = None if fresh or session.begun(EAGER) else studying.kept(called, live, options.noted_in)
+            plan = _plan(asked, known, quick, budget_s, cells)
+            if known is None or EAGER in plan:
+                kind = Asynchronous if live.asynchronous else Synchronous
+                run = _Run(live, kind(live, chosen), session, plan, called, progress)
+                run.measure()
+                known = options.noted_in(run.fitted())
+                profiles.save(known)  # what follows may be interrupted, and eager can be predicted by now
+            profile = _studied(known, live, session, chosen, plan, progress)
             profiles.save(profile)
-            session.complete()
+            session.complete(extending=EAGER not in plan)
+    return profile
+
+
+def _studied(
+    profile: DeviceProfile,
+    device: Device,
+    session: Session,
+    precisions: tuple[str, ...],
+    plan: Mapping[str, _Effort],
+    progress: Callable[[Progress], None] | None,
+) -> DeviceProfile:
+    """The profile with every other runtime of the plan."""
+    earlier = () if EAGER in plan else session.earlier()
+    priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
+    run = studying.Studies(device, session, priced, earlier)
+    whole_s = sum(effort.seconds for effort in plan.values())
+    before_s = plan[EAGER].seconds if EAGER in plan else 0.0
+    for name, effort in plan.items():
+        if name == EAGER:
+            continue
+
+        def tell(label: str, seconds: float, _: int, before_s: float = before_s) -> None:
+            if progress is not None:
+                progress(Progress(before_s + seconds, whole_s, len(session.rows), label, None))
+
+        profile = run.add(profile, studies.get(name), effort.seconds, effort.cells, tell)
+        before_s += effort.seconds
     return profile
 
 
@@ -151,18 +192,28 @@ class _Effort(NamedTuple):
 
 @dataclass
 class _Run:
-    """One calibration under way; seconds of resumed rows count as spent."""
+    """The calibration of eager under way; seconds of resumed rows count as spent."""
 
     device: Device
     campaign: Campaign
     session: Session
-    effort: _Effort
+    plan: Mapping[str, _Effort]
     name: str
     progress: Callable[[Progress], None] | None
     learning: list[Checkpoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._start = time.monotonic() - sum(row.seconds for row in self.session.rows)
+        self._start = time.monotonic() - sum(row.seconds for row in self.rows)
+
+    @property
+    def rows(self) -> list[Row]:
+        """What was measured in eager so far."""
+        return [row for row in self.session.rows if row.cell.runtime == EAGER]
+
+    @property
+    def effort(self) -> _Effort:
+        """What eager may take."""
+        return self.plan[EAGER]
 
     @property
     def seconds(self) -> float:
@@ -187,7 +238,7 @@ class _Run:
     def _spent(self) -> float:
         """Share of the effort that measuring may take."""
         seconds = self.seconds / ((1 - FITTING_SHARE) * self.effort.seconds)
-        return max(seconds, len(self.session.rows) / self.effort.cells)
+        return max(seconds, len(self.rows) / self.effort.cells)
 
     def fitted(self) -> DeviceProfile:
         """The profile of everything measured."""
@@ -205,18 +256,18 @@ class _Run:
 
     def _fit(self) -> tuple[DeviceProfile, float]:
         self._tell("fitting")
-        rows = self.session.rows
-        profile, found = fitting.fit_profile(rows, self.device.machine(), self.device.info(), self.name)
+        profile, found = fitting.fit_profile(self.rows, self.device.machine(), self.device.info(), self.name)
         return profile, judging.median_error(found)
 
     def _note(self, error: float) -> None:
         if isfinite(error):
-            self.learning.append(Checkpoint(round(self.seconds, 1), len(self.session.rows), round(error, 4)))
+            self.learning.append(Checkpoint(round(self.seconds, 1), len(self.rows), round(error, 4)))
             self._tell("judged", error)
 
     def _tell(self, label: str, error: float | None = None) -> None:
         if self.progress is not None:
-            self.progress(Progress(self.seconds, self.effort.seconds, len(self.session.rows), label, error))
+            whole_s = sum(effort.seconds for effort in self.plan.values())
+            self.progress(Progress(self.seconds, whole_s, len(self.session.rows), label, error))
 
 
 def _effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
@@ -227,6 +278,35 @@ def _effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
     if cells is not None and cells < 1:
         raise UsageError(f"{cells} cells measure nothing. Give at least 1, better some hundreds, or a budget_s.")
     return _Effort(seconds, inf if cells is None else cells)
+
+
+def _plan(
+    asked: Sequence[str], known: DeviceProfile | None, quick: bool, budget_s: float | None, cells: int | None
+) -> dict[str, _Effort]:
+    """Which runtimes are measured, eager first, and what each may take: shares of the whole in proportion to its need.
+
+    What a finished profile lacks is added to it; where it lacks nothing, what was asked for is measured anew.
+    """
+    others = [name for name in asked if name != EAGER]
+    missing = [name for name in others if known is not None and name not in known.runtimes]
+    anew = known is None or (not missing and EAGER in asked)
+    names = [EAGER, *others] if anew else missing or others
+    seconds = {name: _usual_s(name, quick) for name in names}
+    whole, shares = _effort(quick, budget_s, cells), sum(seconds.values())
+    return {
+        name: _Effort(
+            usual if budget_s is None and cells is None else whole.seconds * usual / shares,
+            whole.cells * usual / shares,
+        )
+        for name, usual in seconds.items()
+    }
+
+
+def _usual_s(name: str, quick: bool) -> float:
+    """Seconds that a runtime takes where nobody says otherwise."""
+    if name == EAGER:
+        return QUICK_S if quick else FULL_S
+    return studies.get(name).seconds * (QUICK_SHARE if quick else 1.0)
 
 
 def _precisions(device: Device, asked: Sequence[str] | None, quick: bool) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from latpred.features import layout
 from latpred.profile import SCHEMA_VERSION, Acceptance, DeviceInfo, DeviceProfile, DispatchFit, Machine, Sample
 from latpred.units import US_PER_S
 
+EAGER = "eager"
 FEWEST_NETWORKS = 4
 
 
@@ -35,7 +36,7 @@ def fit_profile(
     Parameters
     ----------
     rows : sequence of Row
-        Of one device; rows with errors are left out.
+        Of one device; rows with errors, and those of other runtimes than eager, are left out.
     machine : Machine
         Where they were measured.
     info : DeviceInfo
@@ -48,7 +49,7 @@ def fit_profile(
     CalibrationError
         When there are too few rows to fit anything.
     """
-    good = tempo.evened(row for row in rows if not row.error)
+    good = tempo.evened(row for row in rows if row.cell.runtime == EAGER and not row.error)
     info = memory.described(clocks_of(good).into(info) if info.asynchronous else info, good)
     tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
     chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]
@@ -70,15 +71,15 @@ def fit_profile(
         machine=machine,
         device=info,
         protocol=dict(_PROTOCOL),
-        runtimes={"eager": dispatch},
+        runtimes={EAGER: dispatch},
         kernels={
             precision: fits
             for precision, samples in _samples(good, dispatch, info).items()
             if (fits := fit_kernels(samples, info.multiprocessors, native_threads=_native(machine, info, precision)))
         },
-        samples=tuple(_sample(row) for row in good),
+        samples=tuple(sample_of(row) for row in good),
         acceptance=Acceptance(False, {}, ()),
-        seconds=round(sum(row.seconds for row in rows), 3),
+        seconds=round(sum(row.seconds for row in rows if row.cell.runtime == EAGER), 3),
     )
     return _judged(profile, good)
 
@@ -180,6 +181,7 @@ def _queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
         yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
 
 
-def _sample(row: Row) -> Sample:
+def sample_of(row: Row) -> Sample:
+    """What a profile keeps of a row."""
     timing = next(iter(row.timings.values()))
     return Sample(row.cell.key, round(timing.median_s * US_PER_S, 3), round(timing.spread_s * US_PER_S, 3), timing.n)

@@ -106,6 +106,38 @@ def accepted(found: Sequence[Verdict], stable: float) -> Acceptance:
     return Acceptance(passed=enough and not failed, checks=checks, advice=advice)
 
 
+def with_runtime(known: Acceptance, runtime: str, found: Sequence[Verdict]) -> Acceptance:
+    """A verdict with what another runtime's networks add to it.
+
+    Parameters
+    ----------
+    known : Acceptance
+        Of eager, and of what was added before.
+    runtime : str
+        Whose networks they are.
+    found : sequence of Verdict
+        Networks that its fit did not see; none where it has none to be judged by.
+    """
+    own = accepted(found, 1.0)
+    checks = {f"{runtime}: {name}": said for name, said in own.checks.items() if not name.startswith("timings")}
+    return _joined(known, runtime, checks, own.passed)
+
+
+def without(known: Acceptance, runtime: str, reason: str) -> Acceptance:
+    """A verdict that says why a runtime is not in the profile."""
+    return _joined(known, runtime, {f"{runtime}: costs": f"{reason}: failed"}, False)
+
+
+def _joined(known: Acceptance, runtime: str, checks: Mapping[str, str], passed: bool) -> Acceptance:
+    others = {name: said for name, said in known.checks.items() if not name.startswith(f"{runtime}: ")}
+    advice = [*known.advice]
+    again = f"Calibrate {runtime} anew when nothing else runs: latpred calibrate --runtimes {runtime}"
+    advice = [line for line in advice if line != again] + ([] if passed else [again])
+    return msgspec.structs.replace(
+        known, checks=others | checks, advice=tuple(advice), runtimes={**known.runtimes, runtime: passed}
+    )
+
+
 def _advice(failed: bool, enough: bool) -> tuple[str, ...]:
     advice = []
     if not enough:

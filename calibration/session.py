@@ -161,6 +161,10 @@ class Session:
         """Everything measured so far, what was resumed included, in order."""
         return tuple(self._rows.values())
 
+    def begun(self, runtime: str) -> bool:
+        """Whether the journal has anything of a runtime already."""
+        return any(row.cell.runtime == runtime for row in self._rows.values())
+
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
         return cell.key in self._rows
@@ -185,16 +189,29 @@ class Session:
         self._append(row)
         return row
 
-    def complete(self) -> Path:
+    def earlier(self) -> tuple[Row, ...]:
+        """Rows of the last calibration that was completed, where it was one of the same machine and settings."""
+        last = self._folder / LAST
+        header, rows, _ = _parse(last.read_bytes()) if last.exists() else (None, [], 0)
+        return tuple(rows) if _same(header, self._header) else ()
+
+    def complete(self, *, extending: bool = False) -> Path:
         """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.
 
-        Call it once the profile is saved.
+        Call it once the profile is saved. One that was `extending` the last calibration adds to its record.
         """
         if self._file is not None:
             self._file.close()
             self._file = None
-        last = self._folder / LAST
-        os.replace(self._folder / JOURNAL, last)
+        last, journal = self._folder / LAST, self._folder / JOURNAL
+        measured = {row.cell.runtime for row in self._rows.values()}
+        older = [row for row in self.earlier() if row.cell.runtime not in measured] if extending else []
+        if older:
+            lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
+            _replace(last, b"\n".join(lines) + b"\n")
+            journal.unlink()
+        else:
+            os.replace(journal, last)
         _sync_directory(self._folder)
         return last
 

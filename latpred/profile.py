@@ -42,6 +42,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth_bytes_per_us: float = 0.0
     copy_bytes_per_us: float = 0.0  # host to device, for inputs_on="host"
     cache_bytes: int = 0  # last level; weights that fit stay there between forward passes
+    knee: float = 0.0  # exponent that joins the two clocks of pipelined forwards; 0 takes the slower one
 
 
 class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
@@ -137,11 +138,15 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Verdict of the acceptance gate: what was checked, what was found, what to do."""
+    """Verdict of the acceptance gate: what was checked, what was found, what to do.
+
+    `passed` is about the device and eager; `runtimes` says the same of each other runtime that was calibrated.
+    """
 
     passed: bool
     checks: dict[str, str]
     advice: tuple[str, ...]
+    runtimes: dict[str, bool] = {}
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from latpred.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from latpred.profile import DeviceProfile, KernelFit
+    from latpred.profile import DeviceProfile, DispatchFit, KernelFit
 
 
 def summary(profile: DeviceProfile, now: datetime | None = None) -> str:
@@ -72,20 +72,30 @@ def _facts(profile: DeviceProfile) -> list[str]:
 
 
 def _runtime_lines(profile: DeviceProfile) -> list[str]:
-    lines = []
-    for runtime, fit in profile.runtimes.items():
-        costs = [cost for name, cost in fit.costs_us.items() if name]
-        span = f"{min(costs):.1f} to {max(costs):.1f} us per op, " if costs else ""
-        calls = f"module call {fit.module_call_us:.2f} us, Python call {fit.python_call_us:.3f} us"
-        lines.append(f"{runtime:<11} {span}{calls}")
-    return lines
+    width = max(11, *(len(name) for name in profile.runtimes)) if profile.runtimes else 11
+    return [f"{runtime:<{width}} {_runtime_line(fit)}" for runtime, fit in profile.runtimes.items()]
+
+
+def _runtime_line(fit: DispatchFit) -> str:
+    costs = [cost for name, cost in fit.costs_us.items() if name]
+    said = [f"{min(costs):.1f} to {max(costs):.1f} us per op"] if costs else []
+    if fit.module_call_us or fit.python_call_us:
+        said += [f"module call {fit.module_call_us:.2f} us, Python call {fit.python_call_us:.3f} us"]
+    said += [f"{fit.fixed_us:.1f} us per call"]
+    if fit.kernel_scales:
+        scales = fit.kernel_scales.values()
+        said += [f"kernels {min(scales):.2f} to {max(scales):.2f} times eager's"]
+    if fit.gap_us is not None:
+        said += [f"gap {fit.gap_us:.2f} us"]
+    return ", ".join(said)
 
 
 def _gate_lines(profile: DeviceProfile) -> list[str]:
     gate = profile.acceptance
     checks = [f"            {name}: {verdict}" for name, verdict in gate.checks.items()]
     advice = [f"            {advice}" for advice in gate.advice]
-    return [f"gate        {'passed' if gate.passed else 'failed'}", *checks, *advice]
+    passed = gate.passed and all(gate.runtimes.values())
+    return [f"gate        {'passed' if passed else 'failed'}", *checks, *advice]
 
 
 def _kernel_fields(fit: KernelFit) -> dict[str, float]:

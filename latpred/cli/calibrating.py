@@ -28,6 +28,7 @@ class Wanted(NamedTuple):
     precisions: tuple[str, ...] = ()
     fresh: bool = False
     name: str | None = None
+    runtimes: tuple[str, ...] = ("eager",)
 
 
 class Moment(NamedTuple):
@@ -55,6 +56,13 @@ class Moment(NamedTuple):
     type=click.Choice(PRECISIONS),
     help="Number format; may be given again.  [default: those the device does well]",
 )
+@click.option(
+    "--runtimes",
+    metavar="NAMES",
+    default="eager",
+    show_default=True,
+    help="Names joined by commas, or all. Added to a finished profile that lacks them, without measuring eager again.",
+)
 @click.option("--fresh", is_flag=True, help="Measure everything anew instead of going on where it was stopped.")
 @click.option("--name", help="Name of the profile.  [default: the device's]")
 @click.option("--host-only", is_flag=True, help="Seconds: only what dispatch costs on this host, for --host.")
@@ -67,6 +75,7 @@ def calibrate(
     quick: bool,
     budget: float | None,
     precisions: tuple[str, ...],
+    runtimes: str,
     fresh: bool,
     name: str | None,
     host_only: bool,
@@ -78,10 +87,11 @@ def calibrate(
 
         measure_host(name, output)
         return
-    wanted = Wanted(device or default_device(), quick, budget, precisions, fresh, name)
+    target = device or default_device()
+    wanted = Wanted(target, quick, budget, precisions, fresh, name, _runtimes(runtimes, target))
     profile = measure_profile(context, wanted)
     show_profile(profile, output)
-    if not profile.acceptance.passed:
+    if not (profile.acceptance.passed and all(profile.acceptance.runtimes.values())):
         context.exit(1)
 
 
@@ -123,12 +133,27 @@ def measure_profile(context: click.Context, wanted: Wanted) -> DeviceProfile:
             quick=wanted.quick,
             budget_s=wanted.budget_s,
             precisions=wanted.precisions or None,
+            runtimes=wanted.runtimes,
             fresh=wanted.fresh,
             name=wanted.name,
             progress=None if show is None else _shown_by(show),
         )
     state.resumable = False
     return profile
+
+
+def _runtimes(text: str, device: str) -> tuple[str, ...]:
+    """Names of runtimes; "all" leaves out those that cannot be had here, and says why."""
+    from latpred.calibration.device import open_device
+    from latpred.calibration.studying import ALL, offered
+
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if names != (ALL,):
+        return names
+    able, reasons = offered(open_device(device))
+    for name, reason in reasons.items():
+        notice(f"leaving out {name}: {reason}")
+    return tuple(able)
 
 
 def _shown_by(show: Show) -> Callable[[Progress], None]:

@@ -162,7 +162,7 @@ def _class_of(op: Op) -> str:
     """
     general, *rest = op.host_class.split(".")
     general = "factory" if general in _OF_OTHERS else general
-    return f"{NODE}.nested.{general}" if "nested" in rest else f"{NODE}.{general}"
+    return f"{NODE}.{general}.nested" if "nested" in rest else f"{NODE}.{general}"
 
 
 def _estimated(ops: Sequence[Op]) -> tuple[Op, ...]:
