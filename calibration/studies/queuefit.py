@@ -42,7 +42,6 @@ from latpred.profile import DeviceProfile, DispatchFit
 ISSUE_DOUBT = 0.01  # relative error of the host's law, beside that of a timing
 DEVICE_DOUBT = 0.03  # the same of kernel times
 DEVICE_BOUND = 1.3  # device time over host time from which a latency tells of kernels alone
-HOST_BOUND = 1.3  # host time over device time from which a latency tells of the host alone
 ROUNDS = 3  # of taking the host from what is known of the device, and the other way round
 _SHARE = ("share",)
 
@@ -128,12 +127,14 @@ class _Sides:
     def _host_us(self, fit: DispatchFit, part: Parts) -> float | None:
         """What issuing a network takes, from its latency and what is known of the device."""
         device, busy_us = self._device, _busy_us(fit, part)
+        if not part.run.tiny:
+            return None
         rest_us = part.run.total_us - device.launch_us - device.sync_us
         if self._replayed:
-            return rest_us - busy_us - (part.kernels - 1) * self._gap_us if part.run.tiny else None
-        # Of a host-bound network the last kernel alone is waited for.
-        rest_us -= busy_us / max(part.kernels, 1)
-        return rest_us if rest_us > HOST_BOUND * (busy_us + part.kernels * self._gap_us) else None
+            return rest_us - busy_us - (part.kernels - 1) * self._gap_us
+        # Of a host-bound network the last kernel alone is waited for. Where the device is slower even here, this is
+        # more than the host takes, but no more than keeps up with the device.
+        return rest_us - busy_us / max(part.kernels, 1)
 
     def _known_host_us(self, fit: DispatchFit, part: Parts) -> float:
         return fit.fixed_us + sum(count * _step_us(fit, name) for name, count in part.steps.items())

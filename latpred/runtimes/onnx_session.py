@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,6 +146,23 @@ def session(
         raise RuntimeRefusalError(f"onnxruntime cannot load the model: {reason(error)}") from error
 
 
+def run_options(graph_id: int | None = None) -> Any:
+    """Options of a run that does not wait for the GPU, as far as onnxruntime can do without.
+
+    Parameters
+    ----------
+    graph_id : int, optional
+        Which captured graph the run replays, or captures the first time; -1 to capture none.
+    """
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    if graph_id is not None:
+        options.add_run_config_entry("gpu_graph_id", str(graph_id))
+    return options
+
+
 def watch(
     model: bytes | str,
     feeds: Sequence[Mapping[str, Any]],
@@ -153,8 +170,11 @@ def watch(
     target: str,
     threads: int,
     weights_in: Path | None = None,
+    between: Callable[[], object] = tuple,
 ) -> Watched:
     """Run a model once for each of the feeds with onnxruntime's profiler on; no file is left behind.
+
+    `between` is called ahead of each run.
 
     Raises
     ------
@@ -172,6 +192,7 @@ def watch(
         proto = onnx.load(str(kept), load_external_data=False)
         try:
             for feed in feeds:
+                between()
                 running.run(None, dict(feed))
         except Exception as error:
             raise RuntimeRefusalError(f"onnxruntime cannot run the model: {reason(error)}") from error

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import host
-from latpred.errors import MissingPackageError
+from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.graph import ModelGraph
 from latpred.identity import IdentityCache
-from latpred.runtimes import onnx_session
+from latpred.runtimes import onnx_session, store
 from latpred.runtimes.eager import one_step_per_op
 from latpred.schedule import Schedule
 
@@ -35,9 +35,9 @@ class OnnxRuntime:
     name = "onnxruntime"
     walked_by = "onnxruntime"
     own_stream = True
-    waits = True
 
     def __init__(self) -> None:
+        self._recent: tuple[str, Exported] | None = None
         self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
         self._exports: IdentityCache[torch.nn.Module, dict[str, Exported]] = IdentityCache()
         self._sessions: IdentityCache[torch.nn.Module, dict[tuple[object, ...], Any]] = IdentityCache()
@@ -81,15 +81,14 @@ class OnnxRuntime:
             When the model cannot be exported, loaded or run.
         """
         from latpred.runtimes import onnx_walk
-        from latpred.runtimes.onnx_export import export, tensors_of
+        from latpred.runtimes.onnx_export import tensors_of
 
         onnx_session.require()
         cast = _cast_of(source.graph.precision, target)
-        model = source.model()
-        inputs = [source.inputs(batch) for batch in onnx_walk.BATCHES]
-        if cast:
-            model, inputs = model.float(), [_in_float(one) for one in inputs]
-        exported = export(model, inputs[1])
+        if source.graph.precision == "bf16" and not cast:
+            raise RuntimeRefusalError("onnxruntime has no bfloat16 kernels for the CPU; ask for fp32.")
+        inputs = [_in_float(source.inputs(batch), cast) for batch in onnx_walk.BATCHES]
+        exported = self.exported(source, cast=bool(cast))
         names = onnx_session.input_names(exported.model)
         feeds = [{name: tensor.numpy() for name, tensor in zip(names, tensors_of(one), strict=True)} for one in inputs]
         watched = onnx_session.watch(exported.model, feeds, target=target, threads=_threads())
@@ -105,6 +104,19 @@ class OnnxRuntime:
             target=target,
             notes=_notes(cast),
         )
+
+    def exported(self, source: Source, *, cast: bool = False) -> Exported:
+        """A source's export; the last one is kept, for whoever wants to run it once it is walked."""
+        from latpred.runtimes.onnx_export import export
+
+        recency = f"{store.structure(source.graph)} {cast}"
+        if self._recent is None or self._recent[0] != recency:
+            model, inputs = source.model(), source.inputs(2)
+            if cast:
+                model, inputs = model.float(), _in_float(inputs, cast)
+            self._recent = None
+            self._recent = (recency, export(model, inputs))
+        return self._recent[1]
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """What onnxruntime's usual fusions would leave of an eager graph; not from a real export, and says so."""
@@ -204,11 +216,12 @@ def bound(running: Any, tensors: Any, device: Any) -> tuple[Any, list[Any]]:
 
 
 def _run_bound(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
-    """A run whose inputs and outputs stay on the GPU."""
+    """A run whose inputs and outputs stay on the GPU, and which leaves the waiting to the caller."""
     binding, held = bound(running, tensors, device)
+    options = onnx_session.run_options()
 
     def run() -> Any:
-        running.run_with_iobinding(binding)
+        running.run_with_iobinding(binding, options)
         return held and binding
 
     return run
@@ -236,7 +249,10 @@ def _cast_of(precision: str, target: str) -> dict[str, str]:
     return {"float": half} if half else {}
 
 
-def _in_float(inputs: Any) -> Any:
+def _in_float(inputs: Any, wanted: object) -> Any:
+    """Inputs with their floating-point tensors in float32, where that is `wanted`."""
+    if not wanted:
+        return inputs
     from torch.utils._pytree import tree_map
 
     def cast(value: Any) -> Any:

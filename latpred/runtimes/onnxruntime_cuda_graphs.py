@@ -29,7 +29,7 @@ _REFUSED = {
     **dict.fromkeys(("ort::MemcpyToHost", "ort::MemcpyFromHost"), "copies between host and device"),
 }
 GPU_PIP = "pip uninstall onnxruntime && pip install 'latpred[onnx-gpu]'"
-_UNCAPTURED = "-1"  # the graph id of a run that is not captured
+_UNCAPTURED = -1  # the graph id of a run that is not captured
 _IDS = count(1)  # a graph is replayed whatever the shapes, so every binding gets an id of its own; 0 is onnxruntime's
 
 
@@ -40,7 +40,7 @@ class OnnxRuntimeCudaGraphs:
     walked_by = "onnxruntime"
     needs = "cuda"
     own_stream = True
-    waits = True
+    waits = True  # older versions wait for a replay, whatever the options of the run say
 
     def __init__(self) -> None:
         self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
@@ -129,12 +129,13 @@ def _captured(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
 
     torch.cuda.synchronize(device)  # onnxruntime's stream must not read inputs before PyTorch's has written them
     binding, held = bound(running, tensors, device)
-    running.run_with_iobinding(binding, _options(_UNCAPTURED))
+    running.run_with_iobinding(binding, onnx_session.run_options(_UNCAPTURED))
+    torch.cuda.synchronize(device)
     outputs = binding.get_outputs()
     binding.clear_binding_outputs()
     for one, value in zip(running.get_outputs(), outputs, strict=True):
         binding.bind_ortvalue_output(one.name, value)
-    options = _options(str(next(_IDS)))
+    options = onnx_session.run_options(next(_IDS))
 
     def run() -> Any:
         running.run_with_iobinding(binding, options)
@@ -143,14 +144,6 @@ def _captured(running: Any, tensors: Any, device: Any) -> Callable[[], Any]:
     run.held = (held, binding)  # type: ignore[attr-defined]  # the graph reads and writes where these lie
     run()  # captures, after runs of its own that allocate what it needs
     return run
-
-
-def _options(graph_id: str) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", graph_id)
-    return options
 
 
 def _onnxruntime() -> OnnxRuntime:
