@@ -1,0 +1,185 @@
+"""The walk of text generation: what the real call issues, cut into steps, and steps that were never walked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from latpred.errors import UnknownModelError, UsageError
+from latpred.tracing.decoders import decoder, longest
+from latpred.tracing.generation import GenerationGraph, trace_generation
+from latpred.tracing.interpolation import same_work
+
+
+def gpt2(**changes: Any) -> torch.nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 64} | changes
+    return GPT2LMHeadModel(GPT2Config(bos_token_id=1, eos_token_id=1, **sizes)).eval()
+
+
+def llama(**changes: Any) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    return LlamaForCausalLM(
+        LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=100, max_position_embeddings=64, **changes)
+    ).eval()
+
+
+def sliding() -> torch.nn.Module:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    return MistralForCausalLM(
+        MistralConfig(**sizes, num_key_value_heads=2, vocab_size=100, sliding_window=8, max_position_embeddings=64)
+    ).eval()
+
+
+def walked_directly(model: torch.nn.Module, prompt: int, new_tokens: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same walk without any step that was not walked itself."""
+    with monkeypatch.context() as patch:
+        patch.setattr("latpred.tracing.generation._extrapolated", lambda *_: None)
+        return trace_generation(model, prompt, new_tokens)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_steps_that_were_not_walked_are_those_that_a_walk_finds(
+    make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make()
+    graph = trace_generation(model, 6, 9)
+    direct = walked_directly(model, 6, 9, monkeypatch)
+    assert [step.before for step in graph.steps] == [step.before for step in direct.steps] == list(range(6, 14))
+    for ours, theirs in zip((graph.prefill, *graph.steps), (direct.prefill, *direct.steps), strict=True):
+        assert same_work(ours.graph, theirs.graph)
+        assert same_work(ours.forward, theirs.forward)
+        assert same_work(ours.loop, theirs.loop)
+        for batch in (1, 4):
+            assert ours.graph.macs(batch) == theirs.graph.macs(batch)
+            assert ours.graph.bytes(batch) == theirs.graph.bytes(batch)
+            assert ours.graph.launches(batch) == theirs.graph.launches(batch)
+
+
+def test_a_sliding_window_is_off_the_line_and_walked_step_by_step() -> None:
+    graph = trace_generation(sliding(), 4, 9)
+    keys = [
+        next(op for op in step.graph.ops if op.family.startswith("attention")).dims["keys"].at(2)
+        for step in graph.steps
+    ]
+    assert keys == [5, 6, 7, 8, 8, 8, 8, 8]
+
+
+def test_the_graph_issues_what_generate_issues() -> None:
+    """Ops that the profiler saw called by the host, counted for each name of a launching op."""
+    model = gpt2()
+    names = ("aten::addmm", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::argmax", "aten::embedding")
+    ids = torch.full((2, 6), 5)
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
+        model.generate(  # type: ignore[operator]
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=6,
+            do_sample=False,
+            eos_token_id=99,
+            pad_token_id=99,
+        )
+    counted = {event.key: event.count for event in seen.key_averages()}
+    model.generation_config.eos_token_id = 99  # type: ignore[union-attr]
+    graph = trace_generation(model, 6, 6)
+    ops = [op.name for stage in (graph.prefill, *graph.steps) for op in stage.graph.ops]
+    assert {name: ops.count(name) for name in names} == {name: counted[name] for name in names}
+    assert counted["aten::argmax"] == 6
+    assert ops.count("aten::_local_scalar_dense") == counted["aten::_local_scalar_dense"]
+    assert len(graph.steps) == 5
+
+
+def parts(graph: GenerationGraph) -> list[tuple[set[str], set[str]]]:
+    return [
+        ({op.name for op in stage.forward.ops}, {op.name for op in stage.loop.ops})
+        for stage in (graph.prefill, *graph.steps)
+    ]
+
+
+def test_the_forward_pass_is_set_apart_from_the_loop_around_it() -> None:
+    for forward, loop in parts(trace_generation(gpt2(), 6, 5)):
+        assert "aten::scaled_dot_product_attention" in forward
+        assert "aten::argmax" not in forward
+        assert "aten::argmax" in loop
+        assert not {"aten::addmm", "aten::layer_norm"} & loop
+
+
+def test_the_wait_at_the_end_of_a_stage_is_not_counted_twice() -> None:
+    graph = trace_generation(gpt2(), 6, 5)
+    assert [step.graph.syncs(2) for step in graph.steps] == [0, 0, 0, 0]
+
+
+def test_host_work_of_the_loop_is_counted() -> None:
+    step = trace_generation(gpt2(), 6, 5).steps[1]
+    assert sum(op.python_calls for op in step.loop.ops) > 20
+    assert sum(op.module_calls for op in step.loop.ops) == 0
+    assert sum(op.module_calls for op in step.forward.ops) > 20
+
+
+def test_a_static_cache_costs_its_whole_length_at_every_step() -> None:
+    graph = trace_generation(gpt2(), 6, 9, cache="static")
+    keys = {
+        next(op for op in step.graph.ops if op.family.startswith("attention")).dims["keys"].at(2)
+        for step in graph.steps
+    }
+    assert keys == {6 + 9 - 1}
+    assert {op.name for op in graph.steps[0].graph.ops} & {"aten::index_copy_"}
+
+
+def test_one_new_token_is_the_prefill_alone() -> None:
+    graph = trace_generation(gpt2(), 6, 1)
+    assert graph.steps == ()
+    assert graph.prefill.graph.macs(2) > 0
+
+
+def test_walking_leaves_the_model_as_it_was() -> None:
+    model = gpt2()
+    before = {name: id(value) for name, value in vars(model).items()}
+    trace_generation(model, 6, 3)
+    assert {name: id(value) for name, value in vars(model).items()} == before
+
+
+def test_a_name_gets_its_language_modelling_head() -> None:
+    name, module = decoder("openai-community/gpt2")
+    assert (name, type(module).__name__, longest(module)) == ("openai-community/gpt2", "GPT2LMHeadModel", 1024)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"prompt": 60, "new_tokens": 5}, "60 prompt tokens and 5 new ones are 65, but .* at most 64"),
+        ({"prompt": 0, "new_tokens": 5}, "prompt=0 is not a number of tokens"),
+        ({"prompt": 5, "new_tokens": True}, "new_tokens=True is not a number of tokens"),
+        ({"prompt": 5, "new_tokens": 5, "cache": "paged"}, "cache 'paged' is not known"),
+        ({"prompt": 5, "new_tokens": 5, "precision": "fp8"}, "precision 'fp8' is not known"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trace_generation(gpt2(), **arguments)
+
+
+def test_models_that_generate_nothing() -> None:
+    with pytest.raises(UsageError, match=r"bert-base-uncased generates no text.*gpt2"):
+        decoder("bert-base-uncased")
+    with pytest.raises(UsageError, match="Linear generates no text"):
+        decoder(torch.nn.Linear(2, 2))
+    with pytest.raises(UnknownModelError, match="gpt2"):
+        decoder("gpt22")
+
+
+def test_an_encoder_with_a_head_is_refused() -> None:
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    with pytest.raises(UsageError, match="is an encoder: it keeps no cache"):
+        decoder(BertLMHeadModel(BertConfig(**sizes, vocab_size=50)))
