@@ -110,7 +110,7 @@ def _single(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
 def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
     cuts = timeline.stretches
     if len(cuts.syncs) == 1:
-        slower: Floats = np.maximum(host.sum(), kernels.sum(axis=0) + len(kernels) * device.gap_us)
+        slower = _joined(float(host.sum()), kernels.sum(axis=0) + len(kernels) * device.gap_us, device.knee)
         if _queue_is_long(len(kernels), slower, device):
             return slower
         return _mean_period(timeline, host, kernels, device)
@@ -125,6 +125,15 @@ def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: Device
         clocks = _run(stretches, clocks, device)
         ends.append(clocks[0])
     return ends[-1] - ends[-2]
+
+
+def _joined(host: float, busy: Floats, knee: float) -> Floats:
+    """The slower clock; where a profile says how round its knees are, with a smooth bend between the two."""
+    slower: Floats = np.maximum(host, busy)
+    if not knee:
+        return slower
+    smooth: Floats = slower * ((host / slower) ** knee + (busy / slower) ** knee) ** (1.0 / knee)
+    return smooth
 
 
 def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from latpred import clocks, datasheet, runtimes
 from latpred.clocks import Floats
+from latpred.eras import as_run_in
 from latpred.errors import ProfileError, UsageError
 from latpred.graph import Coverage, ModelGraph
 from latpred.identity import IdentityCache
@@ -183,7 +184,8 @@ class Predictor:
 
     def _lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager walk may have to do for an estimate."""
-        return walking.fitting(graph, runtime, walking.target_of(self.profile.device.kind))
+        fitted = walking.fitting(graph, runtime, walking.target_of(self.profile.device.kind))
+        return as_run_in(self.profile.protocol.get("era", ""), fitted)
 
     def _device(self, runtime: str) -> DeviceInfo:
         """The device as a runtime has it: kernels of a replayed graph follow each other faster than in a stream."""

@@ -19,6 +19,7 @@ from latpred.errors import ProfileError
 from latpred.features import NATIVE, WORK, Floats, layout
 from latpred.graph import Line, Op
 from latpred.kerneltime import KernelModel
+from latpred.kinds import kind
 from latpred.ops.classes import kind_of
 from latpred.ops.families import parent, root
 from latpred.profile import DeviceProfile, DispatchFit, KernelFit
@@ -226,7 +227,7 @@ class PriceList:
         wanted = wanted if self._profile.kernels.get(wanted) else precision
         own, fits = self.dispatch(runtime).kernels.get(wanted, {}), self._fits(wanted)
         for source in (own, fits):
-            name: str | None = family
+            name: str | None = kind(family, op.dims)
             while name is not None:
                 if name in source:
                     model = self._cached(source[name], None if source is own else fits.get(NATIVE))

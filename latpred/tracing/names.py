@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -25,6 +26,7 @@ from latpred.tracing.zoo import ARCHITECTURES, Architecture
 
 _ALIASES = {alias.lower(): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
 _LIBRARIES = ("torchvision", "timm")
+_ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,16 @@ class Built:
 def known() -> list[str]:
     """Names of the published architectures, without those of torchvision and timm."""
     return list(ARCHITECTURES)
+
+
+@contextmanager
+def attention(implementation: str | None) -> Iterator[None]:
+    """Within it, models of transformers built by name have this attention ("eager"); None leaves their default."""
+    token = _ATTENTION.set(implementation)
+    try:
+        yield
+    finally:
+        _ATTENTION.reset(token)
 
 
 def build(
@@ -174,6 +186,8 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
         options["image_size"] = (
             size if "patch_size" not in options or row.model.startswith("ViT") else options["image_size"]
         )
+    if _ATTENTION.get() is not None:
+        options["attn_implementation"] = _ATTENTION.get()
     config = model_class.config_class(**options)
     with _bare(device):
         model: Any = model_class(config)
