@@ -288,7 +288,7 @@ class Predictor:
                 source=profile.provenance,
                 created=profile.created,
                 machine=profile.machine,
-                caveats=(*self._caveats, *_own_caveats(profile, graph, priced)),
+                caveats=(*self._caveats, *_own_caveats(profile, asked, priced)),
             ),
             landmarks=Landmarks(lambda batches, shift: self._course(asked, batches, shift)),
         )
@@ -352,12 +352,15 @@ def _peak_bytes(graph: ModelGraph, priced: Priced, batches: NDArray[np.int64]) -
     return peak
 
 
-def _own_caveats(profile: DeviceProfile, graph: ModelGraph, priced: Priced) -> list[str]:
+def _own_caveats(profile: DeviceProfile, asked: Asked, priced: Priced) -> list[str]:
+    graph, runtime = asked.graph, asked.runtime
     said = list(graph.notes)
     if profile.provenance == datasheet.PROVENANCE:
         said.append(datasheet.CAVEAT)
     elif not profile.acceptance.passed:
         said.append("the profile failed its acceptance gate; see: latpred profiles show")
+    elif not profile.acceptance.runtimes.get(runtime, True):
+        said.append(f"what the profile says of {runtime} failed its acceptance gate; see: latpred profiles show")
     if graph.memory_format == "channels_last" and "channels_last" not in profile.protocol.get("memory_format", ""):
         said.append("convolutions were measured in the contiguous format: in channels_last they may differ")
     if priced.estimated:

@@ -1,0 +1,255 @@
+"""TorchScript's graphs: the steps that its interpreter really runs, and what comes of models that it cannot take."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from factories import device, dispatch, profile
+from smallmodels import build_small, inputs_of
+from torch import nn
+
+from latpred import runtimes
+from latpred.errors import RuntimeRefusalError
+from latpred.graph import ModelGraph, Op
+from latpred.ops.families import DIMS, root
+from latpred.predictor import Predictor
+from latpred.runtimes import store
+from latpred.runtimes.source import Source, source_of
+from latpred.runtimes.torchscript import ESTIMATE_NOTE, FUSION_NOTE, INTERPRETED, TorchScript
+from latpred.runtimes.walking import of_source, refusal, walk
+from latpred.tracing import trace
+
+# All small models but LSTM's were compared once, without a difference; these take the least time.
+CHECKED = (
+    *("bert", "distilbert", "albert", "gpt2", "vit", "resnet", "t5", "deberta", "llama", "convnext", "squeezebert"),
+    *("nystromformer", "encoder"),
+)
+
+
+def small_source(name: str) -> Source:
+    """A small model as a runtime's tools take it."""
+    graph = trace(build_small(name, "meta"), lambda batch: inputs_of(name, batch))
+    return Source(graph, lambda: build_small(name, "cpu"), lambda batch: inputs_of(name, batch))
+
+
+def dispatched(ops: tuple[Op, ...]) -> list[Op]:
+    """Steps that reach PyTorch's dispatcher from the interpreter."""
+    return [op for op in ops if op.host_class != INTERPRETED and ".nested" not in op.host_class]
+
+
+def profiled(call: Callable[[], Any]) -> list[str]:
+    """Ops that the interpreter called, by the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        call()
+    events = [event for event in seen.events() if event.name.startswith("aten::")]
+    return [event.name for event in events if event.cpu_parent is None or event.cpu_parent.name == "forward"]
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_steps_are_those_that_the_interpreter_runs(name: str) -> None:
+    source = small_source(name)
+    graph = TorchScript().walk(source, "cpu")
+    model = source.model()
+    for batch in (1, 2) if graph.ops_at_one else (2,):
+        ran = profiled(TorchScript().build(model, source.inputs(batch)))
+        assert len(dispatched(graph.at(batch))) == pytest.approx(len(ran), rel=0.02)
+    assert graph.macs(2) == source.graph.macs(2)
+    assert graph.runtime == "torchscript"
+    assert graph.target == "cpu"
+    assert graph.notes == ()
+
+
+@pytest.mark.parametrize("name", ["bert", "resnet", "gpt2"])
+def test_every_step_can_be_priced_and_none_costs_python(name: str) -> None:
+    source = small_source(name)
+    for target in ("cpu", "cuda"):
+        graph = TorchScript().walk(source, target)
+        for op in graph.ops:
+            assert op.host_class.startswith("node.")
+            assert not op.module_calls + op.python_calls
+            assert bool(op.launches) == bool(op.family)
+            if op.family:
+                assert op.dims.keys() == set(DIMS[root(op.family)])
+        products = (root(op.family) in ("gemm", "conv") for op in graph.ops)
+        assert all(op.weight_bytes.at(2) for op, product in zip(graph.ops, products, strict=True) if product)
+
+
+def test_freezing_folds_normalisation_into_convolutions() -> None:
+    source = small_source("resnet")
+    graph = TorchScript().walk(source, "cpu")
+    assert Counter(root(op.family) for op in source.graph.ops)["batch_norm"] > 5
+    assert Counter(root(op.family) for op in graph.ops)["batch_norm"] == 0
+    assert "aten::_convolution" in {op.name for op in graph.ops}
+
+
+def test_sizes_and_lists_are_steps_of_the_interpreter_itself() -> None:
+    graph = TorchScript().walk(small_source("gpt2"), "cpu")
+    inside = Counter(op.name for op in graph.ops if op.host_class == INTERPRETED)
+    assert inside["aten::size"] > 10
+    assert inside["prim::ListConstruct"] > 10
+    # A list is made right before the view that takes it, not somewhere.
+    names = [op.name for op in graph.ops]
+    assert names[names.index("prim::ListConstruct") + 1] in ("aten::view", "aten::size", "prim::ListConstruct")
+
+
+class Chain(nn.Module):
+    """Pointwise ops that fuse, around a product that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x * 2.0 + 1.0)  # three in a row
+        z = self.layer(y)
+        return torch.sigmoid(z) * y  # two; y comes from the first group, but only through it does z
+
+
+def test_pointwise_ops_are_grouped_on_cuda_and_the_graph_says_that_this_is_an_estimate() -> None:
+    source = source_of(Chain(), torch.zeros(2, 32))
+    plain, grouped = (TorchScript().walk(source, target) for target in ("cpu", "cuda"))
+    assert plain.launches(2) == 6
+    assert grouped.launches(2) == 3
+    assert grouped.notes == (FUSION_NOTE,)
+    fused = [op for op in grouped.ops if op.name == "prim::TensorExprGroup"]
+    assert [op.family for op in fused] == ["elementwise.fused"] * 2
+    first, second = fused
+    assert (first.read_bytes.at(2), first.write_bytes.at(2)) == (2 * 32 * 4, 2 * 32 * 4)
+    assert (second.read_bytes.at(2), second.write_bytes.at(2)) == (2 * 2 * 32 * 4, 2 * 32 * 4)
+    assert second.dims["operands"].at(2) == 2
+
+
+def test_a_group_does_not_wait_for_itself() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(x)
+            return y + self.layer(y)  # must come after the product, which needs tanh: two kernels
+
+    graph = TorchScript().walk(source_of(Around(), torch.zeros(2, 8)), "cuda")
+    assert [op.name for op in graph.ops if op.launches] == ["aten::tanh", "aten::linear", "aten::add"]
+
+
+def test_batch_one_has_ops_of_its_own_where_it_differs() -> None:
+    graph = TorchScript().walk(small_source("funnel"), "cpu")
+    assert graph.ops_at_one is not None
+    assert all(line.per_sample == 0 for op in graph.ops_at_one for line in (op.macs, op.read_bytes, op.write_bytes))
+
+
+class Branching(nn.Module):
+    """Does other work for other batch sizes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) if x.shape[0] == 3 else torch.tanh(x) + 1
+
+
+class Untraceable(nn.Module):
+    """Gives something that is made of no tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.jit.is_tracing():
+            raise ValueError("tracing is not for me")
+        return torch.tanh(x)
+
+
+def test_a_model_that_cannot_be_traced_is_refused_and_estimated() -> None:
+    source = source_of(Untraceable(), torch.zeros(2, 4))
+    with pytest.raises(RuntimeRefusalError, match=r"TorchScript cannot trace Untraceable: ValueError: tracing is not"):
+        TorchScript().walk(source, "cpu")
+    with pytest.raises(RuntimeRefusalError, match="cannot trace Untraceable"):
+        TorchScript().build(Untraceable().eval(), (torch.zeros(2, 4),))
+    guess = of_source(source, "torchscript", "cpu")
+    assert "tracing is not for me" in str(refusal(guess))
+    assert ESTIMATE_NOTE in guess.notes
+    assert guess.launches(2) == 1
+
+
+def test_a_model_that_does_other_things_at_other_batches_is_refused() -> None:
+    graph = trace(nn.Tanh(), torch.zeros(2, 4))
+    source = Source(graph, Branching, lambda batch: (torch.zeros(batch, 4),))
+    with pytest.raises(RuntimeRefusalError, match="no one graph for all batch sizes"):
+        TorchScript().walk(source, "cpu")
+
+
+def test_an_estimate_from_an_eager_graph_is_close_to_the_walk() -> None:
+    for name in ("bert", "resnet", "vit"):
+        source = small_source(name)
+        walked, guess = TorchScript().walk(source, "cpu"), TorchScript().estimate(source.graph, "cpu")
+        assert guess.launches(2) == pytest.approx(walked.launches(2), abs=2)
+        assert guess.macs(2) == walked.macs(2)
+        assert not any(op.module_calls or op.python_calls for op in guess.ops)
+        assert guess.runtime == "torchscript"
+
+
+def test_what_is_built_computes_what_the_model_computes() -> None:
+    model = build_small("bert", "cpu")
+    inputs = {"input_ids": torch.randint(0, 200, (3, 16))}
+    with torch.inference_mode():
+        expected = model(**inputs).last_hidden_state
+    found = TorchScript().build(model, inputs)()
+    assert torch.allclose(found[0], expected, atol=1e-5)
+    assert found[0].is_inference()
+
+
+def test_models_are_traced_once_for_each_shape_and_let_go() -> None:
+    calls = []
+
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+            calls.append(x.shape)
+            return x * factor
+
+    model, runtime = Counted().eval(), TorchScript()
+    runtime.build(model, (torch.ones(2, 3), 2.0))
+    before = len(calls)
+    assert torch.equal(runtime.build(model, (torch.full((2, 3), 2.0), 2.0))()[0], torch.full((2, 3), 4.0))
+    assert len(calls) == before
+    assert torch.equal(runtime.build(model, (torch.ones(2, 3), 3.0))()[0], torch.full((2, 3), 3.0))
+    assert len(calls) > before
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_nothing_is_said_about_deprecation() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TorchScript().build(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
+        TorchScript().walk(source_of(nn.Linear(2, 2), torch.zeros(2, 2)), "cpu")
+
+
+def test_it_is_a_runtime_like_any_other() -> None:
+    runtime = runtimes.get("torchscript")
+    assert runtime.available() is None
+    graph = walk(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.zeros(2, 8), runtime="torchscript")
+    assert isinstance(graph, ModelGraph)
+    assert [op.name for op in graph.ops if op.launches] == ["aten::linear", "aten::relu"]
+    assert runtime.lower(graph, 2) is runtime.lower(graph, 64)
+    fits = {"eager": dispatch(), "torchscript": dispatch(costs_us={"": 1.0, "node": 2.0}, module_call_us=0.0)}
+    whole = profile(device(asynchronous=False, kind="cpu"), runtimes=fits)
+    made = Predictor(whole).predict(graph, 4, runtime="torchscript")
+    assert made.overhead_ms == pytest.approx((20.0 + 2.0 * len(graph.ops)) / 1e3)
+
+
+def test_a_second_walk_of_one_structure_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store.forget()
+    source = source_of(nn.Linear(8, 4), torch.zeros(2, 8))
+    first = of_source(source, "torchscript", "cpu")
+    monkeypatch.setattr(TorchScript, "walk", lambda *_: pytest.fail("walked again"))
+    again = source_of(nn.Linear(8, 4), torch.zeros(2, 8))
+    assert of_source(again, "torchscript", "cpu").ops == first.ops
+    store.forget()  # what another process finds on the disk
+    assert of_source(again, "torchscript", "cpu").ops == first.ops
