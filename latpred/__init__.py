@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from latpred.calibration.generating import measure_generation as measure_generation
     from latpred.calibration.measuring import measure as measure
     from latpred.errors import LatpredError as LatpredError
+    from latpred.explaining import explain as explain
+    from latpred.explanation import Explanation as Explanation
     from latpred.generating import predict_generation as predict_generation
     from latpred.generation import GenerationCurve as GenerationCurve
     from latpred.generation import GenerationPrediction as GenerationPrediction
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Curve": "latpred.prediction",
+    "Explanation": "latpred.explanation",
     "GenerationCurve": "latpred.generation",
     "GenerationPrediction": "latpred.generation",
     "LatpredError": "latpred.errors",
@@ -42,6 +45,7 @@ _HOMES = {
     "calibrate": "latpred.calibration",
     "compare": "latpred.accuracy",
     "cost": "latpred.ops",
+    "explain": "latpred.explaining",
     "max_batch": "latpred.api",
     "measure": "latpred.calibration.measuring",
     "measure_generation": "latpred.calibration.generating",

@@ -179,7 +179,7 @@ def _aligned(table: Table) -> list[str]:
 def _head_lines(table: Table) -> Table:
     head = table[0]
     widths = [max((len(row[column]) for row in table[1:]), default=0) for column in range(len(head))]
-    split = [_split(name, width) for name, width in zip(head, widths, strict=True)]
+    split = [("", head[0]), *(_split(name, width) for name, width in zip(head[1:], widths[1:], strict=True))]
     if all(not above for above, _ in split):
         return [head]
     return [tuple(above for above, _ in split), tuple(below for _, below in split)]
@@ -188,7 +188,7 @@ def _head_lines(table: Table) -> Table:
 def _split(name: str, width: int) -> tuple[str, str]:
     """A head in two lines, where it has two words and is wider than its column."""
     above, space, below = name.partition(" ")
-    return (above, below) if space and len(name) > max(width, 13) else ("", name)
+    return (above, below) if space and len(name) > max(width, len("90 % interval")) else ("", name)
 
 
 def _wrapped(name: str, text: str) -> list[str]:

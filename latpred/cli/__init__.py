@@ -15,6 +15,7 @@ from latpred.cli.context import State, VerbGroup
 VERBS = {
     "predict": "predicting",
     "curve": "predicting",
+    "explain": "explaining",
     "generate": "generating",
     "trace": "walking",
     "calibrate": "calibrating",

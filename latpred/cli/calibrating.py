@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from latpred.cli.context import State
-from latpred.cli.options import PRECISIONS, Output, output_options, parse_seconds, parsed_by, speech_options
+from latpred.cli.options import (
+    PRECISIONS,
+    Output,
+    Way,
+    output_options,
+    parse_seconds,
+    parsed_by,
+    speech_options,
+    threads_option,
+)
 from latpred.cli.output import emit, notice
 
 if TYPE_CHECKING:
@@ -29,6 +38,8 @@ class Wanted(NamedTuple):
     fresh: bool = False
     name: str | None = None
     runtimes: tuple[str, ...] = ("eager",)
+    threads: int | None = None
+    cudnn_benchmark: bool = False
 
 
 class Moment(NamedTuple):
@@ -63,8 +74,10 @@ class Moment(NamedTuple):
     show_default=True,
     help="Names joined by commas, or all. Added to a finished profile that lacks them, without measuring eager again.",
 )
+@threads_option
+@click.option("--cudnn-benchmark", is_flag=True, help="Measure with cudnn's autotuning of convolutions on.")
 @click.option("--fresh", is_flag=True, help="Measure everything anew instead of going on where it was stopped.")
-@click.option("--name", help="Name of the profile.  [default: the device's]")
+@click.option("--name", help="Name of the profile.  [default: the device's, as in cpu or cpu-2-threads]")
 @click.option("--host-only", is_flag=True, help="Seconds: only what dispatch costs on this host, for --host.")
 @output_options
 @speech_options
@@ -76,6 +89,8 @@ def calibrate(
     budget: float | None,
     precisions: tuple[str, ...],
     runtimes: str,
+    threads: int | None,
+    cudnn_benchmark: bool,
     fresh: bool,
     name: str | None,
     host_only: bool,
@@ -88,7 +103,8 @@ def calibrate(
         measure_host(name, output)
         return
     target = device or default_device()
-    wanted = Wanted(target, quick, budget, precisions, fresh, name, _runtimes(runtimes, target))
+    names = _runtimes(runtimes, target)
+    wanted = Wanted(target, quick, budget, precisions, fresh, name, names, threads, cudnn_benchmark)
     profile = measure_profile(context, wanted)
     show_profile(profile, output)
     if not (profile.acceptance.passed and all(profile.acceptance.runtimes.values())):
@@ -136,6 +152,8 @@ def measure_profile(context: click.Context, wanted: Wanted) -> DeviceProfile:
             runtimes=wanted.runtimes,
             fresh=wanted.fresh,
             name=wanted.name,
+            threads=wanted.threads,
+            cudnn_benchmark=wanted.cudnn_benchmark,
             progress=None if show is None else _shown_by(show),
         )
     state.resumable = False
@@ -169,8 +187,10 @@ def _shown_by(show: Show) -> Callable[[Progress], None]:
     return told
 
 
-def ensure_profile(context: click.Context, device: str | None, *, yes: bool) -> None:
+def ensure_profile(context: click.Context, device: str | None, way: Way | None = None, *, yes: bool) -> None:
     """On a machine that has no profile, offer the quick calibration, or just run it.
+
+    A profile that has to be measured in a certain way is not offered: the error says how to make it.
 
     Raises
     ------
@@ -181,11 +201,14 @@ def ensure_profile(context: click.Context, device: str | None, *, yes: bool) -> 
     from latpred.errors import NoProfileError
 
     try:
-        profiles.find(device)
+        if way is None:
+            profiles.find(device)
+        else:
+            profiles.find(device, threads=way.threads, cudnn_benchmark=way.cudnn_benchmark)
         return
     except NoProfileError as error:
         target = device or default_device()
-        if not (yes or _agreed(target)):
+        if (way is not None and way.asked) or not (yes or _agreed(target)):
             raise
         reason = str(error).partition(". ")[0]
     notice(f"{reason}; calibrating it now, which takes under a minute (latpred calibrate takes 5 and is more exact)")

@@ -19,6 +19,7 @@ from latpred.cli.options import (
     parse_seconds,
     parsed_by,
     speech_options,
+    threads_option,
 )
 from latpred.cli.output import emit, notice
 
@@ -38,6 +39,7 @@ class Trial:
     runtimes: tuple[str, ...]
     protocol: str
     repeats: int
+    threads: int | None
     budget: float | None
 
 
@@ -101,6 +103,7 @@ def trial_options(verb: Verb) -> Verb:
         click.option(
             "--repeats", type=click.IntRange(1), default=4, show_default=True, help="Rounds through all cells."
         ),
+        threads_option,
         click.option(
             "--budget", metavar="TIME", callback=parsed_by(parse_seconds), help="Start nothing later than this, as 10m."
         ),
@@ -131,6 +134,7 @@ def validate(
             precision=trial.precision,
             protocol=trial.protocol,
             repeats=trial.repeats,
+            threads=trial.threads,
             replay=replay,
             record=record,
             budget_s=trial.budget,

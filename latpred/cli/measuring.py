@@ -17,6 +17,7 @@ from latpred.cli.options import (
     parsed_by,
     speech_options,
     target_options,
+    threads_option,
 )
 from latpred.cli.output import emit
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @batch_option("1,8,32")
 @model_options
 @target_options
+@threads_option
 @click.option("--repeats", type=click.IntRange(1), default=4, show_default=True, help="Rounds through all cells.")
 @click.option(
     "--budget", metavar="TIME", callback=parsed_by(parse_seconds), help="Start nothing later than this, as 90s or 5m."
@@ -43,6 +45,7 @@ def measure(
     batches: tuple[int, ...],
     model_input: Model,
     target: Target,
+    threads: int | None,
     repeats: int,
     budget: float | None,
     output: Output,
@@ -59,6 +62,7 @@ def measure(
             device=target.device or "cpu",
             protocol=target.protocol,
             repeats=repeats,
+            threads=threads,
             seq=model_input.seq,
             image=model_input.image,
             precision=model_input.precision or "fp32",

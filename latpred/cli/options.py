@@ -43,6 +43,25 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """How tensors lie in memory, and in which way the device was set up when it was measured."""
+
+    channels_last: bool
+    threads: int | None
+    cudnn_benchmark: bool | None
+
+    @property
+    def memory_format(self) -> str:
+        """As `latpred.trace` names it."""
+        return "channels_last" if self.channels_last else "contiguous"
+
+    @property
+    def asked(self) -> bool:
+        """Whether a profile measured in a certain way is asked for."""
+        return self.threads is not None or self.cudnn_benchmark is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """The form in which a result is wanted, and the file it goes to (stdout without one)."""
 
@@ -180,6 +199,36 @@ def target_options(verb: Verb) -> Verb:
         click.option(
             "--host",
             help="Another host: its dispatch over the profile's host's, as 1.3, or a measured one's name, or this.",
+        ),
+    )
+
+
+def channels_last_option(verb: Verb) -> Verb:
+    """`--channels-last`."""
+    return click.option("--channels-last", is_flag=True, help="Images and convolutions in the channels_last format.")(
+        verb
+    )
+
+
+def threads_option(verb: Verb) -> Verb:
+    """`--threads`, for the verbs that measure."""
+    return click.option("--threads", type=click.IntRange(1), help="Threads per op on the CPU.  [default: PyTorch's]")(
+        verb
+    )
+
+
+def way_options(verb: Verb) -> Verb:
+    """`--channels-last --threads --cudnn-benchmark`, handed to the verb as `way`."""
+    return bundle(
+        verb,
+        "way",
+        Way,
+        channels_last_option,
+        click.option("--threads", type=click.IntRange(1), help="Use a profile measured with so many threads per op."),
+        click.option(
+            "--cudnn-benchmark/--no-cudnn-benchmark",
+            default=None,
+            help="Use a profile measured with cudnn's autotuning on, or off.",
         ),
     )
 

@@ -13,11 +13,13 @@ from latpred.cli.options import (
     Output,
     Target,
     Verb,
+    Way,
     batch_option,
     model_options,
     output_options,
     speech_options,
     target_options,
+    way_options,
 )
 from latpred.cli.output import emit
 
@@ -33,6 +35,7 @@ class Request:
     batches: tuple[int, ...]
     model_input: Model
     target: Target
+    way: Way
     strict: bool
     yes: bool
     output: Output
@@ -46,6 +49,7 @@ def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
         @batch_option(default_batch)
         @model_options
         @target_options
+        @way_options
         @click.option("--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it.")
         @click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile.")
         @output_options
@@ -84,37 +88,36 @@ def curve(context: click.Context, request: Request) -> None:
 
 def predicted(context: click.Context, request: Request) -> Curve:
     """Walk the model, make sure there is a profile, predict."""
-    from latpred import api, profiles
+    from latpred import api
     from latpred.cli.calibrating import ensure_profile
+    from latpred.finding import located, predictor_of
     from latpred.runtimes import onnx_file
     from latpred.runtimes.walking import target_of, walk, walked_by
     from latpred.tracing import trace
 
-    given, target = request.model_input, request.target
+    given, target, way = request.model_input, request.target, request.way
+    options = {"seq": given.seq, "image": given.image, "precision": given.precision}
     by_tools = walked_by(target.runtime) != "eager"
     # The walk comes first: a misspelt model must not cost a calibration.
     graph = None
     if onnx_file.is_file(request.model):
         onnx_file.check_file(request.model, target.runtime)
     else:
-        graph = trace(request.model, seq=given.seq, image=given.image, precision=given.precision, strict=request.strict)
-    ensure_profile(context, target.device, yes=request.yes)
+        graph = trace(request.model, memory_format=way.memory_format, strict=request.strict, **options)
+    ensure_profile(context, target.device, way, yes=request.yes)
     if by_tools or graph is None:
-        kind = target_of(profiles.find(target.device).device.kind)
-        graph = walk(
-            request.model,
-            runtime=target.runtime,
-            target=kind,
-            seq=given.seq,
-            image=given.image,
-            precision=given.precision,
-        )
+        predictor = predictor_of(located(target.device, target.host, way.threads, way.cudnn_benchmark))
+        predictor.check(target.runtime)
+        kind = target_of(predictor.profile.device.kind)
+        graph = walk(request.model, runtime=target.runtime, target=kind, memory_format=way.memory_format, **options)
     return api.predict(
         graph,
         request.batches,
         target.runtime,
         device=target.device,
         host=target.host,
+        threads=way.threads,
+        cudnn_benchmark=way.cudnn_benchmark,
         protocol=target.protocol,
     )
 
