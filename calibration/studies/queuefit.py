@@ -42,6 +42,8 @@ from latpred.profile import DeviceProfile, DispatchFit
 ISSUE_DOUBT = 0.01  # relative error of the host's law, beside that of a timing
 DEVICE_DOUBT = 0.03  # the same of kernel times
 DEVICE_BOUND = 1.3  # device time over host time from which a latency tells of kernels alone
+ALIKE_DOUBT = 0.2  # how far a class may lie from its like, as a share of what such a step usually costs
+EDGE_DOUBT_US = 1.0  # of what lies before the first kernel and after the last
 ROUNDS = 3  # of taking the host from what is known of the device, and the other way round
 _SHARE = ("share",)
 
@@ -84,10 +86,18 @@ class _Sides:
                 system.measured({FIXED: 1.0, **terms}, us, doubt)
         system.believed({FIXED: 1.0}, self._eager.fixed_us, FIXED_DOUBT_US)
         system.believed({_SHARE: 1.0}, SHARE, SHARE_DOUBT)
+        self._believe_in_likes(system)
+        return self._dispatch(fit, system.solve())
+
+    def _believe_in_likes(self, system: System) -> None:
+        """Steps cost what their like cost, and steps of all kinds one common share of what they cost in eager."""
         for name in system.names("class"):
+            like, usual = _like(name), SHARE * eager_us(self._eager, name)
+            if like is not None:
+                system.believed({("class", name): 1.0, ("class", like): -1.0}, 0.0, ALIKE_DOUBT * usual)
+        for name in {_like(name) or name for name in system.names("class")}:
             usual = eager_us(self._eager, name)
             system.believed({("class", name): 1.0, _SHARE: -usual}, 0.0, CLASS_DOUBT * SHARE * usual)
-        return self._dispatch(fit, system.solve())
 
     def with_device(self, fit: DispatchFit, parts: Sequence[Parts]) -> DispatchFit:
         """The fit with factors on kernel times, and times of kernels that the profile lacks."""
@@ -95,8 +105,8 @@ class _Sides:
         for part in parts:
             us = self._device_us(fit, part)
             if us is not None:
-                terms = kernel_terms(part)
-                system.measured(terms, us, float(np.hypot(DEVICE_DOUBT, part.run.doubt)) * us)
+                doubt_us = float(np.hypot(DEVICE_DOUBT, part.run.doubt)) * us
+                system.measured(kernel_terms(part), us, float(np.hypot(doubt_us, EDGE_DOUBT_US)))
                 seen.append(part)
         if len(seen) < FEWEST:
             return fit
@@ -173,6 +183,11 @@ def _busy_us(fit: DispatchFit, part: Parts) -> float:
                 launches * found.floor_us + (moved / width if width else 0.0) + (macs / rate if rate else 0.0)
             )
     return sum(times.values())
+
+
+def _like(name: str) -> str | None:
+    """The general class that stands for all of one kind: "node.gemm" for "node.gemm.MatMul"."""
+    return ".".join(name.split(".")[:2]) if name.count(".") > 1 else None
 
 
 def _step_us(fit: DispatchFit, name: str) -> float:

@@ -21,6 +21,8 @@ WARM = 3  # forward passes before the first that counts: some runtimes settle on
 SINGLE, ISSUE = Plan(most=80), Plan(loops=1, most=80)
 MOST_LAUNCHES = 480  # under way at once: half of what the queue of a GPU holds, as libraries launch more than is walked
 QUEUED = 12  # forward passes in a queue, where they are that short
+DEVICE_BOUND = 1.2  # period over issue time from which the host is surely the faster
+PERIOD = Plan(most=40)
 
 
 def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> dict[str, Timing]:
@@ -40,20 +42,24 @@ def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> d
     Returns
     -------
     dict of Timing
-        "single", and where the host is never made to wait "issue" (of tiny networks) and "queued".
+        "single"; where the host is never made to wait also "issue" and, where the device's time can be told, "queued".
     """
     with device.errors():
         call = device.prepare_model(*_subject(device, cell, spec, graph), cell.runtime)
         for _ in range(WARM):
             call()
     timings = {"single": timing.single(device, call, SINGLE)}
-    if graph.syncs(spec.batch) or getattr(runtimes.get(cell.runtime), "waits", False):
+    launches = graph.launches(spec.batch)
+    runtime = runtimes.get(cell.runtime)
+    if graph.syncs(spec.batch) or launches > MOST_LAUNCHES or getattr(runtime, "waits", False):
         return timings
-    if spec.tiny:
-        timings["issue"] = timing.issue(device, call, ISSUE)
-    loops = min(QUEUED, MOST_LAUNCHES // max(graph.launches(spec.batch), 1))
-    if loops and not getattr(runtimes.get(cell.runtime), "own_stream", False):
-        timings["queued"] = timing.queued(device, call, Plan(loops=loops, most=40))
+    timings["issue"] = timing.issue(device, call, ISSUE)
+    if not getattr(runtime, "own_stream", False):
+        loops = min(QUEUED, MOST_LAUNCHES // max(launches, 1))
+        return timings | {"queued": timing.queued(device, call, Plan(loops=loops, most=40))}
+    period = timing.pipelined(device, call, PERIOD)
+    if period.median_s > DEVICE_BOUND * timings["issue"].median_s:
+        timings["queued"] = period  # the host keeps ahead, so the device alone sets the period
     return timings
 
 
