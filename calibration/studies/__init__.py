@@ -11,6 +11,7 @@ __all__ = ["Study", "get"]
 # Runtime, and where its study is: what takes the runtime's name. Imported when it is asked for.
 _REPLAYS = "latpred.calibration.studies.replays:Replays"
 _OWN: dict[str, str] = {
+    "onnxruntime": "latpred.calibration.studies.onnxruntime:OnnxStudy",
     "cuda-graphs": _REPLAYS,
     "onnxruntime-cuda-graphs": _REPLAYS,
     "compile-reduce-overhead": _REPLAYS,

@@ -1,0 +1,180 @@
+"""Costs of onnxruntime's nodes from graphs that were timed whole and node by node.
+
+    latency = fixed + Σ cost(class of the node) + Σ time of its kernel
+
+What a node takes when it has next to nothing to do belongs to its class; what it takes beyond that in a larger graph is
+its kernel's. The profiler's clock counts whole microseconds and slows what lies between two nodes, so the sum of both
+is brought to the time of graphs that nobody watched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import lsq_linear
+
+from latpred.calibration.dispatchfit import with_parents
+from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
+from latpred.calibration.studies.solving import Column, System
+from latpred.errors import CalibrationError
+from latpred.graph import Op
+from latpred.ops.families import parent
+from latpred.profile import DispatchFit
+
+FEWEST = 3  # tiny networks below which nothing can be told apart
+HALF_US = 0.5  # what the profiler's clock cuts off on average
+LEAST_SHARE = 0.15  # of a node's time that must be kernel for it to say anything about kernels
+MODEL_DOUBT = 0.05  # relative error of the law itself
+NODE_US, NODE_DOUBT = 1.0, 1.0  # what a node costs, to begin with
+CLASS_DOUBT = 0.5  # how far a class may lie from the common cost, as a share of the guess
+FIXED_US, FIXED_DOUBT_US = 4.0, 4.0
+FIXED, NODE = ("fixed",), ("node",)
+SLOWED = (0.6, 1.5)  # bounds of what kernels take unwatched over what they take watched
+
+
+class Placed(NamedTuple):
+    """A graph that was timed: its nodes, batch, latency, time of each node, precision.
+
+    tiny : whether its nodes have next to nothing to do. resident : whether its weights were in the cache.
+    """
+
+    ops: tuple[Op, ...]
+    batch: int
+    total_us: float
+    nodes_us: tuple[float, ...]
+    precision: str
+    tiny: bool
+    resident: bool
+
+
+class Kernel(NamedTuple):
+    """The kernel's part of one node."""
+
+    op: Op
+    us: float
+    share: float
+
+
+def fit_nodes(placed: Sequence[Placed]) -> DispatchFit:
+    """Host costs and kernels.
+
+    Parameters
+    ----------
+    placed : sequence of Placed
+        Tiny networks and larger graphs, none of which judge.
+
+    Raises
+    ------
+    CalibrationError
+        When there are too few tiny networks or no larger graph.
+    """
+    tiny, sized = [one for one in placed if one.tiny], [one for one in placed if not one.tiny]
+    if len(tiny) < FEWEST or not sized:
+        raise CalibrationError(
+            f"{len(tiny)} tiny networks and {len(sized)} graphs were timed in onnxruntime, too few to tell its costs. "
+            "Give it more time: latpred calibrate --runtimes onnxruntime --budget 3m"
+        )
+    costs, fixed_us = _host(tiny)
+    idle = _idle(tiny)
+    kernels = [_kernels(one, idle) for one in sized]
+    after_us, slowed = _unwatched(sized, kernels, costs, fixed_us)
+    samples: dict[str, list[KernelSample]] = {}
+    for one, found in zip(sized, kernels, strict=True):
+        factor = _factor(one, found, costs, fixed_us, slowed)
+        samples.setdefault(one.precision, []).extend(_samples(one, found, after_us, factor))
+    fits = {precision: fit_kernels(found) for precision, found in samples.items()}
+    return DispatchFit(costs, 0.0, 0.0, fixed_us, kernels={name: one for name, one in fits.items() if one})
+
+
+def _host(tiny: Sequence[Placed]) -> tuple[dict[str, float], float]:
+    """Cost of each class of node and of a run, from graphs that do nothing else."""
+    system = System()
+    for one in tiny:
+        numbers = Counter(op.host_class for op in one.ops)
+        terms: dict[Column, float] = {FIXED: 1.0}
+        terms |= {("class", name): float(number) for name, number in numbers.items()}
+        system.measured(terms, one.total_us, MODEL_DOUBT * one.total_us)
+    system.believed({FIXED: 1.0}, FIXED_US, FIXED_DOUBT_US)
+    system.believed({NODE: 1.0}, NODE_US, NODE_DOUBT)
+    for name in system.names("class"):
+        system.believed({("class", name): 1.0, NODE: -1.0}, 0.0, CLASS_DOUBT * NODE_US)
+    found = system.solve()
+    costs = {column[1]: round(us, 4) for column, us in found.items() if column[0] == "class"}
+    return with_parents(costs), round(found[FIXED], 4)
+
+
+def _idle(tiny: Sequence[Placed]) -> dict[str, float]:
+    """What the profiler says of a node of each class that has next to nothing to do."""
+    seen: dict[str, list[float]] = {}
+    for one in tiny:
+        for op, us in zip(one.ops, one.nodes_us, strict=True):
+            seen.setdefault(op.host_class, []).append(us + HALF_US)
+    return with_parents({name: float(np.median(times)) for name, times in seen.items()})
+
+
+def _kernels(one: Placed, idle: dict[str, float]) -> list[Kernel]:
+    """The kernel's part of every node that has one."""
+    found = []
+    for op, us in zip(one.ops, one.nodes_us, strict=True):
+        if op.launches:
+            whole = us + HALF_US
+            above = max(whole - _looked_up(idle, op.host_class), 0.0)
+            found.append(Kernel(op, above, above / whole))
+    return found
+
+
+def _unwatched(
+    sized: Sequence[Placed], kernels: Sequence[Sequence[Kernel]], costs: dict[str, float], fixed_us: float
+) -> tuple[float, float]:
+    """What a kernel leaves behind, in microseconds, and what it takes unwatched over what it takes watched."""
+    totals = np.array([one.total_us for one in sized])
+    host = np.array([_host_us(one, costs, fixed_us) for one in sized])
+    terms = np.array([(sum(k.us > 0 for k in found), sum(k.us for k in found)) for found in kernels], dtype=float)
+    left = np.maximum(totals - host, 0.0)
+    usable = terms[:, 1] > 0
+    scaled, aim = terms[usable] / totals[usable, None], left[usable] / totals[usable]
+    weights = np.ones(len(aim))
+    after_us, slowed = 0.0, 1.0
+    for _ in range(10):  # far from all others a graph pulls less
+        bounds = ((0.0, SLOWED[0]), (np.inf, SLOWED[1]))
+        after_us, slowed = lsq_linear(scaled * weights[:, None], aim * weights, bounds=bounds).x.tolist()
+        off = np.abs(scaled @ (after_us, slowed) - aim)
+        weights = np.sqrt(np.minimum(1.0, 0.1 / np.maximum(off, 1e-9)))
+    return after_us, slowed
+
+
+def _factor(one: Placed, kernels: Sequence[Kernel], costs: dict[str, float], fixed_us: float, slowed: float) -> float:
+    """What a graph's own kernels take unwatched over watched: believed as far as they are what it takes."""
+    watched = sum(kernel.us for kernel in kernels)
+    if watched <= 0:
+        return slowed
+    left = max(one.total_us - _host_us(one, costs, fixed_us), 0.0)
+    share = min(1.0, slowed * watched / one.total_us)
+    own = min(max(left / watched, SLOWED[0] * slowed), SLOWED[1] * slowed)
+    return float(slowed ** (1.0 - share) * own**share)
+
+
+def _host_us(one: Placed, costs: dict[str, float], fixed_us: float) -> float:
+    return fixed_us + sum(_looked_up(costs, op.host_class) for op in one.ops)
+
+
+def _samples(one: Placed, kernels: Sequence[Kernel], after_us: float, factor: float) -> list[KernelSample]:
+    found = []
+    for op, us, share in kernels:
+        if share >= LEAST_SHARE and not op.estimated:
+            weight = 1.0 / (1.0 + ((1.0 - share) / share) ** 2)
+            row = row_of(op, one.batch, resident=one.resident)
+            found.append(KernelSample(op.family, row, factor * us + after_us, weight))
+    return found
+
+
+def _looked_up(costs: dict[str, float], name: str) -> float:
+    known: str | None = name
+    while known:
+        if known in costs:
+            return costs[known]
+        known = parent(known)
+    return costs[""]
