@@ -43,7 +43,6 @@ class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copy_bytes_per_us: float = 0.0  # host to device, for inputs_on="host"
     cache_bytes: int = 0  # last level; weights that fit stay there between forward passes
     knee: float = 0.0  # exponent that joins the two clocks of pipelined forwards; 0 takes the slower one
-    knee: float = 0.0  # exponent that joins the two clocks of pipelined forwards; 0 takes the slower one
 
 
 class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
