@@ -213,13 +213,15 @@ class Predictor:
         plain, more = np.split(clocks.latency(priced.timeline, priced.host_us, nudged, device, asked.protocol), 2)
         sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
         kernel_part = (device_spread**2 - known**2) * sensitivity**2
+        busy = self.profile.runtimes[schedule.runtime].busy_spread
+        whole = known if busy is None else known + np.clip(sensitivity, 0.0, 1.0) * (busy - known)
         return Evaluated(
             priced=priced,
             overhead_us=float(priced.host_us.sum()),
             compute_us=executing * slower + gaps,
             executing_us=executing * slower,
             latency_us=plain + self._copy_us(asked, batches),
-            latency_spread=np.sqrt(known**2 + kernel_part),
+            latency_spread=np.sqrt(whole**2 + kernel_part),
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_us=priced.class_rows @ rows.us,
         )

@@ -123,6 +123,7 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fixed_us: float
     scale: float = 1.0
     spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
+    busy_spread: float | None = None  # the same where the device sets the pace; None where it is not known apart
     kernels: dict[str, dict[str, KernelFit]] = {}
     kernel_scales: dict[str, float] = {}
     gap_us: float | None = None
