@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from latpred.generation import GenerationCurve as GenerationCurve
     from latpred.generation import GenerationPrediction as GenerationPrediction
     from latpred.graph import ModelGraph as ModelGraph
+    from latpred.lengths import Lengths as Lengths
     from latpred.ops import cost as cost
     from latpred.prediction import Curve as Curve
     from latpred.prediction import Prediction as Prediction
@@ -39,6 +40,7 @@ _HOMES = {
     "GenerationCurve": "latpred.generation",
     "GenerationPrediction": "latpred.generation",
     "LatpredError": "latpred.errors",
+    "Lengths": "latpred.lengths",
     "ModelGraph": "latpred.graph",
     "Prediction": "latpred.prediction",
     "Predictor": "latpred.predictor",

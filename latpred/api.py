@@ -13,12 +13,15 @@ from latpred import runtimes
 from latpred.errors import UsageError
 from latpred.finding import located, predictor_of
 from latpred.graph import ModelGraph
+from latpred.lengthwise import lengths_curve
 from latpred.prediction import Curve, Prediction
 from latpred.predictor import Predictor, checked_batches
 from latpred.runtimes import walking
 
 if TYPE_CHECKING:
     import torch
+
+    from latpred.lengths import Lengths
 
     Model = torch.nn.Module | str | os.PathLike[str] | ModelGraph
     Device = torch.device | str | os.PathLike[str]
@@ -33,6 +36,8 @@ def predict(
     inputs: Any = None,
     seq: int | None = None,
     image: int | None = None,
+    lengths: Lengths | Sequence[int] | None = None,
+    execution: str = "padded",
     device: Device | None = None,
     host: float | str | None = None,
     precision: str | None = None,
@@ -51,6 +56,8 @@ def predict(
     inputs: Any = None,
     seq: int | None = None,
     image: int | None = None,
+    lengths: Lengths | Sequence[int] | None = None,
+    execution: str = "padded",
     device: Device | None = None,
     host: float | str | None = None,
     precision: str | None = None,
@@ -68,6 +75,8 @@ def predict(
     inputs: Any = None,
     seq: int | None = None,
     image: int | None = None,
+    lengths: Lengths | Sequence[int] | None = None,
+    execution: str = "padded",
     device: Device | None = None,
     host: float | str | None = None,
     precision: str | None = None,
@@ -92,6 +101,12 @@ def predict(
         Example inputs of the model's forward, for models whose inputs do not follow from their config.
     seq, image : int, optional
         Sequence length in tokens, or image side in pixels.
+    lengths : sequence of int or Lengths, optional
+        Tokens of each sequence, whose number is then the batch; or `latpred.Lengths(mean=, std=, padded_to=)`, of which
+        every batch gets a typical one. For transformers models of tokens and for nn.TransformerEncoder.
+    execution : str
+        What is done about unequal lengths. "padded": everything at the padded length. "nested": torch's nested tensors
+        in nn.TransformerEncoder. "packed": one row of all tokens (transformers models; an estimate).
     device : str, path or torch.device, optional
         "cpu", "cuda:0" or "simulated" as calibrated on this machine, or the name or path of a profile. Without it, this
         machine's own GPU if it was calibrated, else its CPU. A GPU without a profile is predicted from its datasheet;
@@ -135,8 +150,14 @@ def predict(
     runtimes.get(runtime)  # a misspelt one is said before a missing profile
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
     predictor.check(runtime)
-    graph = _graph(model, Input(inputs, seq, image, precision, memory_format), runtime, predictor)
-    curve = predictor.curve(graph, sizes, runtime=runtime, protocol=protocol, inputs_on=inputs_on)
+    given = Input(inputs, seq, image, precision, memory_format)
+    if lengths is not None:
+        _alone(given, "lengths=")
+        options: dict[str, Any] = {"precision": precision, "protocol": protocol, "inputs_on": inputs_on}
+        curve = lengths_curve(predictor, model, sizes, lengths, execution, runtime=runtime, **options)
+    else:
+        graph = _graph(model, given, runtime, predictor)
+        curve = predictor.curve(graph, sizes, runtime=runtime, protocol=protocol, inputs_on=inputs_on)
     return curve[0] if one else curve
 
 
@@ -206,6 +227,13 @@ def _graph(model: Model, given: Input, runtime: str, predictor: Predictor) -> Mo
         precision=precision,
         memory_format=memory_format or "contiguous",
     )
+
+
+def _alone(given: Input, option: str) -> None:
+    """Refuse what lengths take the place of."""
+    extra = [name for name in ("inputs", "seq", "image", "memory_format") if getattr(given, name) is not None]
+    if extra:
+        raise UsageError(f"{option} says what the inputs are; leave out {', '.join(extra)}.")
 
 
 def as_walked(graph: ModelGraph, given: Input) -> ModelGraph:

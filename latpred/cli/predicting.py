@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from latpred.cli.options import (
     Model,
@@ -15,8 +16,10 @@ from latpred.cli.options import (
     Verb,
     Way,
     batch_option,
+    bundle,
     model_options,
     output_options,
+    parsed_by,
     speech_options,
     target_options,
     way_options,
@@ -24,7 +27,16 @@ from latpred.cli.options import (
 from latpred.cli.output import emit
 
 if TYPE_CHECKING:
+    from latpred.lengths import Given, Lengths
     from latpred.prediction import Curve
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Sequences of unequal lengths, and what is done about them."""
+
+    lengths: Lengths | Given | None
+    execution: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +46,40 @@ class Request:
     model: str
     batches: tuple[int, ...]
     model_input: Model
+    ragged: Ragged
     target: Target
     way: Way
     strict: bool
     yes: bool
     output: Output
+
+
+def ragged_options(verb: Verb) -> Verb:
+    """`--lengths --execution`, handed to the verb as `ragged`."""
+    return bundle(
+        verb,
+        "ragged",
+        Ragged,
+        click.option(
+            "--lengths",
+            metavar="TOKENS",
+            callback=parsed_by(_lengths),
+            help="Sequences of unequal lengths: 12,40,7, or mean=20.92,std=10.18,pad=128.",
+        ),
+        click.option(
+            "--execution",
+            type=click.Choice(("padded", "nested", "packed")),
+            default="padded",
+            show_default=True,
+            help="What is done about unequal lengths: all at the padded length, nested tensors, or one packed row.",
+        ),
+    )
+
+
+def _lengths(text: str) -> Any:
+    from latpred.lengths import parse_lengths
+
+    return parse_lengths(text)
 
 
 def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
@@ -48,6 +89,7 @@ def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
         @click.argument("model")
         @batch_option(default_batch)
         @model_options
+        @ragged_options
         @target_options
         @way_options
         @click.option("--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it.")
@@ -96,6 +138,8 @@ def predicted(context: click.Context, request: Request) -> Curve:
     from latpred.tracing import trace
 
     given, target, way = request.model_input, request.target, request.way
+    if request.ragged.lengths is not None:
+        return _of_lengths(context, request)
     options = {"seq": given.seq, "image": given.image, "precision": given.precision}
     by_tools = walked_by(target.runtime) != "eager"
     # The walk comes first: a misspelt model must not cost a calibration.
@@ -116,6 +160,33 @@ def predicted(context: click.Context, request: Request) -> Curve:
         target.runtime,
         device=target.device,
         host=target.host,
+        threads=way.threads,
+        cudnn_benchmark=way.cudnn_benchmark,
+        protocol=target.protocol,
+    )
+
+
+def _of_lengths(context: click.Context, request: Request) -> Curve:
+    from latpred import api
+    from latpred.cli.calibrating import ensure_profile
+    from latpred.lengths import Given
+
+    given, target, way, ragged = request.model_input, request.target, request.way, request.ragged
+    ensure_profile(context, target.device, way, yes=request.yes)
+    # A list of lengths is a batch by itself: --batch has a default, which says nothing.
+    named = context.get_parameter_source("batches") is not ParameterSource.DEFAULT
+    alone = isinstance(ragged.lengths, Given) and not named
+    return api.predict(
+        request.model,
+        (len(ragged.lengths.values),) if alone else request.batches,  # type: ignore[union-attr]
+        target.runtime,
+        seq=given.seq,
+        image=given.image,
+        lengths=ragged.lengths,  # type: ignore[arg-type]
+        execution=ragged.execution,
+        device=target.device,
+        host=target.host,
+        precision=given.precision,
         threads=way.threads,
         cudnn_benchmark=way.cudnn_benchmark,
         protocol=target.protocol,

@@ -41,6 +41,7 @@ UNTAGGED = (
     "_conj_physical",
     "nan_to_num",
     "isin",
+    "masked_fill",
     "dropout",
     "native_dropout",
 )

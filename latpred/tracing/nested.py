@@ -162,9 +162,13 @@ class _Kernels:
 
     def from_mask(self, src: Tensor, mask: Tensor, mask_check: bool = True) -> Tensor:
         """Padded to nested."""
-        sizes = lengths_of(mask).view(-1, 1)
+        sizes = self.known(lengths_of(mask)).view(-1, 1)
         sizes = torch.cat([sizes, torch.full_like(sizes, src.shape[-1])], 1)
         return self.without_padding(src, sizes)[None]
+
+    def known(self, sizes: Tensor) -> Tensor:
+        """Sizes as the host has them, which keeps the shapes of nested tensors."""
+        return sizes
 
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
         """(batch, longest, width) to (tokens, width)."""
@@ -199,11 +203,11 @@ class _Cpu(_Kernels):
     """One op after another for each sequence."""
 
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
-        batch, longest, width = padded.shape
+        longest, width = padded.shape[1:]
         sizes.unbind(0)
         masks = []
         for length in self.lengths:
-            kept = padded.new_ones((length, width), dtype=torch.bool)
+            kept = torch.ones((length, width), dtype=torch.bool)
             masks.append(_pad(kept, longest).view(longest, width))
         mask = torch.stack(masks)
         mask.sum().item()
@@ -244,15 +248,21 @@ class _Cpu(_Kernels):
         out, longest = torch.empty_like(scores), scores.shape[-1]
         for index, length in enumerate(self.lengths):
             self.sizes.select(0, index).select(0, 0).item()
-            part = scores.select(0, index).slice(1, 0, length).slice(2, 0, length)
-            out.select(0, index).slice(1, 0, length).slice(2, 0, length).copy_(aten._softmax(part, -1, False))
-            out.select(0, index).slice(1, 0, length).slice(2, length, longest).fill_(0.0)
-            out.select(0, index).slice(1, length, longest).fill_(0.0)
+            mine, done = scores.select(0, index), out.select(0, index)
+            weights = aten._softmax(mine.narrow(1, 0, length).narrow(2, 0, length), -1, False)
+            done.narrow(1, 0, length).narrow(2, 0, length).copy_(weights)
+            done.narrow(1, 0, length).narrow(2, length, longest - length).fill_(0.0)
+            done.narrow(1, length, longest - length).fill_(0.0)
         return out
 
 
 class _Cuda(_Kernels):
     """One kernel for all sequences."""
+
+    def known(self, sizes: Tensor) -> Tensor:
+        dims = {"numel": len(sizes), "run": len(sizes)}
+        made: Tensor = _issue(self.walk, "to", "copy", dims, sizes, 0, 8 * len(sizes), syncs=1)
+        return made
 
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
         sizes.to(torch.int64, copy=True)  # the sizes go to the device
@@ -273,9 +283,9 @@ class _Cuda(_Kernels):
 
     def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
         qkv_weight, qkv_bias, proj_weight, proj_bias = weights
-        q, _, _ = (
-            part.view(1, -1, heads, x.shape[1] // heads) for part in aten.linear(x, qkv_weight, qkv_bias).chunk(3, 1)
-        )
+        size = x.shape[1] // heads
+        for part in aten.linear(x, qkv_weight, qkv_bias).chunk(3, 1):
+            part.view(1, -1, heads, size).transpose(1, 2)
         for _ in range(2):
             self.sizes.to(torch.int32, copy=True)  # where each sequence begins, for queries and for keys
         out = torch.empty_like(x)
@@ -286,11 +296,12 @@ class _Cuda(_Kernels):
             "heads": heads,
             "queries": typical,
             "keys": typical,
-            "head_dim": q.shape[-1],
+            "head_dim": size,
             "masked": 0,
         }
         read = 3 * x.numel() * x.dtype.itemsize
         _issue(self.walk, "scaled_dot_product_attention", "attention", dims, out, 2 * squares * x.shape[1], read)
+        out = out.view(1, -1, heads, size).transpose(1, 2).reshape(out.shape)
         return aten.linear(out, proj_weight, proj_bias)  # type: ignore[no-any-return]
 
 
@@ -298,7 +309,9 @@ def _pad(part: Tensor, longest: int) -> Tensor:
     return aten.constant_pad_nd(part, [0, 0, 0, longest - part.shape[0]])  # type: ignore[no-any-return]
 
 
-def _issue(walk: Walk, op: str, family: str, dims: dict[str, int], out: Tensor, macs: int, read_bytes: int) -> Any:
+def _issue(
+    walk: Walk, op: str, family: str, dims: dict[str, int], out: Tensor, macs: int, read_bytes: int, syncs: int = 0
+) -> Any:
     """Record a kernel that no op of the meta device stands for."""
     written = out.numel() * out.dtype.itemsize
     entry = Entry(
@@ -310,7 +323,7 @@ def _issue(walk: Walk, op: str, family: str, dims: dict[str, int], out: Tensor, 
         dims=tuple(dims),
         counts=(macs, 0, read_bytes, written, written, *dims.values()),
         launches=1,
-        syncs=0,
+        syncs=syncs,
         estimated=False,
     )
     return walk.record(entry, out)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from latpred.errors import LatpredError, TraceError, UsageError
-from latpred.graph import Line, ModelGraph
+from latpred.graph import Line, ModelGraph, Op
 from latpred.tracing import names
 from latpred.tracing.derive import derived
 from latpred.tracing.entry import place, unknown
@@ -145,6 +145,26 @@ class Tracer:
         elif not on_the_line(ops, one, two, three, host):
             exact = ops_exactly(one, host)
         slope = three.input_bytes - two.input_bytes
+        input_bytes = Line(two.input_bytes - 2 * slope, slope)
+        return self._made(name, precision, memory_format, input_bytes, ops, exact)
+
+    def graph_at(self, batch: int, name: str, precision: str | None) -> ModelGraph:
+        """The graph of one batch alone: its counts do not depend on batch."""
+        with _no_collection():
+            self.walk(batch)
+            host = HostWork(self._twin.paths)
+            done = self.walk(batch, host)
+            return self._made(name, precision, "contiguous", Line(done.input_bytes), ops_exactly(done, host), None)
+
+    def _made(
+        self,
+        name: str,
+        precision: str | None,
+        memory_format: str,
+        input_bytes: Line,
+        ops: tuple[Op, ...],
+        exact: tuple[Op, ...] | None,
+    ) -> ModelGraph:
         return ModelGraph(
             model=name,
             input_kind=self._inputs.kind,
@@ -153,7 +173,7 @@ class Tracer:
             memory_format=memory_format,
             parameters=self._twin.parameters,
             parameter_bytes=self._twin.parameter_bytes,
-            input_bytes=Line(two.input_bytes - 2 * slope, slope),
+            input_bytes=input_bytes,
             ops=ops,
             ops_at_one=exact,
             stack=stack(),

@@ -1,0 +1,118 @@
+"""`latpred.predict(..., lengths=...)`: batches of unequal lengths, at what they are padded to or as they are.
+
+A padded batch has one walk for all batch sizes. Nested and packed ones are walked for each batch size, since what they
+do depends on every length; where their regime changes is read off straight lines through the batches asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.landmarks import Z90, Course, Landmarks
+from latpred.lengths import EXECUTIONS, Lengths, checked_lengths
+from latpred.prediction import Curve, Prediction
+from latpred.predictor import Predictor
+from latpred.runtimes.walking import target_of
+
+if TYPE_CHECKING:
+    import torch
+
+_COARSE = "crossover and knee are read off straight lines through the batches asked for"
+
+
+def lengths_curve(
+    predictor: Predictor,
+    model: torch.nn.Module | str,
+    batches: NDArray[np.int64],
+    lengths: Lengths | Sequence[int],
+    execution: str = "padded",
+    *,
+    runtime: str = "eager",
+    precision: str | None = None,
+    protocol: str = "single",
+    inputs_on: str = "device",
+) -> Curve:
+    """Predict batches of unequal lengths.
+
+    Parameters
+    ----------
+    predictor : Predictor
+        Of a device.
+    model : nn.Module or str
+        A transformers model of tokens, its name, or an nn.TransformerEncoder.
+    batches : ndarray of int
+        Batch sizes; of lengths given one by one their number, or 1, which is what a batch is when nobody said.
+    lengths : Lengths or sequence of int
+        How long the sequences are.
+    execution : {"padded", "nested", "packed"}
+        How they run.
+    runtime, precision, protocol, inputs_on
+        As for `predict`.
+
+    Raises
+    ------
+    UsageError
+        When an argument is wrong, or the model takes no such lengths.
+    RuntimeRefusalError
+        When the runtime runs padded batches only.
+    """
+    from latpred.tracing.packed import trace_lengths
+
+    if execution not in EXECUTIONS:
+        raise UsageError(f"execution={execution!r} is not known; choose from: {', '.join(EXECUTIONS)}.")
+    if not isinstance(model, str) and not hasattr(model, "named_modules"):
+        raise UsageError("lengths= needs the model itself: a graph was walked with the inputs it has.")
+    given = checked_lengths(lengths)
+    if not isinstance(given, Lengths) and batches.tolist() == [1]:
+        batches = np.array([len(given.values)])
+    asked: dict[str, Any] = {"runtime": runtime, "protocol": protocol, "inputs_on": inputs_on}
+    target = target_of(predictor.profile.device.kind)
+    if execution == "padded":
+        typical = [given.of(batch) for batch in batches.tolist()][-1]
+        graph = trace_lengths(model, typical, given.padded_to, execution, target=target, precision=precision)
+        return predictor.curve(graph, batches, **asked)
+    if runtime != "eager":
+        raise RuntimeRefusalError(
+            f"{runtime} runs graphs of fixed shapes, so nothing {execution}; ask for execution='padded', or for eager."
+        )
+    points = []
+    for batch in batches.tolist():
+        graph = trace_lengths(model, given.of(batch), given.padded_to, execution, target=target, precision=precision)
+        points.append(predictor.predict(graph, batch, **asked))
+    return _joined(points)
+
+
+def _joined(points: list[Prediction]) -> Curve:
+    """One curve of predictions whose graphs differ."""
+    first = points[0].setting
+    caveats = dict.fromkeys([*(caveat for point in points for caveat in point.provenance.caveats), _COARSE])
+    setting = replace(
+        first,
+        provenance=replace(first.provenance, caveats=tuple(caveats)),
+        landmarks=Landmarks(_Lines(points)),
+    )
+    return Curve(setting, tuple(replace(point, setting=setting) for point in points))
+
+
+class _Lines:
+    """The course of a curve as straight lines between its points, and in proportion to the batch outside of them."""
+
+    def __init__(self, points: list[Prediction]) -> None:
+        ordered = sorted(points, key=lambda point: point.batch)
+        self._batches = np.array([point.batch for point in ordered], dtype=float)
+        self._compute = np.array([point.compute_ms for point in ordered]) * 1e3
+        self._overhead = ordered[0].overhead_ms * 1e3
+        self._rest = np.array([point.latency_ms for point in ordered]) * 1e3 - np.maximum(self._compute, 0.0)
+        self._spread = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
+
+    def __call__(self, batches: NDArray[np.int64], shift: float) -> Course:
+        at = batches.astype(float)
+        inside = np.clip(at, self._batches[0], self._batches[-1])
+        compute = np.interp(inside, self._batches, self._compute) * (at / inside) * np.exp(shift * self._spread)
+        return Course(self._overhead, compute, compute + np.interp(inside, self._batches, self._rest))
