@@ -26,7 +26,7 @@ from latpred.calibration import conditions, timing
 from latpred.calibration.device import Device, open_device
 from latpred.calibration.subjects import Models, Subject, subjects_of
 from latpred.calibration.tempo import Metronome, steady
-from latpred.errors import DeviceError, MissingPackageError, UsageError
+from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.runtimes.walking import target_of
 
 VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
@@ -34,6 +34,7 @@ VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.
 
 REPEATS = 4
 OUT_OF_MEMORY = "out of memory"
+REFUSED = "refused: "
 _KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
 _MOST_TEXT = 200
 
@@ -53,6 +54,7 @@ class _Cell:
 
     subject: Subject
     batch: int
+    runtime: str
     visits: list[timing.Timing] = field(default_factory=list)
     tempos: list[float] = field(default_factory=list)
     failure: str = ""
@@ -62,7 +64,7 @@ def measure(
     models: Models,
     batches: Iterable[int],
     *,
-    runtime: str = "eager",
+    runtime: str | Sequence[str] = "eager",
     device: str | Device = "cpu",
     protocol: str = "single",
     repeats: int = REPEATS,
@@ -82,8 +84,8 @@ def measure(
         What to measure.
     batches : iterable of int
         Batch sizes, each at least 1.
-    runtime : str
-        Name of a runtime.
+    runtime : str or sequence of str
+        Names of runtimes; of several, visits alternate, so that they can be held against each other.
     device : str or Device
         "cpu", "cuda:0", "simulated", or a device that is already open.
     protocol : str
@@ -125,12 +127,15 @@ def measure(
     latpred.errors.UsageError: Batch 0 cannot be measured. Give whole numbers from 1 on.
     """
     sizes = _checked(batches, repeats, protocol)
-    runtimes.get(runtime)  # a misspelt one is said before a missing device
+    names = (runtime,) if isinstance(runtime, str) else tuple(runtime)
+    for name in names:
+        runtimes.get(name)  # a misspelt one is said before a missing device
     live = open_device(device) if isinstance(device, str) else device
-    demand_runtime(runtime, live)
+    for name in names:
+        demand_runtime(name, live)
     subjects = subjects_of(models, seq=seq, image=image)
-    cells = [_Cell(subject, batch) for subject in subjects for batch in sizes]
-    bench = _Bench(live, runtime, precision, protocol, plan or VISIT)
+    cells = [_Cell(subject, batch, name) for subject in subjects for batch in sizes for name in names]
+    bench = _Bench(live, precision, protocol, plan or VISIT)
     options = conditions.Options(threads).checked(bench.info.kind)
     with conditions.stated(options):
         live.use_precision(precision)
@@ -156,8 +161,8 @@ def demand_runtime(runtime: str, device: Device) -> None:
 class _Bench:
     """A device with models built on it; those that fit into a share of its memory stay built between rounds."""
 
-    def __init__(self, device: Device, runtime: str, precision: str, protocol: str, plan: timing.Plan) -> None:
-        self.device, self.runtime, self.precision, self.protocol, self.plan = device, runtime, precision, protocol, plan
+    def __init__(self, device: Device, precision: str, protocol: str, plan: timing.Plan) -> None:
+        self.device, self.precision, self.protocol, self.plan = device, precision, protocol, plan
         self.info = device.info()
         self._metronome = Metronome() if self.info.kind == "cpu" else None
         self._built: dict[Subject, tuple[Any, Callable[[int], Any]]] = {}
@@ -169,6 +174,8 @@ class _Bench:
             before = self._tempo()
             cell.visits.append(self._timing(cell))
             cell.tempos.append((before + self._tempo()) / 2)
+        except RuntimeRefusalError as error:
+            cell.failure = f"{REFUSED}{error}"[:_MOST_TEXT]
         except (UsageError, DeviceError):
             raise
         except (MemoryError, torch.OutOfMemoryError):
@@ -207,15 +214,17 @@ class _Bench:
 
     def _timed(self, cell: _Cell) -> timing.Timing:
         with self.device.errors():
-            if cell.subject not in self._built:
-                self._built[cell.subject] = self._build(cell.subject)
-            model, inputs = self._built[cell.subject]
-            call = self.device.prepare_model(model, inputs(cell.batch), self.runtime)
+            if self.info.kind == "simulated":
+                graph = cell.subject.walk(self.precision, cell.runtime, target_of(self.info.kind))
+                call = self.device.prepare_model(graph, cell.batch, cell.runtime)
+            else:
+                if cell.subject not in self._built:
+                    self._built[cell.subject] = self._build(cell.subject)
+                model, inputs = self._built[cell.subject]
+                call = self.device.prepare_model(model, inputs(cell.batch), cell.runtime)
         return timing.timed(self.device, call, self.protocol, self.plan)
 
     def _build(self, subject: Subject) -> tuple[Any, Callable[[int], Any]]:
-        if self.info.kind == "simulated":
-            return subject.walk(self.precision, self.runtime, target_of(self.info.kind)), lambda batch: batch
         where = self.device.name
         model, inputs = subject.make(where, self.precision)
         return model, lambda batch: inputs(batch, where)
@@ -245,12 +254,15 @@ def _rounds(cells: Sequence[_Cell], bench: _Bench, repeats: int, pace: Pace) -> 
     for number in range(repeats):
         for group in _order(cells, number):
             for cell in group:
-                if not pace.next(f"{cell.subject.name} batch {cell.batch}, round {number + 1} of {repeats}"):
+                what = f"{cell.subject.name} batch {cell.batch}, {cell.runtime}"
+                if not pace.next(f"{what}, round {number + 1} of {repeats}"):
                     return
                 if not cell.failure:
                     bench.visit(cell)
                 if cell.failure == OUT_OF_MEMORY:
                     _give_up_larger(cells, cell)
+                if cell.failure.startswith(REFUSED):
+                    _give_up_runtime(cells, cell)
             bench.leave(group[0].subject)
 
 
@@ -269,8 +281,16 @@ def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
 
 def _give_up_larger(cells: Sequence[_Cell], failed: _Cell) -> None:
     for cell in cells:
-        if cell.subject is failed.subject and cell.batch > failed.batch and not cell.failure:
+        same = cell.subject is failed.subject and cell.runtime == failed.runtime
+        if same and cell.batch > failed.batch and not cell.failure:
             cell.failure = f"{OUT_OF_MEMORY} (not tried: batch {failed.batch} did not fit)"
+
+
+def _give_up_runtime(cells: Sequence[_Cell], refused: _Cell) -> None:
+    """A runtime that refuses a model refuses it at every batch, after seconds each time."""
+    for cell in cells:
+        if cell.subject is refused.subject and cell.runtime == refused.runtime:
+            cell.failure = refused.failure
 
 
 def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
@@ -278,7 +298,6 @@ def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
     common = {
         "machine": tables.machine_name(machine),
         "device": bench.info.name,
-        "runtime": bench.runtime,
         "precision": bench.precision,
         "protocol": bench.protocol,
         "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
@@ -293,6 +312,7 @@ def _row(cell: _Cell, usual: float) -> dict[str, Any]:
     visits = steady(cell.visits, cell.tempos, usual)
     failure = cell.failure or ("" if cell.visits else "not reached in the time budget")
     row: dict[str, Any] = {
+        "runtime": cell.runtime,
         "model": cell.subject.name,
         "batch": cell.batch,
         "input_kind": cell.subject.input_kind,

@@ -92,22 +92,18 @@ def validate(
     live = open_device(device)
     for runtime in runtimes:
         demand_runtime(runtime, live)
-    parts = [
-        measure(
-            subjects,
-            batches or chosen.batches,
-            runtime=runtime,
-            device=live,
-            protocol=protocol,
-            repeats=repeats,
-            threads=threads,
-            precision=precision,
-            budget_s=None if budget_s is None else MEASURED_SHARE * budget_s / len(runtimes),
-            progress=progress,
-        )
-        for runtime in runtimes
-    ]
-    table = pd.concat(parts, ignore_index=True)
+    table = measure(
+        subjects,
+        batches or chosen.batches,
+        runtime=runtimes,
+        device=live,
+        protocol=protocol,
+        repeats=repeats,
+        threads=threads,
+        precision=precision,
+        budget_s=None if budget_s is None else MEASURED_SHARE * budget_s,
+        progress=progress,
+    )
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = Pace(len(table) * len(rivals), left_s, progress)
     with conditions.stated(conditions.Options(threads)):

@@ -133,6 +133,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
             str(batch): _rank(group, group["latency_s_predicted"], tolerance)
             for batch, group in cells.groupby("batch", sort=True)
         },
+        fastest=_fastest(cells, tolerance),
         crossover=_crossover(cells),
         knee=_curve_point(
             cells, metrics.knee, f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
@@ -160,6 +161,13 @@ def _by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
 def _rank(cells: pd.DataFrame, predicted: pd.Series[float], tolerance: float) -> Rank:
     group = cells.groupby([*_present(cells, _GROUP), "batch"], sort=False).ngroup()
     return metrics.rank(predicted, cells["latency_s_measured"], tolerance, group)
+
+
+def _fastest(cells: pd.DataFrame, tolerance: float) -> metrics.Fastest:
+    """Over runtimes: whether the one that is fastest for a model and batch is named."""
+    same = [name for name in (*_GROUP, "model", "input_kind", "input_size", "batch") if name != "runtime"]
+    group = cells.groupby(_present(cells, same), sort=False).ngroup()
+    return metrics.fastest(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, group)
 
 
 def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from latpred.metrics import Coverage, Errors, Noise, Rank
+from latpred.metrics import Coverage, Errors, Fastest, Noise, Rank
 
 SCHEMA = "latpred.accuracy/1"
 
@@ -77,6 +77,8 @@ class Report:
         Kendall tau over pairs of models at one batch size, pooled over batch sizes.
     rank_by_batch : dict[str, Rank]
         The same for each batch size.
+    fastest : Fastest
+        How often the fastest of several runtimes is named right.
     crossover, knee : CurvePoint
         Errors of the batch sizes at which the curves turn.
     regime : float
@@ -102,6 +104,7 @@ class Report:
     by_model: dict[str, Errors]
     rank: Rank
     rank_by_batch: dict[str, Rank]
+    fastest: Fastest
     crossover: CurvePoint
     knee: CurvePoint
     regime: float
@@ -152,6 +155,6 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    if isinstance(value, (Errors, Rank, Coverage, Noise, CurvePoint, Score)):
+    if isinstance(value, (Errors, Rank, Fastest, Coverage, Noise, CurvePoint, Score)):
         return _plain(asdict(value))
     return value

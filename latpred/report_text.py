@@ -89,6 +89,11 @@ def _facts(report: Report) -> Iterable[str]:
         f"Order within a batch: Kendall tau {_number(rank.tau)} over {rank.pairs} pairs; {rank.left_out} pairs "
         f"closer than the p90 repeat noise left out ({_number(rank.all_pairs)} with them)."
     )
+    if report.fastest.clear + report.fastest.left_out:
+        yield (
+            f"Fastest runtime named right in {_percent(report.fastest.right)} of {report.fastest.clear} cells; "
+            f"{report.fastest.left_out} whose two fastest are closer than the p90 repeat noise left out."
+        )
     yield _curve_fact("Crossover batch", report.crossover)
     yield _curve_fact("Knee batch", report.knee)
     if not math.isnan(report.regime):

@@ -101,3 +101,10 @@ def test_noise_ignores_cells_without_repeats() -> None:
 @pytest.mark.parametrize(("batch", "name"), [(1, "1-9"), (9, "1-9"), (10, "10-99"), (128, "100-999")])
 def test_decade(batch: int, name: str) -> None:
     assert metrics.decade(batch) == name
+
+
+def test_the_fastest_is_judged_where_the_gap_exceeds_the_noise() -> None:
+    predicted, measured = [1.0, 2.0, 3.0, 1.0, 5.0, 6.0, 9.0], [1.0, 2.0, 2.0, 4.0, 1.0, 1.05, 3.0]
+    found = metrics.fastest(predicted, measured, 0.1, ["a", "a", "b", "b", "close", "close", "alone"])
+    assert (found.right, found.clear, found.left_out) == (0.5, 2, 1)
+    assert math.isnan(metrics.fastest([1.0], [1.0], 0.1, ["alone"]).right)

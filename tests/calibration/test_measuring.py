@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from latpred import tables
+from latpred import runtimes, tables
 from latpred.calibration import timing
 from latpred.calibration.cpu import CpuDevice
 from latpred.calibration.measuring import OUT_OF_MEMORY, Step, measure
 from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.subjects import Subject, module_subject
-from latpred.errors import MissingPackageError, UsageError
+from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph import ModelGraph
 from latpred.profile import DeviceInfo
 from latpred.runtimes.eager import Eager
@@ -194,3 +194,26 @@ def test_models_are_built_once_when_they_fit_and_again_when_not() -> None:
     built.clear()
     measure([subject("a"), subject("b")], [1, 2], device=Small(), repeats=3, plan=FAST)
     assert len(built) == 4  # the one built first stays, the other is built anew in each round
+
+
+class Refusing(Eager):
+    """A runtime that takes nothing, and counts how often it was asked."""
+
+    name = "refusing"
+    asked = 0
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        self.asked += 1
+        raise RuntimeRefusalError("refusing runs nothing at all")
+
+
+def test_runtimes_side_by_side_and_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing, known = Refusing(), runtimes.get
+    monkeypatch.setattr(runtimes, "get", lambda name: refusing if name == "refusing" else known(name))
+    table = measure({"tiny": tiny()}, [1, 2, 4], runtime=("eager", "refusing"), image=8, plan=FAST, repeats=2)
+    rows = {(row.runtime, row.batch): row.status for row in table.itertuples()}
+    assert len(rows) == 6
+    assert {status for (runtime, _), status in rows.items() if runtime == "eager"} == {tables.OK}
+    refused = {status for (runtime, _), status in rows.items() if runtime == "refusing"}
+    assert refused == {"refused: refusing runs nothing at all"}
+    assert refusing.asked == 1  # not again for every batch and round
