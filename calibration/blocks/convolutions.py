@@ -110,7 +110,8 @@ class DenseBlock(nn.Module):
         features = [x]
         for layer in self.grow:
             features.append(layer(torch.cat(features, 1)))
-        return self.pool(self.shrink(torch.cat(features, 1)))
+        shrunk = self.shrink(torch.cat(features, 1))
+        return self.pool(shrunk) if shrunk.shape[-1] > 1 else shrunk
 
 
 class FireBlock(nn.Module):
