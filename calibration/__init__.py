@@ -9,13 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from latpred.calibration.campaign import calibrate
+    from latpred.calibration.choosing import choose_shapes
+    from latpred.calibration.hostonly import calibrate_host
+    from latpred.calibration.kerneltable import evaluate_kernels
     from latpred.calibration.measuring import measure
     from latpred.calibration.rawfit import fit_raw
     from latpred.calibration.validation import validate
 
-__all__ = ["calibrate", "fit_raw", "measure", "validate"]
+__all__ = [
+    "calibrate",
+    "calibrate_host",
+    "choose_shapes",
+    "evaluate_kernels",
+    "fit_raw",
+    "measure",
+    "validate",
+]
 
-_HOMES = {"calibrate": "campaign", "fit_raw": "rawfit", "measure": "measuring", "validate": "validation"}
+_HOMES = {
+    "calibrate": "campaign",
+    "calibrate_host": "hostonly",
+    "choose_shapes": "choosing",
+    "evaluate_kernels": "kerneltable",
+    "fit_raw": "rawfit",
+    "measure": "measuring",
+    "validate": "validation",
+}
 
 
 def __getattr__(name: str) -> Any:

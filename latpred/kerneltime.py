@@ -13,17 +13,22 @@ from numpy.typing import NDArray
 
 from latpred.features import Floats, Inputs, native, read, waves
 from latpred.profile import KernelFit
+from latpred.tiling import tiled
 
 SQRT3 = 3.0**0.5
 TINY_US = 1e-6
 
 
 class Terms(NamedTuple):
-    """Parts of a roofline, in microseconds: the floor is one number, the others one per row."""
+    """Parts of a roofline, in microseconds: the floor is one number, the others one per row.
+
+    tiles : logarithms of how each product is cut; None for a roofline without tiles.
+    """
 
     floor: float
     compute: Floats
     memory: Floats
+    tiles: Floats | None = None
 
 
 class Times(NamedTuple):
@@ -81,16 +86,26 @@ class KernelModel:
         return Times(*(np.where(taken_over, theirs, ours) for ours, theirs in zip(own, others, strict=True)))
 
     def _times(self, rows: Floats, leaf_scales: Floats | float) -> Times:
+        terms, above, features = self._features(rows)
+        log_residual, spread = self._residual(features)
+        time = np.maximum(terms.floor + leaf_scales * above, TINY_US) * np.exp(log_residual) * self.fit.scale
+        return Times(time, spread, terms.memory >= terms.compute)
+
+    def _features(self, rows: Floats) -> tuple[Terms, Floats, Floats]:
+        """The roofline of rows, its time above the floor, and the residual's features."""
         inputs = read(self.fit.family, rows)
         terms = roofline(self.fit, inputs)
         above = np.hypot(terms.compute, terms.memory)
         base = np.maximum(terms.floor + above, TINY_US)
-        log_residual, spread = self._residual(np.column_stack((inputs.logs, *self._extras(inputs, base))))
-        time = np.maximum(terms.floor + leaf_scales * above, TINY_US) * np.exp(log_residual) * self.fit.scale
-        return Times(time, spread, terms.memory >= terms.compute)
+        extras = extra_features(inputs, base, self.fit.multiprocessors, terms.tiles)
+        return terms, above, np.column_stack((inputs.logs, *extras))
 
-    def _extras(self, inputs: Inputs, base: Floats) -> list[Floats]:
-        return extra_features(inputs, base, self.fit.multiprocessors)
+    def covariance(self, rows: Floats) -> Floats:
+        """What is not known of the logs of rows' times, and in what rows it goes together: (n, n), noise left out."""
+        scaled = self._features(rows)[2] / self._scales
+        known = self._covariance(scaled) @ self._whiten
+        left: Floats = self._between(scaled, scaled) - known @ known.T
+        return left
 
     def _residual(self, features: Floats) -> tuple[Floats, Floats]:
         if not len(self._points):
@@ -102,7 +117,12 @@ class KernelModel:
         return covariance @ self._weights, np.sqrt(variance)
 
     def _covariance(self, scaled: Floats) -> Floats:
-        squared = np.einsum("ij,ij->i", scaled, scaled)[:, None] + self._norms - 2.0 * (scaled @ self._points.T)
+        return self._between(scaled, self._points, self._norms)
+
+    def _between(self, left: Floats, right: Floats, norms: Floats | None = None) -> Floats:
+        """Prior covariance of scaled features; `norms` are the right ones' squared lengths, where they are known."""
+        norms = np.einsum("ij,ij->i", right, right) if norms is None else norms
+        squared = np.einsum("ij,ij->i", left, left)[:, None] + norms - 2.0 * (left @ right.T)
         distance = SQRT3 * np.sqrt(np.maximum(squared, 0.0))
         covariance: Floats = self.fit.amplitude * (1.0 + distance) * np.exp(-distance)
         return covariance
@@ -124,6 +144,10 @@ def evaluate(fit: KernelFit, rows: Floats) -> Floats:
 def roofline(fit: KernelFit, inputs: Inputs) -> Terms:
     """Floor, compute and memory time of each row, without the residual."""
     work = inputs.work
+    if fit.tiling and inputs.product is not None:
+        us, memory, tiles = tiled(fit.tiling, work, inputs.product, fit.multiprocessors)
+        # Their quadrature is the time of the tiles again.
+        return Terms(fit.floor_us, np.sqrt(us**2 - memory**2), memory, tiles)
     weights, activations = _bandwidths(fit)
     memory = work[:, 1] * weights + (work[:, 2] + work[:, 3]) * activations
     compute = work[:, 0] * _inverse(fit.macs_per_us)
@@ -146,18 +170,22 @@ def idleness(half_sizes: dict[str, float], product: Floats, multiprocessors: int
     return factor
 
 
-def extra_features(inputs: Inputs, base: Floats, multiprocessors: int) -> list[Floats]:
-    """Features of the residual beside the logs: the roofline's own time and, on a GPU, how full the last wave is."""
+def extra_features(inputs: Inputs, base: Floats, multiprocessors: int, tiles: Floats | None = None) -> list[Floats]:
+    """Features of the residual beside the logs: the roofline's own time and, on a GPU, how full the last wave is.
+
+    With `tiles`, also how each product is cut.
+    """
     extras = [np.log(base)]
     if inputs.product is not None and multiprocessors:
         rounds = waves(inputs.product, multiprocessors)
         extras.append(np.log(np.ceil(rounds) / rounds))
-    return extras
+    return extras if tiles is None else [*extras, *tiles.T]
 
 
-def extra_names(product: bool, multiprocessors: int) -> tuple[str, ...]:
+def extra_names(product: bool, multiprocessors: int, tiles: bool = False) -> tuple[str, ...]:
     """Names of `extra_features`."""
-    return ("roofline", "last_wave") if product and multiprocessors else ("roofline",)
+    names = ("roofline", "last_wave") if product and multiprocessors else ("roofline",)
+    return (*names, "tile_rows", "tile_cols", "parts") if tiles else names
 
 
 def _bandwidths(fit: KernelFit) -> tuple[float, float]:

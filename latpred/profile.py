@@ -84,6 +84,9 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     leaf_scales : dict[str, float]
         For more special families that have too few samples for a fit of their own: their time above the floor over
         this family's.
+    tiling : dict[str, float]
+        Constants of `latpred.tiling`, which then stand for the rates and the saturation; empty where a roofline fits
+        as well.
     """
 
     family: str
@@ -104,6 +107,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     spread: float
     scale: float = 1.0
     leaf_scales: dict[str, float] = {}
+    tiling: dict[str, float] = {}
 
 
 class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,7 +35,9 @@ class Residual(NamedTuple):
     errors: Floats
 
 
-def fit_residual(points: Floats, targets: Floats, weights: Floats, max_points: int) -> Residual:
+def fit_residual(
+    points: Floats, targets: Floats, weights: Floats, max_points: int, hyper_points: int = HYPER_POINTS
+) -> Residual:
     """Fit a residual to log errors of a roofline.
 
     Parameters
@@ -48,10 +50,12 @@ def fit_residual(points: Floats, targets: Floats, weights: Floats, max_points: i
         Relative precision of each sample, about 1.
     max_points : int
         How many points to keep; samples near each other are averaged to get there.
+    hyper_points : int
+        From how many of them to learn the hyperparameters.
     """
     points, targets, weights = thin(points, targets, weights, max_points)
     factors = 1.0 / np.maximum(weights, 1e-6)
-    subset = slice(0, HYPER_POINTS)
+    subset = slice(0, hyper_points)
     hyper = _learn(points[subset], targets[subset], factors[subset])
     factors = _doubt(points, targets, factors, hyper)
     hyper = _learn(points[subset], targets[subset], factors[subset], start=hyper)

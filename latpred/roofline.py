@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
+from latpred import tilefit
 from latpred.features import Floats, Inputs, layout, read
 from latpred.kerneltime import (
     TINY_US,
@@ -21,9 +23,11 @@ from latpred.kerneltime import (
     extra_features,
     extra_names,
     idleness,
+    roofline,
 )
+from latpred.ops.families import root
 from latpred.profile import KernelFit
-from latpred.residual import Residual, fit_residual
+from latpred.residual import HYPER_POINTS, Residual, fit_residual
 
 __all__ = ["RooflineRegressor", "evaluate", "scale_leaf"]
 
@@ -31,6 +35,7 @@ _SOFT = 0.1  # log errors beyond which a sample pulls less than quadratically
 _RIDGE = 0.03  # pull of each log parameter towards its starting value, so that unseen terms stay finite
 _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
 _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
+_WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
 _LEAF_SHRINKAGE = 2.0  # samples' worth of belief that a leaf costs what its parent does
 
 
@@ -45,6 +50,8 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Of a GPU, so that a product too small to fill them is known to be slower; 0 for a CPU.
     max_points : int
         Most samples that the residual keeps; nearby ones are averaged.
+    hyper_points : int
+        Most samples that the residual's length scales are learned from.
 
     Attributes
     ----------
@@ -64,10 +71,17 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    def __init__(self, family: str = "gemm", multiprocessors: int = 0, max_points: int = 400) -> None:
+    def __init__(
+        self,
+        family: str = "gemm",
+        multiprocessors: int = 0,
+        max_points: int = 400,
+        hyper_points: int = HYPER_POINTS,
+    ) -> None:
         self.family = family
         self.multiprocessors = multiprocessors
         self.max_points = max_points
+        self.hyper_points = hyper_points
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> RooflineRegressor:  # noqa: N803
         """Fit roofline and residual.
@@ -93,11 +107,12 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         weights = np.ones(len(times)) if sample_weight is None else check_array(sample_weight, ensure_2d=False)
         weights = weights / weights.mean()
         inputs = read(self.family, rows)
-        terms = _fit_terms(inputs, times, weights, self.multiprocessors)
-        base = terms.at(inputs, self.multiprocessors)
-        points = np.column_stack((inputs.logs, *extra_features(inputs, base, self.multiprocessors)))
-        residual = fit_residual(points, np.log(times / base), weights, self.max_points)
-        self.fit_ = self._assemble(terms, residual, inputs.product is not None)
+        law = self._law(inputs, times, weights)
+        terms = roofline(law, inputs)
+        base = np.maximum(terms.floor + np.hypot(terms.compute, terms.memory), TINY_US)
+        points = np.column_stack((inputs.logs, *extra_features(inputs, base, self.multiprocessors, terms.tiles)))
+        residual = fit_residual(points, np.log(times / base), weights, self.max_points, self.hyper_points)
+        self.fit_ = _with_residual(law, residual)
         self.n_features_in_ = rows.shape[1]
         self._model = KernelModel(self.fit_)
         return self
@@ -134,26 +149,50 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if (rows < 0).any():
             raise ValueError("Negative values in data passed to RooflineRegressor: work and dimensions are counts.")
 
-    def _assemble(self, terms: _Terms, residual: Residual, product: bool) -> KernelFit:
-        errors = residual.errors
+    def _law(self, inputs: Inputs, times: Floats, weights: Floats) -> KernelFit:
+        """The fit without a residual: a roofline, or tiles where they explain a GPU's products far better."""
+        terms = _fit_terms(inputs, times, weights, self.multiprocessors)
+        product = inputs.product is not None
+        floor, tiling = terms.floor, {}
+        if self.multiprocessors and root(self.family) in tilefit.FAMILIES and len(times) >= tilefit.FEWEST:
+            plain = np.sqrt(weights) * np.log(terms.at(inputs, self.multiprocessors) / times)
+            found = tilefit.fit_constants(inputs, times, weights, self.multiprocessors)
+            if found.cost < _WORTH_TILES * tilefit.robust_cost(plain):
+                floor, tiling = found.floor, found.values
         return KernelFit(
             family=self.family,
-            floor_us=_short(terms.floor),
+            floor_us=_short(floor),
             macs_per_us=_rate(terms.compute),
             weight_bytes_per_us=_rate(terms.weights),
             activation_bytes_per_us=_rate(terms.activations),
             saturation={name: _short(size) for name, size in terms.half_sizes.items()},
             multiprocessors=self.multiprocessors,
-            features=(*layout(self.family).names, *extra_names(product, self.multiprocessors)),
-            length_scales=_shorts(residual.length_scales),
-            amplitude=_short(residual.amplitude),
-            noise=_short(residual.noise),
-            points=tuple(_shorts(point) for point in residual.points),
-            targets=_shorts(residual.targets),
-            noise_factors=_shorts(residual.noise_factors),
-            error=_short(float(np.median(np.abs(np.expm1(errors))))),
-            spread=_short(float(np.sqrt(np.mean(errors**2)))),
+            features=(*layout(self.family).names, *extra_names(product, self.multiprocessors, bool(tiling))),
+            length_scales=(),
+            amplitude=0.0,
+            noise=0.0,
+            points=(),
+            targets=(),
+            noise_factors=(),
+            error=0.0,
+            spread=0.0,
+            tiling={name: _short(value) for name, value in tiling.items()},
         )
+
+
+def _with_residual(law: KernelFit, residual: Residual) -> KernelFit:
+    errors = residual.errors
+    return msgspec.structs.replace(
+        law,
+        length_scales=_shorts(residual.length_scales),
+        amplitude=_short(residual.amplitude),
+        noise=_short(residual.noise),
+        points=tuple(_shorts(point) for point in residual.points),
+        targets=_shorts(residual.targets),
+        noise_factors=_shorts(residual.noise_factors),
+        error=_short(float(np.median(np.abs(np.expm1(errors))))),
+        spread=_short(float(np.sqrt(np.mean(errors**2)))),
+    )
 
 
 def scale_leaf(fit: KernelFit, rows: Any, times: Any) -> float:
@@ -205,10 +244,10 @@ def _fit_terms(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: 
     guess = _first_guess(inputs, times, multiprocessors)
     active = tuple(guess)
     middle = np.log(list(guess.values()))
-    root = np.sqrt(weights)
+    precision = np.sqrt(weights)
 
     def errors(logs: Floats) -> Floats:
-        off = root * np.log(_Terms(logs, active).at(inputs, multiprocessors) / times)
+        off = precision * np.log(_Terms(logs, active).at(inputs, multiprocessors) / times)
         both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
         return both
 

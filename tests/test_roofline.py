@@ -121,8 +121,9 @@ def test_evaluation_needs_neither_scipy_nor_scikit_learn() -> None:
 
 
 def test_an_estimator_like_any_other() -> None:
-    model = RooflineRegressor("gemm", multiprocessors=8, max_points=50)
-    assert clone(model).get_params() == {"family": "gemm", "multiprocessors": 8, "max_points": 50}
+    model = RooflineRegressor("gemm", multiprocessors=8, max_points=50, hyper_points=40)
+    asked = {"family": "gemm", "multiprocessors": 8, "max_points": 50, "hyper_points": 40}
+    assert clone(model).get_params() == asked
     rows = gemm_rows(60)
     scores = cross_val_score(model, rows, np.log(gemm_times(rows)) + 5.0, cv=3)
     assert scores.shape == (3,)
