@@ -1,0 +1,287 @@
+"""Calibrations of several runtimes on the simulated device: order, budgets, what is kept, resumed and refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from latpred import home, profiles, runtimes
+from latpred.calibration import calibrate, campaign, fitting, session, studies, studying
+from latpred.calibration.campaign import Progress
+from latpred.calibration.device import open_device
+from latpred.calibration.session import Row, directory, read_rows
+from latpred.calibration.simulated import SimulatedDevice
+from latpred.cli import main
+from latpred.errors import MissingPackageError, UsageError
+from latpred.pricing import host_cost
+from latpred.profile import DeviceProfile
+
+FEW = 190  # cells after which eager has a profile
+MORE = 26  # cells of another runtime
+
+PACKAGE = """
+from latpred.runtimes.eager import one_step_per_op
+
+
+class Plain:
+    name = "plain"
+
+    def lower(self, graph, batch):
+        return one_step_per_op(self.name, graph.at(batch))
+
+    def available(self):
+        return None
+
+    def build(self, model, inputs):
+        return lambda: model(*inputs)
+
+
+class Failing(Plain):
+    name = "failing"
+
+    def lower(self, graph, batch):
+        raise ValueError("it never works")
+
+
+class Absent(Plain):
+    name = "absent"
+
+    def available(self):
+        return "run: pip install absent"
+"""
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package that registers runtimes and knows nothing of calibration."""
+    (tmp_path / "plain_runtime.py").write_text(PACKAGE)
+    metadata = tmp_path / "plain_runtime-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-runtime\nVersion: 1.0\n")
+    points = "".join(f"{name.lower()} = plain_runtime:{name}\n" for name in ("Plain", "Failing", "Absent"))
+    (metadata / "entry_points.txt").write_text(f"[latpred.runtimes]\n{points}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    runtimes.get.cache_clear()
+    yield
+    runtimes.get.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a finished calibration of eager in it."""
+    place = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(home.VARIABLE, str(place))
+        calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
+    return place
+
+
+@pytest.fixture
+def finished(calibrated: Path, latpred_home: Path) -> DeviceProfile:
+    """The same, for one test."""
+    shutil.copytree(calibrated, latpred_home, dirs_exist_ok=True)
+    return profiles.find("simulated")
+
+
+def more(names: tuple[str, ...] = ("plain",), cells: int = MORE, **options: object) -> DeviceProfile:
+    """Calibrate other runtimes on the simulated device."""
+    return calibrate(SimulatedDevice(), runtimes=names, cells=cells, precisions=["fp32"], **options)  # type: ignore[arg-type]
+
+
+def rows_kept(name: str = session.LAST) -> Counter[str]:
+    """How many rows of each runtime a journal has."""
+    return Counter(row.cell.runtime for row in read_rows(directory("simulated") / name))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.usefixtures("third_party")
+def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceProfile) -> None:
+    told: list[Progress] = []
+    profile = more(progress=told.append)
+    assert list(profile.runtimes) == ["eager", "plain"]
+    assert profile.runtimes["eager"] == finished.runtimes["eager"]
+    assert (profile.kernels, profile.device, profile.created) == (finished.kernels, finished.device, finished.created)
+    assert not [at.label for at in told if at.label.split("/")[1:2] == ["eager"]]
+    assert rows_kept() == {"eager": FEW, "plain": MORE}
+    assert len(profile.samples) == len(finished.samples) + MORE
+    # The simulation runs a stranger's steps at the costs of eager ops.
+    for name in ("view", "gemm", "elementwise"):
+        assert host_cost(profile.runtimes["plain"], name) == pytest.approx(
+            host_cost(finished.runtimes["eager"], name), rel=0.25
+        )
+    assert 0 < profile.runtimes["plain"].spread < 1
+    assert profile.acceptance.passed == finished.acceptance.passed
+    assert [name for name in profile.acceptance.checks if name.startswith("plain: ")]
+    assert profiles.find("simulated") == profiles.load(profiles.path("simulated"))
+    assert profiles.find("simulated").runtimes == profile.runtimes
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_an_extension_that_was_interrupted_goes_on_where_it_stopped() -> None:
+    def interrupt(at: Progress) -> None:
+        if at.cells == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        more(progress=interrupt)
+    assert rows_kept(session.JOURNAL) == {"plain": 12}
+    assert rows_kept() == {"eager": FEW}
+    assert list(profiles.find("simulated").runtimes) == ["eager"]
+    told: list[Progress] = []
+    profile = more(progress=told.append)
+    assert told[0].cells == 12
+    assert list(profile.runtimes) == ["eager", "plain"]
+    assert rows_kept() == {"eager": FEW, "plain": MORE}
+    assert not (directory("simulated") / session.JOURNAL).exists()
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_what_the_profile_has_is_measured_anew_when_asked_for_again() -> None:
+    first = more()
+    again = more(cells=MORE + 4)
+    assert rows_kept() == {"eager": FEW, "plain": MORE + 4}
+    assert again.runtimes["eager"] == first.runtimes["eager"]
+    assert Counter(sample.cell.split("/")[1] for sample in again.samples)["plain"] == MORE + 4
+    assert [line for line in again.acceptance.checks if line.startswith("plain: networks")] == [
+        "plain: networks to judge by at least 5"
+    ]
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending() -> None:
+    def interrupt(at: Progress) -> None:
+        if at.cells == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"], progress=interrupt)
+    assert rows_kept(session.JOURNAL) == {"eager": 30}
+    told: list[Progress] = []
+
+    def stop(at: Progress) -> None:
+        told.append(at)
+        if at.cells == 33:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        more(cells=10 * FEW, progress=stop)
+    assert {at.label.split("/")[1] for at in told if "/" in at.label} == {"eager"}
+
+
+@pytest.mark.usefixtures("third_party")
+def test_eager_comes_first_and_its_fit_sees_no_other_rows(calibrated: Path) -> None:
+    cells = FEW + 60
+    profile = more(("plain", "eager"), cells=cells, quick=True)
+    kept = rows_kept()
+    labels = [row.cell.runtime for row in read_rows(directory("simulated") / session.LAST)]
+    assert labels == ["eager"] * kept["eager"] + ["plain"] * kept["plain"]
+    assert sum(kept.values()) in (cells, cells + 1)
+    device = SimulatedDevice()
+    rows = read_rows(directory("simulated") / session.LAST)
+    alone, _ = fitting.fit_profile(rows, device.machine(), device.info(), "simulated")
+    eager: list[Row] = [row for row in rows if row.cell.runtime == "eager"]
+    assert alone.runtimes == fitting.fit_profile(eager, device.machine(), device.info(), "simulated")[0].runtimes
+    assert alone.runtimes["eager"] == profile.runtimes["eager"]
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
+    profile = more(("failing",))
+    assert list(profile.runtimes) == ["eager"]
+    assert profile.acceptance.runtimes == {"failing": False}
+    assert profile.acceptance.checks["failing: costs"] == "ValueError: it never works: failed"
+    assert rows_kept()["failing"] == studying.HOPELESS
+    shown = run("profiles", "show", "simulated").stdout
+    assert "failing: costs: ValueError: it never works: failed" in shown
+    assert "latpred calibrate --runtimes failing" in shown
+
+
+@pytest.mark.usefixtures("third_party")
+def test_predictions_carry_the_caveat_of_their_own_runtime_only(finished: DeviceProfile) -> None:
+    from factories import add, graph, linear
+
+    from latpred.predictor import Predictor
+
+    passed = msgspec.structs.replace(finished.acceptance, passed=True, runtimes={"plain": False})
+    both = {**finished.runtimes, "plain": finished.runtimes["eager"]}
+    predictor = Predictor(msgspec.structs.replace(finished, acceptance=passed, runtimes=both))
+    net = graph(linear(), add())
+    said = "what the profile says of plain failed its acceptance gate; see: latpred profiles show"
+    assert said not in predictor.predict(net).provenance.caveats
+    assert said in predictor.predict(net, runtime="plain").provenance.caveats
+
+
+def test_budgets_are_shared_in_proportion() -> None:
+    plan = campaign._plan(("eager", "plain"), None, False, None, None)
+    usual = studies.get("plain").seconds
+    assert {name: effort.seconds for name, effort in plan.items()} == {"eager": campaign.FULL_S, "plain": usual}
+    halved = campaign._plan(("eager", "plain"), None, False, (campaign.FULL_S + usual) / 2, None)
+    assert halved["plain"].seconds == pytest.approx(usual / 2)
+    assert halved["eager"].seconds == pytest.approx(campaign.FULL_S / 2)
+    quick = campaign._plan(("plain",), None, True, None, None)
+    assert list(quick) == ["eager", "plain"]
+    assert quick["plain"].seconds == pytest.approx(usual / 3)
+
+
+def test_all_are_those_that_the_device_can_run() -> None:
+    able, reasons = studying.offered(open_device("cpu"))
+    assert able[:2] == ["eager", "torchscript"]
+    assert "cuda-graphs" in reasons
+    assert sorted([*able, *reasons]) == sorted(runtimes.built_in())
+    simulated, _ = studying.offered(open_device("simulated"))
+    assert {"eager", "torchscript", "cuda-graphs"} <= set(simulated)
+
+
+@pytest.mark.usefixtures("third_party")
+def test_names_that_cannot_be_calibrated_are_refused() -> None:
+    device = open_device("cpu")
+    assert studying.named(["plain", "eager", "plain"], device) == ("plain", "eager")
+    assert studying.named("all", device) == tuple(studying.offered(device)[0])
+    with pytest.raises(UsageError, match=r"No runtime is called 'torchscrip'\. Did you mean 'torchscript'\?"):
+        studying.named(["torchscrip"], device)
+    with pytest.raises(UsageError, match="cuda-graphs needs a CUDA device"):
+        studying.named(["cuda-graphs"], device)
+    with pytest.raises(MissingPackageError, match="absent cannot be calibrated here: run: pip install absent"):
+        studying.named(["absent"], device)
+    with pytest.raises(UsageError, match="no runtime is named"):
+        studying.named([], device)
+
+
+@pytest.mark.usefixtures("third_party")
+def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def caught(*_: object, runtimes: tuple[str, ...], **__: object) -> DeviceProfile:
+        asked.append(runtimes)
+        raise UsageError("caught")
+
+    misspelt = run("calibrate", "--device", "simulated", "--runtimes", "eager,torchscrip")
+    assert misspelt.exit_code == 2
+    assert "Did you mean 'torchscript'?" in misspelt.stderr
+    assert run("calibrate", "--device", "cpu", "--runtimes", "absent").exit_code == 3
+    monkeypatch.setattr("latpred.calibration.calibrate", caught)
+    shown = run("calibrate", "--device", "cpu", "--runtimes", "all")
+    assert "leaving out cuda-graphs: cuda-graphs needs a CUDA device" in shown.stderr
+    assert asked == [tuple(studying.offered(open_device("cpu"))[0])]
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_the_command_line_extends_a_profile_and_shows_every_runtime() -> None:
+    shown = run("calibrate", "--device", "simulated", "--runtimes", "plain", "--precision", "fp32", "--budget", "8s")
+    assert shown.exit_code in (0, 1), shown.stderr  # as the gate has it after so short a time
+    lines = run("profiles", "show", "simulated").stdout.splitlines()
+    assert [line.split()[0] for line in lines if " us per call" in line] == ["eager", "plain"]
+    document = json.loads(run("profiles", "show", "simulated", "--json").stdout)
+    assert document["profile"]["runtimes"].keys() == {"eager", "plain"}
