@@ -109,6 +109,7 @@ def predict_generation(
     sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     _check_runtime(runtime)
     predictor = predictor_of(located(device))
+    predictor.check(runtime)
     from latpred.tracing.generation import trace_generation
 
     cache = "static" if runtime in REPLAYED else "dynamic"

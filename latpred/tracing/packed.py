@@ -155,7 +155,7 @@ class _Sums:
         """Of a dimension: summed where it grows with the batch, else that of a sequence whose square is the mean."""
         if any(line.per_sample for line in lines):
             return self.total(lines)
-        return max(1, round(self._value([Fraction(line.constant) for line in lines], self._typical)))
+        return max(0, round(self._value([Fraction(line.constant) for line in lines], self._typical)))
 
     def _value(self, values: Sequence[Fraction], length: int) -> Fraction:
         if len(set(values)) == 1:

@@ -1,0 +1,171 @@
+"""latpred.predict_generation: what its steps add up to, what it prints, which runtimes it refuses; and the verb."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from factories import device, dispatch
+from factories import profile as asynchronous
+from profiledata import kernel, profile
+from tracing.test_generation import gpt2
+
+import latpred
+from latpred import profiles, tables
+from latpred.cli import main
+from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.generating import generation_curve
+from latpred.predictor import Predictor
+from latpred.tracing.generation import trace_generation
+
+
+@pytest.fixture(autouse=True)
+def known() -> None:
+    profiles.save(profile())
+
+
+def test_the_steps_add_up() -> None:
+    found = latpred.predict_generation(gpt2(), 6, 5, 2)
+    assert isinstance(found, latpred.GenerationPrediction)
+    assert found.latency_ms == pytest.approx(found.first_token_ms + found.step_ms.sum())
+    assert found.latency_ms == pytest.approx(
+        found.overhead_ms + found.compute_ms
+    )  # a processor does one after the other
+    assert found.tokens_per_s == pytest.approx(2 * 5 / found.latency_ms * 1e3)
+    assert found.overhead_share == pytest.approx(found.overhead_ms / found.latency_ms)
+    assert found.per_token_ms == pytest.approx(found.step_ms.mean())
+    assert found.interval_ms[0] < found.latency_ms < found.interval_ms[1]
+    assert [step.cached for step in found.steps] == [6, 7, 8, 9]
+    assert len(found.regime) == 5
+
+
+def test_a_step_costs_more_the_longer_the_cache_is() -> None:
+    found = latpred.predict_generation(gpt2(), 6, 9, 64)
+    assert (np.diff(found.step_ms) > 0).all()
+    assert len({step.overhead_ms for step in found.steps}) == 1
+
+
+def test_one_token_is_the_prefill() -> None:
+    found = latpred.predict_generation(gpt2(), 6, 1)
+    assert found.steps == ()
+    assert found.per_token_ms is None
+    assert found.latency_ms == found.first_token_ms
+
+
+def test_several_batches_are_a_curve_whose_table_joins_with_a_measured_one() -> None:
+    curve = latpred.predict_generation(gpt2(), 6, 3, [1, 8])
+    assert isinstance(curve, latpred.GenerationCurve)
+    assert [point.batch for point in curve] == [1, 8]
+    assert curve[1].latency_ms > curve[0].latency_ms
+    frame = tables.check(curve.to_frame(), tables.PREDICTED)
+    assert frame["input_kind"].tolist() == ["prompt+3", "prompt+1"] * 2
+    assert frame["latency_s"].tolist() == pytest.approx(
+        [ms / 1e3 for point in curve for ms in (point.latency_ms, point.first_token_ms)]
+    )
+
+
+def test_many_steps_are_priced_at_some_lengths_and_lie_on_lines_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = trace_generation(gpt2(), 6, 12)
+    predictor, batches = Predictor(profile()), np.array([16])
+    each = generation_curve(predictor, graph, batches)[0]
+    monkeypatch.setattr("latpred.generating._MOST_PRICED", 4)
+    some = generation_curve(predictor, graph, batches)[0]
+    assert some.step_ms == pytest.approx(each.step_ms, rel=1e-3)
+    assert [step.cached for step in some.steps] == [step.cached for step in each.steps]
+
+
+def test_what_it_looks_like() -> None:
+    curve = latpred.predict_generation(gpt2(), 6, 3, [1, 8])
+    assert "first token" in repr(curve[0])
+    assert "GPT2LMHeadModel: 3 new tokens after 6, fp32, eager on cpu, batch 1" in repr(curve[0])
+    assert repr(curve).splitlines()[1].split()[-4:] == ["next", "tokens/s", "overhead", "regime"]
+    assert "<table>" in curve._repr_html_()
+    assert "<table>" in curve[0]._repr_html_()
+    document = json.loads(json.dumps(curve.to_dict(), allow_nan=False))
+    assert document["schema"] == "latpred.generation-curve/1"
+    assert len(document["points"][0]["steps"]) == 3
+    assert curve[0].to_dict()["batch"] == 1
+
+
+def replaying() -> latpred.Predictor:
+    """An asynchronous device whose profile knows CUDA graphs."""
+    families = ("gemm", "attention", "norm", "elementwise", "copy", "cat", "embedding", "reduction", "index", "factory")
+    fits = [kernel(family) for family in families]
+    found = asynchronous(
+        device(), fits, {"eager": dispatch(), "cuda-graphs": dispatch(costs_us={"": 0.1, "replay": 9.0})}
+    )
+    return Predictor(found)
+
+
+def test_replayed_steps_have_a_static_cache_and_say_that_they_are_an_estimate() -> None:
+    predictor, batches = replaying(), np.array([2])
+    static = trace_generation(gpt2(), 6, 5, cache="static")
+    replayed = generation_curve(predictor, static, batches, "cuda-graphs")[0]
+    eager = generation_curve(predictor, trace_generation(gpt2(), 6, 5), batches)[0]
+    assert replayed.cache == "static"
+    assert replayed.overhead_ms < eager.overhead_ms
+    assert replayed.per_token_ms < eager.per_token_ms
+    said = replayed.provenance.caveats[0]
+    assert "an estimate" in said
+    assert "static cache of 10 tokens" in said
+    assert not eager.provenance.caveats
+
+
+def test_runtimes_of_which_nothing_can_be_told() -> None:
+    with pytest.raises(RuntimeRefusalError, match=r"generation in onnxruntime is not predicted.*cuda-graphs"):
+        latpred.predict_generation(gpt2(), 6, 3, runtime="onnxruntime")
+    with pytest.raises(UsageError, match="Did you mean 'eager'"):
+        latpred.predict_generation(gpt2(), 6, 3, runtime="eagre")
+    with pytest.raises(UsageError, match="cuda-graphs needs a CUDA device"):
+        latpred.predict_generation(gpt2(), 6, 3, runtime="cuda-graphs")
+
+
+@pytest.mark.parametrize("batch", [0, True, 2.5, []])
+def test_wrong_batches(batch: object) -> None:
+    with pytest.raises(UsageError):
+        latpred.predict_generation(gpt2(), 6, 3, batch)  # type: ignore[call-overload]
+
+
+def test_the_device_fills_up() -> None:
+    small = msgspec.structs.replace(profile().device, memory_bytes=1000)
+    found = generation_curve(Predictor(profile(device=small)), trace_generation(gpt2(), 6, 3), np.array([1]))[0]
+    assert found.fits is False
+    assert "does not fit" in repr(found)
+
+
+MODELS = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def tiny():
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1))
+
+
+def flat():
+    return torch.nn.Linear(2, 2), torch.zeros(1, 2)
+"""
+
+
+def test_the_verb(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "models.py"
+    file.write_text(MODELS)
+    asked = ["generate", f"{file}:tiny", "--prompt", "6", "--new-tokens", "3", "--batch", "1,8"]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 0, done.output
+    assert "3 new tokens after 6" in done.output
+    assert max(map(len, done.stdout.splitlines()[1:4])) <= 80
+    document = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    assert [point["batch"] for point in document["points"]] == [1, 8]
+    assert CliRunner().invoke(main, [*asked, "--csv"]).stdout.count("prompt+3") == 2
+
+
+def test_the_verb_refuses_what_generates_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "models.py"
+    file.write_text(MODELS)
+    done = CliRunner().invoke(main, ["generate", f"{file}:flat"])
+    assert done.exit_code == 2
+    assert "generates no text" in done.stderr

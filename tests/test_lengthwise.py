@@ -1,0 +1,168 @@
+"""latpred.predict(..., lengths=...): the paper's finding in kind, what contradicts, and the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from factories import device, dispatch, kernel_fit
+from factories import profile as asynchronous
+from profiledata import profile
+from torch import nn
+
+import latpred
+from latpred import Lengths, profiles
+from latpred.cli import main
+from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.lengthwise import lengths_curve
+from latpred.predictor import Predictor, checked_batches
+from latpred.profile import DeviceProfile
+
+PAPER = Lengths(mean=20.92, std=10.18, padded_to=128)
+
+
+@pytest.fixture(autouse=True)
+def known() -> None:
+    profiles.save(profile())
+
+
+def encoder() -> nn.TransformerEncoder:
+    with torch.device("meta"):
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, activation="gelu")
+        return nn.TransformerEncoder(layer, 2).eval()
+
+
+def small() -> nn.TransformerEncoder:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+
+
+def gpu() -> DeviceProfile:
+    """A device with one law for all its kernels, in eager and in CUDA graphs."""
+    families = (
+        "gemm",
+        "bmm",
+        "attention",
+        "norm",
+        "softmax",
+        "elementwise",
+        "copy",
+        "cat",
+        "index",
+        "reduction",
+        "factory",
+    )
+    graphs = dispatch(costs_us={"": 0.5, "replay": 9.0}, module_call_us=0.0, python_call_us=0.0)
+    rates = {"macs_per_us": 1e7, "weight_bytes_per_us": 5e5, "activation_bytes_per_us": 5e5}
+    fits = [kernel_fit(family, **rates) for family in (*families, "factory")]
+    return asynchronous(device(), fits, {"eager": dispatch(), "cuda-graphs": graphs})
+
+
+def test_nested_execution_cuts_what_a_static_graph_costs() -> None:
+    """At batch 128 the paper measured 80.56 % less than a static CUDA graph takes, on sequences with these lengths."""
+    predictor, batches = Predictor(gpu()), checked_batches([128])
+    static = lengths_curve(predictor, encoder(), batches, PAPER, runtime="cuda-graphs")[0]
+    nested = lengths_curve(predictor, encoder(), batches, PAPER, "nested")[0]
+    assert 0.75 < 1 - nested.latency_ms / static.latency_ms < 0.90
+    assert nested.compute_ms < 0.25 * static.compute_ms
+
+
+def test_nested_execution_does_not_pay_at_batch_one_of_a_device_with_cheap_graphs() -> None:
+    predictor, batches = Predictor(gpu()), checked_batches([1])
+    static = lengths_curve(predictor, small(), batches, PAPER, runtime="cuda-graphs")[0]
+    nested = lengths_curve(predictor, small(), batches, PAPER, "nested")[0]
+    assert nested.regime == "framework-bound"
+    assert nested.latency_ms > static.latency_ms
+
+
+def test_a_list_is_its_own_batch() -> None:
+    found = latpred.predict(small(), lengths=[12, 40, 7])
+    assert isinstance(found, latpred.Prediction)
+    assert found.batch == 3
+    assert found.setting.input_size == 40
+    assert latpred.predict(small(), 3, lengths=[12, 40, 7]).latency_ms == found.latency_ms
+
+
+def test_shorter_sequences_take_less_unless_they_are_padded() -> None:
+    def taken(lengths: list[int], execution: str) -> float:
+        return latpred.predict(small(), lengths=lengths, execution=execution).compute_ms
+
+    assert taken([4, 4, 40], "nested") < taken([30, 30, 40], "nested")
+    assert taken([4, 4, 40], "padded") == taken([30, 30, 40], "padded")
+
+
+def test_a_distribution_serves_every_batch() -> None:
+    curve = latpred.predict(small(), [1, 8, 64], lengths=PAPER, execution="nested")
+    assert isinstance(curve, latpred.Curve)
+    assert curve.batches.tolist() == [1, 8, 64]
+    assert (curve.compute_ms[1:] > curve.compute_ms[:-1]).all()
+    assert curve.overhead_ms[2] > curve.overhead_ms[0]  # on a processor each sequence has ops of its own
+    assert curve.crossover.batch is not None
+    assert any("straight lines" in caveat for caveat in curve.setting.provenance.caveats)
+    assert {id(point.setting) for point in curve} == {id(curve.setting)}
+
+
+def test_the_crossover_between_points_is_where_the_two_lines_meet() -> None:
+    predictor = Predictor(gpu())
+    curve = lengths_curve(predictor, small(), checked_batches([1, 4096]), PAPER, "nested")
+    first, last = curve
+    assert first.compute_ms < first.overhead_ms < last.compute_ms
+    slope = (last.compute_ms - first.compute_ms) / 4095
+    expected = 1 + (first.overhead_ms - first.compute_ms) / slope
+    assert curve.crossover.batch == pytest.approx(expected, abs=1.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch": 2, "lengths": [12, 40, 7]}, "3 lengths are a batch of 3, not of 2"),
+        ({"batch": [3, 6], "lengths": [12, 40, 7]}, "not of 6"),
+        ({"lengths": []}, "list of lengths is empty"),
+        ({"lengths": [12, 0]}, "length of 0"),
+        ({"lengths": [12, 40], "seq": 64}, "lengths= says what the inputs are; leave out seq"),
+        ({"lengths": [12, 40], "execution": "jagged"}, "execution='jagged' is not known; choose from: padded, nested"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        latpred.predict(small(), **options)
+
+
+def test_longer_than_the_model_takes() -> None:
+    with pytest.raises(UsageError, match="sequences of 600 tokens are too long: bert-base-uncased takes at most 512"):
+        latpred.predict("bert-base-uncased", lengths=[12, 600])
+
+
+def test_a_graph_has_its_lengths_already() -> None:
+    graph = latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4))
+    with pytest.raises(UsageError, match="needs the model itself"):
+        latpred.predict(graph, lengths=[3, 4])
+
+
+def test_static_graphs_run_nothing_nested() -> None:
+    with pytest.raises(RuntimeRefusalError, match="cuda-graphs runs graphs of fixed shapes, so nothing nested"):
+        lengths_curve(Predictor(gpu()), small(), checked_batches([2]), PAPER, "nested", runtime="cuda-graphs")
+
+
+def test_the_command_line() -> None:
+    asked = ["predict", "distilbert-base-uncased", "--lengths", "12,40,7", "--json"]
+    padded = json.loads(CliRunner().invoke(main, asked).stdout)
+    packed = json.loads(CliRunner().invoke(main, [*asked, "--execution", "packed"]).stdout)
+    assert [point["batch"] for point in padded["points"]] == [3]
+    assert packed["points"][0]["compute_ms"] < padded["points"][0]["compute_ms"]
+    done = CliRunner().invoke(
+        main, ["curve", "distilbert-base-uncased", "--lengths", "mean=20,std=5,pad=64", "-b", "2,4"]
+    )
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("12,0", "length of 0 is not possible"), ("mean=20", "write 12,40,7 or mean=20.92"), ("12,x", "are no lengths")],
+)
+def test_the_command_line_refuses(text: str, said: str) -> None:
+    done = CliRunner().invoke(main, ["predict", "distilbert-base-uncased", "--lengths", text])
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())

@@ -1,0 +1,107 @@
+"""Batches of unequal lengths in nn.TransformerEncoder: the ops that torch issues for nested tensors, and their work."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from latpred.errors import UsageError
+from latpred.graph import ModelGraph
+from latpred.tracing.nested import padded_inputs, trace_nested, without_nested
+from latpred.tracing.packed import trace_lengths
+
+WIDTH, HEADS, LAYERS = 32, 4, 2
+LENGTHS, PADDED = (5, 9, 3, 12), 16
+
+
+def encoder(norm_first: bool = False, **options: bool) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True, activation="gelu", norm_first=norm_first)
+    return nn.TransformerEncoder(layer, LAYERS, **options).eval()
+
+
+def issued(model: nn.TransformerEncoder) -> Counter[str]:
+    """Calls of ops in one real forward pass, by the profiler."""
+    inputs = padded_inputs(model, LENGTHS, PADDED)(len(LENGTHS))
+    inputs["src"] = torch.randn(inputs["src"].shape)
+    with torch.inference_mode():
+        model(**inputs)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            model(**inputs)
+    return Counter({event.key: event.count for event in seen.key_averages()})
+
+
+WATCHED = (
+    *("aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::bmm", "aten::_softmax", "aten::layer_norm"),
+    *("aten::_transform_bias_rescale_qkv", "aten::constant_pad_nd", "aten::masked_select"),
+    *("aten::split_with_sizes", "aten::argmin", "aten::_local_scalar_dense"),
+)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_ops_are_those_that_torch_issues() -> None:
+    real = issued(encoder())
+    ours = Counter(op.name for op in trace_nested(encoder(), LENGTHS, PADDED, target="cpu").ops)
+    assert {name: ours[name] for name in WATCHED} == {name: real[name] for name in WATCHED}
+    assert real["aten::_transformer_encoder_layer_fwd"] == LAYERS
+
+
+def work(graph: ModelGraph, family: str) -> int:
+    return sum(op.macs.at(1) for op in graph.ops if op.family.split(".")[0] == family)
+
+
+def test_products_do_the_tokens_that_there_are() -> None:
+    tokens = sum(LENGTHS)
+    for target in ("cpu", "cuda"):
+        graph = trace_nested(encoder(), LENGTHS, PADDED, target=target)
+        assert work(graph, "gemm") == LAYERS * tokens * (4 * WIDTH * WIDTH + 2 * WIDTH * 64)
+        norms = [op.dims["rows"].at(1) for op in graph.ops if op.family == "norm.layer_norm"]
+        assert norms == [tokens] * (2 * LAYERS)
+
+
+def test_attention_does_the_longest_on_a_processor_and_each_length_on_a_gpu() -> None:
+    longest, squares = max(LENGTHS), sum(length**2 for length in LENGTHS)
+    assert work(trace_nested(encoder(), LENGTHS, PADDED, target="cpu"), "bmm") == (
+        LAYERS * 2 * len(LENGTHS) * longest**2 * WIDTH
+    )
+    assert work(trace_nested(encoder(), LENGTHS, PADDED, target="cuda"), "attention") == LAYERS * 2 * squares * WIDTH
+
+
+def test_a_gpu_needs_no_op_per_sequence() -> None:
+    few, many = (trace_nested(encoder(), [5] * n, PADDED, target="cuda") for n in (2, 40))
+    assert few.launches(2) == many.launches(40)
+    assert "source" in few.notes[0]
+    few, many = (trace_nested(encoder(), [5] * n, PADDED, target="cpu") for n in (2, 40))
+    assert few.launches(2) < many.launches(40)
+    assert few.notes == ()
+
+
+def test_padded_execution_does_everything_at_the_padded_length() -> None:
+    graph = trace_lengths(encoder(), LENGTHS, PADDED, "padded")
+    assert work(graph, "gemm") == LAYERS * PADDED * (4 * WIDTH * WIDTH + 2 * WIDTH * 64)  # at batch 1
+    assert any(op.family == "softmax.masked" for op in graph.ops)
+    assert graph.input_size == PADDED
+
+
+def test_norms_that_come_first() -> None:
+    """Torch runs these without nested tensors, and says so."""
+    with pytest.warns(UserWarning, match="norm_first"):
+        model = encoder(norm_first=True)
+    with pytest.raises(UsageError, match="does not run nested"):
+        trace_nested(model, LENGTHS, PADDED, target="cpu")
+
+
+def test_the_encoder_stays_as_it_was() -> None:
+    model = encoder()
+    assert without_nested(model).use_nested_tensor is False
+    assert model.use_nested_tensor is True
+    with pytest.raises(UsageError, match="enable_nested_tensor=False"):
+        trace_nested(encoder(enable_nested_tensor=False), LENGTHS, PADDED, target="cpu")
+
+
+def test_an_encoder_packs_nothing() -> None:
+    with pytest.raises(UsageError, match="packs nothing"):
+        trace_lengths(encoder(), LENGTHS, PADDED, "packed")
