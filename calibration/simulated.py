@@ -61,6 +61,9 @@ class Timeline:
 
     def replay(self, kernels: Sequence[Kernel]) -> None:
         """Hand the device a graph of kernels in one launch."""
+        if self.captured is not None:
+            self.captured.extend(kernels)
+            return
         self._admit()
         start = self._start(self._costs.gap_us)
         self._starts.append(start)
@@ -80,12 +83,14 @@ class Timeline:
 
     def run(self, one: Step) -> None:
         """One step: the host's part, its launches, its synchronisations."""
-        host, kernels, syncs = one
-        for us in host:
+        for us in one.host:
             self.work(us)
-        for kernel_us in kernels:
+        if one.captured:
+            self.replay(one.kernels)
+            return
+        for kernel_us in one.kernels:
             self.launch(kernel_us)
-        for _ in range(syncs):
+        for _ in range(one.syncs):
             self.wait()
 
     def _admit(self) -> None:
@@ -205,10 +210,7 @@ class SimulatedDevice:
             raise UsageError("the simulated device runs a ModelGraph. Trace the model first: latpred.trace(model).")
         batch = _batch_of(inputs)
         self._fit(model.peak_bytes(batch), f"{model.model} at batch {batch}")
-        forward = program(self.spec.costs, model, batch, runtime)
-        if forward.replayed:
-            return self._replayed(forward.kernels, forward.host_us)
-        time, call_us, steps = self._time, forward.call_us, forward.steps
+        time, (call_us, steps) = self._time, program(self.spec.costs, model, batch, runtime)
 
         def issue() -> None:
             time.work(call_us)
@@ -243,7 +245,7 @@ class SimulatedDevice:
         time.wait()
         time.launch(100.0)  # outlasts the launch of the graph
         start_us = time.idle_us
-        self._replayed(kernels, self.spec.costs.replay_us)()
+        time.run(Step((self.spec.costs.replay_us,), tuple(kernels), 0, True))
         end_us = time.idle_us
         time.wait()
         return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
@@ -282,8 +284,7 @@ class SimulatedDevice:
     def _framework_bound(self, graph: ModelGraph, batch: int, runtime: str) -> bool:
         costs = self.spec.costs
         forward = program(costs, graph, batch, runtime)
-        gap_us = costs.node_gap_us if forward.replayed else costs.gap_us
-        return forward.host_us > sum(kernel_us + gap_us for kernel_us in forward.kernels)
+        return forward.host_us > forward.device_us(costs.gap_us, costs.node_gap_us)
 
     def _noiseless(self) -> SimulatedDevice:
         return SimulatedDevice(replace(self.spec, noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0))
@@ -295,15 +296,6 @@ class SimulatedDevice:
             return self._time.captured
         finally:
             self._time.captured = None
-
-    def _replayed(self, kernels: Sequence[Kernel], host_us: float) -> Call:
-        time = self._time
-
-        def call() -> None:
-            time.work(host_us)
-            time.replay(kernels)
-
-        return call
 
     def _op_call(self, cell: Cell) -> Call:
         """The ops of a cell without the Python around them, as a real device calls them."""
@@ -319,9 +311,9 @@ class SimulatedDevice:
         self._fit(2 * size, cell.key)
         if cell.name == "bandwidth":
             kernel_us = costs.kernel_us("copy", Work(0, 0, size, size, size / 4), "fp32")
-            return self._calling([((costs.dispatch("copy"),), (kernel_us,), 0)])
+            return self._calling([Step((costs.dispatch("copy"),), (kernel_us,))])
         if cell.name == "upload":
-            return self._calling([((costs.dispatch("copy"),), (size / costs.copy_bytes_per_us,), 1)])
+            return self._calling([Step((costs.dispatch("copy"),), (size / costs.copy_bytes_per_us,), 1)])
         raise UsageError(f"there is no memory cell {cell.name!r}. Use 'bandwidth' or 'upload'.")
 
     def _clock_call(self, cell: Cell) -> Call:
@@ -337,7 +329,7 @@ class SimulatedDevice:
         lengths_us = {"tiny": costs.law("elementwise").floor_us, "busy": float(cell.dims.get("us", 0))}
         if cell.name not in lengths_us:
             raise UsageError(f"there is no clock cell {cell.name!r}. Use 'mark', 'tiny' or 'busy'.")
-        return self._calling([((costs.dispatch("elementwise"),), (lengths_us[cell.name],), 0)])
+        return self._calling([Step((costs.dispatch("elementwise"),), (lengths_us[cell.name],))])
 
     def _calling(self, steps: Sequence[Step]) -> Call:
         run = self._time.run
