@@ -112,14 +112,14 @@ def _spare(outlook: Outlook) -> str:
     if batch is not None and (batch.cheap is None or batch.cheap > batch.now):
         parts.append(f"batch {_upto(batch)}")
     if width is not None and (width.cheap is None or width.cheap >= 1.05):
-        parts.append(f"width {_upto(width)} times as large")
+        parts.append(f"width {_upto(width)} times as large (estimate)")
     return f": {' or '.join(parts)} costs at most a fifth more" if parts else ""
 
 
 def _upto(room: Room) -> str:
     if room.cheap is None:
-        return f"{room.most:g} and beyond"
-    return f"up to {room.cheap:g}"
+        return f"beyond {room.most:,.10g}"
+    return f"up to {room.cheap:,.10g}"
 
 
 def _mostly(chosen: Choice) -> str:

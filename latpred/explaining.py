@@ -5,6 +5,7 @@ What the answers mean is `latpred.advice`'s business, how they look `latpred.exp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from latpred.errors import LatpredError, MissingPackageError, ProfileError, Runt
 from latpred.explanation import Choice, Excluded, Explanation, ratio
 from latpred.finding import located, predictor_of
 from latpred.graph import ModelGraph
+from latpred.landmarks import Z90
 from latpred.outlook import Walk, outlook_of
+from latpred.prediction import Prediction
 from latpred.predictor import Predictor, checked_batches
 from latpred.runtimes import walking
 
@@ -169,9 +172,9 @@ class _Study:
         for name in names:
             found = self._unfit(name) or self._choice(name)
             (choices if isinstance(found, Choice) else excluded).append(found)  # type: ignore[arg-type]
-        eager = next((choice.prediction for choice in choices if choice.runtime == "eager"), None)
+        eager = next((choice for choice in choices if choice.runtime == "eager"), None)
         if eager is not None:
-            choices = [replace(choice, speedup=ratio(eager, choice.prediction)) for choice in choices]
+            choices = [replace(choice, speedup=ratio(eager, choice)) for choice in choices]
         return sorted(choices, key=lambda choice: choice.prediction.latency_ms), excluded
 
     def explained(self, choices: list[Choice], excluded: list[Excluded]) -> Explanation:
@@ -217,4 +220,12 @@ class _Study:
                 raise
             return Excluded(name, "missing", str(error))
         schedule = known_runtimes.get(name).lower(graph, self.batch)
-        return Choice(point, len(schedule.host_class), len(schedule.kernel_step), None)
+        return Choice(point, len(schedule.host_class), len(schedule.kernel_step), self._kernel_error(point))
+
+    def _kernel_error(self, point: Prediction) -> float:
+        """What of an interval comes from kernel times that other runtimes rest on as well."""
+        fit = self.predictor.profile.runtimes[point.runtime]
+        if fit.kernels:
+            return 0.0
+        whole = math.log(point.interval_ms[1] / point.latency_ms)
+        return math.sqrt(max(whole**2 - (Z90 * fit.spread) ** 2, 0.0))

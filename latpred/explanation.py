@@ -37,17 +37,6 @@ class Ratio(NamedTuple):
         return self.low <= 1.0 <= self.high
 
 
-def ratio(one: Prediction, other: Prediction) -> Ratio:
-    """How many times as long `one` takes as `other`.
-
-    The errors of the two are taken to have nothing to do with each other. As both rest on the same kernel times, what
-    is called surely slower is so more often than nine times in ten.
-    """
-    times = one.latency_ms / other.latency_ms
-    width = math.hypot(*(math.log(p.interval_ms[1] / p.latency_ms) for p in (one, other)))
-    return Ratio(times, times * math.exp(-width), times * math.exp(width))
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A runtime that can run the model.
@@ -58,6 +47,8 @@ class Choice:
         Latency, clocks, regime and breakdown in it.
     steps, launches : int
         What the host dispatches, and kernels that the device is given.
+    kernel_error : float
+        Half the width of the log latency's 90 % interval, as far as the profile's kernel times are the reason.
     speedup : Ratio or None
         Eager's latency over its own; None where eager is not known.
     """
@@ -65,12 +56,26 @@ class Choice:
     prediction: Prediction
     steps: int
     launches: int
-    speedup: Ratio | None
+    kernel_error: float = 0.0
+    speedup: Ratio | None = None
 
     @property
     def runtime(self) -> str:
         """Its name."""
         return self.prediction.runtime
+
+
+def ratio(one: Choice, other: Choice) -> Ratio:
+    """How many times as long `one` takes as `other`.
+
+    What the profile's kernel times are off by lengthens both, so it cancels as far as both rest on them; all other
+    errors are taken to have nothing to do with each other.
+    """
+    a, b = one.prediction, other.prediction
+    times = a.latency_ms / b.latency_ms
+    squares = sum(math.log(p.interval_ms[1] / p.latency_ms) ** 2 for p in (a, b))
+    width = math.sqrt(max(squares - 2.0 * min(one.kernel_error, other.kernel_error) ** 2, 0.0))
+    return Ratio(times, times * math.exp(-width), times * math.exp(width))
 
 
 class Excluded(NamedTuple):
@@ -141,8 +146,7 @@ class Explanation:
     @property
     def rivals(self) -> tuple[str, ...]:
         """Runtimes of which nobody can say that they are slower than the fastest."""
-        best = self.fastest.prediction
-        return tuple(choice.runtime for choice in self.choices[1:] if not ratio(choice.prediction, best).longer)
+        return tuple(choice.runtime for choice in self.choices[1:] if not ratio(choice, self.fastest).longer)
 
     @property
     def eager(self) -> Choice | None:
@@ -173,17 +177,17 @@ class Explanation:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """A predicted table (see `latpred.tables`), one row per runtime, with steps, launches and speed-up."""
+        """A predicted table (see `latpred.tables`), one row per runtime, with launches, steps and speed-up."""
         import pandas as pd
 
         frame = pd.concat([choice.prediction.to_frame() for choice in self.choices], ignore_index=True)
         speedups = [choice.speedup for choice in self.choices]
         return frame.assign(
-            steps=[choice.steps for choice in self.choices],
+            x_steps=[choice.steps for choice in self.choices],
             launches=[choice.launches for choice in self.choices],
-            speedup=[None if found is None else found.times for found in speedups],
-            speedup_low=[None if found is None else found.low for found in speedups],
-            speedup_high=[None if found is None else found.high for found in speedups],
+            x_speedup=[None if found is None else found.times for found in speedups],
+            x_speedup_low=[None if found is None else found.low for found in speedups],
+            x_speedup_high=[None if found is None else found.high for found in speedups],
         )
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ def plain(found: Explanation) -> str:
         shown += [*_aligned(growth(name, outlook)), *_wrapped("", changes(outlook)), ""]
     for name, reason in missing(found):
         shown += _wrapped(f"without {name}: ", reason)
-    shown += [line for caveat in caveats(found) for line in _wrapped("caveat: ", caveat)]
+    shown += [line for name, caveat in caveats(found) for line in _wrapped(f"{name}: ", caveat)]
     return "\n".join([*shown, "", *_wrapped("", found.advice)])
 
 
@@ -39,7 +39,7 @@ def html(found: Explanation) -> str:
     parts += [_html_table(growth(name, outlook)) for name, outlook in found.outlooks.items()]
     facts = [(f"in {name}", changes(outlook)) for name, outlook in found.outlooks.items()]
     facts += [(f"without {name}", reason) for name, reason in missing(found)]
-    facts += [("caveat", caveat) for caveat in caveats(found)]
+    facts += caveats(found)
     rows = "".join(f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(t)}</td></tr>" for n, t in facts)
     return f"<div>{''.join(parts)}<table>{rows}</table></div>"
 
@@ -110,10 +110,17 @@ def missing(found: Explanation) -> list[tuple[str, str]]:
     return [(", ".join(names), reason.replace("{}", ",".join(names))) for reason, names in reasons.items()]
 
 
-def caveats(found: Explanation) -> list[str]:
-    """What may not hold, each once."""
-    said = (caveat for choice in found.choices for caveat in choice.prediction.provenance.caveats)
-    return list(dict.fromkeys(said))
+def caveats(found: Explanation) -> list[tuple[str, str]]:
+    """What may not hold, each once, with the runtimes it is about where it is not about all."""
+    said: dict[str, list[str]] = {}
+    for choice in found.choices:
+        for caveat in choice.prediction.provenance.caveats:
+            said.setdefault(caveat, []).append(choice.runtime)
+    everywhere = len(found.choices)
+    return [
+        ("caveat" if len(names) == everywhere else f"caveat of {', '.join(names)}", caveat)
+        for caveat, names in said.items()
+    ]
 
 
 def _classes(choice: Choice) -> list[str]:

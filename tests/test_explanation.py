@@ -1,0 +1,230 @@
+"""latpred.explain from a profile and a graph: who is compared, who is faster, and what may grow."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+import pytest
+import torch
+from explanationdata import explanation, outlook, prediction
+from factories import add, device, dispatch, graph, kernel_fit, linear, machine, profile
+
+import latpred
+from latpred import host, profiles
+from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
+from latpred.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio
+from latpred.graph import ModelGraph
+from latpred.outlook import grid_room
+from latpred.profile import DeviceInfo, DispatchFit
+from latpred.runtimes.cuda_graphs import CudaGraphs
+from latpred.tables import PREDICTED, check
+
+REPLAYED = dispatch(costs_us={"": 3.0}, module_call_us=0.0, python_call_us=0.0, fixed_us=5.0, spread=0.05)
+EAGER = dispatch(spread=0.05)
+
+
+def saved(info: DeviceInfo | None = None, name: str = "gpu", **runtimes: DispatchFit) -> str:
+    """A profile of a device with eager and CUDA graphs, kept under a name."""
+    costs = {name.replace("_", "-"): fit for name, fit in runtimes.items()} or {"eager": EAGER, "cuda-graphs": REPLAYED}
+    fits = [
+        kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5) for family in ("gemm", "elementwise")
+    ]
+    made = msgspec.structs.replace(profile(info, fits, costs), name=name)
+    profiles.save(made)
+    return name
+
+
+def network(layers: int = 8, **changes: object) -> ModelGraph:
+    """Small layers, between which the host does most of the work."""
+    return graph(*[op for _ in range(layers) for op in (linear(4, 64, module_calls=3), add(256))], **changes)
+
+
+def test_runtimes_side_by_side_the_fastest_first() -> None:
+    found = latpred.explain(network(), 4, device=saved())
+    assert isinstance(found, latpred.Explanation)
+    assert [choice.runtime for choice in found.choices] == ["cuda-graphs", "eager"]
+    assert (found.batch, found.fastest.runtime, found.rivals) == (4, "cuda-graphs", ())
+    eager, replayed = found.eager, found.fastest
+    assert eager is not None
+    assert (eager.steps, eager.launches, replayed.steps, replayed.launches) == (16, 16, 1, 16)
+    assert eager.speedup == ratio(eager, eager)
+    assert replayed.speedup is not None
+    assert replayed.speedup.times == eager.prediction.latency_ms / replayed.prediction.latency_ms
+    assert replayed.speedup.longer
+    expected = latpred.predict(network(), 4, device="gpu", runtime="cuda-graphs")
+    assert replayed.prediction.latency_ms == pytest.approx(expected.latency_ms)
+    assert found.advice.startswith("Run it in cuda-graphs, ")
+
+
+def test_every_other_runtime_is_listed_with_its_reason() -> None:
+    found = latpred.explain(network(), device=saved())
+    reasons = {one.runtime: one for one in found.excluded}
+    assert set(reasons) | {"eager", "cuda-graphs"} == set(latpred.runtimes.names())
+    assert reasons["torchscript"].kind == "uncalibrated"
+    assert reasons["torchscript"].reason == "not calibrated; run: latpred calibrate --runtimes torchscript"
+    info = device(name="cpu", kind="cpu", asynchronous=False)
+    cpu = latpred.explain(network(), device=saved(info, "cpu-there"))
+    unsuited = next(one for one in cpu.excluded if one.runtime == "cuda-graphs")
+    assert unsuited.kind == "unsuited"
+    assert "needs a CUDA device" in unsuited.reason
+
+
+def test_a_runtime_that_refuses_the_model_is_no_choice() -> None:
+    found = latpred.explain(graph(linear(), add(syncs=1)), device=saved())
+    (refused,) = [one for one in found.excluded if one.kind == "refused"]
+    assert refused.runtime == "cuda-graphs"
+    assert "aten::add" in refused.reason
+    assert [choice.runtime for choice in found.choices] == ["eager"]
+    with pytest.raises(RuntimeRefusalError, match="aten::add"):
+        latpred.explain(graph(linear(), add(syncs=1)), device="gpu", runtimes=["cuda-graphs"])
+
+
+def test_tools_that_refuse_a_model_are_not_replaced_by_their_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> ModelGraph:
+        raise RuntimeRefusalError("cuda-graphs cannot capture aten::nonzero")
+
+    monkeypatch.setattr(CudaGraphs, "walk", refuse)
+    module = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU())
+    found = latpred.explain(module, inputs=torch.zeros(1, 32), device=saved())
+    assert Excluded("cuda-graphs", "refused", "cuda-graphs cannot capture aten::nonzero") in found.excluded
+
+
+def test_only_some_runtimes() -> None:
+    name = saved(eager=EAGER, cuda_graphs=REPLAYED, torchscript=REPLAYED)
+    found = latpred.explain(network(), device=name, runtimes=["cuda-graphs"])
+    assert [choice.runtime for choice in found.choices] == ["cuda-graphs", "eager"]
+    assert found.excluded == ()
+    with pytest.raises(UsageError, match="Did you mean 'torchscript'"):
+        latpred.explain(network(), device=name, runtimes=["torchscrpt"])
+    with pytest.raises(ProfileError, match="latpred calibrate --runtimes torchscript"):
+        latpred.explain(network(), device=saved(name="less"), runtimes=["torchscript"])
+
+
+def test_the_intervals_decide_what_is_faster() -> None:
+    close = explanation(prediction("eager", 10.0, 1.1), prediction("compile", 9.5, 1.1))
+    assert close.rivals == ("eager",)
+    apart = explanation(prediction("eager", 10.0, 1.1), prediction("compile", 7.0, 1.1))
+    assert apart.rivals == ()
+    sure = ratio(*(choice for choice in reversed(apart.choices)))
+    assert (sure.longer, sure.equal) == (True, False)
+    assert sure.low < sure.times < sure.high
+
+
+def test_what_kernel_times_are_off_by_cancels_between_runtimes_that_share_them() -> None:
+    one, other = prediction("eager", 10.0, 2.0), prediction("compile", 8.0, 2.0)
+    unsure = ratio(Choice(one, 1, 1), Choice(other, 1, 1))
+    assert unsure.equal
+    sure = ratio(Choice(one, 1, 1, kernel_error=0.69), Choice(other, 1, 1, kernel_error=0.69))
+    assert sure.longer
+    assert sure.times == unsure.times
+
+
+def test_shared_kernels_are_recognised() -> None:
+    own = msgspec.structs.replace(REPLAYED, kernels={"fp32": {"gemm": kernel_fit("gemm")}})
+    found = latpred.explain(network(), device=saved(eager=EAGER, cuda_graphs=own))
+    assert found.fastest.kernel_error == 0.0
+
+
+def test_what_may_grow_stays_within_its_limits() -> None:
+    name = saved()
+    net = network()
+    found = latpred.explain(net, 4, device=name)
+    for runtime, ahead in found.outlooks.items():
+        now = latpred.predict(net, 4, device=name, runtime=runtime).latency_ms
+        batch = ahead.room("batch")
+        assert batch is not None
+        for value, times in ((batch.nearly_free, NEARLY_FREE), (batch.cheap, CHEAP)):
+            assert value is not None
+            assert latpred.predict(net, int(value), device=name, runtime=runtime).latency_ms <= times * now
+            assert latpred.predict(net, int(value) + 1, device=name, runtime=runtime).latency_ms > times * now
+        twice = latpred.predict(net, 8, device=name, runtime=runtime).latency_ms
+        assert ahead.doubled == pytest.approx(twice / now)
+        assert ahead.halved <= 1.0
+        assert ahead.room("seq") is None  # a graph cannot be walked again
+
+
+def test_batch_does_not_grow_beyond_the_memory() -> None:
+    small = device(memory_bytes=4000 + 8 * 4 * 64 * 8)
+    batch = latpred.explain(network(), 4, device=saved(small)).outlooks["eager"].room("batch")
+    assert batch is not None
+    assert batch.cheap is not None
+    assert network().peak_bytes(int(batch.cheap)) <= small.memory_bytes
+
+
+def test_a_model_is_walked_again_with_larger_inputs() -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+    found = latpred.explain(module, image=64, device=saved(name="gpu"))
+    room = found.outlooks["eager"].room("image")
+    assert room is not None
+    assert room.now == 64
+    assert room.cheap is None or room.cheap >= 64
+
+
+def test_between_two_sizes_the_latency_is_taken_to_be_straight() -> None:
+    room = grid_room("seq", 100, 10.0, [(200, 10.0), (300, 14.0)], 300, estimate=False)
+    assert (room.nearly_free, room.cheap) == (212, 250)
+    endless = grid_room("width", 1.0, 10.0, [(2.0, 10.1)], 2.0, estimate=True)
+    assert (endless.nearly_free, endless.cheap) == (None, None)
+    ended = grid_room("seq", 128, 10.0, [(256, 10.1)], 1024, estimate=False)  # the model goes no further
+    assert (ended.nearly_free, ended.cheap) == (256, 256)
+
+
+def test_the_text_fits_a_terminal() -> None:
+    found = latpred.explain(network(), 4, device=saved())
+    lines = repr(found).splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert lines[0] == "example-net: batch 4, 128 tokens, fp32 on example"
+    text = repr(found)
+    for part in ("speed-up", "crossover", "cuda-graphs", "where the time goes", "may grow in eager", "Run it in"):
+        assert part in text
+    assert "without compile" in text or "compile" in text
+    long = explanation(
+        prediction("onnxruntime-cuda-graphs", 1234.5, 1.9),
+        prediction("compile-reduce-overhead", 2345.6, 1.9),
+        prediction("eager", 9345.6, 1.9),
+        outlooks={"onnxruntime-cuda-graphs": outlook(), "eager": outlook(None, None)},
+    )
+    assert max(len(line) for line in repr(long).splitlines()) <= 80
+
+
+def test_a_notebook_gets_tables_without_anything_unescaped() -> None:
+    shown = latpred.explain(network(model="a<b>"), device=saved())._repr_html_()
+    assert "a&lt;b&gt;" in shown
+    assert shown.count("<table>") == shown.count("</table>") >= 5
+    assert not re.search(r"a<b>", shown)
+
+
+def test_json_and_rows() -> None:
+    found = latpred.explain(network(), 4, device=saved())
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert document["schema"] == "latpred.explanation/1"
+    assert [row["runtime"] for row in document["runtimes"]] == ["cuda-graphs", "eager"]
+    assert document["runtimes"][0]["speedup"]["times"] > 1
+    assert document["outlooks"]["eager"]["rooms"]["batch"]["now"] == 4
+    assert document["advice"] == found.advice
+    frame = found.to_frame()
+    assert list(frame["x_steps"]) == [1, 16]
+    assert len(check(frame, PREDICTED)) == 2
+
+
+def test_another_machine_is_a_caveat_once() -> None:
+    text = repr(latpred.explain(network(), device=saved()))
+    assert text.count("caveat: measured on another machine") == 1
+
+
+def test_a_graph_has_its_inputs_already() -> None:
+    with pytest.raises(UsageError, match="leave out seq"):
+        latpred.explain(network(), seq=64, device=saved())
+    with pytest.raises(UsageError, match="traced in the contiguous format"):
+        latpred.explain(network(), memory_format="channels_last", device=saved())
+
+
+def test_this_machines_own_profile_is_the_default() -> None:
+    info = device(name="cpu", kind="cpu", asynchronous=False)
+    here = machine(hostname_hash=host.hostname_hash(), cpu=host.cpu_name())
+    profiles.save(msgspec.structs.replace(profile(info), name="cpu", machine=here))
+    found = latpred.explain(network())
+    assert found.fastest.prediction.device == "cpu"
+    assert found.eager is found.fastest
