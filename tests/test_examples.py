@@ -7,6 +7,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from profiledata import profile
+
+from latpred import profiles
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -23,3 +26,21 @@ def test_simulated_recovery_prints_a_line_for_each_seed(capsys: pytest.CaptureFi
     assert re.fullmatch(r"crossover and knee: exact \d+\.\d%, worst \d+ steps off", lines[5])
     assert lines[6].startswith("largest of costs: ")
     assert lines[7].startswith("largest of models: resnet-18 ")
+
+
+def test_gemm_table_prints_a_line_for_each_test(capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(EXAMPLES / "gemm_table.py"))["main"]
+    main(["--budget", "40"])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["system", "source", "shapes"]
+    assert [line.split()[0] for line in lines] == ["t4", "t4"]
+    assert re.fullmatch(r"t4 +made up +40 +the rest +646 +\d+\.\d\d% +\d+\.\d\d% +\d+\.\d%", lines[0])
+
+
+def test_unequal_lengths_prints_predicted_beside_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    profiles.save(profile())
+    main = runpy.run_path(str(EXAMPLES / "unequal_lengths.py"))["main"]
+    main(["--width", "128", "--layers", "1", "--batches", "1,2", "--repeats", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["predicted", "1", "2", "measured", "1", "2", "error", "error"]
+    assert re.fullmatch(r" +2 +\d+\.\d\d +\d+\.\d\d +-?\d+\.\d%", lines[2])

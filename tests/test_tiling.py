@@ -1,0 +1,96 @@
+"""Tiled products: the law behaves as GPUs do, its constants come back from measurements, and profiles carry them."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from factories import kernel_fit
+
+from latpred import tilefit
+from latpred.features import read
+from latpred.kerneltime import KernelModel, evaluate
+from latpred.profile import KernelFit
+from latpred.roofline import RooflineRegressor
+from latpred.tiling import PRIOR, TILES, tiled
+
+MULTIPROCESSORS = 64
+CONSTANTS = {"rate": 60e6, "bandwidth": 1.2e6, **{name: start for name, (start, _) in PRIOR.items()}}
+FLOOR = 3.0
+
+
+def rows_of(sizes: np.ndarray) -> np.ndarray:
+    m, n, k = np.asarray(sizes, dtype=float).T
+    return np.column_stack((m * n * k, 2 * n * k, 2 * m * k, 2 * m * n, m, n, k))
+
+
+def times_of(rows: np.ndarray) -> np.ndarray:
+    inputs = read("gemm", rows)
+    return FLOOR + tiled(CONSTANTS, inputs.work, inputs.product, MULTIPROCESSORS).us
+
+
+def random_rows(count: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    sizes = np.exp(rng.uniform(np.log([1, 64, 64]), np.log([8192, 8192, 8192]), (count, 3))).round()
+    return rows_of(sizes)
+
+
+def test_large_products_come_near_the_rate() -> None:
+    side = 16384
+    above = times_of(rows_of([(side, side, side)]))[0] - FLOOR
+    idle = 1 + CONSTANTS["rows"] / 256 + CONSTANTS["cols"] / 128
+    assert side**3 / above == pytest.approx(CONSTANTS["rate"] / idle, rel=0.1)
+
+
+def test_one_row_more_than_a_full_round_costs_a_round() -> None:
+    full = times_of(rows_of([(2048, 4096, 4096), (2049, 4096, 4096), (2040, 4096, 4096)]))
+    assert full[1] > 1.03 * full[0]
+    assert full[2] == pytest.approx(full[0], rel=0.01)
+
+
+def test_a_long_sum_with_few_results_is_split() -> None:
+    inputs = read("gemm", rows_of([(64, 64, 65536), (4096, 4096, 4096)]))
+    found = tiled(CONSTANTS, inputs.work, inputs.product, MULTIPROCESSORS)
+    parts = np.exp(found.logs[:, 2])
+    assert parts[0] > 4
+    assert parts[1] == pytest.approx(1.0)
+    assert {tuple(row) for row in np.exp(found.logs[:, :2]).round().tolist()} <= set(TILES)
+
+
+def test_memory_is_never_more_than_all() -> None:
+    inputs = read("gemm", random_rows(3000))
+    found = tiled(CONSTANTS, inputs.work, inputs.product, MULTIPROCESSORS)
+    assert len(found.us) == 3000
+    assert (found.memory_us <= found.us).all()
+    assert (found.us > 0).all()
+
+
+def test_constants_explain_what_they_made() -> None:
+    rows = random_rows(100)
+    inputs = read("gemm", rows)
+    found = tilefit.fit_constants(inputs, times_of(rows), np.ones(100), MULTIPROCESSORS)
+    fresh = read("gemm", random_rows(200, seed=1))
+    time = found.floor + tiled(found.values, fresh.work, fresh.product, MULTIPROCESSORS).us
+    errors = np.abs(time / times_of(random_rows(200, seed=1)) - 1)
+    assert np.median(errors) < 0.03
+    assert found.floor == pytest.approx(FLOOR, rel=0.2)
+
+
+def test_products_of_a_gpu_are_fitted_by_their_tiles() -> None:
+    rows, fresh = random_rows(90), random_rows(300, seed=2)
+    model = RooflineRegressor("gemm", MULTIPROCESSORS).fit(rows, times_of(rows))
+    fit = model.to_fit()
+    assert set(fit.tiling) == {"rate", "bandwidth", *PRIOR}
+    assert fit.features[-3:] == ("tile_rows", "tile_cols", "parts")
+    errors = np.abs(model.predict(fresh) / times_of(fresh) - 1)
+    plain = RooflineRegressor("gemm", 0).fit(rows, times_of(rows))
+    assert np.mean(errors) < 0.5 * np.mean(np.abs(plain.predict(fresh) / times_of(fresh) - 1))
+    again = msgspec.json.decode(msgspec.json.encode(fit), type=KernelFit)
+    assert evaluate(again, fresh) == pytest.approx(model.predict(fresh), rel=1e-9)
+    assert np.diag(KernelModel(fit).covariance(fresh)).min() > -1e-9
+
+
+def test_without_multiprocessors_or_samples_a_roofline_does() -> None:
+    few = random_rows(tilefit.FEWEST - 1)
+    assert RooflineRegressor("gemm", MULTIPROCESSORS).fit(few, times_of(few)).to_fit().tiling == {}
+    assert kernel_fit().tiling == {}
