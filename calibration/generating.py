@@ -17,7 +17,8 @@ from latpred.calibration.device import Device
 from latpred.calibration.measuring import REPEATS, Step, measure
 from latpred.calibration.subjects import SEED, Inputs, Subject, keep_lively, moved
 from latpred.errors import DeviceError, UsageError
-from latpred.generation import input_kind
+from latpred.generation import GenerationCurve, input_kind
+from latpred.tables import OK
 from latpred.tracing.decoders import decoder, demand_room
 
 
@@ -83,6 +84,41 @@ def measure_generation(
         for tokens in dict.fromkeys((new_tokens, 1))
     ]
     return pd.concat(tables, ignore_index=True)
+
+
+def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
+    """Predicted beside measured: for each batch the first token, each further one (the mean), and all of it.
+
+    Parameters
+    ----------
+    curve : GenerationCurve
+        What was predicted.
+    measured : DataFrame
+        What `measure_generation` gave for the same question.
+    """
+    rows: list[dict[str, Any]] = []
+    for point in curve:
+        here = measured[measured["batch"] == point.batch].set_index("input_kind")
+        whole, first = here.loc[input_kind(point.new_tokens)], here.loc[input_kind(1)]
+        status = next((row["status"] for row in (whole, first) if row["status"] != OK), OK)
+        found = [("first token", point.first_token_ms, first["latency_s"])]
+        if point.per_token_ms is not None:
+            each = (whole["latency_s"] - first["latency_s"]) / (point.new_tokens - 1)
+            found.append(("next token", point.per_token_ms, each))
+            found.append((f"{point.new_tokens} tokens", point.latency_ms, whole["latency_s"]))
+        for what, milliseconds, seconds in found:
+            seconds = float(seconds) if status == OK else None
+            rows.append(
+                {
+                    "batch": point.batch,
+                    "what": what,
+                    "predicted_s": milliseconds / 1e3,
+                    "measured_s": seconds,
+                    "error": milliseconds / 1e3 / seconds - 1 if seconds else None,
+                    "status": status,
+                }
+            )
+    return pd.DataFrame(rows)
 
 
 def generation_subject(model: nn.Module | str, prompt: int, new_tokens: int) -> Subject:

@@ -8,8 +8,10 @@ import click
 
 from latpred.cli.options import PRECISIONS, Output, batch_option, output_options, speech_options
 from latpred.cli.output import emit
+from latpred.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
     from latpred.generation import GenerationCurve
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     help="cpu, cuda:0, simulated, or a profile's name or file.  [default: this machine's own profile]",
 )
 @click.option("--runtime", default="eager", show_default=True, help="What runs the forward passes of the decode steps.")
+@click.option("--measure", is_flag=True, help="Run it on this machine as well, and print measured beside predicted.")
 @click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile.")
 @output_options
 @speech_options
@@ -46,6 +49,7 @@ def generate(
     precision: str | None,
     device: str | None,
     runtime: str,
+    measure: bool,
     yes: bool,
     output: Output,
 ) -> None:
@@ -61,7 +65,57 @@ def generate(
     decoder(model)  # a misspelt model must not cost a calibration
     ensure_profile(context, device, yes=yes)
     curve = predict_generation(model, prompt, new_tokens, batches, runtime, device=device, precision=precision)
+    if measure:
+        _measured(curve, model, output)
+        return
     emit(output, document=curve.to_dict, rows=curve.to_frame, text=lambda console: print_generation(curve, console))
+
+
+def _measured(curve: GenerationCurve, model: str, output: Output) -> None:
+    """Run what was predicted, and show both."""
+    from latpred.calibration.generating import beside, measure_generation
+    from latpred.cli.progress import progress
+
+    first = curve[0]
+    if first.runtime != "eager":
+        raise UsageError(
+            f"Text generation is measured in eager, not in {first.runtime}; leave out --measure or --runtime."
+        )
+    with progress("measuring") as show:
+        table = measure_generation(
+            model,
+            first.prompt,
+            first.new_tokens,
+            [point.batch for point in curve],
+            device=first.device,
+            precision=first.precision,
+            progress=show,
+        )
+    joined = beside(curve, table)
+    emit(
+        output,
+        document=lambda: {**curve.to_dict(), "measured": joined.to_dict("records")},
+        rows=lambda: joined,
+        text=lambda console: _print_both(curve, joined, console),
+    )
+
+
+def _print_both(curve: GenerationCurve, joined: pd.DataFrame, console: Console) -> None:
+    from rich.table import Table
+
+    from latpred.units import format_duration
+
+    print_generation(curve, console)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("batch", "what", "predicted", "measured", "error"):
+        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
+    for row in joined.to_dict("records"):
+        cells = (str(row["batch"]), row["what"], format_duration(row["predicted_s"]))
+        if row["status"] == "ok":
+            table.add_row(*cells, format_duration(row["measured_s"]), f"{row['error']:+.1%}")
+        else:
+            table.add_row(*cells, row["status"], "-")
+    console.print(table)
 
 
 def print_generation(curve: GenerationCurve, console: Console) -> None:

@@ -1,0 +1,94 @@
+"""Measuring text generation: what the table holds, and what it says beside a prediction. No wall clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from profiledata import profile
+from tracing.test_generation import gpt2
+
+import latpred
+from latpred import profiles, tables
+from latpred.calibration import timing
+from latpred.calibration.generating import beside, generation_subject, measure_generation
+from latpred.cli import main
+from latpred.errors import DeviceError, UsageError
+
+FAST = timing.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
+
+
+def test_the_table_has_all_of_it_and_the_first_token() -> None:
+    table = measure_generation(gpt2(), 6, 4, [1, 2], repeats=1, plan=FAST)
+    assert tables.check(table, tables.MEASURED)["status"].tolist() == ["ok"] * 4
+    assert sorted(zip(table["input_kind"], table["batch"], strict=True)) == [
+        ("prompt+1", 1),
+        ("prompt+1", 2),
+        ("prompt+4", 1),
+        ("prompt+4", 2),
+    ]
+    assert (table["input_size"] == 6).all()
+    keys = [key for key in tables.KEYS if key != "machine"]
+    profiles.save(profile())
+    predicted = latpred.predict_generation(gpt2(), 6, 4, [1, 2]).to_frame()
+    assert len(predicted.merge(table, on=keys)) == 4
+
+
+def test_what_runs_is_generate_with_that_many_tokens() -> None:
+    module, inputs = generation_subject(gpt2(), 6, 4).make("cpu", "fp32")
+    with torch.inference_mode():
+        assert module(**inputs(3, "cpu")).shape == (3, 10)
+
+
+def test_sequences_that_end_early_are_no_measurement() -> None:
+    model = gpt2()
+    with torch.inference_mode():
+        torch.nn.init.zeros_(model.lm_head.weight)  # type: ignore[arg-type, union-attr]  # the first token scores highest
+    model.generation_config.eos_token_id = 0  # type: ignore[union-attr]
+    model.generation_config.pad_token_id = 0  # type: ignore[union-attr]
+    module, inputs = generation_subject(model, 6, 4).make("cpu", "fp32")
+    with torch.inference_mode(), pytest.raises(UsageError, match="ended every sequence after 7 tokens, not 10"):
+        module(**inputs(2, "cpu"))
+
+
+def test_predicted_beside_measured() -> None:
+    profiles.save(profile())
+    curve = latpred.predict_generation(gpt2(), 6, 4, [2])
+    table = measure_generation(gpt2(), 6, 4, [2], repeats=1, plan=FAST)
+    rows = beside(curve, table).set_index("what")
+    assert list(rows.index) == ["first token", "next token", "4 tokens"]
+    measured = table.set_index("input_kind")["latency_s"]
+    assert rows.loc["next token", "measured_s"] == pytest.approx((measured["prompt+4"] - measured["prompt+1"]) / 3)
+    assert rows.loc["4 tokens", "error"] == pytest.approx(curve[0].latency_ms / 1e3 / measured["prompt+4"] - 1)
+
+
+def test_what_cannot_be_measured() -> None:
+    with pytest.raises(DeviceError, match="simulated device runs no model"):
+        measure_generation(gpt2(), 6, 4, [1], device="simulated")
+    with pytest.raises(UsageError, match="at most 64"):
+        measure_generation(gpt2(), 60, 5, [1])
+
+
+MODEL = """
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def tiny():
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1))
+"""
+
+
+def test_the_verb_prints_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latpred.calibration.measuring.VISIT", FAST)
+    profiles.save(profile())
+    file = tmp_path / "models.py"
+    file.write_text(MODEL)
+    asked = ["generate", f"{file}:tiny", "--prompt", "4", "--new-tokens", "2", "--measure"]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 0, done.output
+    assert "next token" in done.stdout
+    document = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    assert [row["what"] for row in document["measured"]] == ["first token", "next token", "2 tokens"]
