@@ -23,7 +23,6 @@ from latpred.runtimes.source import Source
 from latpred.runtimes.torchscript_fusion import fused
 from latpred.runtimes.torchscript_graph import Executed, Node
 from latpred.schedule import Schedule
-from latpred.tracing.hostwork import HostWork
 from latpred.tracing.lines import demand_same, on_the_line, ops_exactly, ops_through, same_ops
 
 NODE = "node"  # the most general host class of everything here
@@ -91,20 +90,17 @@ class TorchScript:
         """The nodes that the interpreter runs, from traces at batch 2, 3 and 1."""
         with torch.inference_mode(False), torch.no_grad():
             model = source.model().eval()
-        host = HostWork({})
-        two, three = _at(model, source, 2, host), _at(model, source, 3)
+        two, three, one = (_at(model, source, batch) for batch in (2, 3, 1))
         try:
-            demand_same(two.walk, three.walk, host)
+            demand_same(two.walk, three.walk, two.host)
         except TraceError as error:
             raise RuntimeRefusalError(f"TorchScript has no one graph for all batch sizes: {error}") from error
-        ops = ops_through(two.walk, three.walk, host)
-        watched = HostWork({})
-        one = _at(model, source, 1, watched)
+        ops = ops_through(two.walk, three.walk, two.host)
         exact = None
-        if not same_ops(one.walk.entries, two.walk.entries) or not on_the_line(
-            ops, one.walk, two.walk, three.walk, watched
+        if not (
+            same_ops(one.walk.entries, two.walk.entries) and on_the_line(ops, one.walk, two.walk, three.walk, one.host)
         ):
-            exact = _steps(one.nodes, ops_exactly(one.walk, watched), target)
+            exact = _steps(one.nodes, ops_exactly(one.walk, one.host), target)
         return msgspec.structs.replace(
             source.graph,
             ops=_steps(two.nodes, ops, target),
@@ -126,11 +122,11 @@ class TorchScript:
         )
 
 
-def _at(model: torch.nn.Module, source: Source, batch: int, host: HostWork | None = None) -> Executed:
+def _at(model: torch.nn.Module, source: Source, batch: int) -> Executed:
     """What runs at one batch size; a trace of another may be wrong for it without saying so."""
     with torch.inference_mode(False):
         inputs = source.inputs(batch)
-    return scripted.executed(scripted.frozen(model, inputs), inputs, batch, host)
+    return scripted.executed(scripted.frozen(model, inputs), inputs, batch)
 
 
 def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> tuple[Op, ...]:

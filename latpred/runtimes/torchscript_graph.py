@@ -46,10 +46,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """One forward pass of a frozen module: the walk of it and the nodes, in the order in which they ran."""
+    """One forward pass of a frozen module: the walk of it, the nodes in the order in which they ran, and its memory."""
 
     walk: Pass
     nodes: tuple[Node, ...]
+    host: HostWork
 
 
 class Flat(torch.nn.Module):
@@ -104,35 +105,51 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def executed(module: Any, inputs: Any, batch: int, host: HostWork | None = None) -> Executed:
+def executed(module: Any, inputs: Any, batch: int) -> Executed:
     """Run a frozen module without computing anything, and say what its interpreter did.
+
+    One that reads back values which were not computed is run again, computing everything.
 
     Raises
     ------
     RuntimeRefusalError
-        When the graph needs values that only computing would tell.
+        When the graph cannot be run at all.
     """
     with torch.inference_mode(), quiet():
-        tensors = tuple(_weightless(tensor) for tensor in tensors_of(inputs))
         try:
-            for _ in range(SETTLING):
-                with Interpreted():
-                    module(*tensors)
-            walk = Interpreted(host)
-            with walk, host or _nobody():
-                module(*tensors)
-        except TraceError as error:
-            raise RuntimeRefusalError(f"TorchScript's graph cannot be run without its values: {error}") from error
-        except RuntimeError as error:
+            return _run(module, inputs, batch, _weightless)
+        except (TraceError, RuntimeError):
+            pass  # a value that only computing tells, or an op that the meta device does not have
+        try:
+            return _run(module, inputs, batch, _activation)
+        except (TraceError, RuntimeError) as error:
             text = " ".join(str(error).split())[-_MOST_TEXT:]
-            raise RuntimeRefusalError(f"TorchScript's graph cannot be run without its values: {text}") from error
-        graph = torch._C._last_executed_optimized_graph()
+            raise RuntimeRefusalError(f"TorchScript's graph cannot be run: {text}") from error
+
+
+def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], torch.Tensor]) -> Executed:
+    tensors = tuple(keep(tensor) for tensor in tensors_of(inputs))
+    for _ in range(SETTLING):
+        with Interpreted(keep):
+            module(*tensors)
+    host = HostWork({})
+    walk = Interpreted(keep, host)
+    with walk, host:
+        module(*tensors)
+    graph = torch._C._last_executed_optimized_graph()
     found = Pass(batch, walk.entries, walk.nested, nbytes(tensors, {}))
-    return Executed(found, tuple(_nodes(list(graph.nodes()), walk.calls, len(walk.entries))))
+    return Executed(found, tuple(_nodes(list(graph.nodes()), walk.calls, len(walk.entries))), host)
 
 
 class Interpreted(Walk):
-    """A walk of real weights: whatever is computed from them goes on as a meta tensor, so that nothing is.
+    """A walk of real weights.
+
+    Parameters
+    ----------
+    keep : callable
+        What becomes of each new tensor: `_weightless` ones go on without values, so that nothing is computed.
+    host : HostWork or None
+        As for any walk.
 
     Attributes
     ----------
@@ -140,8 +157,9 @@ class Interpreted(Walk):
         Each op that the interpreter called, and how many entries there were before it.
     """
 
-    def __init__(self, host: HostWork | None = None) -> None:
+    def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor], host: HostWork | None = None) -> None:
         super().__init__(host)
+        self._keep = keep
         self.calls: list[tuple[str, int]] = []
 
     def __torch_dispatch__(
@@ -156,9 +174,9 @@ class Interpreted(Walk):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def record(self, entry: Entry, out: Any) -> Any:
-        """As in any walk; new floating-point tensors lose their values."""
+        """As in any walk; what becomes of a new tensor is `keep`'s to say."""
         out = super().record(entry, out)
-        return out if entry.alias else _each(out, _weightless)
+        return out if entry.alias else _each(out, self._keep)
 
 
 def _with_tensors(func: OpOverload[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -170,15 +188,15 @@ def _with_tensors(func: OpOverload[..., Any], args: Sequence[Any]) -> list[Any]:
     ]
 
 
-@contextmanager
-def _nobody() -> Iterator[None]:
-    yield
+def _activation(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as one that was made in inference mode, which tells it from a weight."""
+    return tensor if tensor.is_inference() else tensor.clone()
 
 
 def _weightless(tensor: torch.Tensor) -> torch.Tensor:
-    """An activation: without values where it is of floating point; single numbers keep theirs, Python may ask."""
+    """An activation without values where it is of floating point; single numbers keep theirs, Python may ask."""
     if tensor.is_meta or not tensor.dim() or not tensor.is_floating_point():
-        return tensor if tensor.is_inference() else tensor.clone()
+        return _activation(tensor)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

@@ -29,7 +29,7 @@ from latpred.tracing import trace
 # All small models but LSTM's were compared once, without a difference; these take the least time.
 CHECKED = (
     *("bert", "distilbert", "albert", "gpt2", "vit", "resnet", "t5", "deberta", "llama", "convnext", "squeezebert"),
-    *("nystromformer", "encoder"),
+    *("deberta-v2", "regnet", "encoder"),
 )
 
 
@@ -62,7 +62,10 @@ def test_steps_are_those_that_the_interpreter_runs(name: str) -> None:
     for batch in (1, 2) if graph.ops_at_one else (2,):
         ran = profiled(TorchScript().build(model, source.inputs(batch)))
         assert len(dispatched(graph.at(batch))) == pytest.approx(len(ran), rel=0.02)
-    assert graph.macs(2) == source.graph.macs(2)
+    if name == "deberta-v2":  # what it projects of relative positions needs no input, and is a constant once frozen
+        assert 0.3 < graph.macs(2) / source.graph.macs(2) < 0.5
+    else:
+        assert graph.macs(2) == source.graph.macs(2)
     assert graph.runtime == "torchscript"
     assert graph.target == "cpu"
     assert graph.notes == ()
