@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import Model, Output, batch_option, model_options, output_options, speech_options
+from latpred.cli.options import (
+    Model,
+    Output,
+    batch_option,
+    channels_last_option,
+    model_options,
+    output_options,
+    speech_options,
+)
 from latpred.cli.output import emit
+from latpred.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,22 +27,56 @@ if TYPE_CHECKING:
     from latpred.tracing.check import Difference
 
 
+TARGETS = ("cpu", "cuda")
+
+
 @click.command(
-    epilog="\b\nExample:\n  latpred trace bert-base-uncased --seq 128 --check\n  latpred trace resnet18 --csv"
+    epilog="\b\nExample:\n"
+    "  latpred trace bert-base-uncased --seq 128 --check\n"
+    "  latpred trace resnet18 --runtime onnxruntime --csv"
 )
 @click.argument("model")
 @batch_option("1")
 @model_options
+@channels_last_option
+@click.option("--runtime", default="eager", show_default=True, help="Whose steps to show.")
+@click.option(
+    "--target", type=click.Choice(TARGETS), help="Kind of device.  [default: cpu, where the runtime runs on it]"
+)
 @click.option("--check", is_flag=True, help="Count multiply-adds with torch's FlopCounterMode and fvcore too; runs it.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an op that no formula knows.")
 @output_options
 @speech_options
-def trace(model: str, batches: tuple[int, ...], model_input: Model, check: bool, strict: bool, output: Output) -> None:
-    """Walk MODEL without running it: operations, multiply-adds, bytes and launches of one forward pass."""
-    from latpred.tracing import trace as walk
+def trace(
+    model: str,
+    batches: tuple[int, ...],
+    model_input: Model,
+    channels_last: bool,
+    runtime: str,
+    target: str | None,
+    check: bool,
+    strict: bool,
+    output: Output,
+) -> None:
+    """Walk MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass.
 
-    graph = walk(model, seq=model_input.seq, image=model_input.image, precision=model_input.precision, strict=strict)
+    Another runtime than eager is asked with its own tools what it makes of the model.
+    """
+    from latpred import runtimes
+    from latpred.runtimes.walking import walk
 
+    if check and runtime != "eager":
+        raise UsageError("--check counts what eager does; leave out --runtime.")
+    graph = walk(
+        model,
+        runtime=runtime,
+        target=target or getattr(runtimes.get(runtime), "needs", "cpu"),
+        seq=model_input.seq,
+        image=model_input.image,
+        precision=model_input.precision,
+        memory_format="channels_last" if channels_last else "contiguous",
+        strict=strict,
+    )
     found = compared(model, model_input, graph, batches[0]) if check else ()
 
     def document() -> dict[str, Any]:
@@ -41,7 +84,7 @@ def trace(model: str, batches: tuple[int, ...], model_input: Model, check: bool,
 
         return {
             "schema": "latpred.trace/1",
-            "totals": [totals(graph, batch) for batch in batches],
+            "totals": [totals(graph, batch, runtime) for batch in batches],
             "check": [
                 {"counter": one.counter, "ours": one.ours, "theirs": one.theirs, "reasons": list(one.reasons)}
                 for one in found
@@ -51,7 +94,7 @@ def trace(model: str, batches: tuple[int, ...], model_input: Model, check: bool,
 
     def text(console: Console) -> None:
         for batch in batches:
-            _print_graph(console, graph, batch)
+            _print_graph(console, graph, batch, runtime)
         for one in found:
             _print_difference(console, one, batches[0])
 
@@ -77,14 +120,17 @@ def _print_difference(console: Console, one: Difference, batch: int) -> None:
         console.print(f"  {reason}", markup=False, soft_wrap=True)
 
 
-def totals(graph: ModelGraph, batch: int) -> dict[str, Any]:
+def totals(graph: ModelGraph, batch: int, runtime: str = "eager") -> dict[str, Any]:
     """What one forward pass at one batch size amounts to."""
+    from latpred import runtimes
+
     coverage = graph.coverage(batch)
     return {
         "batch": batch,
         "macs": graph.macs(batch),
         "bytes": graph.bytes(batch),
         "launches": graph.launches(batch),
+        "steps": len(runtimes.get(runtime).lower(graph, batch).host_class),
         "synchronisations": graph.syncs(batch),
         "peak_bytes": graph.peak_bytes(batch),
         "coverage_of_launches": coverage.launches,
@@ -93,20 +139,23 @@ def totals(graph: ModelGraph, batch: int) -> dict[str, Any]:
     }
 
 
-def _print_graph(console: Console, graph: ModelGraph, batch: int) -> None:
+def _print_graph(console: Console, graph: ModelGraph, batch: int, runtime: str) -> None:
     from rich.table import Table
 
     from latpred.units import format_bytes, format_count
 
     sizes = f"{graph.input_kind} {graph.input_size}, " if graph.input_size else ""
-    console.print(f"{graph.model}: {sizes}{graph.precision}, batch {batch}", style="bold", markup=False)
+    where = "" if runtime == "eager" else f"{runtime} on {graph.target or 'cpu'}, "
+    console.print(
+        f"{graph.model}: {sizes}{graph.precision}, {where}batch {batch}", style="bold", markup=False, soft_wrap=True
+    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("ops")
     for name in ("launches", "MACs", "bytes"):
         table.add_column(name, justify="right")
     for family, (launches, macs, moved) in _by_family(graph, batch).items():
         table.add_row(family, str(launches), format_count(macs) if macs else "-", format_bytes(moved))
-    total = totals(graph, batch)
+    total = totals(graph, batch, runtime)
     table.add_row(
         "all", str(total["launches"]), format_count(total["macs"]), format_bytes(total["bytes"]), style="bold"
     )
@@ -116,10 +165,21 @@ def _print_graph(console: Console, graph: ModelGraph, batch: int) -> None:
         f"{total['macs'] / 1e9:.3f} GMACs, {format_count(graph.parameters)} parameters, "
         f"at least {format_bytes(total['peak_bytes'])} of memory{syncs}",
     )
+    if runtime != "eager":
+        _print_steps(console, graph, batch, total["steps"])
     if total["estimated_ops"]:
         known = f"{total['coverage_of_launches']:.0%} of launches and {total['coverage_of_bytes']:.0%} of bytes"
         unknown = ", ".join(f"{name} ({count})" for name, count in total["estimated_ops"].items())
         console.print(f"formulas cover {known}; estimated from bytes: {unknown}", markup=False, soft_wrap=True)
+
+
+def _print_steps(console: Console, graph: ModelGraph, batch: int, steps: int) -> None:
+    """What a runtime's steps are called, those it makes most of first, and what in them is an estimate."""
+    counts = Counter(op.name for op in graph.at(batch))
+    named = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
+    console.print(f"{steps} host step{'' if steps == 1 else 's'}: {named}", markup=False, soft_wrap=True)
+    for note in graph.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def _by_family(graph: ModelGraph, batch: int) -> dict[str, tuple[int, int, int]]:
