@@ -17,7 +17,6 @@ from latpred.runtimes import onnx_session
 LEAST_TORCH = (2, 11)
 PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
 OPTIONAL = {
-    "onnxruntime": "the onnxruntime runtime: python -m pip install 'latpred[onnx]'",
     "matplotlib": "plots: python -m pip install 'latpred[plot]'",
     "torchvision": "torchvision: model names",
     "timm": "timm: model names",

@@ -30,7 +30,7 @@ LEAST_SHARE = 0.15  # of a node's time that must be kernel for it to say anythin
 MODEL_DOUBT = 0.05  # relative error of the law itself
 NODE_US, NODE_DOUBT = 1.0, 1.0  # what a node costs, to begin with
 CLASS_DOUBT = 0.5  # how far a class may lie from the common cost, as a share of the guess
-FIXED_US, FIXED_DOUBT_US = 4.0, 4.0
+FIXED_US, FIXED_DOUBT_US = 4.0, 20.0
 FIXED, NODE = ("fixed",), ("node",)
 SLOWED = (0.6, 1.5)  # bounds of what kernels take unwatched over what they take watched
 

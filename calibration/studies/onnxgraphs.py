@@ -8,7 +8,7 @@ decided here.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -25,9 +25,10 @@ _ACTIVATIONS = ("Relu", "Relu", "Sigmoid", "HardSwish", "Clip", "Silu")
 class Graph:
     """A graph under construction: one input, nodes that follow each other, weights."""
 
-    def __init__(self, rng: random.Random, shape: tuple[int, ...], dtype: str = "float32") -> None:
+    def __init__(self, rng: Draw, shape: tuple[int, ...], dtype: str = "float32") -> None:
         self.rng = rng
         self.input = ("x", shape, dtype)
+        self.open_batch = False  # as an exporter leaves it; then fewer shapes are known, and fewer nodes fused
         self._nodes: list[Any] = []
         self._weights: dict[str, np.ndarray[Any, Any]] = {}
         self._draw = np.random.default_rng(rng.randrange(1 << 30))
@@ -61,7 +62,7 @@ class Graph:
         made = helper.make_graph(
             self._nodes,
             "generated",
-            [helper.make_tensor_value_info(name, kind, list(shape))],
+            [helper.make_tensor_value_info(name, kind, ["batch" if self.open_batch else shape[0], *shape[1:]])],
             [helper.make_tensor_value_info(result, TensorProto.FLOAT, None) for result in results],
             [numpy_helper.from_array(values, key) for key, values in self._weights.items()],
         )
@@ -69,7 +70,30 @@ class Graph:
         return bytes(helper.make_model(made, opset_imports=opsets, ir_version=9).SerializeToString())
 
 
-def make(kind: str, seed: int) -> tuple[bytes, dict[str, Any]]:
+class Draw(random.Random):
+    """Draws sizes; those of a `tiny` graph are the smallest there are, so that its nodes have next to nothing to do."""
+
+    tiny = False
+
+    def between(self, low: int, high: int, step: int = 1) -> int:
+        """A whole number, as likely between 10 and 20 as between 100 and 200."""
+        value: float = low if self.tiny else low * (high / low) ** self.random()
+        return max(step, round(value / step) * step)
+
+    def one_of(self, sizes: Sequence[int]) -> int:
+        """One of several sizes."""
+        return min(sizes) if self.tiny else self.choice(sizes)
+
+    def batch(self) -> int:
+        """A batch size."""
+        return self.one_of((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+
+    def room(self) -> int:
+        """Elements of the largest activation."""
+        return self.between(*_ELEMENTS)
+
+
+def make(kind: str, seed: int, *, tiny: bool = False) -> tuple[bytes, dict[str, Any]]:
     """A generated model and its input.
 
     Examples
@@ -78,7 +102,8 @@ def make(kind: str, seed: int) -> tuple[bytes, dict[str, Any]]:
     >>> list(feed)
     ['x']
     """
-    rng = random.Random(f"{kind}/{seed}")
+    rng = Draw(f"{kind}/{seed}")
+    rng.tiny = tiny
     graph, result = _MAKERS[kind](rng)
     _, shape, dtype = graph.input
     draw = np.random.default_rng(seed)
@@ -86,36 +111,24 @@ def make(kind: str, seed: int) -> tuple[bytes, dict[str, Any]]:
     return graph.model(result), {"x": values}
 
 
-def _log_uniform(rng: random.Random, low: int, high: int, step: int = 1) -> int:
-    value: float = low * (high / low) ** rng.random()
-    return max(step, round(value / step) * step)
-
-
-def _batch(rng: random.Random) -> int:
-    return rng.choice((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
-
-
-def _room(rng: random.Random) -> int:
-    return _log_uniform(rng, *_ELEMENTS)
-
-
 # -- tokens --------------------------------------------------------------------------------------------------------
 
 
-def _tokens(rng: random.Random) -> tuple[Graph, str]:
-    head, heads = rng.choice((16, 24, 32, 32, 48, 64, 64, 96, 128)), _log_uniform(rng, 1, 12)
-    width, batch = head * heads, _batch(rng)
-    length = _log_uniform(rng, 4, 256)
-    most, most_macs = _room(rng), _log_uniform(rng, *_MACS)
+def _tokens(rng: Draw) -> tuple[Graph, str]:
+    head, heads = rng.one_of((16, 24, 32, 32, 48, 64, 64, 96, 128)), rng.between(1, 12)
+    width, batch = head * heads, rng.batch()
+    length = rng.between(4, 256)
+    most, most_macs = rng.room(), rng.between(*_MACS)
     while batch > 1 and (batch * length * 4 * width > most or batch * length * 12 * width**2 > most_macs):
         batch //= 2
     length = max(4, min(length, most_macs // (12 * width**2)))
     inner = rng.choice((2, 3, 4, 4)) * width
     graph = Graph(rng, (batch, length), "int64")
+    graph.open_batch = rng.random() < 0.8
     x = graph.add("Gather", graph.weight(1000, width, scale=1.0), "x")
     x = _normed(graph, x, width)
     for _ in range(rng.choice((1, 1, 2))):
-        x = _normed(graph, graph.add("Add", x, _attended(graph, x, (batch, length, heads, head))), width)
+        x = _normed(graph, graph.add("Add", x, _attended(graph, x, (length, heads, head))), width)
         y = _linear(graph, x, width, inner)
         y = _linear(graph, _gelu(graph, y), inner, width)
         x = _normed(graph, graph.add("Add", x, y), width)
@@ -141,14 +154,14 @@ def _gelu(graph: Graph, x: str) -> str:
     return graph.add("Mul", x, graph.add("Sigmoid", x)) if kind == "Silu" else graph.add(kind, x)
 
 
-def _attended(graph: Graph, x: str, sizes: tuple[int, int, int, int]) -> str:
+def _attended(graph: Graph, x: str, sizes: tuple[int, int, int]) -> str:
     """Attention as an exporter writes it: scaled queries and keys, products with a transposed one, softmax."""
-    batch, length, heads, head = sizes
+    length, heads, head = sizes
     width = heads * head
     parts = []
     for order in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)):
         y = _linear(graph, x, width, width, bias=graph.rng.random() < 0.8)
-        y = graph.add("Reshape", y, graph.constant([batch, length, heads, head], np.int64))
+        y = graph.add("Reshape", y, graph.constant([-1, length, heads, head], np.int64))
         parts.append(graph.add("Transpose", y, perm=order))
     scale = graph.constant(head**-0.25, np.float32)
     query, key = (graph.add("Mul", part, scale) for part in parts[:2])
@@ -157,18 +170,18 @@ def _attended(graph: Graph, x: str, sizes: tuple[int, int, int, int]) -> str:
         scores = graph.add("Add", scores, graph.weight(1, 1, length, length, scale=1.0))
     y = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), parts[2])
     y = graph.add("Transpose", y, perm=(0, 2, 1, 3))
-    y = graph.add("Reshape", y, graph.constant([batch, length, width], np.int64))
+    y = graph.add("Reshape", y, graph.constant([-1, length, width], np.int64))
     return _linear(graph, y, width, width)
 
 
 # -- images and sound ----------------------------------------------------------------------------------------------
 
 
-def _images(rng: random.Random) -> tuple[Graph, str]:
-    size, batch = rng.choice((32, 48, 64, 96, 112, 128, 160, 192, 224)), _batch(rng)
-    width = _log_uniform(rng, 16, 128, rng.choice((8, 8, 8, 4)))
+def _images(rng: Draw) -> tuple[Graph, str]:
+    size, batch = rng.one_of((8, 32, 48, 64, 96, 112, 128, 160, 192, 224)), rng.batch()
+    width = rng.between(16, 128, rng.choice((8, 8, 8, 4)))
     side, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8)))
-    most = _room(rng)
+    most = rng.room()
     while batch > 1 and batch * width * size * size // stride**2 > most:
         batch //= 2
     graph = Graph(rng, (batch, 3, size, size))
@@ -206,10 +219,10 @@ def _residual(graph: Graph, x: str, width: int, wider: int, stride: int) -> str:
     return graph.add("Relu", graph.add("Add", x, y))
 
 
-def _mobile(rng: random.Random) -> tuple[Graph, str]:
-    size, batch = rng.choice((32, 48, 64, 96, 112, 128, 160, 192, 224)), _batch(rng)
-    width = _log_uniform(rng, 8, 96, 8)
-    most = _room(rng)
+def _mobile(rng: Draw) -> tuple[Graph, str]:
+    size, batch = rng.one_of((8, 32, 48, 64, 96, 112, 128, 160, 192, 224)), rng.batch()
+    width = rng.between(8, 96, 8)
+    most = rng.room()
     while batch > 1 and batch * 4 * width * size * size // 4 > most:
         batch //= 2
     graph = Graph(rng, (batch, 3, size, size))
@@ -253,14 +266,14 @@ def _conv(
 
 def _classified(graph: Graph, x: str, width: int) -> str:
     x = graph.add("Flatten", graph.add("GlobalAveragePool", x), axis=1)
-    classes = graph.rng.choice((10, 100, 1000))
+    classes = graph.rng.one_of((10, 100, 1000))
     return graph.add("Gemm", x, graph.weight(width, classes), graph.weight(classes, scale=0.1))
 
 
-def _sound(rng: random.Random) -> tuple[Graph, str]:
+def _sound(rng: Draw) -> tuple[Graph, str]:
     """Convolutions along time, which onnxruntime does not lay out in blocks."""
-    width, length = _log_uniform(rng, 16, 384, 16), _log_uniform(rng, 400, 16000)
-    batch, most = _batch(rng), _room(rng)
+    width, length = rng.between(16, 384, 16), rng.between(400, 16000)
+    batch, most = rng.batch(), rng.room()
     while batch > 1 and batch * width * length // 5 > most:
         batch //= 2
     graph, x, before = Graph(rng, (batch, 1, length)), "x", 1
@@ -285,10 +298,10 @@ _UNARY = (
 _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 
 
-def _elements(rng: random.Random) -> tuple[Graph, str]:
+def _elements(rng: Draw) -> tuple[Graph, str]:
     """Elementwise nodes, reductions, normalisations and softmax over rows."""
-    rows, cols = _log_uniform(rng, 1, 16384), _log_uniform(rng, 8, 4096, 4)
-    most = _room(rng)
+    rows, cols = rng.between(1, 16384), rng.between(8, 4096, 4)
+    most = rng.room()
     while rows > 1 and rows * cols > most:
         rows //= 2
     graph, axes = Graph(rng, (rows, cols)), [-1]
@@ -319,10 +332,10 @@ def _elements(rng: random.Random) -> tuple[Graph, str]:
     return graph, x
 
 
-def _moves(rng: random.Random) -> tuple[Graph, str]:
+def _moves(rng: Draw) -> tuple[Graph, str]:
     """Nodes that only move elements: transposes, slices, splits, concatenations, gathers, pads, casts."""
-    batch, rows, cols = _batch(rng), _log_uniform(rng, 4, 512, 4), _log_uniform(rng, 8, 1024, 8)
-    most = _room(rng)
+    batch, rows, cols = rng.batch(), rng.between(4, 512, 4), rng.between(8, 1024, 8)
+    most = rng.room()
     while batch > 1 and batch * rows * cols > most:
         batch //= 2
     graph, x = Graph(rng, (batch, rows, cols)), "x"
@@ -357,8 +370,8 @@ def _moves(rng: random.Random) -> tuple[Graph, str]:
     return graph, x
 
 
-def _recurrent(rng: random.Random) -> tuple[Graph, str]:
-    width, steps, batch = _log_uniform(rng, 16, 256, 8), _log_uniform(rng, 2, 128), _batch(rng)
+def _recurrent(rng: Draw) -> tuple[Graph, str]:
+    width, steps, batch = rng.between(16, 256, 8), rng.between(2, 128), rng.batch()
     graph, x = Graph(rng, (steps, batch, width)), "x"
     kind, gates = rng.choice((("LSTM", 4), ("GRU", 3)))
     for _ in range(rng.choice((1, 2))):
@@ -368,7 +381,7 @@ def _recurrent(rng: random.Random) -> tuple[Graph, str]:
     return graph, x
 
 
-_MAKERS: dict[str, Callable[[random.Random], tuple[Graph, str]]] = {
+_MAKERS: dict[str, Callable[[Draw], tuple[Graph, str]]] = {
     "tokens": _tokens,
     "images": _images,
     "mobile": _mobile,

@@ -29,9 +29,10 @@ from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
 SECONDS = 90.0
-FIRST_TINY, MOST_TINY = 4, 30
-TURN = ("graph",) * 8 + ("judge",) + ("graph",) * 8 + ("tiny",)  # after the first tiny ones, again and again
-GRAPH_REPEATS, GRAPH_S = 12, 0.1
+FIRST_TINY, TINY_GRAPHS, MOST_TINY = 3, 20, 8
+TURN = ("graph",) * 14 + ("judge",) + ("graph",) * 14 + ("judge", "tiny")  # after the first tiny ones, again and again
+GRAPH_EFFORT = (12, 0.1)  # forward passes, and seconds after which there are no more
+TINY_EFFORT = (60, 0.1)
 WATCHED = 5  # forward passes with the profiler on, after one that is not counted
 WATCHED_S = 0.25  # beyond which there are fewer
 COLD_EVERY = 2  # of the generated graphs, every second runs with its weights out of the cache
@@ -73,6 +74,8 @@ class OnnxStudy(WholeNetworks):
         graphs = (graph_cell(number, precision) for number in count())
         for _ in range(FIRST_TINY):
             yield suite.network_cell(next(tiny), precision, self.runtime)
+        for number in range(TINY_GRAPHS):
+            yield graph_cell(number, precision, tiny=True)
         for kind in cycle(TURN):
             if kind == "graph":
                 yield next(graphs)
@@ -87,7 +90,8 @@ class OnnxStudy(WholeNetworks):
             return super().measure(cell, device)
         threads = _threads()
         if cell.kind == "kernel":
-            made, (repeats, budget_s), watched = _generated(cell), (GRAPH_REPEATS, GRAPH_S), True
+            tiny = bool(cell.dims["tiny"])
+            made, (repeats, budget_s), watched = _generated(cell), TINY_EFFORT if tiny else GRAPH_EFFORT, True
         else:
             spec = suite.network_spec(cell)
             made, (repeats, budget_s), watched = self._exported(cell), effort(spec), spec.tiny
@@ -131,7 +135,7 @@ class OnnxStudy(WholeNetworks):
         cell, total_us = row.cell, row.timings["single"].median_s * US_PER_S
         cached = profile.device.cache_bytes
         if cell.kind == "kernel":
-            ops, batch, tiny = self._graph_ops(cell), 1, False
+            ops, batch, tiny = self._graph_ops(cell), 1, bool(cell.dims["tiny"])
             held = sum(op.weight_bytes.at(1) for op in ops)
             resident = not cell.dims.get("cold") and held <= cached
         else:
@@ -150,19 +154,20 @@ class OnnxStudy(WholeNetworks):
         return self._ops[cell.key]
 
 
-def graph_cell(number: int, precision: str) -> Cell:
+def graph_cell(number: int, precision: str, *, tiny: bool = False) -> Cell:
     """The cell of a generated graph.
 
     >>> graph_cell(1, "fp32").key
-    'kernel/onnxruntime/fp32/images/cold=0,seed=1'
+    'kernel/onnxruntime/fp32/images/cold=0,seed=1,tiny=0'
     """
     kinds = onnxgraphs.KINDS
-    cold = number // len(kinds) % COLD_EVERY
-    return Cell("kernel", kinds[number % len(kinds)], {"seed": number, "cold": cold}, precision, NAME)
+    cold = 0 if tiny else number // len(kinds) % COLD_EVERY
+    dims = {"seed": number, "cold": cold, "tiny": int(tiny)}
+    return Cell("kernel", kinds[number % len(kinds)], dims, precision, NAME)
 
 
 def _generated(cell: Cell) -> Made:
-    return Made(*onnxgraphs.make(cell.name, cell.dims["seed"]))
+    return Made(*onnxgraphs.make(cell.name, cell.dims["seed"], tiny=bool(cell.dims["tiny"])))
 
 
 def _ops(seen: onnx_session.Watched, made: Made) -> tuple[Op, ...]:

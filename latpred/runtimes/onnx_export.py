@@ -76,7 +76,7 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
                 input_names=_names(inputs, len(tensors)),
             )
     except Exception as error:  # whatever a model, torch.export or a converter raises
-        raise RuntimeRefusalError(f"The model has no ONNX form: {_cause(error)}") from error
+        raise RuntimeRefusalError(_cause(error)) from error
     assert program is not None
     return _kept(program, model)
 
@@ -162,7 +162,7 @@ def _cause(error: BaseException) -> str:
         if lacking:
             return f"{lacking[1].replace('.', '::', 1)} has no ONNX form"
     first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
-    return f"{type(chain[-1]).__name__}: {first[:_MOST_TEXT]}"
+    return f"torch cannot export the model to ONNX: {type(chain[-1]).__name__}: {first[:_MOST_TEXT]}"
 
 
 @contextlib.contextmanager

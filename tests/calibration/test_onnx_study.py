@@ -1,0 +1,131 @@
+"""onnxruntime's calibration: generated graphs that it loads, and costs found again from timings made of known ones."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+import torch
+
+from latpred.calibration import studies, suite
+from latpred.calibration.cells import Cell
+from latpred.calibration.device import open_device
+from latpred.calibration.session import Row
+from latpred.calibration.studies import onnxgraphs
+from latpred.calibration.studies.onnxfit import Placed, fit_nodes
+from latpred.calibration.studies.onnxruntime import OnnxStudy, graph_cell
+from latpred.errors import CalibrationError
+from latpred.graph import Line, Op
+from latpred.kerneltime import evaluate
+from latpred.pricing import host_cost
+from latpred.runtimes import onnx_session, onnx_walk
+
+NODE_US, GEMM_US, FIXED_US, MACS_PER_US = 1.5, 3.0, 12.0, 20_000.0
+
+
+def ops_of(kind: str, seed: int, *, tiny: bool) -> tuple[Op, ...]:
+    model, feed = onnxgraphs.make(kind, seed, tiny=tiny)
+    seen = onnx_session.watch(model, [feed], target="cpu", threads=1)
+    return onnx_walk.walked(seen, [feed], "cpu").ops
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(onnxgraphs.KINDS))
+def test_generated_graphs_run_and_every_node_is_known(kind: str) -> None:
+    for seed in range(3):
+        ops = ops_of(kind, seed, tiny=True)
+        assert any(op.launches for op in ops)
+        assert not [op.name for op in ops if op.estimated]
+
+
+def test_a_seed_makes_the_same_graph_again_and_tiny_ones_do_less() -> None:
+    assert onnxgraphs.make("images", 4)[0] == onnxgraphs.make("images", 4)[0]
+    small, large = (sum(op.macs.at(1) for op in ops_of("images", 4, tiny=tiny)) for tiny in (True, False))
+    assert 0 < small < large
+
+
+def gemm(m: int) -> Op:
+    n = k = 64
+    return Op(
+        name="ort::MatMul",
+        module="",
+        host_class="node.gemm.MatMul",
+        family="gemm",
+        dtype="float32",
+        dims={"m": Line(m), "n": Line(n), "k": Line(k)},
+        macs=Line(m * n * k),
+        weight_bytes=Line(4 * n * k),
+        read_bytes=Line(4 * m * k),
+        write_bytes=Line(4 * m * n),
+        launches=1,
+    )
+
+
+VIEW = Op("ort::Reshape", "", "node.view.Reshape", "", "", {})
+
+
+def kernel_us(op: Op) -> float:
+    return op.macs.at(1) / MACS_PER_US
+
+
+def placed(ops: tuple[Op, ...], *, tiny: bool) -> Placed:
+    """A graph as a clock would have it: whole, and its nodes in whole microseconds of a profiler that slows them."""
+    host = sum(GEMM_US if op.launches else NODE_US for op in ops)
+    nodes = tuple(float(int(5.0 + 1.1 * kernel_us(op))) if op.launches else 1.0 for op in ops)
+    return Placed(ops, 1, FIXED_US + host + sum(map(kernel_us, ops)), nodes, "fp32", tiny, resident=True)
+
+
+def graphs() -> list[Placed]:
+    rng = random.Random(0)
+    tiny = [placed((gemm(1),) * a + (VIEW,) * b, tiny=True) for a, b in ((3, 20), (20, 3), (10, 10), (1, 40), (30, 30))]
+    sized = [
+        placed(tuple(gemm(rng.randrange(16, 2000)) for _ in range(6)) + (VIEW,) * rng.randrange(5), tiny=False)
+        for _ in range(20)
+    ]
+    return tiny + sized
+
+
+def test_known_costs_are_found_again() -> None:
+    fit = fit_nodes(graphs())
+    assert host_cost(fit, "node.view.Reshape") == pytest.approx(NODE_US, rel=0.15)
+    assert host_cost(fit, "node.gemm.MatMul") == pytest.approx(GEMM_US, rel=0.15)
+    assert host_cost(fit, "node.gemm.Gemm") == pytest.approx(host_cost(fit, "node.gemm"))
+    assert fit.fixed_us == pytest.approx(FIXED_US, rel=0.3)
+    op = gemm(700)
+    row = [[float(line.at(1)) for line in (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())]]
+    (us,) = evaluate(fit.kernels["fp32"]["gemm"], torch.tensor(row).double().numpy())
+    assert us == pytest.approx(kernel_us(op), rel=0.1)
+
+
+def test_too_few_graphs_are_said() -> None:
+    with pytest.raises(
+        CalibrationError, match=r"2 tiny networks and 0 graphs.*latpred calibrate --runtimes onnxruntime"
+    ):
+        fit_nodes(graphs()[:2])
+
+
+def test_what_is_measured_first() -> None:
+    study = studies.get("onnxruntime")
+    assert isinstance(study, OnnxStudy)
+    cells = list(islice(study.cells(open_device("cpu"), "fp32"), 80))
+    assert {cell.runtime for cell in cells} == {"onnxruntime"}
+    assert len({cell.key for cell in cells}) == len(cells)
+    networks = [suite.network_spec(cell) for cell in cells if cell.kind == "network"]
+    assert [spec.tiny for spec in networks[:3]] == [True] * 3
+    assert any(spec.judge for spec in networks)
+    assert sum(cell.kind == "kernel" and not cell.dims["tiny"] for cell in cells) > 30
+
+
+def test_an_asynchronous_device_is_calibrated_on_whole_networks() -> None:
+    cells = islice(OnnxStudy().cells(open_device("simulated"), "fp32"), 20)
+    assert {cell.kind for cell in cells} == {"network"}
+
+
+def test_a_graph_is_timed_whole_and_node_by_node() -> None:
+    study, cell = OnnxStudy(), graph_cell(0, "fp32", tiny=True)
+    sampled = study.measure(cell, open_device("cpu"))
+    row = Row(cell, dict(sampled.timings), 0.0, "", sampled.calls_us)
+    assert row.timings["single"].median_s > 0
+    assert len(row.calls_us) == len(ops_of(cell.name, 0, tiny=True))
+    again = OnnxStudy()._graph_ops(Cell("kernel", cell.name, cell.dims, "fp32", "onnxruntime"))
+    assert [op.name for op in again] == [op.name for op in study._graph_ops(cell)]

@@ -1,0 +1,319 @@
+"""Walks of onnxruntime: the nodes that really run, found once per structure, and models that cannot be exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from factories import device, dispatch, profile
+from smallmodels import SMALL, inputs_of
+from torch import nn
+
+import latpred
+from latpred import runtimes
+from latpred.errors import MissingPackageError, RuntimeRefusalError
+from latpred.graph import ModelGraph
+from latpred.predictor import Predictor
+from latpred.runtimes import onnx_export, onnx_session, store, walking
+from latpred.runtimes.onnx_estimate import NOTE, estimate
+from latpred.runtimes.onnxruntime import OnnxRuntime
+from latpred.runtimes.source import Source, source_of
+
+
+class Net(nn.Module):
+    """A convolution with its normalisation, a head, and a view between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        return torch.softmax(self.head(y.view(y.shape[0], 1, 16)), -1)
+
+
+class Refused(nn.Module):
+    """Takes a function that has no ONNX form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.lgamma(self.layer(x))
+
+
+def net() -> tuple[nn.Module, torch.Tensor]:
+    return Net().eval(), torch.zeros(2, 3, 8, 8)
+
+
+def executed(model: bytes, feed: dict[str, Any], folder: Path) -> Counter[str]:
+    """What onnxruntime itself says it runs, asked without anything of latpred."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    settings.enable_profiling = True
+    settings.profile_file_prefix = str(folder / "profile")
+    session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+    session.run(None, feed)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return Counter(event["args"]["op_name"] for event in events if event["cat"] == "Node")
+
+
+def names_of(graph: ModelGraph, batch: int) -> Counter[str]:
+    return Counter(op.name.removeprefix("ort::") for op in graph.at(batch))
+
+
+def agrees(source: Source, folder: Path, batch: int) -> ModelGraph:
+    """Check a walk against what onnxruntime runs at a batch that was not walked."""
+    runtime = OnnxRuntime()
+    graph = runtime.walk(source, "cpu")
+    exported = runtime.exported(source)
+    assert isinstance(exported.model, bytes)
+    tensors = onnx_export.tensors_of(source.inputs(batch))
+    names = onnx_session.input_names(exported.model)
+    feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+    assert names_of(graph, batch) == executed(exported.model, feed, folder)
+    return graph
+
+
+def test_the_nodes_are_those_that_run(tmp_path: Path) -> None:
+    model, x = net()
+    source = source_of(model, x)
+    graph = agrees(source, tmp_path, batch=5)
+    assert graph.runtime == "onnxruntime"
+    assert graph.target == "cpu"
+    assert [graph.macs(batch) for batch in (1, 4)] == [source.graph.macs(batch) for batch in (1, 4)]
+    conv = next(op for op in graph.ops if op.family.startswith("conv"))
+    assert {name: line.at(7) for name, line in conv.dims.items()} == {
+        "batch": 7,
+        "c_in": 3,
+        "c_out": 16,
+        "h_in": 8,
+        "w_in": 8,
+        "h_out": 6,
+        "w_out": 6,
+        "kernel_h": 3,
+        "kernel_w": 3,
+        "stride": 1,
+        "groups": 1,
+    }
+    # The normalisation and the activation are part of the convolution.
+    assert not {"BatchNormalization", "Relu"} & set(names_of(graph, 2))
+    assert conv.weight_bytes.at(1) == 4 * (16 * 3 * 9 + 16)
+
+
+def test_for_cuda_the_cpus_own_fusions_are_left_out() -> None:
+    model, x = net()
+    names = names_of(OnnxRuntime().walk(source_of(model, x), "cuda"), 2)
+    assert names["Relu"] == names["Conv"] == 1
+    assert "BatchNormalization" not in names
+
+
+def test_half_precision_on_cuda_moves_half_the_bytes() -> None:
+    model, x = net()
+    whole, half = (
+        OnnxRuntime().walk(source_of(model, x, precision=precision), "cuda") for precision in ("fp32", "fp16")
+    )
+    assert [op.name for op in whole.ops] == [op.name for op in half.ops]
+    heavy, light = (next(op for op in graph.ops if op.family == "conv") for graph in (whole, half))
+    assert light.macs == heavy.macs
+    assert 2 * light.weight_bytes.at(1) == heavy.weight_bytes.at(1)
+    assert {op.dtype for op in half.ops if op.launches} == {"float16"}
+    assert "float32" in half.notes[0]
+
+
+def test_shapes_and_views_launch_nothing() -> None:
+    class Heads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.view(x.shape[0], -1, 2, 4).transpose(1, 2) + 1.0
+            return y.reshape(x.shape[0], -1)
+
+    graph = OnnxRuntime().walk(source_of(Heads().eval(), torch.zeros(2, 24)), "cpu")
+    quiet = {op.name for op in graph.ops if not op.launches}
+    assert "ort::Reshape" in quiet
+    assert quiet <= {"ort::Reshape", "ort::Shape", "ort::Squeeze"}
+    # A result of the model has memory of its own: there a change of shape is a copy.
+    assert graph.ops[-1].name == "ort::Reshape"
+    assert graph.ops[-1].family == "copy.contiguous"
+
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 1},
+    "distilbert": {"n_layers": 1, "vocab_size": 200},
+    "t5": {"num_layers": 1, "vocab_size": 200},
+    "swin": {"depths": [1, 1]},
+    "resnet": {"depths": [1, 1]},
+    "convnext": {"depths": [1, 1]},
+    "regnet": {"depths": [1, 1]},
+}
+MODELS = (
+    *("bert", "distilbert", "albert", "roberta", "gpt2", "t5", "vit", "swin", "convnext", "resnet", "mobilenet-v2"),
+    *("regnet", "efficientnet", "deberta", "wav2vec2", "llama"),
+)
+
+
+def small(name: str) -> nn.Module:
+    """A model of one layer, or few."""
+    import transformers
+
+    model_class, options, _, _ = SMALL[name]
+    changed = SMALLER.get(name, {"num_hidden_layers": 1} if "num_hidden_layers" in options else {})
+    kind = getattr(transformers, model_class)
+    return kind(kind.config_class(**(options | changed))).eval()  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_runs_the_nodes_that_were_walked(name: str, tmp_path: Path) -> None:
+    source = source_of(small(name), lambda batch: inputs_of(name, batch))
+    graph = agrees(source, tmp_path, batch=5)
+    walked, eager = graph.macs(4), source.graph.macs(4)
+    if name == "deberta":  # products of weights alone are computed once and for all
+        assert walked < eager
+        assert graph.macs(4) - graph.macs(3) == source.graph.macs(4) - source.graph.macs(3)
+    elif name == "efficientnet":  # channels are filled up to whole blocks
+        assert eager <= walked <= 1.01 * eager
+    else:
+        assert walked == eager
+    assert not graph.coverage().estimated_ops
+
+
+def test_a_transformer_runs_the_nodes_that_were_walked(tmp_path: Path) -> None:
+    source = source_of(small("bert"), lambda batch: inputs_of("bert", batch))
+    graph = agrees(source, tmp_path, batch=4)
+    assert graph.macs(4) == source.graph.macs(4)
+
+
+def test_a_structure_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported: list[str] = []
+    real = onnx_export.export
+
+    def counting(model: nn.Module, inputs: Any) -> Any:
+        exported.append(type(model).__name__)
+        return real(model, inputs)
+
+    monkeypatch.setattr(onnx_export, "export", counting)
+    x = torch.zeros(2, 3, 8, 8)
+    first = walking.walk(Net().eval(), x, runtime="onnxruntime")
+    assert walking.walk(Net().eval(), x[:1], runtime="onnxruntime") is first
+    store.forget()  # as another process would find it
+    assert walking.walk(Net().eval(), x, runtime="onnxruntime") == first
+    assert len(exported) == 1
+
+
+def test_a_session_computes_what_the_model_does_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    real = onnx_export.export
+    monkeypatch.setattr(onnx_export, "export", lambda model, inputs: made.append(1) or real(model, inputs))  # type: ignore[func-returns-value]
+    model, runtime = Net().eval(), OnnxRuntime()
+    for batch in (1, 3):
+        x = torch.randn(batch, 3, 8, 8)
+        (result,) = runtime.build(model, (x,))()
+        assert torch.allclose(torch.from_numpy(result), model(x), atol=1e-5)
+    named = runtime.build(model, {"x": x})()
+    assert torch.allclose(torch.from_numpy(named[0]), model(x), atol=1e-5)
+    assert len(made) == 2  # once for positional, once for named arguments
+
+
+def test_a_model_with_a_cache_in_its_result_is_exported() -> None:
+    class Cache:
+        """What no exporter can give back."""
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, *, twice: bool) -> dict[str, Any]:
+            y = self.layer(x)
+            return {"logits": self.layer(y) if twice else y, "cache": Cache()}
+
+    exported = onnx_export.export(Decoder().eval(), {"x": torch.zeros(2, 4), "twice": True})
+    assert onnx_session.input_names(exported.model) == ["x"]
+
+
+def test_what_has_no_onnx_form_is_named_and_estimated() -> None:
+    source = source_of(Refused().eval(), torch.zeros(2, 4))
+    with pytest.raises(RuntimeRefusalError, match=r"^prims::lgamma has no ONNX form"):
+        OnnxRuntime().walk(source, "cpu")
+    graph = walking.of_source(source, "onnxruntime", "cpu")
+    assert [op.name for op in graph.ops] == ["ort::MatMul", "ort::Add", "ort::Lgamma"]
+    assert graph.notes[0].endswith("prims::lgamma has no ONNX form")
+    assert graph.notes[1] == NOTE
+    costs = {"eager": dispatch(), "onnxruntime": dispatch()}
+    predicted = Predictor(profile(device(kind="cpu", asynchronous=False), runtimes=costs)).predict(
+        graph, runtime="onnxruntime"
+    )
+    assert NOTE in predicted.setting.provenance.caveats
+
+
+def test_a_model_bound_to_its_batch_says_so() -> None:
+    class Bound(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(2, 8) + 1.0
+
+    with pytest.raises(RuntimeRefusalError, match=r"cannot export the model to ONNX: .*static shape of 2"):
+        onnx_export.export(Bound().eval(), (torch.zeros(2, 8),))
+
+
+def test_the_exporter_is_silent_and_leaves_nothing_behind(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tempfile
+
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "here"))
+    model, x = net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        OnnxRuntime().walk(source_of(model, x), "cpu")
+    assert capfd.readouterr() == ("", "")
+    assert not os.listdir(here)
+
+
+def test_the_estimate_follows_the_usual_fusions() -> None:
+    model, x = net()
+    eager = latpred.trace(model, x)
+    assert next(op.name for op in estimate(eager, "cpu").ops if op.launches) == "ort::Conv2D"
+    assert "ort::Relu" not in names_of(estimate(eager, "cpu"), 2)
+    assert any(op.name == "ort::Relu" for op in estimate(eager, "cuda").ops)
+    for target in ("cpu", "cuda"):
+        guess = estimate(eager, target)
+        assert guess.macs(3) == eager.macs(3)
+        assert not any("batch_norm" in op.family for op in guess.ops)
+    bert = latpred.trace(small("bert"), lambda batch: inputs_of("bert", batch))
+    assert estimate(bert, "cuda").macs(4) == bert.macs(4)
+
+
+def test_without_onnxruntime_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_session, "find_spec", lambda name: None if name == "onnxruntime" else object())
+    store.forget()
+    assert runtimes.get("onnxruntime").available() == ("onnxruntime is not installed; run: pip install 'latpred[onnx]'")
+    model, x = net()
+    with pytest.raises(MissingPackageError, match=r"pip install 'latpred\[onnx\]'"):
+        walking.walk(model, x, runtime="onnxruntime")
+
+
+def test_the_key_holds_versions_and_processor() -> None:
+    options = OnnxRuntime().options
+    assert onnx_session.installed()["onnxruntime"] in options
+    assert "dynamic batch" in options
+
+
+def test_bfloat16_is_refused_on_a_cpu() -> None:
+    model, x = net()
+    source = source_of(model, x)
+    half = Source(msgspec.structs.replace(source.graph, precision="bf16"), source.model, source.inputs)
+    with pytest.raises(RuntimeRefusalError, match="no bfloat16 kernels for the CPU"):
+        OnnxRuntime().walk(half, "cpu")
