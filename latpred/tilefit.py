@@ -87,4 +87,5 @@ def _spread_out(product: Floats, most: int) -> NDArray[np.int64]:
     order = np.argsort(product.prod(axis=1), kind="stable")
     if len(order) <= most:
         return order
-    return order[np.linspace(0, len(order) - 1, most).round().astype(int)]
+    kept: NDArray[np.int64] = order[np.linspace(0, len(order) - 1, most).round().astype(int)]
+    return kept
