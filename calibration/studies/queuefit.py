@@ -38,17 +38,21 @@ from latpred.calibration.studies.wholefit import (
 )
 from latpred.pricing import host_cost
 from latpred.profile import DeviceProfile, DispatchFit
+from latpred.runtimes.replay import REPLAY
 
 ISSUE_DOUBT = 0.01  # relative error of the host's law, beside that of a timing
 DEVICE_DOUBT = 0.03  # the same of kernel times
 DEVICE_BOUND = 1.3  # device time over host time from which a latency tells of kernels alone
 ALIKE_DOUBT = 0.2  # how far a class may lie from its like, as a share of what such a step usually costs
 EDGE_DOUBT_US = 1.0  # of what lies before the first kernel and after the last
+REPLAYED_DOUBT_US = 3.0  # of what a call costs beside the graphs it replays
 ROUNDS = 3  # of taking the host from what is known of the device, and the other way round
 _SHARE = ("share",)
 
 
-def fit_queued(parts: Sequence[Parts], profile: DeviceProfile, gap_us: float | None = None) -> DispatchFit:
+def fit_queued(
+    parts: Sequence[Parts], profile: DeviceProfile, gap_us: float | None = None, like: DispatchFit | None = None
+) -> DispatchFit:
     """Host costs and kernel times of a runtime.
 
     Parameters
@@ -59,9 +63,13 @@ def fit_queued(parts: Sequence[Parts], profile: DeviceProfile, gap_us: float | N
         The same device's, with eager and the kernels fitted.
     gap_us : float, optional
         The gap between kernels of a replayed graph, where the runtime launches each forward pass as one.
+    like : DispatchFit, optional
+        Of a runtime with the same kernels: what is taken for granted of them where too few networks tell.
     """
     side = _Sides(profile, gap_us)
     fit = DispatchFit({}, 0.0, 0.0, 0.0, gap_us=gap_us)
+    if like is not None:
+        fit = msgspec.structs.replace(fit, kernels=like.kernels, kernel_scales=like.kernel_scales)
     for _ in range(ROUNDS):
         fit = side.with_host(fit, parts)
         fit = side.with_device(fit, parts)
@@ -84,7 +92,10 @@ class _Sides:
                 doubt = float(np.hypot(ISSUE_DOUBT, part.run.doubt)) * max(us, 0.1 * part.run.total_us)
                 terms: dict[Column, float] = {("class", name): float(count) for name, count in part.steps.items()}
                 system.measured({FIXED: 1.0, **terms}, us, doubt)
-        system.believed({FIXED: 1.0}, self._eager.fixed_us, FIXED_DOUBT_US)
+        if self._replayed:  # what a call takes is what its graphs take, unless networks of several say otherwise
+            system.believed({FIXED: 1.0}, 0.0, REPLAYED_DOUBT_US)
+        else:
+            system.believed({FIXED: 1.0}, self._eager.fixed_us, FIXED_DOUBT_US)
         system.believed({_SHARE: 1.0}, SHARE, SHARE_DOUBT)
         self._believe_in_likes(system)
         return self._dispatch(fit, system.solve())
@@ -95,7 +106,7 @@ class _Sides:
             like, usual = _like(name), SHARE * eager_us(self._eager, name)
             if like is not None:
                 system.believed({("class", name): 1.0, ("class", like): -1.0}, 0.0, ALIKE_DOUBT * usual)
-        for name in {_like(name) or name for name in system.names("class")}:
+        for name in {_like(name) or name for name in system.names("class")} - {REPLAY}:
             usual = eager_us(self._eager, name)
             system.believed({("class", name): 1.0, _SHARE: -usual}, 0.0, CLASS_DOUBT * SHARE * usual)
 

@@ -17,6 +17,7 @@ from latpred.calibration.studies import runs
 from latpred.calibration.timing import Plan, Timing
 from latpred.graph import ModelGraph
 
+TURN = ("sized", "tiny", "judge")  # kinds of networks, again and again
 WARM = 3  # forward passes before the first that counts: some runtimes settle on their code only then
 SINGLE, ISSUE = Plan(most=80), Plan(loops=1, most=80)
 MOST_LAUNCHES = 480  # under way at once: half of what the queue of a GPU holds, as libraries launch more than is walked

@@ -24,7 +24,11 @@ from latpred.errors import CalibrationError
 from latpred.profile import DeviceProfile, DispatchFit
 from latpred.units import US_PER_S
 
-SECONDS = 45.0
+# Seconds of a full calibration: exporting takes a while, compiling longer.
+SECONDS = {"cuda-graphs": 45.0, "onnxruntime-cuda-graphs": 60.0, "compile-reduce-overhead": 120.0}
+USUAL_SECONDS = 60.0
+LIKE = {"onnxruntime-cuda-graphs": "onnxruntime", "compile-reduce-overhead": "compile"}  # whose kernels are replayed
+FEWEST_LIKE = 2  # networks that do where those kernels are known
 LENGTHS = (1, 4, 16, 64, 256)  # kernels of a chain
 REPLAYS = 60  # of each chain
 CHAIN = "chain"
@@ -37,8 +41,6 @@ class Replays(WholeNetworks):
     ----------
     runtime : str
         Its name.
-    seconds : float
-        What a full calibration spends on it.
 
     Examples
     --------
@@ -47,8 +49,8 @@ class Replays(WholeNetworks):
     'clock/cuda-graphs/fp32/chain/kernels=1'
     """
 
-    def __init__(self, runtime: str, seconds: float = SECONDS) -> None:
-        super().__init__(runtime, seconds)
+    def __init__(self, runtime: str) -> None:
+        super().__init__(runtime, SECONDS.get(runtime, USUAL_SECONDS))
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Chains, then networks."""
@@ -73,9 +75,10 @@ class Replays(WholeNetworks):
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """The gap between kernels, what a replay takes the host, and factors on kernel times."""
         gap_us = node_gap_us([row for row in rows if row.cell.kind == "clock"], profile.device.gap_us, self.runtime)
-        networks = runs.runs_of(rows, profile.device)
-        demand_enough(networks, self.runtime)
-        return fit_queued(taken_apart(networks, profile, self.runtime), profile, gap_us)
+        networks, like = runs.runs_of(rows, profile.device), profile.runtimes.get(LIKE.get(self.runtime, "eager"))
+        if like is None or len(networks) < FEWEST_LIKE:
+            demand_enough(networks, self.runtime)
+        return fit_queued(taken_apart(networks, profile, self.runtime), profile, gap_us, like)
 
 
 def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle
+from itertools import chain, cycle
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from latpred.calibration.studies.queues import WARM
 from latpred.calibration.tempo import TEMPO, Metronome
 from latpred.calibration.timing import Timing
 from latpred.profile import DeviceProfile, DispatchFit
-from latpred.runtimes.walking import target_of
 
 SECONDS = 90.0
 FIRST_TINY = len(networks.KINDS)  # one of each kind, before anything else
@@ -58,15 +57,17 @@ class WholeNetworks:
         self._filler: torch.Tensor | None = None
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
-        """A tiny network of each kind; then sized ones to learn and to judge from, and more tiny ones."""
+        """A tiny network of each kind; then sized ones to learn and to judge from, and more tiny ones.
+
+        Where a network's host time can be taken by itself, sized ones tell of it too: tiny ones need not come first.
+        """
         drawn = {
             "tiny": iter(suite.tiny_networks(10 * FIRST_TINY)),
             "judge": suite.judging_networks(),
             "sized": (spec for spec in suite.sized_networks() if not spec.judge),
         }
-        for kind in ("tiny",) * FIRST_TINY:
-            yield suite.network_cell(next(drawn[kind]), precision, self.runtime)
-        for kind in cycle(TURN):
+        first = () if device.asynchronous else ("tiny",) * FIRST_TINY
+        for kind in chain(first, cycle(queues.TURN if device.asynchronous else TURN)):
             spec = next(drawn[kind], None)  # the tiny ones come to an end
             if spec is not None:
                 yield suite.network_cell(spec, precision, self.runtime)
@@ -74,7 +75,7 @@ class WholeNetworks:
     def measure(self, cell: Cell, device: Device) -> Sampled:
         """Time a network whole, once the runtime has taken it apart for the fit."""
         spec = suite.network_spec(cell)
-        graph = runs.graph_of(spec, cell.precision, self.runtime, target_of(device.info().kind))
+        graph = runs.graph_on(spec, cell.precision, self.runtime, device.info().kind)
         device.use_precision(cell.precision)
         if device.asynchronous:
             return Sampled(queues.timed(device, cell, spec, graph))

@@ -168,12 +168,19 @@ def test_outliers_do_not_move_a_system() -> None:
 
 def test_cells_of_a_study_are_its_own_and_judges_come_early() -> None:
     study = studies.get("halved")
-    cells = study.cells(open_device("simulated"), "fp16")
-    first: list[Cell] = [next(cells) for _ in range(30)]
-    assert {cell.runtime for cell in first} == {"halved"}
-    assert {cell.precision for cell in first} == {"fp16"}
-    assert len({cell.key for cell in first}) == 30
-    specs = [suite.network_spec(cell) for cell in first]
-    assert {spec.kind for spec in specs[:10]} == set(networks.KINDS)
-    assert all(spec.tiny for spec in specs[:10])
-    assert sum(spec.judge for spec in specs) == 5
+    kinds = {}
+    for name in ("simulated", "cpu"):
+        cells = study.cells(open_device(name), "fp16")
+        first: list[Cell] = [next(cells) for _ in range(30)]
+        assert {cell.runtime for cell in first} == {"halved"}
+        assert {cell.precision for cell in first} == {"fp16"}
+        assert len({cell.key for cell in first}) == 30
+        kinds[name] = [suite.network_spec(cell) for cell in first]
+    assert {spec.kind for spec in kinds["cpu"][:10]} == set(networks.KINDS)
+    assert all(spec.tiny for spec in kinds["cpu"][:10])
+    assert sum(spec.judge for spec in kinds["cpu"]) == 5
+    assert [(spec.tiny, spec.judge) for spec in kinds["simulated"][:3]] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
