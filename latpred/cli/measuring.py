@@ -20,6 +20,7 @@ from latpred.cli.options import (
     threads_option,
 )
 from latpred.cli.output import emit
+from latpred.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +52,8 @@ def measure(
     output: Output,
 ) -> None:
     """Run models on this machine and time them, in rounds, with the repeat noise of the same run."""
+    if target.host is not None:
+        raise UsageError("measure runs models on this host, so --host means nothing to it. Give it to latpred predict.")
     from latpred.calibration.measuring import measure as run
     from latpred.cli.progress import progress
 
