@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from latpred.calibration.kerneltable import evaluate_kernels
     from latpred.calibration.measuring import measure
     from latpred.calibration.rawfit import fit_raw
+    from latpred.calibration.tablefit.api import fit_profile
     from latpred.calibration.validation import validate
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "calibrate_host",
     "choose_shapes",
     "evaluate_kernels",
+    "fit_profile",
     "fit_raw",
     "measure",
     "validate",
@@ -31,6 +33,7 @@ _HOMES = {
     "calibrate_host": "hostonly",
     "choose_shapes": "choosing",
     "evaluate_kernels": "kerneltable",
+    "fit_profile": "tablefit.api",
     "fit_raw": "rawfit",
     "measure": "measuring",
     "validate": "validation",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from latpred.api import max_batch as max_batch
     from latpred.api import predict as predict
     from latpred.calibration import calibrate as calibrate
+    from latpred.calibration import fit_profile as fit_profile
     from latpred.calibration.generating import measure_generation as measure_generation
     from latpred.calibration.measuring import measure as measure
     from latpred.errors import LatpredError as LatpredError
@@ -45,6 +46,7 @@ _HOMES = {
     "Prediction": "latpred.prediction",
     "Predictor": "latpred.predictor",
     "calibrate": "latpred.calibration",
+    "fit_profile": "latpred.calibration",
     "compare": "latpred.accuracy",
     "cost": "latpred.ops",
     "explain": "latpred.explaining",

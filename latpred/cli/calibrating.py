@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -111,29 +112,50 @@ def calibrate(
         context.exit(1)
 
 
-@click.command(epilog="\b\nExample:\n  latpred fit --raw samples/ --name nvidia-h200")
+@click.command(
+    epilog="\b\nExample:\n  latpred fit --raw samples/ --name nvidia-h200\n"
+    "  latpred fit measured.csv --gpu RTX-8000 -o rtx-8000.json"
+)
+@click.argument("table", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--raw",
-    required=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     help="Folder of JSON-lines samples of cells.",
 )
+@click.option("--gpu", metavar="NAME", help="Which GPU of a table.  [default: the only one]")
 @click.option("--name", help="Name of the profile.  [default: the device's]")
 @output_options
 @speech_options
 @click.pass_context
-def fit(context: click.Context, raw: Path, name: str | None, output: Output) -> None:
-    """Fit a profile from samples taken elsewhere, as `calibrate` does from those it takes itself, and keep it."""
+def fit(
+    context: click.Context, table: Path | None, raw: Path | None, gpu: str | None, name: str | None, output: Output
+) -> None:
+    """Fit a profile from samples taken elsewhere, or from a TABLE of published latencies, and keep it."""
+    from latpred.errors import UsageError
+
+    if (table is None) == (raw is None):
+        raise UsageError("Give either a TABLE of latencies or --raw DIR with samples of cells.")
+    if table is not None:
+        from latpred.cli.tablefitting import fit_from_table
+
+        profile, output = fit_from_table(table, gpu, name, output), replace(output, path=None)
+    else:
+        assert raw is not None
+        profile = _fit_raw(raw, name)
+    show_profile(profile, output)
+    if not profile.acceptance.passed:
+        context.exit(1)
+
+
+def _fit_raw(raw: Path, name: str | None) -> DeviceProfile:
     from latpred import profiles
     from latpred.calibration import fit_raw
 
     profile = fit_raw(raw, name=name)
     _refuse_to_replace_anothers(profile)
     notice(f"saved {profiles.save(profile)}")
-    show_profile(profile, output)
-    if not profile.acceptance.passed:
-        context.exit(1)
+    return profile
 
 
 def measure_profile(context: click.Context, wanted: Wanted) -> DeviceProfile:

@@ -22,6 +22,7 @@ from latpred.cli.options import (
     threads_option,
 )
 from latpred.cli.output import emit, notice
+from latpred.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,13 +64,28 @@ def compare(predicted: Path, measured: Path, output: Output) -> None:
     show_report(judge(predicted, measured), output)
 
 
-@click.command(epilog="\b\nExample:\n  latpred evaluate measured.csv --device cpu")
+@click.command(
+    epilog="\b\nExample:\n  latpred evaluate measured.csv --device cpu\n"
+    "  latpred evaluate measured.csv --leave-out model"
+)
 @click.argument("table", type=TABLE)
 @click.option("--device", "-d", help="Device, or a profile's name or file.  [default: this machine's own profile]")
+@click.option(
+    "--leave-out",
+    type=click.Choice(["model", "gpu", "run"]),
+    help="Fit the table itself without one of these at a time, and predict what was left out.",
+)
 @output_options
 @speech_options
-def evaluate(table: Path, device: str | None, output: Output) -> None:
+def evaluate(table: Path, device: str | None, leave_out: str | None, output: Output) -> None:
     """Predict every cell of a measurement table made elsewhere, and say how far off that is."""
+    if leave_out is not None:
+        from latpred.cli.tablefitting import show_left_out
+
+        if device is not None:
+            raise UsageError("--leave-out fits profiles from the table itself; leave out --device.")
+        show_left_out(table, leave_out, output)
+        return
     from latpred import profiles
     from latpred.accuracy import evaluate as judge
 

@@ -1,0 +1,146 @@
+"""Blocks: rows of one GPU, number format and runtime, with everything of theirs that does not depend on parameters.
+
+In a block the local numbers are kernel parameters by family, host costs by class, host factors of runs and the knee's
+exponent, in this order. Nothing here knows how they become a latency: see `latpred.calibration.tablefit.law`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sparse
+from numpy.typing import NDArray
+
+from latpred.calibration.tablefit.cells import Cells, Ints, Work
+from latpred.calibration.tablefit.parameters import SLOTS, Builder, matrix
+from latpred.features import Floats, waves
+from latpred.specs import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a table as arrays: which cell each measures, where, and the logarithm of its microseconds."""
+
+    cell: Ints
+    gpu: NDArray[np.object_]
+    precision: NDArray[np.object_]
+    runtime: NDArray[np.object_]
+    run: NDArray[np.object_]
+    group: NDArray[np.object_]
+    log_us: Floats
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.log_us)
+
+
+class Part(NamedTuple):
+    """Kernels of one family in the cells of a block: `sums` adds their times up cell by cell."""
+
+    family: str
+    first: int
+    sums: sparse.csr_matrix
+    work: Floats
+    product: Floats
+    rounds: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of one GPU, number format and runtime."""
+
+    gpu: Spec
+    precision: str
+    runtime: str
+    rows: Ints
+    cell: Ints  # of each row, among the block's own cells
+    counts: Floats
+    parts: tuple[Part, ...]
+    classes: slice
+    run: Ints  # local number of each row's run, and of its run and group
+    run_group: Ints
+    base: Floats
+    lead: sparse.csr_matrix
+
+
+class Place(NamedTuple):
+    """Where the rows of a block were measured: the GPU's datasheet, and what the table calls everything."""
+
+    spec: Spec
+    gpu: str
+    precision: str
+    runtime: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A block whose map from the parameters is not made yet."""
+
+    block: Block
+    terms: Sequence[Sequence[int]]
+
+    def finished(self, size: int) -> Block:
+        """The block, when it is known how many parameters there are."""
+        return replace(self.block, lead=matrix(self.terms, size))
+
+
+def draft(cells: Cells, rows: Rows, builder: Builder, place: Place) -> Draft:
+    """The block of a place; the builder learns what parameters it needs."""
+    mine = np.flatnonzero(
+        (rows.gpu == place.gpu) & (rows.precision == place.precision) & (rows.runtime == place.runtime)
+    )
+    needed, cell = np.unique(rows.cell[mine], return_inverse=True)
+    base: list[float] = []
+    terms: list[list[int]] = []
+    parts = []
+    for family, work in cells.kernels.items():
+        own = np.isin(work.cell, needed)
+        if own.any():
+            parts.append(_part(family, len(terms), work, own, needed, place.spec))
+            for slot in SLOTS:
+                constant, added = builder.kernel(family, slot, place.spec, place.precision, place.runtime)
+                base.append(constant)
+                terms.append(added)
+    met = cells.counts[needed].any(axis=0)
+    first = len(terms)
+    terms += [builder.host(name, place.runtime) for name, used in zip(cells.classes, met, strict=True) if used]
+    classes = slice(first, len(terms))
+    runs, groups = rows.run[mine].tolist(), rows.group[mine].tolist()
+    run = _numbered(terms, [builder.run(name) for name in runs])
+    run_group = _numbered(terms, [builder.run_group(name, group) for name, group in zip(runs, groups, strict=True)])
+    terms.append(builder.knee())
+    block = Block(
+        gpu=place.spec,
+        precision=place.precision,
+        runtime=place.runtime,
+        rows=mine,
+        cell=cell,
+        counts=cells.counts[needed][:, met],
+        parts=tuple(parts),
+        classes=classes,
+        run=run,
+        run_group=run_group,
+        base=np.array(base + [0.0] * (len(terms) - len(base))),
+        lead=sparse.csr_matrix((0, 0)),
+    )
+    return Draft(block, terms)
+
+
+def _part(family: str, first: int, work: Work, own: NDArray[np.bool_], needed: Ints, spec: Spec) -> Part:
+    count = int(own.sum())
+    cell = np.searchsorted(needed, work.cell[own])
+    sums = sparse.csr_matrix((work.count[own], (cell, np.arange(count))), shape=(len(needed), count))
+    return Part(family, first, sums, work.work[own], work.product[own], waves(work.product[own], spec.multiprocessors))
+
+
+def _numbered(terms: list[list[int]], wanted: Sequence[list[int]]) -> Ints:
+    """Local numbers of rows' terms, each added once."""
+    known: dict[int, int] = {}
+    for (index,) in wanted:
+        if index not in known:
+            known[index] = len(terms)
+            terms.append([index])
+    return np.array([known[index] for (index,) in wanted], dtype=np.int64)

@@ -1,0 +1,164 @@
+"""Fits the law to a table: the joint fit over all its runs, and what comes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from latpred import specs, tables
+from latpred.calibration.tablefit import reading, walks
+from latpred.calibration.tablefit.cells import CellKey, cells_of
+from latpred.calibration.tablefit.law import Law, Rows
+from latpred.calibration.tablefit.priors import Form
+from latpred.calibration.tablefit.solving import Solution, solve
+from latpred.errors import TableError, UnknownGpuError
+from latpred.features import Floats
+from latpred.graph import ModelGraph
+from latpred.units import US_PER_S
+
+Known = MutableMapping[walks.WalkKey, ModelGraph]
+TOKENS, PIXELS = "seq", "image"
+FEWEST_MODELS = 2
+_ROW = ["device", "runtime", "precision", "model", "batch", "input_kind", "input_size", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A table ready to be fitted: its rows in the law, and the law itself.
+
+    Attributes
+    ----------
+    table : Table
+        What was read.
+    law : Law
+        With the table's rows.
+    model, batch : ndarray
+        Of each row.
+    work : DataFrame
+        macs, bytes and launches of each row.
+    """
+
+    table: reading.Table
+    law: Law
+    model: NDArray[np.object_]
+    batch: NDArray[np.int64]
+    work: pd.DataFrame
+
+    def weights(self, keep: NDArray[np.bool_] | None = None) -> Floats:
+        """Weight of each row: 0 for those left out, and models with many rows count less for each."""
+        used = np.ones(len(self.model), bool) if keep is None else keep
+        counts = Counter(self.model[used].tolist())
+        usual = float(np.median(list(counts.values()))) if counts else 1.0
+        power = self.law.form.balance
+        balance = np.array([(usual / max(counts.get(name, 1), 1)) ** power for name in self.model.tolist()])
+        return self.table.weight * used * balance
+
+    def slowest(self, frame: pd.DataFrame) -> list[str]:
+        """Of rows of this table: "host", or the kernel family that takes most of the device's time, by a fit to all."""
+        named = pd.Series(self.law.slowest(self.solve().theta), index=pd.MultiIndex.from_frame(self.table.cells[_ROW]))
+        named = named[~named.index.duplicated()]
+        return [str(name) for name in named.reindex(pd.MultiIndex.from_frame(frame[_ROW]))]
+
+    def solve(self, keep: NDArray[np.bool_] | None = None) -> Solution:
+        """Fit to all rows, or to those of a mask."""
+        return solve(self.law, self.weights(keep))
+
+
+def problem(
+    source: tables.Source | reading.Table,
+    form: Form | None = None,
+    known: Known | None = None,
+    progress: walks.Progress | None = None,
+) -> Problem:
+    """Read a table, walk its models and set up the law.
+
+    Parameters
+    ----------
+    source : DataFrame, path or Table
+        See `latpred.calibration.tablefit.reading`.
+    form : Form, optional
+        What is believed of costs.
+    known : mapping, optional
+        Walks there are already.
+    progress : callable, optional
+        Told what is being walked.
+
+    Raises
+    ------
+    TableError
+        When the table cannot be used, or has a single model.
+    UnknownGpuError
+        When a GPU has no datasheet.
+    UnknownModelError
+        When a model's name means nothing.
+    """
+    table = source if isinstance(source, reading.Table) else reading.read(source)
+    gpus = _datasheets(table)
+    _demand_models(table)
+    keys = walks.keys_of(table.cells)
+    graphs = walks.walk_all(keys, table.era, known, progress)
+    wanted = [
+        CellKey(*_place(key), str(runtime), int(batch))
+        for key, runtime, batch in zip(keys, table.cells["runtime"], table.cells["batch"], strict=True)
+    ]
+    placed = {(*_place(key), cell.runtime): graphs[key] for key, cell in zip(keys, wanted, strict=True)}
+    cells = cells_of(sorted(set(wanted)), placed)
+    index = cells.index()
+    frame = table.cells
+    rows = Rows(
+        cell=np.array([index[cell] for cell in wanted], dtype=np.int64),
+        gpu=_objects(frame["device"]),
+        precision=_objects(frame["precision"]),
+        runtime=_objects(frame["runtime"]),
+        run=_objects(frame["run"]),
+        group=_objects(frame["input_kind"]),
+        log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
+    )
+    law = Law(cells, rows, gpus, form or Form())
+    work = _work([graphs[key] for key in keys], frame["batch"].tolist())
+    return Problem(table, law, _objects(frame["model"]), frame["batch"].to_numpy(np.int64), work)
+
+
+def _work(graphs: list[ModelGraph], batches: list[int]) -> pd.DataFrame:
+    known: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for graph, batch in zip(graphs, batches, strict=True):
+        if (id(graph), batch) not in known:
+            known[id(graph), batch] = graph.macs(batch), graph.bytes(batch), graph.launches(batch)
+    rows = [known[id(graph), batch] for graph, batch in zip(graphs, batches, strict=True)]
+    return pd.DataFrame(rows, columns=["macs", "bytes", "launches"])
+
+
+def _place(key: walks.WalkKey) -> tuple[str, int, str]:
+    """A walk in the terms of a cell; the kind of input is part of the model's name there."""
+    return f"{key.model} {key.kind}", key.size, key.precision
+
+
+def _objects(column: object) -> NDArray[np.object_]:
+    return np.array([str(value) for value in column], dtype=object)  # type: ignore[attr-defined]
+
+
+def _datasheets(table: reading.Table) -> dict[str, specs.Spec]:
+    found = {}
+    for name in dict.fromkeys(table.cells["device"].astype(str)):
+        try:
+            found[name] = specs.spec(name)
+        except UnknownGpuError as error:
+            raise UnknownGpuError(
+                f"{error} The fit starts from datasheets: correct the name in the table's column of GPUs, or leave out "
+                "its rows."
+            ) from None
+    return found
+
+
+def _demand_models(table: reading.Table) -> None:
+    models = sorted(set(table.cells["model"].astype(str)))
+    if len(models) < FEWEST_MODELS:
+        raise TableError(
+            f"The table has one model only ({models[0]}), from which host and device cannot be told apart for others. "
+            "Add rows of other models, of any GPU, run or precision."
+        )

@@ -1,0 +1,177 @@
+"""Named parameters of the law with what is believed of them, and the linear maps from them to a block's local numbers.
+
+Every local number (the floor of one family on one GPU in one format, the cost of one host class in one runtime) is a
+sum of a few parameters, all logarithms: what is shared, and deviations that are believed to be about zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse as sparse
+
+from latpred.calibration.tablefit.cells import HALF, WITHOUT_HALF
+from latpred.calibration.tablefit.priors import (
+    HOST,
+    KERNEL_OF_GROUP,
+    LIBRARY,
+    MEMORY,
+    OTHER_HOST,
+    PRODUCT_ONLY,
+    SLOTS,
+    Belief,
+    Form,
+    group_of,
+    multiplies,
+)
+from latpred.features import Floats
+from latpred.specs import Spec
+
+Name = tuple[str, ...]
+DEVIATING = ("floor", "compute", "activations")  # slots in which GPUs, formats and runtimes may differ
+EAGER = "eager"
+
+
+class Parameters:
+    """Parameters by name, each with the mean and the width that are believed of it."""
+
+    def __init__(self) -> None:
+        self.names: dict[Name, int] = {}
+        self._means: list[float] = []
+        self._widths: list[float] = []
+
+    def add(self, name: Name, mean: float, width: float) -> int:
+        """Position of a parameter, which is new or known."""
+        if name not in self.names:
+            self.names[name] = len(self._means)
+            self._means.append(mean)
+            self._widths.append(width)
+        return self.names[name]
+
+    @property
+    def means(self) -> Floats:
+        """What is believed of each, before any row is seen."""
+        return np.array(self._means)
+
+    @property
+    def widths(self) -> Floats:
+        """Standard deviations of that."""
+        return np.array(self._widths)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._means)
+
+
+def mode_of(gpu: Spec, precision: str, family: str) -> str:
+    """What a product's units compute in: "fp32", "tf32", "fp16" (tensor cores) or "half" (fp32 units).
+
+    PyTorch lets convolutions in fp32 use TF32 where there is any, and other products not.
+    """
+    if precision in ("fp16", "bf16"):
+        return "fp16" if gpu.tensor_cores else "half"
+    dense = family.startswith("conv") and family != "conv_depthwise"
+    return "tf32" if "tf32" in gpu.macs_per_s and (dense or precision == "tf32") else "fp32"
+
+
+def datasheet_of(gpu: Spec, mode: str, slot: str) -> float:
+    """Logarithm of what the datasheet says of a slot: microseconds per multiply-add or byte, or multiprocessors."""
+    if slot == "compute":
+        return -float(np.log(gpu.peak_macs_per_us("fp32" if mode == "half" else mode)))
+    if slot in ("weights", "activations"):
+        return -float(np.log(gpu.bandwidth_bytes_per_us))
+    return float(np.log(gpu.multiprocessors)) if slot == "outputs" else 0.0
+
+
+class Builder:
+    """Makes the terms of local numbers, adding the parameters they need."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.parameters = Parameters()
+
+    def kernel(self, family: str, slot: str, gpu: Spec, precision: str, runtime: str) -> tuple[float, list[int]]:
+        """Constant and parameters of one slot of one family on one GPU."""
+        if slot in PRODUCT_ONLY and not multiplies(family):
+            return 0.0, []
+        mode = mode_of(gpu, precision, family)
+        terms = self._shared(family, slot)
+        if slot in DEVIATING:
+            terms += self._of_format(family, slot, mode, precision)
+            terms += self._of_gpu(family, slot, mode, gpu.name)
+            if runtime != EAGER:
+                terms.append(self._deviation(("runtime kernel", runtime, family, slot), self.form.runtime_kernel))
+        elif slot == "weights":
+            terms.append(self._deviation(("gpu", gpu.name, slot), self.form.gpu))
+        return datasheet_of(gpu, mode, slot), terms
+
+    def host(self, name: str, runtime: str) -> list[int]:
+        """Parameters of the cost of a host class."""
+        general = name.removesuffix(HALF)
+        width = self.form.host_widths.get(general, self.form.host)
+        believed = Belief(self.form.hosts.get(general, OTHER_HOST), width)
+        terms = [self.parameters.add(("host", general), believed.mean, believed.width)]
+        if name != general and general not in WITHOUT_HALF:
+            half = self.form.library_half if general in LIBRARY else self.form.host_half
+            terms.append(self._deviation(("host half", general), half))
+        if runtime != EAGER:
+            mean = -2.0 if general in WITHOUT_HALF[:2] else -0.4
+            terms.append(self.parameters.add(("runtime host", runtime, general), mean, self.form.runtime_host))
+        return terms
+
+    def run(self, run: str) -> list[int]:
+        """Parameter of a run's host factor."""
+        return [self._deviation(("run", run), self.form.run)]
+
+    def run_group(self, run: str, group: str) -> list[int]:
+        """Parameter of what a run's host factor is in one group of models."""
+        return [self._deviation(("run", run, group), self.form.run_group)]
+
+    def knee(self) -> list[int]:
+        """Parameter of the exponent that joins the clocks."""
+        return [self.parameters.add(("knee",), float(np.log(self.form.knee)), self.form.knee_width)]
+
+    def _deviation(self, name: Name, width: float) -> int:
+        return self.parameters.add(name, 0.0, width)
+
+    def _shared(self, family: str, slot: str) -> list[int]:
+        form, group = self.form, group_of(family)
+        if slot == "weights":
+            believed = form.kernel[slot]
+            return [self.parameters.add(("kernel", "all", slot), believed.mean, believed.width)]
+        believed = KERNEL_OF_GROUP.get((group, slot), form.kernel[slot])
+        if slot not in form.grouped:
+            group = family
+        terms = [self.parameters.add(("kernel", group, slot), believed.mean, believed.width)]
+        if group != family:
+            width = form.memory_width if group == MEMORY and slot != "floor" else form.family_width[slot]
+            terms.append(self._deviation(("family", family, slot), width))
+        return terms
+
+    def _of_format(self, family: str, slot: str, mode: str, precision: str) -> list[int]:
+        if slot == "compute":
+            return [self._deviation(("mode", family, mode), self.form.mode)] if mode != "fp32" else []
+        if precision not in ("fp16", "bf16"):
+            return []
+        library = family.startswith("conv") or family == "batch_norm"
+        return [self._deviation(("half", family, slot), self.form.mode * (1.5 if library else 0.5))]
+
+    def _of_gpu(self, family: str, slot: str, mode: str, gpu: str) -> list[int]:
+        form = self.form
+        terms = [self._deviation(("gpu", gpu, slot), form.gpu)]
+        terms.append(self._deviation(("gpu", gpu, slot, family), form.gpu_family))
+        if slot == "compute":
+            terms.append(self._deviation(("gpu", gpu, slot, "in", mode), form.gpu_mode))
+            terms.append(self._deviation(("gpu", gpu, slot, family, mode), form.gpu_family))
+        return terms
+
+
+def matrix(terms: Sequence[Sequence[int]], size: int) -> sparse.csr_matrix:
+    """The matrix that sums parameters into local numbers, one row each."""
+    rows = np.repeat(np.arange(len(terms)), [len(each) for each in terms])
+    columns = np.array([index for each in terms for index in each], dtype=np.int64)
+    return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(terms), size))
+
+
+__all__ = ["DEVIATING", "EAGER", "HOST", "SLOTS", "Builder", "Name", "Parameters", "datasheet_of", "matrix", "mode_of"]

@@ -1,0 +1,150 @@
+"""What is believed of costs before a table is read: means and widths of the logarithms of the law's parameters.
+
+Means are round figures of what kernels and dispatch take on any GPU of the last ten years; how strongly they hold was
+chosen by leaving out models (see `latpred.calibration.tablefit.leaveout`). Nothing here is a result of a fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import log
+from typing import NamedTuple
+
+# Parameters of one kernel family, in the order in which the law holds them. Times are per unit of what the datasheet
+# promises: compute 2 is half the peak, activations 1.25 are four fifths of the bandwidth.
+SLOTS = ("floor", "compute", "weights", "activations", "waves", "outputs", "k", "n")
+PRODUCT_ONLY = ("compute", "weights", "waves", "outputs", "k", "n")
+
+PRODUCTS = frozenset({"gemm", "bmm", "attention", "rnn", "conv_depthwise"})
+CONVOLUTIONS = "convolutions"
+MEMORY = "memory-bound"
+
+
+class Belief(NamedTuple):
+    """Median of a parameter, and the standard deviation of its logarithm."""
+
+    median: float
+    width: float
+
+    @property
+    def mean(self) -> float:
+        """Of the logarithm."""
+        return log(self.median)
+
+
+def group_of(family: str) -> str:
+    """The group whose parameters a family starts from: its own, or that of its like.
+
+    >>> group_of("conv.3x3"), group_of("softmax"), group_of("gemm")
+    ('convolutions', 'memory-bound', 'gemm')
+    """
+    if family in PRODUCTS:
+        return family
+    return CONVOLUTIONS if family.startswith("conv") else MEMORY
+
+
+def multiplies(family: str) -> bool:
+    """Whether kernels of a family multiply matrices, or amount to that."""
+    return group_of(family) != MEMORY
+
+
+KERNEL: Mapping[str, Belief] = {
+    "floor": Belief(3.0, 0.5),
+    "compute": Belief(2.0, 0.6),
+    "weights": Belief(1.25, 0.4),
+    "activations": Belief(1.18, 0.15),
+    "waves": Belief(0.4, 0.8),
+    "outputs": Belief(16.0, 1.0),
+    "k": Belief(32.0, 0.8),
+    "n": Belief(16.0, 0.8),
+}
+# Convolutions move their operands more than once: layouts are changed and windows unrolled.
+KERNEL_OF_GROUP: Mapping[tuple[str, str], Belief] = {(CONVOLUTIONS, "activations"): Belief(1.5, 0.5)}
+
+# How far a family may be from its group.
+FAMILY_WIDTH: Mapping[str, float] = {
+    "floor": 0.3,
+    "compute": 0.4,
+    "weights": 0.4,
+    "activations": 0.4,
+    "waves": 0.5,
+    "outputs": 0.3,
+    "k": 0.5,
+    "n": 0.5,
+}
+MEMORY_WIDTH = 0.2
+
+# Microseconds of host time on a host of factor 1.
+HOST: Mapping[str, float] = {
+    "conv": 45.0,
+    "conv_grouped": 45.0,
+    "conv_depthwise": 15.0,
+    "gemm": 16.0,
+    "batch_norm": 28.0,
+    "norm": 18.0,
+    "elementwise": 9.0,
+    "softmax": 10.0,
+    "pooling": 12.0,
+    "cat": 15.0,
+    "copy": 9.0,
+    "index": 12.0,
+    "view": 3.0,
+    "factory": 5.0,
+    "free": 3.0,
+    "sync": 20.0,
+    "reduction": 12.0,
+    "module": 5.0,
+    "python": 0.3,
+    "fixed": 60.0,
+}
+OTHER_HOST = 9.0
+LIBRARY = ("conv", "conv_grouped", "conv_depthwise", "batch_norm")  # libraries choose an algorithm in each call
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How strongly beliefs hold, as standard deviations of logarithms, and how errors count.
+
+    Attributes
+    ----------
+    mode, gpu, gpu_mode, gpu_family : float
+        What a number format changes; what a GPU changes in all families, in one format, and in one family.
+    run, run_group : float
+        Host factor of a run, and what differs in it between transformers and convolutional networks.
+    host, host_half, library_half : float
+        Cost of a host class, and what half precision changes in it (and in library calls).
+    runtime_host, runtime_kernel : float
+        What another runtime than eager changes.
+    knee, knee_width : float
+        Exponent that joins the two clocks.
+    noise : float
+        Log error that one row is believed to have; rows of a model err together, so it exceeds the repeat noise.
+    soft : float
+        Log error from which on a row pulls less than quadratically.
+    balance : float
+        0 counts every row alike, 1 every model.
+    """
+
+    mode: float = 0.3
+    gpu: float = 0.25
+    gpu_mode: float = 0.2
+    gpu_family: float = 0.15
+    run: float = 0.5
+    run_group: float = 0.12
+    host: float = 0.15
+    host_half: float = 0.1
+    library_half: float = 0.35
+    runtime_host: float = 0.5
+    runtime_kernel: float = 0.4
+    knee: float = 6.0
+    knee_width: float = 0.3
+    noise: float = 0.12
+    soft: float = 0.1
+    balance: float = 0.0
+    grouped: tuple[str, ...] = ()
+    hosts: Mapping[str, float] = field(default_factory=lambda: HOST)
+    host_widths: Mapping[str, float] = field(default_factory=dict)
+    kernel: Mapping[str, Belief] = field(default_factory=lambda: KERNEL)
+    family_width: Mapping[str, float] = field(default_factory=lambda: FAMILY_WIDTH)
+    memory_width: float = MEMORY_WIDTH

@@ -1,0 +1,247 @@
+"""Writes a fitted law down as device profiles, one for each GPU, that predict like any other.
+
+A profile belongs to one machine, a table often covers several hosts of one GPU: the profile takes the middle of their
+host factors and says how far they lie apart. Only numbers of the fit are written, no row of the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import numpy as np
+
+from latpred.calibration.tablefit.cells import FIXED, MODULE, PYTHON
+from latpred.calibration.tablefit.fit import Problem
+from latpred.calibration.tablefit.parameters import EAGER
+from latpred.calibration.tablefit.priors import OTHER_HOST, SLOTS, multiplies
+from latpred.datasheet import COPY_BYTES_PER_US, LAUNCH_US, QUEUE, SYNC_US
+from latpred.features import Floats
+from latpred.profile import (
+    SCHEMA_VERSION,
+    Acceptance,
+    DeviceInfo,
+    DeviceProfile,
+    DispatchFit,
+    KernelFit,
+    Machine,
+)
+from latpred.specs import Spec
+
+PROVENANCE = "fitted from published measurements"
+ADVICE = "latpred calibrate on a machine that has this device"
+GOOD_ENOUGH = 0.15  # median error on models left out, up to which a profile passes
+
+# Families that no table tells apart from others with the same work.
+STAND_INS = {
+    "embedding": "index",
+    "factory": "elementwise",
+    "other": "elementwise",
+    "sort": "elementwise",
+    "fft": "elementwise",
+    "attention": "bmm",
+}
+# TorchScript's steps have classes of their own, named after those of the ops they run.
+PREFIXES = {EAGER: "", "torchscript": "node."}
+
+
+class Accuracy(NamedTuple):
+    """What leaving out models showed: median error, and half widths of 90 % intervals in log latency by regime."""
+
+    median: float
+    small_batch: float
+    large_batch: float
+    text: str
+
+
+class _Numbers:
+    """Fitted numbers by what they are of; parameters that no row needed are at what is believed."""
+
+    def __init__(self, problem: Problem, theta: Floats) -> None:
+        self._builder, self._theta = problem.law.builder, theta
+
+    def sum(self, terms: list[int]) -> float:
+        means = self._builder.parameters.means
+        return float(sum(self._theta[i] if i < len(self._theta) else means[i] for i in terms))
+
+    def kernel(self, family: str, gpu: Spec, precision: str, runtime: str) -> dict[str, float]:
+        found = {}
+        for slot in SLOTS:
+            constant, terms = self._builder.kernel(family, slot, gpu, precision, runtime)
+            found[slot] = float(np.exp(constant + self.sum(terms)))
+        return found
+
+    def host(self, name: str, runtime: str) -> float:
+        return float(np.exp(self.sum(self._builder.host(name, runtime))))
+
+    def run(self, run: str, group: str) -> float:
+        return float(np.exp(self.sum([*self._builder.run(run), *self._builder.run_group(run, group)])))
+
+    @property
+    def knee(self) -> float:
+        return float(np.exp(self.sum(self._builder.knee())))
+
+
+def profile_of(
+    problem: Problem, theta: Floats, gpu: str, name: str | None = None, accuracy: Accuracy | None = None
+) -> DeviceProfile:
+    """The profile of one GPU of a table.
+
+    Parameters
+    ----------
+    problem : Problem
+        The table and its law.
+    theta : ndarray
+        What `Problem.solve` found.
+    gpu : str
+        As the table calls it.
+    name : str, optional
+        Of the profile; default: that of the GPU's datasheet.
+    accuracy : Accuracy, optional
+        What the fit is worth; without it, intervals are wide and the profile does not pass its gate.
+    """
+    numbers, rows, spec = _Numbers(problem, theta), problem.law.rows, problem.law.gpus[gpu]
+    mine = rows.gpu == gpu
+    precisions = sorted(set(rows.precision[mine & (rows.runtime == EAGER)]))
+    runtimes = [name for name in PREFIXES if (mine & (rows.runtime == name)).any()]
+    factors = _host_factors(problem, numbers, gpu)
+    return DeviceProfile(
+        name=name or spec.name,
+        schema=SCHEMA_VERSION,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        provenance=PROVENANCE,
+        machine=_machine(problem, spec, len(factors)),
+        device=_device(spec, numbers.knee),
+        protocol=_protocol(problem, factors, accuracy),
+        runtimes={
+            each: _dispatch(problem, numbers, spec, each, float(np.median(factors)), accuracy) for each in runtimes
+        },
+        kernels={each: _kernels(problem, numbers, spec, each, accuracy) for each in precisions},
+        samples=(),
+        acceptance=_acceptance(accuracy),
+        seconds=0.0,
+    )
+
+
+def _host_factors(problem: Problem, numbers: _Numbers, gpu: str) -> list[float]:
+    rows = problem.law.rows
+    mine = (rows.gpu == gpu) & (rows.runtime == EAGER)
+    where = sorted(set(zip(rows.run[mine], rows.group[mine], strict=True)))
+    return [numbers.run(str(run), str(group)) for run, group in where]
+
+
+def _dispatch(
+    problem: Problem, numbers: _Numbers, spec: Spec, runtime: str, factor: float, accuracy: Accuracy | None
+) -> DispatchFit:
+    prefix = PREFIXES[runtime]
+    costs = {"": factor * OTHER_HOST}
+    for name in problem.law.cells.classes:
+        if name not in (FIXED, MODULE, PYTHON):
+            costs[prefix + name] = _short(factor * numbers.host(name, runtime))
+    return DispatchFit(
+        costs_us=costs,
+        module_call_us=_short(factor * numbers.host(MODULE, runtime)),
+        python_call_us=_short(factor * numbers.host(PYTHON, runtime)),
+        fixed_us=_short(factor * numbers.host(FIXED, runtime)),
+        spread=_short(accuracy.small_batch / 1.645) if accuracy else 0.5,
+        busy_spread=_short(accuracy.large_batch / 1.645) if accuracy else 0.5,
+    )
+
+
+def _kernels(
+    problem: Problem, numbers: _Numbers, spec: Spec, precision: str, accuracy: Accuracy | None
+) -> dict[str, KernelFit]:
+    fits = {
+        family: _kernel_fit(family, numbers.kernel(family, spec, precision, EAGER), spec, accuracy)
+        for family in problem.law.cells.kernels
+    }
+    for family, like in STAND_INS.items():
+        if like in fits and family not in fits:
+            fits[family] = _kernel_fit(family, numbers.kernel(like, spec, precision, EAGER), spec, accuracy)
+    return fits
+
+
+def _kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, accuracy: Accuracy | None) -> KernelFit:
+    product = multiplies(family)
+    slots = ("waves", "outputs", "k", "n") if product else ()
+    bytes_us = _short(1.0 / numbers["activations"])
+    return KernelFit(
+        family=family,
+        floor_us=_short(numbers["floor"]),
+        macs_per_us=_short(1.0 / numbers["compute"]) if product else 0.0,
+        weight_bytes_per_us=_short(1.0 / numbers["weights"]) if product else bytes_us,
+        activation_bytes_per_us=bytes_us,
+        saturation={name: _short(numbers[name]) for name in slots},
+        multiprocessors=spec.multiprocessors if product else 0,
+        features=(),
+        length_scales=(),
+        amplitude=0.0,
+        noise=0.0,
+        points=(),
+        targets=(),
+        noise_factors=(),
+        error=accuracy.median if accuracy else 0.5,
+        spread=_short(accuracy.large_batch / 1.645) if accuracy else 0.5,
+    )
+
+
+def _device(spec: Spec, knee: float) -> DeviceInfo:
+    """The device; gaps between kernels are in their floors, launch and synchronisation are typical values."""
+    return DeviceInfo(
+        name=spec.name,
+        kind="cuda",
+        asynchronous=True,
+        memory_bytes=spec.memory_bytes,
+        multiprocessors=spec.multiprocessors,
+        launch_us=LAUNCH_US,
+        gap_us=0.0,
+        sync_us=SYNC_US,
+        queue=QUEUE,
+        bandwidth_bytes_per_us=spec.bandwidth_bytes_per_us,
+        copy_bytes_per_us=COPY_BYTES_PER_US,
+        knee=_short(knee),
+    )
+
+
+def _machine(problem: Problem, spec: Spec, hosts: int) -> Machine:
+    stacks = sorted(set(problem.table.cells["stack"].astype(str)))
+    stack = dict(re.findall(r"(\w+)=([\w.+-]+)", stacks[0])) if stacks else {}
+    return Machine(
+        hostname_hash="",
+        cpu=f"the middle of {hosts} published hosts",
+        cores=0,
+        memory_bytes=0,
+        system="Linux",
+        accelerator=spec.title,
+        driver="",
+        stack=stack,
+        threads=1,
+    )
+
+
+def _protocol(problem: Problem, factors: list[float], accuracy: Accuracy | None) -> dict[str, str]:
+    low, high = min(factors) / float(np.median(factors)), max(factors) / float(np.median(factors))
+    return {
+        "latency": "pipelined: mean over forward passes issued back to back",
+        "mode": "evaluation mode, inputs on the device, one thread, contiguous, cudnn.benchmark off",
+        "source": "fitted to published end-to-end latencies; no kernel or op was timed by itself",
+        "hosts": f"dispatch of the middle host; those of the table took {low:.2f} to {high:.2f} times that",
+        "assumed": "launch latency, synchronisation and copies are typical values",
+        **({"era": problem.table.era} if problem.table.era else {}),
+        **({"leave-one-model-out": accuracy.text} if accuracy else {}),
+    }
+
+
+def _acceptance(accuracy: Accuracy | None) -> Acceptance:
+    if accuracy is None:
+        return Acceptance(
+            False, {"models left out": "not tried"}, ("Judge the fit: latpred evaluate TABLE --leave-out model",)
+        )
+    passed = accuracy.median <= GOOD_ENOUGH
+    return Acceptance(passed, {"models left out": accuracy.text}, () if passed else (f"Measure it: {ADVICE}",))
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

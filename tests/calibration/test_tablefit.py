@@ -1,0 +1,171 @@
+"""Profiles from tables of latencies: known costs are found again, and what was left out is predicted."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from tablefitdata import GPUS, MODELS, graphs, solved, table, truth
+
+from latpred import Predictor, profiles
+from latpred.calibration.tablefit import leaveout
+from latpred.calibration.tablefit.api import evaluate_left_out, fit_profile, fit_profiles
+from latpred.calibration.tablefit.fit import Problem
+from latpred.calibration.tablefit.law import evaluate, local_gradients
+from latpred.calibration.tablefit.published import Accuracy, profile_of
+from latpred.calibration.tablefit.walks import WalkKey
+from latpred.errors import TableError, UsageError
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Problem, np.ndarray]:
+    return solved()
+
+
+def test_derivatives_are_those_of_the_law() -> None:
+    made, theta = truth()
+    random = np.random.default_rng(0)
+    here = theta + random.normal(0.0, 0.2, len(theta))
+    for block in made.law.blocks:
+        slopes = local_gradients(block, evaluate(block, here, derivatives=True)) @ block.lead.toarray()
+        step = random.normal(0.0, 1e-5, len(theta))
+        change = (evaluate(block, here + step).log_us - evaluate(block, here - step).log_us) / 2
+        np.testing.assert_allclose(slopes @ step, change, atol=1e-9)
+
+
+def test_known_latencies_are_found_again(fitted: tuple[Problem, np.ndarray]) -> None:
+    made, theta = fitted
+    known, true = truth()
+    errors = np.abs(made.law.predict(theta) - known.law.predict(true))
+    assert np.median(errors) < 0.015
+    assert np.quantile(errors, 0.95) < 0.05
+
+
+def test_hosts_are_told_apart(fitted: tuple[Problem, np.ndarray]) -> None:
+    made, theta = fitted
+    names = made.law.parameters.names
+    for gpu in GPUS:
+        for precision in ("fp32", "fp16"):
+            slow, fast = (
+                theta[names["run", f"{gpu} {precision} {run}"]]
+                + theta[names["run", f"{gpu} {precision} {run}", "image"]]
+                for run in ("slow", "fast")
+            )
+            assert np.exp(slow - fast) == pytest.approx(2.0, rel=0.04)
+
+
+def test_a_wild_row_moves_little(fitted: tuple[Problem, np.ndarray]) -> None:
+    made, theta = fitted
+    wild = table()
+    wild.loc[7, "latency_s"] *= 30
+    other, moved = solved(wild)
+    assert np.quantile(np.abs(other.law.predict(moved) - made.law.predict(theta)), 0.99) < 0.04
+
+
+def test_a_model_left_out_is_predicted(fitted: tuple[Problem, np.ndarray]) -> None:
+    judged = leaveout.by_model(fitted[0])
+    assert len(judged.frame) == len(fitted[0].model)
+    assert judged.errors()["all"].median < 0.06
+    count, share = leaveout.knees(judged)
+    assert count > 10
+    assert share > 0.9
+
+
+def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: tuple[Problem, np.ndarray]) -> None:
+    """Spoiling a model's rows must not change what is predicted of it."""
+    spoilt = table()
+    mine = spoilt["model"] == "wide"
+    spoilt.loc[mine, "latency_s"] *= np.linspace(0.5, 2.0, int(mine.sum()))
+    other, _ = solved(spoilt)
+    found = [leaveout.by_model(each).frame for each in (fitted[0], other)]
+    plain, changed = (frame[frame["model"] == "wide"]["predicted_s"].to_numpy() for frame in found)
+    np.testing.assert_allclose(plain, changed, rtol=1e-9)
+
+
+def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: tuple[Problem, np.ndarray]) -> None:
+    made = fitted[0]
+    none, some = leaveout.by_gpu(made, 0), leaveout.by_gpu(made, 3)
+    assert len(none.frame) == len(made.model) - len(set(made.law.rows.run))
+    assert set(none.frame["batch"]) == set(made.batch)
+    assert none.errors()["all"].median < 0.25
+    assert len(some.frame) < leaveout.DRAWS * len(none.frame) * 0.6
+    assert some.errors()["all"].median < none.errors()["all"].median + 0.02
+
+
+def test_a_run_left_out_is_predicted_from_its_host_factor(fitted: tuple[Problem, np.ndarray]) -> None:
+    assert leaveout.by_run(fitted[0]).errors()["all"].median < 0.05
+
+
+def test_intervals_hold_nine_in_ten(fitted: tuple[Problem, np.ndarray]) -> None:
+    coverage = leaveout.conformal(leaveout.by_model(fitted[0]))
+    assert [one.rows > 0 for one in coverage.values()] == [True] * 3
+    for one in coverage.values():
+        assert 0.75 <= one.share <= 1.0
+        assert 0 < one.width < 0.5
+
+
+def test_a_profile_predicts_what_the_law_does(fitted: tuple[Problem, np.ndarray]) -> None:
+    made, theta = fitted
+    profile = profile_of(made, theta, "RTX-8000", "some-gpu", Accuracy(0.05, 0.1, 0.2, "5 %"))
+    assert profile.acceptance.passed
+    predictor = Predictor(profiles.load(profiles.save(profile)))
+    host, device = made.law.clocks(theta)
+    for precision in ("fp32", "fp16"):
+        graph = graphs()[WalkKey("wide", "image", 96, precision)]
+        plain = predictor.curve(_unrewritten(graph), (1, 256), protocol="pipelined")
+        rows = (made.law.rows.gpu == "RTX-8000") & (made.law.rows.precision == precision) & (made.model == "wide")
+        for batch, compute in zip((1, 256), plain.compute_ms, strict=True):
+            assert compute == pytest.approx(device[rows & (made.batch == batch)][0] / 1e3, rel=2e-3)
+        assert host[rows].min() < plain.overhead_ms[0] * 1e3 < host[rows].max()
+    assert plain.interval_ms[0, 1] / plain.latency_ms[0] == pytest.approx(np.exp(0.1), rel=0.02)
+    assert plain.interval_ms[1, 1] / plain.latency_ms[1] == pytest.approx(np.exp(0.2), rel=0.02)
+
+
+def _unrewritten(graph: object) -> object:
+    """The walk before it was rewritten for the era: the predictor does that by itself."""
+    import torch
+    from tablefitdata import _tower
+
+    from latpred.tracing import trace
+
+    return trace(_tower(*MODELS["wide"]), torch.zeros(1, 3, 96, 96), precision=graph.precision)  # type: ignore[attr-defined]
+
+
+def test_profiles_carry_no_row_of_the_table() -> None:
+    found = fit_profiles(table(), judge=False, known=dict(graphs()))
+    assert list(found) == sorted(GPUS)
+    for profile in found.values():
+        assert profile.provenance == "fitted from published measurements"
+        assert profile.samples == ()
+        assert not profile.acceptance.passed  # nobody judged it
+        assert profile.protocol["era"] == "torch-1.12"
+        assert msgspec.structs.asdict(profile)["machine"].stack["torch"] == "1.12.1"
+
+
+def test_a_gpu_is_chosen_by_its_name_in_the_table() -> None:
+    with pytest.raises(TableError, match=r"several GPUs; name one of: 2080Ti, RTX-8000"):
+        fit_profile(table(), known=dict(graphs()))
+    with pytest.raises(TableError, match=r"no GPU called 'T4'; name one of"):
+        fit_profile(table(), "T4", known=dict(graphs()))
+
+
+def test_what_cannot_be_left_out_is_said() -> None:
+    one = table()
+    made, _ = solved(one[one["gpu"] == "2080Ti"])
+    with pytest.raises(UsageError, match="one gpu only"):
+        evaluate_left_out(made, "gpu")
+    with pytest.raises(UsageError, match="choose from: model, gpu, run"):
+        evaluate_left_out(made, "gpus")
+
+
+def test_the_report_names_what_is_worst(fitted: tuple[Problem, np.ndarray]) -> None:
+    report = evaluate_left_out(fitted[0], "model")
+    text = report.text()
+    assert "a model left out, eager" in text
+    assert "baseline a + b x MACs" in text
+    assert set(report.by_model) == set(MODELS)
+    assert "host" in report.by_class
+    assert report.to_dict()["schema"] == "latpred.leave-out/1"
+    assert len(report.to_frame()) == len(fitted[0].model)
+    latpred, simple = report.figures["a model left out, eager"], report.baselines["a + b x MACs"]
+    assert latpred.median < simple.median

@@ -1,0 +1,93 @@
+"""Tables of published latencies: what is read from them, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from latpred.calibration.tablefit import reading
+from latpred.calibration.tablefit.fit import problem
+from latpred.errors import TableError, UnknownGpuError, UnknownModelError
+
+
+def rows(**changes: object) -> pd.DataFrame:
+    base = {
+        "gpu": "RTX-8000",
+        "model": "resnet18",
+        "batch": 1,
+        "latency_s": 0.004,
+        "run": "a",
+        "input_kind": "image_px",
+    }
+    frame = pd.DataFrame([base, {**base, "model": "bert", "input_kind": "seq_len", "batch": 8, "latency_s": 0.012}])
+    return frame.assign(**changes)
+
+
+def test_published_columns_become_those_of_a_measurement_table() -> None:
+    found = reading.read(rows(macs=1.0, leaf_modules=3))
+    assert found.cells["model"].tolist() == ["torchvision:resnet18", "bert-base-uncased"]
+    assert found.cells["input_kind"].tolist() == ["image", "seq"]
+    assert set(found.cells["protocol"]) == {"pipelined"}
+    assert found.era == "torch-1.12"
+    assert found.notes == ()
+
+
+def test_a_measurement_table_is_read_as_it_is() -> None:
+    frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
+    found = reading.read(frame)
+    assert found.cells["device"].tolist() == ["t4"]
+    assert found.era == ""
+
+
+def test_a_missing_column_is_named_with_the_nearest() -> None:
+    with pytest.raises(TableError, match=r"lacks the column latency_s \(nearest: 'latency', rename it\)"):
+        reading.read(rows().rename(columns={"latency_s": "latency"}))
+    with pytest.raises(TableError, match=r"lacks the column batch \(nearest: 'bach', rename it\), the column run"):
+        reading.read(rows().rename(columns={"batch": "bach"}).drop(columns="run"))
+
+
+def test_milliseconds_are_noticed() -> None:
+    with pytest.raises(TableError, match=r"looks like milliseconds.* Divide the column by 1000"):
+        reading.read(rows(latency_s=[4.0, 12.0]))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.003])
+def test_latencies_are_positive(value: float) -> None:
+    with pytest.raises(TableError, match=r"as latency_s in row 2.*above 0"):
+        reading.read(rows(latency_s=[0.004, value]))
+
+
+def test_an_empty_table_is_refused() -> None:
+    with pytest.raises(TableError, match="no rows"):
+        reading.read(rows().iloc[:0])
+
+
+def test_one_model_does_not_do() -> None:
+    with pytest.raises(TableError, match=r"one model only \(torchvision:resnet18\)"):
+        problem(rows().iloc[:1])
+
+
+def test_a_gpu_without_a_datasheet_is_named() -> None:
+    with pytest.raises(UnknownGpuError, match=r"RTX-80000.*Did you mean rtx-8000.*correct the name in the table"):
+        problem(rows(gpu="RTX-80000"))
+
+
+def test_an_unknown_model_is_named() -> None:
+    with pytest.raises(UnknownModelError, match=r"column model: no model is called 'berd'; did you mean"):
+        problem(rows(model=["berd", "resnet18"]))
+
+
+def test_repeats_of_a_run_count_once() -> None:
+    frame = pd.concat([rows(), rows(latency_s=[0.005, 0.013]), rows(latency_s=[0.006, 0.014])])
+    found = reading.read(frame)
+    assert found.cells["latency_s"].tolist() == [0.005, 0.013]
+    assert "4 rows repeat a cell of their run" in found.notes[0]
+    assert found.weight.tolist() == [1.0, 1.0]
+
+
+def test_tenfold_contradictions_are_reported_and_count_less() -> None:
+    frame = pd.concat([rows(), rows(run="b", latency_s=[0.05, 0.012])])
+    found = reading.read(frame)
+    assert found.weight.tolist() == [0.1, 1.0, 0.1, 1.0]
+    assert "2 rows contradict others of their cell tenfold or more" in found.notes[0]
+    assert "resnet18" in found.notes[0]

@@ -1,0 +1,100 @@
+"""Tables of latencies made from known costs, for tests of fitting: small models, two GPUs, two runs each."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from latpred.calibration.tablefit import reading
+from latpred.calibration.tablefit.fit import Problem, problem
+from latpred.calibration.tablefit.walks import WalkKey
+from latpred.eras import TORCH_1_12, as_run_in
+from latpred.graph import ModelGraph
+from latpred.tracing import trace
+
+GPUS = ("2080Ti", "RTX-8000")
+BATCHES = (1, 4, 16, 64, 256)
+HOSTS = {"fast": 0.8, "slow": 1.6}
+
+
+def _tower(width: int, depth: int, window: int, norm: bool) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 7, stride=2, bias=not norm)]
+    for _ in range(depth):
+        layers.append(nn.Conv2d(width, width, window, padding=window // 2, bias=not norm))
+        layers += [nn.BatchNorm2d(width)] if norm else []
+        layers.append(nn.ReLU())
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 100))
+
+
+MODELS = {
+    "plain": (64, 8, 3, False),
+    "normed": (64, 10, 3, True),
+    "wide": (256, 6, 3, True),
+    "narrow": (96, 12, 1, True),
+    "thin": (32, 20, 1, False),
+    "deep": (128, 24, 3, True),
+}
+
+
+@cache
+def graphs() -> dict[WalkKey, ModelGraph]:
+    """Walks of all models in both precisions, as PyTorch 1.12 ran them."""
+    found = {}
+    for name, sizes in MODELS.items():
+        for precision in ("fp32", "fp16"):
+            graph = trace(_tower(*sizes), torch.zeros(1, 3, 96, 96), precision=precision)
+            found[WalkKey(name, "image", 96, precision)] = as_run_in(TORCH_1_12, graph)
+    return found
+
+
+def frame() -> pd.DataFrame:
+    """Every model on every GPU, run, precision and batch; latencies are yet to come."""
+    rows = [
+        {"gpu": gpu, "model": model, "batch": batch, "precision": precision, "run": f"{gpu} {precision} {run}"}
+        for gpu in GPUS
+        for run in HOSTS
+        for precision in ("fp32", "fp16")
+        for model in MODELS
+        for batch in BATCHES
+    ]
+    return pd.DataFrame(rows).assign(input_kind="image_px", input_size=96, latency_s=0.01)
+
+
+@cache
+def truth() -> tuple[Problem, np.ndarray]:
+    """A problem with the parameters its latencies are made from: what is believed, and some of it far off."""
+    made = problem(reading.read(frame()), known=dict(graphs()))
+    theta = made.law.parameters.means
+    names = made.law.parameters.names
+    for name, index in names.items():
+        if name[0] == "run" and len(name) == 2:
+            theta[index] = np.log(HOSTS[name[1].split()[-1]])
+    for name, off in {
+        ("host", "conv"): 0.2,
+        ("host half", "batch_norm"): 0.3,
+        ("gpu", "rtx-8000", "compute"): 0.3,
+    }.items():
+        theta[names[name]] += off
+    return made, theta
+
+
+@cache
+def _latencies(noise: float, seed: int) -> tuple[float, ...]:
+    made, theta = truth()
+    scatter = np.random.default_rng(seed).normal(0.0, noise, len(made.model))
+    return tuple(np.exp(made.law.predict(theta) + scatter) / 1e6)
+
+
+def table(noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
+    """A table with latencies that scatter by `noise` about what the known costs give."""
+    return frame().assign(latency_s=_latencies(noise, seed))
+
+
+def solved(source: pd.DataFrame | None = None) -> tuple[Problem, np.ndarray]:
+    """The fit to a table, and its parameters."""
+    made = problem(reading.read(table() if source is None else source), known=dict(graphs()))
+    return made, made.solve().theta
