@@ -151,6 +151,7 @@ class RuntimeCosts:
 _TORCHSCRIPT = {
     "": 2.6,
     "node.view": 0.8,
+    "node.interpreter": 0.1,
     "node.gemm": 3.7,
     "node.bmm": 3.9,
     "node.conv": 5.6,

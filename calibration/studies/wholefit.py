@@ -22,6 +22,7 @@ from latpred.calibration.studies.ownkernels import Own, own_fits, own_work
 from latpred.calibration.studies.runs import Run
 from latpred.calibration.studies.solving import Column, System
 from latpred.errors import CalibrationError
+from latpred.ops.classes import kind_of
 from latpred.ops.families import root
 from latpred.pricing import PriceList, host_cost
 from latpred.profile import DeviceProfile, DispatchFit
@@ -36,6 +37,7 @@ COMMON_DOUBT = 0.2  # how far the common factor may lie from 1
 OWN_DOUBT = 5.0  # how far what a kernel of its own costs may lie from the guess, as a multiple of it
 SHARE, SHARE_DOUBT = 0.5, 1.0  # of eager's cost, to begin with
 FIXED_DOUBT_US = 20.0
+INTERPRETER_US = 0.3  # what stands for eager's cost of a step that an interpreter serves by itself; eager has none such
 MODULE, PYTHON = "module call", "Python call"  # stand for host classes of their own
 FIXED, _SHARE, _COMMON = ("fixed",), ("share",), ("scale", "")
 
@@ -206,6 +208,8 @@ def eager_us(eager: DispatchFit, name: str) -> float:
         return max(eager.module_call_us * eager.scale, 0.01)
     if name == PYTHON:
         return max(eager.python_call_us * eager.scale, 0.01)
+    if kind_of(name) == "interpreter":
+        return INTERPRETER_US
     rest = name
     while rest:
         if rest in eager.costs_us:

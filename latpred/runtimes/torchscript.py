@@ -26,7 +26,7 @@ from latpred.schedule import Schedule
 from latpred.tracing.lines import demand_same, on_the_line, ops_exactly, ops_through, same_ops
 
 NODE = "node"  # the most general host class of everything here
-INTERPRETED = f"{NODE}.free"  # what the interpreter does by itself: sizes, lists, tuples
+INTERPRETED = f"{NODE}.interpreter"  # what the interpreter does by itself: sizes, lists, tuples
 SETTLING = (
     3  # calls after which the executor changes its code no more; one more than on the CPU, where nothing is fused
 )
@@ -42,7 +42,7 @@ class TorchScript:
 
     name = "torchscript"
     walked_by = "torchscript"
-    options = "1"  # raise it whenever the graphs change that are made here
+    options = "2"  # raise it whenever the graphs change that are made here
 
     def __init__(self) -> None:
         self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
