@@ -101,7 +101,7 @@ def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
         here = measured[measured["batch"] == point.batch].set_index("input_kind")
         whole, first = here.loc[input_kind(point.new_tokens)], here.loc[input_kind(1)]
         status = next((row["status"] for row in (whole, first) if row["status"] != OK), OK)
-        found = [("first token", point.first_token_ms, first["latency_s"])]
+        found: list[tuple[str, float, Any]] = [("first token", point.first_token_ms, first["latency_s"])]
         if point.per_token_ms is not None:
             each = (whole["latency_s"] - first["latency_s"]) / (point.new_tokens - 1)
             found.append(("next token", point.per_token_ms, each))

@@ -137,7 +137,7 @@ def parse_lengths(text: str) -> Lengths | Given:
     """
     items = [item.strip() for item in text.split(",")]
     if all(re.fullmatch(r"-?\d+", item) for item in items):
-        return checked_lengths([int(item) for item in items])  # type: ignore[return-value]
+        return checked_lengths([int(item) for item in items])
     found = {match["name"]: match["value"] for item in items if (match := _PAIR.fullmatch(item))}
     if set(found) != {"mean", "std", "pad"} or len(items) != 3 or "." in found["pad"]:
         raise ValueError(f"{text!r} are no lengths; write 12,40,7 or mean=20.92,std=10.18,pad=128.")

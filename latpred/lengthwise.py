@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,12 @@ from latpred.prediction import Curve, Prediction
 from latpred.predictor import Predictor
 from latpred.runtimes.walking import target_of
 
-if TYPE_CHECKING:
-    import torch
-
 _COARSE = "crossover and knee are read off straight lines through the batches asked for"
 
 
 def lengths_curve(
     predictor: Predictor,
-    model: torch.nn.Module | str,
+    model: Any,
     batches: NDArray[np.int64],
     lengths: Lengths | Sequence[int],
     execution: str = "padded",

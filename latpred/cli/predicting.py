@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +140,7 @@ def predicted(context: click.Context, request: Request) -> Curve:
     given, target, way = request.model_input, request.target, request.way
     if request.ragged.lengths is not None:
         return _of_lengths(context, request)
-    options = {"seq": given.seq, "image": given.image, "precision": given.precision}
+    options: dict[str, Any] = {"seq": given.seq, "image": given.image, "precision": given.precision}
     by_tools = walked_by(target.runtime) != "eager"
     # The walk comes first: a misspelt model must not cost a calibration.
     graph = None
@@ -173,16 +173,18 @@ def _of_lengths(context: click.Context, request: Request) -> Curve:
 
     given, target, way, ragged = request.model_input, request.target, request.way, request.ragged
     ensure_profile(context, target.device, way, yes=request.yes)
+    lengths: Any = ragged.lengths
+    batches: Sequence[int] = request.batches
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.
-    named = context.get_parameter_source("batches") is not ParameterSource.DEFAULT
-    alone = isinstance(ragged.lengths, Given) and not named
+    if isinstance(lengths, Given) and context.get_parameter_source("batches") is ParameterSource.DEFAULT:
+        batches = (len(lengths.values),)
     return api.predict(
         request.model,
-        (len(ragged.lengths.values),) if alone else request.batches,  # type: ignore[union-attr]
+        batches,
         target.runtime,
         seq=given.seq,
         image=given.image,
-        lengths=ragged.lengths,  # type: ignore[arg-type]
+        lengths=lengths,
         execution=ragged.execution,
         device=target.device,
         host=target.host,

@@ -267,7 +267,7 @@ class _EnoughError(Exception):
     """Ends a walk after the iterations that were asked for."""
 
 
-class _GreedyWalk(Walk):
+class _GreedyWalk(Walk):  # type: ignore[no-untyped-call]
     """Answers the choice of a token, which is made outside the model, with an ordinary one.
 
     Attributes

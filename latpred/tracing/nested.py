@@ -120,7 +120,7 @@ class _NestedTracer(Tracer):
         return _NestedWalk(host, self._lengths, self._target)
 
 
-class _NestedWalk(Walk):
+class _NestedWalk(Walk):  # type: ignore[no-untyped-call]
     """Replaces the ops that make, take apart or run nested tensors."""
 
     def __init__(self, host: HostWork | None, lengths: tuple[int, ...], target: str) -> None:
