@@ -12,6 +12,7 @@ __all__ = ["Study", "get"]
 _REPLAYS = "latpred.calibration.studies.replays:Replays"
 _OWN: dict[str, str] = {
     "onnxruntime": "latpred.calibration.studies.onnxruntime:OnnxStudy",
+    "compile": "latpred.calibration.studies.compile:Compiled",
     "cuda-graphs": _REPLAYS,
     "onnxruntime-cuda-graphs": _REPLAYS,
     "compile-reduce-overhead": _REPLAYS,

@@ -65,6 +65,21 @@ class Compile(Eager):
             notes=(*source.graph.notes, note) if note else source.graph.notes,
         )
 
+    def walk_at(self, source: Source, target: str, batch: int) -> ModelGraph:
+        """As `walk`, for one batch size alone: a third of the time.
+
+        Raises
+        ------
+        RuntimeRefusalError
+            As `walk`.
+        """
+        from latpred.runtimes import inductor
+        from latpred.runtimes.inductor_lines import calls_of, ops_exactly
+
+        inductor.supported()
+        ops = ops_exactly(calls_of(inductor.forward(source.model(), source.inputs(batch), target)))
+        return msgspec.structs.replace(source.graph, ops=ops, ops_at_one=None, runtime=self.walked_by, target=target)
+
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """Library calls as in eager, and one generated kernel between two of them."""
         return estimated(graph, target, self.walked_by)

@@ -207,7 +207,9 @@ def _believing(fakes: Sequence[Any]) -> Iterator[None]:
     from torch._inductor.virtualized import V
 
     mode: Any = next(one.fake_mode for one in fakes if hasattr(one, "fake_mode"))
-    with tracing(TracingContext(mode)), V.set_fake_mode(mode):
+    context, outer = TracingContext(mode), TracingContext.try_get()
+    context.fw_metadata = None if outer is None else outer.fw_metadata  # says which inputs are parameters
+    with tracing(context), V.set_fake_mode(mode):
         yield
 
 

@@ -173,7 +173,7 @@ def _generated(node: Any, graph: Any, weights: frozenset[str], joined: bool) -> 
     dims = dict(zip(DIMS["generated"], (points, cols, len(parts)), strict=True))
     family = f"generated.{_kind(parts)}"
     host_class = JOINED_CLASS if joined else GENERATED_CLASS
-    dtype = dtype_name(_dtype(parts, graph))
+    dtype = dtype_name(_dtype(node, parts, graph))
     return _entry(GENERATED, host_class, family, dtype, dims, (0, *read, written, new))
 
 
@@ -188,10 +188,11 @@ def _kind(parts: list[Any]) -> str:
     return "pointwise" if used - {"load", "store", "get_index", "index_expr", "constant", "to_dtype"} else "copy"
 
 
-def _dtype(parts: list[Any], graph: Any) -> torch.dtype:
-    """The floating-point dtype a kernel touches, else that of its result."""
-    deps = (dep for part in parts for dep in (*part.read_writes.writes, *part.read_writes.reads))
-    touched = [graph.get_dtype(dep.name) for dep in deps]
+def _dtype(node: Any, parts: list[Any], graph: Any) -> torch.dtype:
+    """The floating-point dtype a kernel writes or reads in memory, else that of anything it touches."""
+    written = [dep.name for part in parts for dep in part.read_writes.writes if _used_outside(node, dep.name)]
+    names = (*written, *(dep.name for part in parts for dep in part.read_writes.reads))
+    touched = [graph.get_dtype(name) for name in names]
     return next((dtype for dtype in touched if dtype.is_floating_point), touched[0] if touched else torch.float32)
 
 

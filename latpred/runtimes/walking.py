@@ -137,21 +137,27 @@ def _of_file(
     )
 
 
-def of_source(source: Source, runtime: str, target: str) -> ModelGraph:
-    """As `walk`, for a source; models of one structure are taken apart once."""
+def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
+    """As `walk`, for a source; models of one structure are taken apart once.
+
+    Where `batch` is the only batch size that will be asked for, a runtime with a `walk_at` need not find out about
+    others.
+    """
     demand_suited(runtime, target)
     walker = runtimes.get(runtime)
     if not isinstance(walker, Walker):
         return source.graph
+    once = getattr(walker, "walk_at", None) if batch is not None else None
+    options = walker.options if once is None else f"{walker.options}@{batch}"
 
     def make() -> ModelGraph:
         try:
-            return walker.walk(source, target)
+            return walker.walk(source, target) if once is None else once(source, target, batch)
         except RuntimeRefusalError as error:
             guess = walker.estimate(source.graph, target)
             return _noted(guess, f"{_REFUSED}{error}")
 
-    return store.kept(source.graph, walker.walked_by, target, walker.options, make)
+    return store.kept(source.graph, walker.walked_by, target, options, make)
 
 
 def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:

@@ -1,0 +1,241 @@
+"""The study of torch.compile: few networks, because each takes long to compile, with every call of theirs timed.
+
+On a synchronous device the calls tell what generated kernels take, how library kernels compare to eager's, and what
+each costs the host. Where a device is waited for, whole networks have to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from latpred.calibration import networks, suite
+from latpred.calibration.cells import Cell
+from latpred.calibration.device import Device
+from latpred.calibration.dispatchfit import with_parents
+from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
+from latpred.calibration.networks import NetworkSpec
+from latpred.calibration.session import Row, Sampled
+from latpred.calibration.studies import runs, wrapper
+from latpred.calibration.studies.solving import System
+from latpred.calibration.studies.whole import WholeNetworks, effort, in_turns
+from latpred.calibration.tempo import TEMPO
+from latpred.errors import CalibrationError
+from latpred.features import WORK
+from latpred.graph import Op
+from latpred.ops.families import root
+from latpred.pricing import PriceList, host_cost
+from latpred.profile import DeviceProfile, DispatchFit, KernelFit
+from latpred.runtimes import get
+from latpred.runtimes.inductor_lines import EAGER, GUARDS
+from latpred.runtimes.inductor_steps import GENERATED_CLASS, JOINED_CLASS
+from latpred.runtimes.walking import target_of
+from latpred.units import US_PER_S
+
+SECONDS = 150.0
+FEWEST = 3  # networks below which nothing is fitted
+# Kinds in the order of what a compilation of one teaches. Recurrent networks are hardly compiled at all.
+TINY_KINDS = ("encoder", "residual", "decoder", "mobile")
+KINDS = ("encoder", "residual", "patch", "mobile", "window", "decoder", "dense", "mixer", "audio")
+TURN = ("tiny", "sized", "sized", "judge")
+REPEATS, CALLS_S = 30, 0.3
+LEAST_US = 0.05  # of a kernel whose call took no longer than a call that does nothing
+TOLD_US = 5.0  # kernel time from which a call tells how fast a library kernel is
+SHRINKAGE = 2.0  # calls' worth of belief that a library kernel takes what it takes in eager
+# What is believed of the host before anything is measured, in microseconds: value and doubt.
+BELIEFS = {"guards": (10.0, 10.0), "input": (0.15, 0.15), "call": (0.7, 0.5)}
+
+
+class Group(NamedTuple):
+    """One call of a wrapper: the steps it runs, and the microseconds it took."""
+
+    ops: tuple[Op, ...]
+    us: float
+
+
+class Timed(NamedTuple):
+    """A network whose calls were timed: its spec and precision, its steps, latency and calls."""
+
+    spec: NetworkSpec
+    precision: str
+    ops: tuple[Op, ...]
+    total_us: float
+    groups: tuple[Group, ...]
+    resident: bool
+
+
+class Compiled(WholeNetworks):
+    """The study of `compile`.
+
+    Examples
+    --------
+    >>> from latpred.calibration.device import open_device
+    >>> next(Compiled().cells(open_device("cpu"), "fp32")).name
+    'encoder'
+    """
+
+    def __init__(self, runtime: str = "compile") -> None:
+        super().__init__(runtime, SECONDS)
+
+    def cells(self, device: Device, precision: str) -> Iterator[Cell]:
+        """Tiny networks for the host's costs between sized ones, of a kind each; judges among them."""
+        if device.asynchronous:
+            yield from super().cells(device, precision)
+            return
+        drawn = {
+            "tiny": iter(suite.tiny_networks(len(networks.KINDS))),
+            "sized": (spec for spec in suite.sized_networks() if not spec.judge),
+            "judge": suite.judging_networks(),
+        }
+        wanted = {"tiny": TINY_KINDS, "sized": KINDS, "judge": KINDS}
+        ordered = {name: _in_order(drawn[name], wanted[name]) for name in drawn}
+        for turn in count():
+            spec = next(ordered[TURN[turn % len(TURN)]], None)
+            if spec is not None:
+                yield suite.network_cell(spec, precision, self.runtime)
+
+    def measure(self, cell: Cell, device: Device) -> Sampled:
+        """Time a network whole, and each call of its wrapper."""
+        if device.asynchronous:
+            return super().measure(cell, device)
+        spec = suite.network_spec(cell)
+        runs.graph_of(spec, cell.precision, self.runtime, target_of(device.info().kind))
+        device.use_precision(cell.precision)
+        with wrapper.wrappers() as modules:
+            model, inputs = runs.built(spec, cell.precision), runs.inputs_of(spec, cell.precision)
+            call = device.prepare_model(model, inputs, self.runtime)
+        between = self._evict if spec.cold else self._metronome.beat
+        forward, tempo = in_turns(call, between, *effort(spec))
+        calls = wrapper.time_calls(call, modules, between, repeats=REPEATS, budget_s=CALLS_S)
+        return Sampled({"single": forward, TEMPO: tempo}, calls)
+
+    def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
+        """Host costs, generated kernels, and library kernels in proportion to eager's."""
+        if profile.device.asynchronous:
+            return super().fit(rows, profile)
+        timed = [one for one in (_timed(row, profile) for row in rows) if one is not None]
+        if len(timed) < FEWEST:
+            raise CalibrationError(
+                f"{len(timed)} networks were compiled and timed, too few to tell what torch.compile costs. "
+                "Give it more time: latpred calibrate --runtimes compile --budget 5m"
+            )
+        host = _host(timed, profile)
+        return msgspec.structs.replace(
+            host, kernels=_generated(timed, host), kernel_scales=_library(timed, host, profile)
+        )
+
+
+def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[NetworkSpec]:
+    """Networks with their kinds in turn; those that come early wait for it."""
+    waiting: dict[str, list[NetworkSpec]] = {kind: [] for kind in kinds}
+    for turn in count():
+        kind = kinds[turn % len(kinds)]
+        while not waiting[kind]:
+            spec = next(specs, None)
+            if spec is None:
+                return
+            waiting.setdefault(spec.kind, []).append(spec)
+        yield waiting[kind].pop(0)
+
+
+def _timed(row: Row, profile: DeviceProfile) -> Timed | None:
+    """A row as calls and the steps they run; None for judges, and where the two do not fit together."""
+    spec = suite.network_spec(row.cell)
+    if spec.judge:
+        return None
+    graph = runs.graph_of(spec, row.cell.precision, row.cell.runtime, target_of(profile.device.kind))
+    ops = graph.at(spec.batch)
+    joined: list[list[Op]] = []
+    for op in ops:
+        if op.host_class == JOINED_CLASS:
+            joined[-1].append(op)
+        elif op.host_class.startswith("kernel."):
+            joined.append([op])
+    if len(joined) != len(row.calls_us):
+        return None
+    groups = tuple(Group(tuple(one), us) for one, us in zip(joined, row.calls_us, strict=True))
+    resident = 0 < graph.parameter_bytes <= profile.device.cache_bytes
+    return Timed(spec, row.cell.precision, ops, row.timings["single"].median_s * US_PER_S, groups, resident)
+
+
+def _host(timed: Sequence[Timed], profile: DeviceProfile) -> DispatchFit:
+    """What calls cost where they have next to nothing to do, and what a pass takes beside them."""
+    tiny = [one for one in timed if one.spec.tiny] or list(timed)
+    calls: dict[str, list[float]] = {}
+    for group in (group for one in tiny for group in one.groups):
+        calls.setdefault(group.ops[0].host_class, []).append(group.us)
+    system = System()
+    for one in tiny:
+        steps = {"guards": 0.0, "input": 0.0, "call": float(len(one.groups))}
+        for op in one.ops:
+            steps["guards"] += op.host_class == GUARDS
+            steps["input"] += op.python_calls
+        outside = max(one.total_us - sum(group.us for group in one.groups), 0.0)
+        system.measured({(name,): number for name, number in steps.items()}, outside, 0.1 * one.total_us)
+    for name, (us, doubt) in BELIEFS.items():
+        system.believed({(name,): 1.0}, us, doubt)
+    found = system.solve()
+    eager = profile.runtimes["eager"]
+    costs = {f"{EAGER}.{name}" if name else EAGER: us * eager.scale for name, us in eager.costs_us.items()}
+    costs |= with_parents({name: float(np.median(us)) + found["call",] for name, us in calls.items()})
+    costs |= {GUARDS: found["guards",], JOINED_CLASS: 0.0}
+    return DispatchFit(
+        costs_us={name: round(us, 5) for name, us in costs.items()},
+        module_call_us=0.0,
+        python_call_us=round(found["input",], 5),
+        fixed_us=round(eager.fixed_us, 4),
+    )
+
+
+def _kernel_us(group: Group, host: DispatchFit) -> float:
+    return max(group.us - host_cost(host, group.ops[0].host_class), LEAST_US)
+
+
+def _generated(timed: Sequence[Timed], host: DispatchFit) -> dict[str, dict[str, KernelFit]]:
+    """Fits of generated kernels by precision."""
+    samples: dict[str, list[KernelSample]] = {}
+    for one in timed:
+        for group in one.groups:
+            if group.ops[0].host_class == GENERATED_CLASS:
+                row = _together([row_of(op, one.spec.batch, resident=one.resident) for op in group.ops])
+                sample = KernelSample(group.ops[0].family, row, _kernel_us(group, host))
+                samples.setdefault(one.precision, []).append(sample)
+    fits = {precision: fit_kernels(found) for precision, found in samples.items()}
+    return {precision: found for precision, found in fits.items() if found}
+
+
+def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Kernels that one call runs, as one: work, points and parts add up."""
+    work, (points, cols, parts) = np.sum(rows, axis=0)[: len(WORK)], np.array(rows)[:, len(WORK) :].T
+    return (*work.tolist(), float(points.sum()), float(cols.max()), float(parts.sum()))
+
+
+def _library(timed: Sequence[Timed], host: DispatchFit, profile: DeviceProfile) -> dict[str, float]:
+    """Time of library kernels over eager's, by family."""
+    logs: dict[str, list[float]] = {}
+    prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": host}))
+    for one in timed:
+        eager_us = _eager_us(one, prices)
+        for group in one.groups:
+            usual = eager_us.get(id(group.ops[0]), 0.0)
+            if group.ops[0].host_class != GENERATED_CLASS and usual >= TOLD_US:
+                logs.setdefault(root(group.ops[0].family), []).append(float(np.log(_kernel_us(group, host) / usual)))
+    return {family: _scale(found) for family, found in logs.items()}
+
+
+def _scale(logs: Sequence[float]) -> float:
+    return round(float(np.exp(np.median(logs) * len(logs) / (len(logs) + SHRINKAGE))), 4)
+
+
+def _eager_us(one: Timed, prices: PriceList) -> Mapping[int, float]:
+    """Kernel time of each op as the profile's shared fits have it."""
+    graph = runs.graph_of(one.spec, one.precision, "compile", "cpu")
+    schedule = get("compile").lower(graph, one.spec.batch)
+    priced = prices.price(schedule, one.precision, resident=one.resident)
+    rows = priced.rows_at(np.array([float(one.spec.batch)])).us[:, 0]
+    times = rows[priced.kernel_row] * priced.kernel_share
+    return {id(one.ops[op]): us for op, us in zip(schedule.kernel_op.tolist(), times.tolist(), strict=True)}
