@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from latpred import runtimes
+from latpred.eras import attention_of
 from latpred.errors import UsageError
 from latpred.finding import located, predictor_of
 from latpred.graph import ModelGraph
@@ -216,17 +217,20 @@ def _graph(model: Model, given: Input, runtime: str, predictor: Predictor) -> Mo
     """The graph that the runtime lowers on the predictor's device."""
     if isinstance(model, ModelGraph):
         return as_walked(model, given)
+    from latpred.tracing.names import attention
+
     inputs, seq, image, precision, memory_format = given
-    return walking.walk(
-        model,
-        inputs,
-        runtime=runtime,
-        target=walking.target_of(predictor.profile.device.kind),
-        seq=seq,
-        image=image,
-        precision=precision,
-        memory_format=memory_format or "contiguous",
-    )
+    with attention(attention_of(predictor.profile.protocol.get("era", ""))):
+        return walking.walk(
+            model,
+            inputs,
+            runtime=runtime,
+            target=walking.target_of(predictor.profile.device.kind),
+            seq=seq,
+            image=image,
+            precision=precision,
+            memory_format=memory_format or "contiguous",
+        )
 
 
 def _alone(given: Input, option: str) -> None:
