@@ -185,9 +185,9 @@ class Explanation:
         return frame.assign(
             x_steps=[choice.steps for choice in self.choices],
             launches=[choice.launches for choice in self.choices],
-            x_speedup=[None if found is None else found.times for found in speedups],
-            x_speedup_low=[None if found is None else found.low for found in speedups],
-            x_speedup_high=[None if found is None else found.high for found in speedups],
+            x_speedup=[math.nan if found is None else found.times for found in speedups],
+            x_speedup_low=[math.nan if found is None else found.low for found in speedups],
+            x_speedup_high=[math.nan if found is None else found.high for found in speedups],
         )
 
     def __repr__(self) -> str:

@@ -150,7 +150,8 @@ class PriceList:
         host_us = _host_times(schedule, dispatch)
         classes, of_step, of_op = _classes(schedule)
         cells = of_op[schedule.kernel_op] * len(rows) + kernel_row
-        class_rows = np.bincount(cells, share, len(classes) * len(rows)).reshape(len(classes), len(rows))
+        done = np.bincount(cells, share, len(classes) * len(rows)).astype(float)
+        class_rows = done.reshape(len(classes), len(rows))
         dispatched = np.bincount(of_step, minlength=len(classes))
         return Priced(
             timeline=Timeline.of(_with_call(schedule)),
@@ -161,7 +162,7 @@ class PriceList:
             row_counts=class_rows.sum(axis=0),
             usual_spread=_usual(rows, order),
             classes=classes,
-            class_host_us=np.bincount(of_step, host_us, len(classes)),
+            class_host_us=np.bincount(of_step, host_us, len(classes)).astype(float),
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             families=_one_hot(rows, order),

@@ -70,7 +70,7 @@ def trace(
     graph = walk(
         model,
         runtime=runtime,
-        target=target or getattr(runtimes.get(runtime), "needs", "cpu"),
+        target=target or str(getattr(runtimes.get(runtime), "needs", "cpu")),
         seq=model_input.seq,
         image=model_input.image,
         precision=model_input.precision,

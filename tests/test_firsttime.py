@@ -1,0 +1,116 @@
+"""The first prediction on a machine without a profile: calibrated once, by one process, unless that is switched off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import filelock
+import msgspec
+import pytest
+from factories import graph, linear
+from profiledata import profile
+
+import latpred
+from latpred import calibration, firsttime, home, profiles
+from latpred.errors import BusyError, NoProfileError, UsageError
+
+
+@pytest.fixture
+def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """Calibrating saves a made-up profile, and is noted."""
+    made: list[tuple[object, ...]] = []
+
+    def calibrate(device: str, *, quick: bool, progress: object) -> object:
+        assert callable(progress)
+        made.append((device, quick))
+        profiles.save(profile())
+        return profile()
+
+    monkeypatch.setenv(firsttime.VARIABLE, "quick")
+    monkeypatch.setattr(calibration, "calibrate", calibrate, raising=False)
+    return made
+
+
+def test_a_machine_without_a_profile_is_calibrated_once(
+    calibrations: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert latpred.predict(graph(linear())).latency_ms > 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "calibrating its CPU now, once, in under a minute" in said.err
+    assert "LATPRED_CALIBRATE=never" in said.err
+    latpred.predict(graph(linear()))
+    latpred.explain(graph(linear()))
+    assert calibrations == [("cpu", True)]
+
+
+@pytest.mark.parametrize("asked", [{"device": "cpu"}, {"threads": 2}, {"cudnn_benchmark": True}])
+def test_what_is_named_is_not_calibrated(asked: dict[str, object], calibrations: list[tuple[object, ...]]) -> None:
+    with pytest.raises(NoProfileError, match="latpred calibrate"):
+        latpred.predict(graph(linear()), **asked)  # type: ignore[arg-type]
+    assert calibrations == []
+
+
+def test_it_can_be_switched_off(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(firsttime.VARIABLE, "Never")
+    with pytest.raises(NoProfileError):
+        latpred.predict(graph(linear()))
+    monkeypatch.setenv(firsttime.VARIABLE, "maybe")
+    with pytest.raises(UsageError, match="LATPRED_CALIBRATE='maybe' is not known; set it to quick or never"):
+        latpred.predict(graph(linear()))
+    assert calibrations == []
+
+
+def test_who_comes_second_waits_and_does_not_calibrate_again(
+    calibrations: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.data_dir() / "calibration").mkdir(parents=True)
+    first = filelock.FileLock(home.data_dir() / "calibration" / "first.lock", thread_local=False)
+    first.acquire()
+
+    def finish() -> None:
+        profiles.save(profile())
+        first.release()
+
+    threading.Timer(0.2, finish).start()
+    assert latpred.predict(graph(linear())).latency_ms > 0
+    assert "another process calibrates this machine for the first time; waiting for it" in capsys.readouterr().err
+    assert calibrations == []
+
+
+def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firsttime, "WAIT_S", 0.05)
+    (home.data_dir() / "calibration").mkdir(parents=True)
+    with filelock.FileLock(home.data_dir() / "calibration" / "first.lock"), pytest.raises(BusyError, match="minutes"):
+        latpred.predict(graph(linear()))
+    assert calibrations == []
+
+
+SCRIPT = """
+import functools
+import warnings
+warnings.simplefilter("error")
+import latpred, torch
+from latpred import calibration
+from latpred.calibration import campaign, synchronous
+
+# Too little to trust, enough to see that it works; cells are counted, as a busy machine does few in any time.
+synchronous.TINY, synchronous.TINY_S, synchronous.JUDGE_S = 6, 0.05, 0.05
+calibration.calibrate = functools.partial(campaign.calibrate, cells=22)
+torch.set_num_threads(1)
+point = latpred.predict(torch.nn.Linear(64, 64), inputs=torch.zeros(1, 64))
+print(point.latency_ms > 0, point.provenance.profile)
+"""
+
+
+@pytest.mark.slow
+def test_for_real(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(firsttime.VARIABLE, "quick")
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert done.stdout == "True cpu\n", done.stderr
+    assert all(line.startswith("latpred: ") for line in done.stderr.splitlines())
+    assert msgspec.structs.asdict(profiles.find("cpu"))["provenance"] == "measured"
+    assert latpred_home in profiles.path("cpu").parents
