@@ -242,6 +242,10 @@ def test_strict_refuses_an_unknown_op(models: str, verb: str) -> None:
 def test_what_the_profile_does_not_cover(models: str) -> None:
     shown = run("predict", f"{models}:picture", "--image", "8", "--runtime", "lisp")
     assert (shown.exit_code, "No runtime is called 'lisp'" in shown.stderr) == (2, True)
+    shown = run("predict", f"{models}:picture", "--image", "8", "--runtime", "torchscript")
+    assert (shown.exit_code, "latpred calibrate --runtimes torchscript" in shown.stderr) == (3, True)
+    shown = run("predict", f"{models}:picture", "--image", "8", "--runtime", "cuda-graphs")
+    assert (shown.exit_code, "cuda-graphs needs a CUDA device" in shown.stderr) == (2, True)
     shown = run("predict", f"{models}:picture", "--image", "8", "--precision", "fp16")
     assert (shown.exit_code, "no kernels in fp16 (it has: fp32)" in shown.stderr) == (3, True)
     shown = run("predict", f"{models}:picture", "--image", "8", "--device", "xeon")
