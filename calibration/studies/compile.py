@@ -43,6 +43,7 @@ TINY_KINDS = ("encoder", "residual", "decoder", "mobile")
 KINDS = ("encoder", "residual", "patch", "mobile", "window", "decoder", "dense", "mixer", "audio")
 TURN = ("tiny", "sized", "sized", "judge")
 REPEATS, CALLS_S = 30, 0.3
+OUTSIDE = "outside"  # the timing of what a pass takes beside its calls
 LEAST_US = 0.05  # of a kernel whose call took no longer than a call that does nothing
 TOLD_US = 5.0  # kernel time from which a call tells how fast a library kernel is
 SHRINKAGE = 2.0  # calls' worth of belief that a library kernel takes what it takes in eager
@@ -58,12 +59,12 @@ class Group(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A network whose calls were timed: its spec and precision, its steps, latency and calls."""
+    """A network whose calls were timed: its spec and precision, its steps, their calls and what passes beside them."""
 
     spec: NetworkSpec
     precision: str
     ops: tuple[Op, ...]
-    total_us: float
+    outside_us: float
     groups: tuple[Group, ...]
     resident: bool
 
@@ -110,8 +111,8 @@ class Compiled(WholeNetworks):
             call = device.prepare_model(model, inputs, self.runtime)
         between = self._evict if spec.cold else self._metronome.beat
         forward, tempo = in_turns(call, between, *effort(spec))
-        calls = wrapper.time_calls(call, modules, between, repeats=REPEATS, budget_s=CALLS_S)
-        return Sampled({"single": forward, TEMPO: tempo}, calls)
+        placed = wrapper.time_calls(call, modules, between, repeats=REPEATS, budget_s=CALLS_S)
+        return Sampled({"single": forward, TEMPO: tempo, OUTSIDE: placed.outside}, placed.calls_us)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs, generated kernels, and library kernels in proportion to eager's."""
@@ -155,11 +156,12 @@ def _timed(row: Row, profile: DeviceProfile) -> Timed | None:
             joined[-1].append(op)
         elif op.host_class.startswith("kernel."):
             joined.append([op])
-    if len(joined) != len(row.calls_us):
+    if len(joined) != len(row.calls_us) or OUTSIDE not in row.timings:
         return None
     groups = tuple(Group(tuple(one), us) for one, us in zip(joined, row.calls_us, strict=True))
     resident = 0 < graph.parameter_bytes <= profile.device.cache_bytes
-    return Timed(spec, row.cell.precision, ops, row.timings["single"].median_s * US_PER_S, groups, resident)
+    outside_us = max(row.timings[OUTSIDE].median_s, 0.0) * US_PER_S
+    return Timed(spec, row.cell.precision, ops, outside_us, groups, resident)
 
 
 def _host(timed: Sequence[Timed], profile: DeviceProfile) -> DispatchFit:
@@ -174,8 +176,7 @@ def _host(timed: Sequence[Timed], profile: DeviceProfile) -> DispatchFit:
         for op in one.ops:
             steps["guards"] += op.host_class == GUARDS
             steps["input"] += op.python_calls
-        outside = max(one.total_us - sum(group.us for group in one.groups), 0.0)
-        system.measured({(name,): number for name, number in steps.items()}, outside, 0.1 * one.total_us)
+        system.measured({(name,): number for name, number in steps.items()}, one.outside_us, 0.1 * one.outside_us)
     for name, (us, doubt) in BELIEFS.items():
         system.believed({(name,): 1.0}, us, doubt)
     found = system.solve()

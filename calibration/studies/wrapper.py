@@ -10,11 +10,24 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from latpred.calibration.timing import Timing
+from latpred.units import US_PER_S
+
 _LIBRARIES = ("extern_kernels", "torch", "aten")
+
+
+class Placed(NamedTuple):
+    """Passes whose calls were timed: median microseconds of each call, and what a pass takes beside them all.
+
+    There are no calls where passes made different numbers of them.
+    """
+
+    calls_us: tuple[float, ...]
+    outside: Timing
 
 
 @contextlib.contextmanager
@@ -35,8 +48,8 @@ def time_calls(
     *,
     repeats: int,
     budget_s: float,
-) -> tuple[float, ...]:
-    """Median microseconds of each call that the wrappers make in one forward pass.
+) -> Placed:
+    """Time each call that the wrappers make in one forward pass, in order.
 
     Parameters
     ----------
@@ -48,24 +61,24 @@ def time_calls(
         Run before each pass.
     repeats, budget_s : int, float
         Passes, and seconds after which there is no other once there were three.
-
-    Returns
-    -------
-    tuple of float
-        In order; empty where passes made different numbers of calls.
     """
     passes: list[list[float]] = []
+    outside: list[float] = []
     seconds: list[float] = []
     with _watched(modules, seconds):
         start = time.perf_counter()
         while len(passes) < 3 or (len(passes) < repeats and time.perf_counter() - start < budget_s):
             between()
             seconds.clear()
+            begun = time.perf_counter()
             call()
+            outside.append(time.perf_counter() - begun - sum(seconds))
             passes.append(list(seconds))
+    low, median, high = np.percentile(outside, (25, 50, 75))
+    beside = Timing(float(median), float(high - low) / 2, len(outside), True)
     if len({len(one) for one in passes}) != 1:
-        return ()
-    return tuple(float(us) for us in np.median(np.array(passes), axis=0) * 1e6)
+        return Placed((), beside)
+    return Placed(tuple(float(us) for us in np.median(np.array(passes), axis=0) * US_PER_S), beside)
 
 
 @contextlib.contextmanager

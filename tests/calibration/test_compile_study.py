@@ -1,0 +1,143 @@
+"""The study of torch.compile: known costs come back from networks whose every call was timed."""
+
+from __future__ import annotations
+
+import itertools
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import factories
+import msgspec
+import numpy as np
+import pytest
+
+from latpred.calibration import studies, suite
+from latpred.calibration.device import open_device
+from latpred.calibration.session import Row
+from latpred.calibration.studies import compile as study
+from latpred.calibration.studies import wrapper
+from latpred.calibration.timing import Timing
+from latpred.errors import CalibrationError
+from latpred.graph import Line, ModelGraph, Op
+from latpred.pricing import PriceList, host_cost
+from latpred.profile import DeviceProfile
+from latpred.runtimes.compile import Compile
+
+GUARDS_US, INPUT_US, CALL_US, GENERATED_US, GEMM_US, SCALE, BYTES_PER_US = 12.0, 0.2, 0.8, 2.0, 4.0, 1.3, 8000.0
+
+
+def op(host_class: str, family: str = "", **changes: Any) -> Op:
+    fields = {"name": host_class, "module": "", "dtype": "float32" if family else "", "dims": {}} | changes
+    return Op(host_class=host_class, family=family, launches=int(bool(family)), **fields)
+
+
+def generated(size: int, host_class: str = "kernel.generated") -> Op:
+    dims = {"numel": Line(size), "cols": Line(1), "parts": Line(1)}
+    moved = {"read_bytes": Line(4 * size), "write_bytes": Line(4 * size)}
+    return op(host_class, "generated.pointwise", dims=dims, **moved)
+
+
+def gemm(size: int) -> Op:
+    dims = {"m": Line(64), "n": Line(size), "k": Line(size)}
+    work = {"macs": Line(64 * size * size), "weight_bytes": Line(4 * size * size), "write_bytes": Line(256 * size)}
+    return op("kernel.extern.gemm", "gemm", dims=dims, read_bytes=Line(256 * size), **work)
+
+
+def network(size: int) -> ModelGraph:
+    ops = (
+        op("guards", python_calls=20),
+        generated(size * size),
+        generated(size, "kernel.generated.joined"),
+        gemm(size),
+    )
+    changes = {"runtime": "compile", "target": "cpu", "precision": "fp32", "parameter_bytes": 1 << 30}
+    return factories.graph(*ops, *ops[1:], **changes)
+
+
+def row(cell: Any, net: ModelGraph, profile: DeviceProfile) -> Row:
+    """What measuring would give where the costs above hold."""
+    bare = factories.profile(profile.device, runtimes={"eager": factories.dispatch(), "compile": factories.dispatch()})
+    schedule = Compile().lower(net, 1)
+    priced = PriceList(bare).price(schedule, "fp32")
+    times = priced.rows_at(np.array([1.0])).us[:, 0][priced.kernel_row] * priced.kernel_share
+    calls: list[float] = []
+    for place, one in zip(schedule.kernel_op.tolist(), times.tolist(), strict=True):
+        step = net.ops[place]
+        moved = (step.read_bytes.at(1) + step.write_bytes.at(1)) / BYTES_PER_US
+        if step.host_class.endswith("joined"):
+            calls[-1] += moved
+        else:
+            calls.append(GENERATED_US + moved if step.family != "gemm" else GEMM_US + SCALE * one)
+    outside_us = GUARDS_US + 20 * INPUT_US + len(calls) * CALL_US
+    timing = Timing((sum(calls) + outside_us) / 1e6, 0.0, 9, True)
+    return Row(cell, {"single": timing, "outside": Timing(outside_us / 1e6, 0.0, 9, True)}, 1.0, "", tuple(calls))
+
+
+@pytest.fixture
+def profile() -> DeviceProfile:
+    return factories.profile(factories.device(asynchronous=False, name="cpu", kind="cpu"))
+
+
+@pytest.fixture
+def rows(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+    """Four tiny networks and eight sized ones."""
+    device = open_device("cpu")
+    cells = [c for c in itertools.islice(study.Compiled().cells(device, "fp32"), 16) if not suite.network_spec(c).judge]
+    sizes = {cell.key: 8 if suite.network_spec(cell).tiny else 128 * (3 + place) for place, cell in enumerate(cells)}
+    by_spec = {suite.network_spec(cell): network(sizes[cell.key]) for cell in cells}
+    monkeypatch.setattr(study.runs, "graph_of", lambda spec, *_: by_spec[spec])
+    return [row(cell, by_spec[suite.network_spec(cell)], profile) for cell in cells]
+
+
+def test_known_costs_come_back(rows: list[Row], profile: DeviceProfile) -> None:
+    fit = study.Compiled().fit(rows, profile)
+    tiny_us = 20 * INPUT_US + 4 * CALL_US + GUARDS_US
+    found_us = fit.costs_us["guards"] + 20 * fit.python_call_us
+    per_call_us = host_cost(fit, "kernel.generated") - GENERATED_US
+    assert found_us + 4 * per_call_us == pytest.approx(tiny_us, rel=0.05)
+    assert host_cost(fit, "kernel.generated.joined") == 0.0
+    assert host_cost(fit, "eager.gemm") == pytest.approx(
+        profile.runtimes["eager"].costs_us.get("gemm", host_cost(profile.runtimes["eager"], "gemm"))
+    )
+    assert fit.kernel_scales["gemm"] == pytest.approx(SCALE, rel=0.1)
+    assert fit.kernels["fp32"]["generated"].activation_bytes_per_us == pytest.approx(BYTES_PER_US, rel=0.25)
+
+
+def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile: DeviceProfile) -> None:
+    short = [msgspec.structs.replace(one, calls_us=one.calls_us[:-1]) for one in rows]
+    with pytest.raises(CalibrationError, match="0 networks were compiled"):
+        study.Compiled().fit(short, profile)
+
+
+def test_each_kind_has_its_turn() -> None:
+    cells = list(itertools.islice(study.Compiled().cells(open_device("cpu"), "fp32"), 12))
+    specs = [suite.network_spec(cell) for cell in cells]
+    assert [spec.kind for spec in specs if spec.tiny] == list(study.TINY_KINDS[:3])
+    assert sum(spec.judge for spec in specs) == 3
+    assert {cell.runtime for cell in cells} == {"compile"}
+    assert isinstance(studies.get("compile"), study.Compiled)
+
+
+def test_calls_of_a_wrapper_are_timed_where_they_stand() -> None:
+    done: list[str] = []
+    module = ModuleType("wrapper")
+    kernels = SimpleNamespace(mm=lambda *_: done.append("mm"))
+    packet = SimpleNamespace(default=lambda *_: done.append("sdpa"), overloads=())
+    names = {
+        "cpp_fused_add_0": lambda *_: done.append("add"),
+        "extern_kernels": kernels,
+        "torch": SimpleNamespace(float32="float32", ops=SimpleNamespace(aten=SimpleNamespace(sdpa=packet))),
+    }
+    vars(module).update(names)
+
+    def call() -> None:
+        space = vars(module)
+        space["cpp_fused_add_0"]()
+        space["extern_kernels"].mm(space["torch"].float32)
+        space["torch"].ops.aten.sdpa.default()
+
+    placed = wrapper.time_calls(call, [module], lambda: done.append("between"), repeats=3, budget_s=1.0)
+    assert len(placed.calls_us) == 3
+    assert all(us > 0 for us in placed.calls_us)
+    assert done == ["between", "add", "mm", "sdpa"] * 3
+    assert {name: vars(module)[name] for name in names} == names
