@@ -128,7 +128,7 @@ def without(known: Acceptance, runtime: str, reason: str) -> Acceptance:
     return _joined(known, runtime, {f"{runtime}: costs": f"{reason}: failed"}, False)
 
 
-def _joined(known: Acceptance, runtime: str, checks: Mapping[str, str], passed: bool) -> Acceptance:
+def _joined(known: Acceptance, runtime: str, checks: dict[str, str], passed: bool) -> Acceptance:
     others = {name: said for name, said in known.checks.items() if not name.startswith(f"{runtime}: ")}
     advice = [*known.advice]
     again = f"Calibrate {runtime} anew when nothing else runs: latpred calibrate --runtimes {runtime}"

@@ -141,7 +141,7 @@ def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], to
     return Executed(found, tuple(_nodes(list(graph.nodes()), walk.calls, len(walk.entries))), host)
 
 
-class Interpreted(Walk):
+class Interpreted(Walk):  # type: ignore[no-untyped-call]
     """A walk of real weights.
 
     Parameters
