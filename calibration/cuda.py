@@ -20,15 +20,15 @@ from latpred.calibration import machine
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Call
 from latpred.calibration.machine import GpuState
-from latpred.errors import DeviceError, UsageError
+from latpred.errors import DeviceError, RuntimeRefusalError, UsageError
 from latpred.profile import DeviceInfo, Machine
+from latpred.runtimes.cuda_graphs import capture
 
 HEAD_TRIES = 4
 FIRST_HEAD_US = 200.0
 ISSUE_US = 15.0  # a first guess at the host time of a call
 LONGEST_HEAD_US = 2e5
 _CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
-CAPTURE_WARMUPS = 3
 SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
 # Errors of one call, which leave the GPU as it was: what a library or a kernel does not do in a precision or a shape.
 _HARMLESS = re.compile(r"CUBLAS_STATUS_(NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)|invalid configuration argument")
@@ -161,7 +161,6 @@ class CudaDevice:
                 graph = self._captured(call, count)
                 if graph is None:
                     return None
-                graph.replay()  # the first replay uploads the graph
                 self._graph = (call, count, graph)
             return self._behind_head(self._graph[2].replay, 1, FIRST_HEAD_US)[0]
 
@@ -179,27 +178,12 @@ class CudaDevice:
         return float(start.elapsed_time(end)) * 1e-3, kept_busy
 
     def _captured(self, call: Call, count: int) -> torch.cuda.CUDAGraph | None:
-        """A graph of the calls, warmed up on a stream of its own as capturing demands."""
-        side = _CUDA.Stream(self.torch_device)
-        side.wait_stream(torch.cuda.current_stream(self.torch_device))
-        with torch.cuda.stream(side):
-            for _ in repeat(None, CAPTURE_WARMUPS):
-                call()
-        torch.cuda.current_stream(self.torch_device).wait_stream(side)
-        self.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        """A graph of the calls; None when they cannot be captured."""
         try:
-            with torch.cuda.graph(graph):
-                for _ in repeat(None, count):
-                    call()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            if "captur" not in str(error):  # only what capturing forbids is an answer; the rest is an error
-                raise
+            return capture(call, self.torch_device, count)[0]
+        except RuntimeRefusalError:
             self.synchronize()
             return None
-        return graph
 
     def _sleep(self, us: float) -> None:
         if not self._cycles_per_us:

@@ -24,6 +24,7 @@ MOST_LAUNCHES = 480  # under way at once: half of what the queue of a GPU holds,
 QUEUED = 12  # forward passes in a queue, where they are that short
 DEVICE_BOUND = 1.2  # period over issue time from which the host is surely the faster
 PERIOD = Plan(most=40)
+LONG_S = 3e-4  # latency whose first and last microseconds do not matter: it tells of the device by itself
 
 
 def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> dict[str, Timing]:
@@ -58,6 +59,8 @@ def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> d
     if not getattr(runtime, "own_stream", False):
         loops = min(QUEUED, MOST_LAUNCHES // max(launches, 1))
         return timings | {"queued": timing.queued(device, call, Plan(loops=loops, most=40))}
+    if timings["single"].median_s > LONG_S:
+        return timings
     period = timing.pipelined(device, call, PERIOD)
     if period.median_s > DEVICE_BOUND * timings["issue"].median_s:
         timings["queued"] = period  # the host keeps ahead, so the device alone sets the period

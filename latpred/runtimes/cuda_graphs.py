@@ -97,19 +97,19 @@ class CudaGraphs:
             When there is no CUDA device, or the model is not on one.
         """
         forward = Eager().build(model, inputs)
-        graph, outputs = capture(forward, _device_of(model, inputs))
+        graph, output = capture(forward, _device_of(model, inputs))
         replay = graph.replay
 
         def run() -> Any:
             replay()
-            return outputs[0]
+            return output
 
         run.inputs = inputs  # type: ignore[attr-defined]  # the graph reads them, so they live as long as it does
         return run
 
 
-def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
-    """A graph of some calls, and what they gave.
+def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of some calls, and what the last of them gave.
 
     The calls are made on the stream that captures first: handles of libraries belong to a stream. Whatever happens, the
     stream that was current is current again, which a capture that fails would not see to.
@@ -146,7 +146,8 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
     try:
         # Other threads may do as they please: only what this one does can end up in the graph.
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            outputs = [call() for _ in repeat(None, count)]
+            for _ in repeat(None, count):
+                output = call()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -160,7 +161,7 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
         torch.cuda.set_stream(before)
     graph.replay()  # the first replay uploads the graph
     torch.cuda.synchronize(device)
-    return graph, outputs
+    return graph, output
 
 
 def waits(graph: ModelGraph) -> bool:

@@ -1,0 +1,167 @@
+"""Every runtime calibrated on the simulated device: its true costs come back, and networks never seen are predicted."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from factories import device, graph, kernel_fit, profile
+
+from latpred.calibration import studies
+from latpred.calibration.session import Row
+from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
+from latpred.calibration.studies import runs
+from latpred.errors import CalibrationError
+from latpred.graph import Line, ModelGraph, Op
+from latpred.predictor import Predictor
+from latpred.pricing import host_cost
+from latpred.profile import DeviceProfile, DispatchFit
+
+COSTS = TrueCosts()
+CELLS = 26
+SEED = 11
+# Of a runtime with a stream of its own only periods and latencies can be timed, which tell less of single kernels.
+FROM_OUTSIDE = ("onnxruntime",)
+FAMILIES = ("elementwise", "norm", "copy", "softmax")
+# What each runtime's steps are called, by what they compute; "view" launches nothing.
+CLASSES = {
+    "torchscript": {name: f"node.{name}.Some" for name in (*FAMILIES, "view")},
+    "onnxruntime": {name: f"node.{name}.Some" for name in (*FAMILIES, "view")},
+    "compile": dict.fromkeys(FAMILIES, "kernel.extern.some") | {"generated": "kernel.generated"},
+    "cuda-graphs": {name: f"{name}.some" for name in (*FAMILIES, "view")},
+}
+CLASSES["onnxruntime-cuda-graphs"] = CLASSES["onnxruntime"]
+CLASSES["compile-reduce-overhead"] = CLASSES["compile"]
+
+
+def network(runtime: str, seed: int, *, tiny: bool) -> ModelGraph:
+    """A small network as a runtime has it."""
+    rng, classes = random.Random(seed), CLASSES[runtime]
+    ops = [_op("guards", "", 0)] if "generated" in classes else []
+    for _ in range(rng.randint(15, 45)):
+        family = rng.choice(list(classes))
+        numel = 8 if tiny else int(10 ** rng.uniform(4, 6.5))
+        ops.append(_op(classes[family], "" if family == "view" else family, numel))
+    walked_by = COSTS.runtimes[runtime].graphs[0]
+    return graph(*ops, model=f"net{seed}", runtime=walked_by, target="cuda", parameter_bytes=0)
+
+
+def _op(host_class: str, family: str, numel: int) -> Op:
+    dims = {"numel": Line(0, numel), "rows": Line(0, numel), "cols": Line(1)}
+    moved = Line(0, 4 * numel) if family else Line(0)
+    return Op(
+        f"any::{host_class}",
+        "",
+        host_class,
+        family,
+        "float32",
+        dims,
+        read_bytes=moved,
+        write_bytes=moved,
+        launches=int(bool(family)),
+    )
+
+
+def eager_profile() -> DeviceProfile:
+    """What a perfect calibration of eager would have found."""
+    fits = [
+        kernel_fit(
+            name,
+            floor_us=COSTS.law(name).floor_us,
+            macs_per_us=0.0,
+            weight_bytes_per_us=COSTS.weight_bytes_per_us,
+            activation_bytes_per_us=COSTS.activation_bytes_per_us * COSTS.law(name).memory,
+        )
+        for name in FAMILIES
+    ]
+    eager = DispatchFit(dict(COSTS.dispatch_us), COSTS.module_call_us, COSTS.python_call_us, COSTS.forward_us)
+    info = device(launch_us=COSTS.launch_us, gap_us=COSTS.gap_us, sync_us=COSTS.sync_us)
+    return profile(info, fits, {"eager": eager})
+
+
+class Calibrated(NamedTuple):
+    """What a study found."""
+
+    runtime: str
+    fit: DispatchFit
+    rows: list[Row]
+
+
+@pytest.fixture(scope="module", params=list(CLASSES))
+def calibrated(request: pytest.FixtureRequest) -> Calibrated:
+    """A runtime's study run over its first cells, on networks made by hand."""
+    runtime = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "graph_on", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
+        simulated, study, whole = SimulatedDevice(SimulatedSpec(seed=SEED)), studies.get(runtime), eager_profile()
+        rows = [
+            Row(cell, dict(study.measure(cell, simulated).timings), 1.0)
+            for cell in islice(study.cells(simulated, "fp32"), CELLS)
+        ]
+        fit, verdicts = runs.judged(study.fit(rows, whole), rows, whole, runtime)
+    assert len(verdicts) >= 5
+    return Calibrated(runtime, fit, rows)
+
+
+def test_host_costs_come_back(calibrated: Calibrated) -> None:
+    fit, true = calibrated.fit, COSTS.runtimes[calibrated.runtime]
+    if true.replay_us is not None:
+        guards_us = true.dispatch("guards") if "generated" in CLASSES[calibrated.runtime] else 0.0
+        found_us = fit.fixed_us + fit.costs_us["replay"] + (host_cost(fit, "guards") if guards_us else 0.0)
+        assert found_us == pytest.approx(true.call_us + true.replay_us + guards_us, rel=0.03)
+        return
+    for name in set(CLASSES[calibrated.runtime].values()):
+        assert host_cost(fit, name) == pytest.approx(true.dispatch(name), rel=0.06), name
+    guards_us = host_cost(fit, "guards") - true.dispatch("guards") if "guards" in fit.costs_us else 0.0
+    assert fit.fixed_us + guards_us == pytest.approx(true.call_us, abs=3.0)
+
+
+def test_gaps_of_graphs_come_back(calibrated: Calibrated) -> None:
+    if COSTS.runtimes[calibrated.runtime].replay_us is None:
+        assert calibrated.fit.gap_us is None
+    else:
+        assert calibrated.fit.gap_us == pytest.approx(COSTS.node_gap_us, abs=0.05)
+
+
+def test_factors_on_kernels_come_back(calibrated: Calibrated) -> None:
+    true, off = COSTS.runtimes[calibrated.runtime], 0.12 if calibrated.runtime in FROM_OUTSIDE else 0.04
+    for family in FAMILIES:
+        assert calibrated.fit.kernel_scales[family] == pytest.approx(true.factor(family), rel=off), family
+
+
+def test_kernels_that_eager_has_none_of_get_times_of_their_own(calibrated: Calibrated) -> None:
+    if "generated" not in CLASSES[calibrated.runtime]:
+        assert calibrated.fit.kernels == {}
+        return
+    own, law = calibrated.fit.kernels["fp32"]["generated"], COSTS.law("generated")
+    assert own.floor_us == pytest.approx(law.floor_us, rel=0.1)
+    assert own.activation_bytes_per_us == pytest.approx(COSTS.activation_bytes_per_us * law.memory, rel=0.1)
+
+
+def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibrated: Calibrated) -> None:
+    runtime, whole = calibrated.runtime, eager_profile()
+    off = 0.04 if runtime in FROM_OUTSIDE else 0.03
+    known = msgspec.structs.replace(whole, runtimes={**whole.runtimes, runtime: calibrated.fit})
+    predictor, simulated = Predictor(known), SimulatedDevice()
+    for seed in range(1000, 1008):
+        net = network(runtime, seed, tiny=seed % 2 == 0)
+        for batch in (1, 4, 32):
+            for protocol in ("single", "pipelined"):
+                found = predictor.predict(net, batch, runtime=runtime, protocol=protocol).latency_ms
+                true_ms = simulated.true_latency_s(net, batch, runtime, protocol) * 1e3
+                assert found == pytest.approx(true_ms, rel=off), (seed, batch, protocol)
+
+
+def test_judges_are_never_fitted(calibrated: Calibrated) -> None:
+    assert calibrated.fit.spread == pytest.approx(0.02, abs=0.015)
+
+
+def test_one_length_of_chain_tells_no_gap() -> None:
+    study, simulated = studies.get("cuda-graphs"), SimulatedDevice()
+    cell = next(study.cells(simulated, "fp32"))
+    row = Row(cell, dict(study.measure(cell, simulated).timings), 1.0)
+    with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.*--runtimes cuda-graphs --budget 3m"):
+        study.fit([row], eager_profile())
