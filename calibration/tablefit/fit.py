@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from latpred import specs, tables
 from latpred.calibration.tablefit import reading, walks
+from latpred.calibration.tablefit.blocks import Rows
 from latpred.calibration.tablefit.cells import CellKey, cells_of
-from latpred.calibration.tablefit.law import Law, Rows
+from latpred.calibration.tablefit.engines import ENGINES, as_engine
+from latpred.calibration.tablefit.law import Law
 from latpred.calibration.tablefit.priors import Form
 from latpred.calibration.tablefit.solving import Solution, solve
 from latpred.errors import TableError, UnknownGpuError
@@ -106,7 +108,8 @@ def problem(
         CellKey(*_place(key), str(runtime), int(batch))
         for key, runtime, batch in zip(keys, table.cells["runtime"], table.cells["batch"], strict=True)
     ]
-    placed = {(*_place(key), cell.runtime): graphs[key] for key, cell in zip(keys, wanted, strict=True)}
+    pairs = dict.fromkeys((key, cell.runtime) for key, cell in zip(keys, wanted, strict=True))
+    placed = {(*_place(key), runtime): _as_run(graphs[key], runtime) for key, runtime in pairs}
     cells = cells_of(sorted(set(wanted)), placed)
     index = cells.index()
     frame = table.cells
@@ -131,6 +134,10 @@ def _work(graphs: list[ModelGraph], batches: list[int]) -> pd.DataFrame:
             known[id(graph), batch] = graph.macs(batch), graph.bytes(batch), graph.launches(batch)
     rows = [known[id(graph), batch] for graph, batch in zip(graphs, batches, strict=True)]
     return pd.DataFrame(rows, columns=["macs", "bytes", "launches"])
+
+
+def _as_run(graph: ModelGraph, runtime: str) -> ModelGraph:
+    return as_engine(graph) if runtime in ENGINES else graph
 
 
 def _place(key: walks.WalkKey) -> tuple[str, int, str]:

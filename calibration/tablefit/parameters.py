@@ -11,14 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.sparse as sparse
 
-from latpred.calibration.tablefit.cells import HALF, WITHOUT_HALF
+from latpred.calibration.tablefit.cells import HALF, MODULE, PYTHON, WITHOUT_HALF
+from latpred.calibration.tablefit.engines import ENGINES
 from latpred.calibration.tablefit.priors import (
+    ENGINE_PRODUCT,
     HOST,
     KERNEL_OF_GROUP,
     LIBRARY,
-    MEMORY,
     OTHER_HOST,
     PRODUCT_ONLY,
+    RUNTIME_CALLS,
+    RUNTIME_CALLS_WIDTH,
+    RUNTIME_OPS,
     SLOTS,
     Belief,
     Form,
@@ -101,7 +105,7 @@ class Builder:
             terms += self._of_format(family, slot, mode, precision)
             terms += self._of_gpu(family, slot, mode, gpu.name)
             if runtime != EAGER:
-                terms.append(self._deviation(("runtime kernel", runtime, family, slot), self.form.runtime_kernel))
+                terms.append(self._deviation(("runtime kernel", runtime, family, slot), self._freedom(family, runtime)))
         elif slot == "weights":
             terms.append(self._deviation(("gpu", gpu.name, slot), self.form.gpu))
         return datasheet_of(gpu, mode, slot), terms
@@ -116,8 +120,7 @@ class Builder:
             half = self.form.library_half if general in LIBRARY else self.form.host_half
             terms.append(self._deviation(("host half", general), half))
         if runtime != EAGER:
-            mean = -2.0 if general in WITHOUT_HALF[:2] else -0.4
-            terms.append(self.parameters.add(("runtime host", runtime, general), mean, self.form.runtime_host))
+            terms += self._host_of_runtime(general, runtime)
         return terms
 
     def run(self, run: str) -> list[int]:
@@ -132,22 +135,26 @@ class Builder:
         """Parameter of the exponent that joins the clocks."""
         return [self.parameters.add(("knee",), float(np.log(self.form.knee)), self.form.knee_width)]
 
+    def _host_of_runtime(self, general: str, runtime: str) -> list[int]:
+        if general in (PYTHON, MODULE):
+            return [self.parameters.add(("runtime host", runtime, general), RUNTIME_CALLS, RUNTIME_CALLS_WIDTH)]
+        mean = RUNTIME_OPS.get(runtime, 0.0)
+        every = self.parameters.add(("runtime host", runtime), mean, self.form.runtime_host)
+        return [every, self._deviation(("runtime host", runtime, general), self.form.runtime_class)]
+
+    def _freedom(self, family: str, runtime: str) -> float:
+        if not multiplies(family):
+            return self.form.runtime_kernel
+        return ENGINE_PRODUCT if runtime in ENGINES else self.form.runtime_product
+
     def _deviation(self, name: Name, width: float) -> int:
         return self.parameters.add(name, 0.0, width)
 
     def _shared(self, family: str, slot: str) -> list[int]:
-        form, group = self.form, group_of(family)
-        if slot == "weights":
-            believed = form.kernel[slot]
-            return [self.parameters.add(("kernel", "all", slot), believed.mean, believed.width)]
-        believed = KERNEL_OF_GROUP.get((group, slot), form.kernel[slot])
-        if slot not in form.grouped:
-            group = family
-        terms = [self.parameters.add(("kernel", group, slot), believed.mean, believed.width)]
-        if group != family:
-            width = form.memory_width if group == MEMORY and slot != "floor" else form.family_width[slot]
-            terms.append(self._deviation(("family", family, slot), width))
-        return terms
+        believed = KERNEL_OF_GROUP.get((group_of(family), slot), self.form.kernel[slot])
+        # Weights stream from memory whatever multiplies with them.
+        name = ("kernel", "all" if slot == "weights" else family, slot)
+        return [self.parameters.add(name, believed.mean, believed.width)]
 
     def _of_format(self, family: str, slot: str, mode: str, precision: str) -> list[int]:
         if slot == "compute":

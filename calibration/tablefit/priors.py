@@ -34,7 +34,7 @@ class Belief(NamedTuple):
 
 
 def group_of(family: str) -> str:
-    """The group whose parameters a family starts from: its own, or that of its like.
+    """The group whose beliefs a family has: its own, or that of its like.
 
     >>> group_of("conv.3x3"), group_of("softmax"), group_of("gemm")
     ('convolutions', 'memory-bound', 'gemm')
@@ -57,23 +57,10 @@ KERNEL: Mapping[str, Belief] = {
     "waves": Belief(0.4, 0.8),
     "outputs": Belief(16.0, 1.0),
     "k": Belief(32.0, 0.8),
-    "n": Belief(16.0, 0.8),
+    "n": Belief(4.0, 0.3),
 }
 # Convolutions move their operands more than once: layouts are changed and windows unrolled.
 KERNEL_OF_GROUP: Mapping[tuple[str, str], Belief] = {(CONVOLUTIONS, "activations"): Belief(1.5, 0.5)}
-
-# How far a family may be from its group.
-FAMILY_WIDTH: Mapping[str, float] = {
-    "floor": 0.3,
-    "compute": 0.4,
-    "weights": 0.4,
-    "activations": 0.4,
-    "waves": 0.5,
-    "outputs": 0.3,
-    "k": 0.5,
-    "n": 0.5,
-}
-MEMORY_WIDTH = 0.2
 
 # Microseconds of host time on a host of factor 1.
 HOST: Mapping[str, float] = {
@@ -99,6 +86,11 @@ HOST: Mapping[str, float] = {
     "fixed": 60.0,
 }
 OTHER_HOST = 9.0
+# Logarithms of what other runtimes are believed to take of eager's host costs: for ops, and for calls of Python.
+RUNTIME_OPS: Mapping[str, float] = {"torchscript": -0.4, "tensorrt": -2.0}
+RUNTIME_CALLS = -2.0
+RUNTIME_CALLS_WIDTH = 0.5
+ENGINE_PRODUCT = 0.3  # width for engines, which choose kernels of their own
 LIBRARY = ("conv", "conv_grouped", "conv_depthwise", "batch_norm")  # libraries choose an algorithm in each call
 
 
@@ -114,8 +106,10 @@ class Form:
         Host factor of a run, and what differs in it between transformers and convolutional networks.
     host, host_half, library_half : float
         Cost of a host class, and what half precision changes in it (and in library calls).
-    runtime_host, runtime_kernel : float
-        What another runtime than eager changes.
+    runtime_host, runtime_class : float
+        What another runtime than eager changes in all host costs, and in those of one class.
+    runtime_product, runtime_kernel : float
+        What it changes in products, and in all other kernels, which it may fuse.
     knee, knee_width : float
         Exponent that joins the two clocks.
     noise : float
@@ -132,19 +126,18 @@ class Form:
     gpu_family: float = 0.15
     run: float = 0.5
     run_group: float = 0.12
-    host: float = 0.15
+    host: float = 0.25
     host_half: float = 0.1
     library_half: float = 0.35
     runtime_host: float = 0.5
-    runtime_kernel: float = 0.4
+    runtime_class: float = 0.2
+    runtime_product: float = 0.1
+    runtime_kernel: float = 0.3
     knee: float = 6.0
     knee_width: float = 0.3
     noise: float = 0.12
     soft: float = 0.1
-    balance: float = 0.0
-    grouped: tuple[str, ...] = ()
+    balance: float = 0.5
     hosts: Mapping[str, float] = field(default_factory=lambda: HOST)
     host_widths: Mapping[str, float] = field(default_factory=dict)
     kernel: Mapping[str, Belief] = field(default_factory=lambda: KERNEL)
-    family_width: Mapping[str, float] = field(default_factory=lambda: FAMILY_WIDTH)
-    memory_width: float = MEMORY_WIDTH

@@ -1,0 +1,83 @@
+"""`latpred fit TABLE` and `latpred evaluate TABLE --leave-out` through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from tablefitdata import BATCHES, MODELS, table
+
+from latpred import profiles
+from latpred.cli import main
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+def _tower(width, depth, window, norm):
+    layers = [nn.Conv2d(3, width, 7, stride=2, bias=not norm)]
+    for _ in range(depth):
+        layers.append(nn.Conv2d(width, width, window, padding=window // 2, bias=not norm))
+        layers += [nn.BatchNorm2d(width)] if norm else []
+        layers.append(nn.ReLU())
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 100))
+
+
+"""
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    code = SOURCE + "\n\n".join(
+        f"def {name}():\n    return _tower{sizes}, torch.zeros(1, 3, 96, 96)" for name, sizes in MODELS.items()
+    )
+    (tmp_path / "models.py").write_text(code)
+    rows = table()
+    rows = rows[(rows["gpu"] == "RTX-8000") & (rows["precision"] == "fp32")]
+    path = tmp_path / "measured.csv"
+    rows.assign(
+        model=[f"{tmp_path}/models.py:{name}" for name in rows["model"]], input_kind="custom", input_size=0
+    ).to_csv(path, index=False)
+    return path
+
+
+def test_fit_writes_a_profile_that_predicts(measured: Path, tmp_path: Path) -> None:
+    to = tmp_path / "gpu.json"
+    done = CliRunner().invoke(main, ["fit", str(measured), "--name", "gpu", "-o", str(to)])
+    assert done.exit_code == 0, done.output
+    profile = profiles.load(to)
+    assert profile.name == "gpu"
+    assert profile.device.name == "rtx-8000"
+    model = f"{tmp_path}/models.py:wide"
+    asked = ["predict", model, "--device", str(to), "--batch", "1,256", "--protocol", "pipelined", "--json"]
+    predicted = CliRunner().invoke(main, asked)
+    assert predicted.exit_code == 0, predicted.output
+    latencies = [point["latency_ms"] for point in json.loads(predicted.stdout)["points"]]
+    rows = pd.read_csv(measured)
+    rows = rows[rows["model"] == model]
+    for batch, latency in zip((1, 256), latencies, strict=True):
+        truth = rows[rows["batch"] == batch]["latency_s"] * 1e3
+        assert truth.min() * 0.9 < latency < truth.max() * 1.1
+
+
+def test_evaluate_leaves_models_out(measured: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["evaluate", str(measured), "--leave-out", "model", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["schema"] == "latpred.leave-out/1"
+    assert report["figures"]["a model left out, eager"]["cells"] == len(MODELS) * len(BATCHES) * 2
+    assert set(report["coverage"]) == {"batch 1 to 4", "between", "batch 64 and more"}
+
+
+def test_what_excludes_each_other_is_said(measured: Path) -> None:
+    for asked, words in (
+        (["fit"], "either a TABLE of latencies or --raw"),
+        (["evaluate", str(measured), "--leave-out", "model", "--device", "cpu"], "leave out --device"),
+    ):
+        done = CliRunner().invoke(main, asked)
+        assert done.exit_code == 2
+        assert words in done.stderr

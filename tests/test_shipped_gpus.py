@@ -1,0 +1,71 @@
+"""Shipped profiles of GPUs, fitted from published latencies: they read, predict and say what they are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from latpred import Predictor, profiles
+from latpred.graph import ModelGraph
+from latpred.tracing import trace
+
+NAMES = ("quadro-rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
+BATCHES = (1, 8, 64, 512)
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, ModelGraph]:
+    tower = nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 128, 3), nn.ReLU(), nn.Flatten()
+    )
+    return {precision: trace(tower, torch.zeros(1, 3, 64, 64), precision=precision) for precision in ("fp32", "fp16")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_says_what_it_is(name: str) -> None:
+    profile = profiles.load(name)
+    assert profile.provenance == "fitted from published measurements"
+    assert profile.machine.stack["torch"] == "1.12.1"
+    assert profile.machine.stack["cuda"] == "11.6"
+    assert "median" in profile.protocol["leave-one-model-out"]
+    assert profile.samples == ()
+    assert profile.acceptance.passed
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_predicts_a_curve(name: str, precision: str, graphs: dict[str, ModelGraph]) -> None:
+    curve = Predictor(profiles.load(name)).curve(graphs[precision], BATCHES, protocol="pipelined")
+    assert curve.regime[0] == "framework-bound"
+    assert curve.regime[-1] != "framework-bound"
+    assert (curve.latency_ms[1:] >= curve.latency_ms[:-1]).all()
+    assert 0.1 < curve.latency_ms[0] < 5.0
+    for (low, high), latency in zip(curve.interval_ms, curve.latency_ms, strict=True):
+        assert 1.1 < high / latency < 2.5
+        assert math.isclose(low * high, latency**2, rel_tol=1e-6)
+
+
+def test_an_ampere_card_is_faster_than_a_pascal_one(graphs: dict[str, ModelGraph]) -> None:
+    ampere, pascal = (
+        Predictor(profiles.load(name)).predict(graphs["fp32"], 512).compute_ms
+        for name in ("rtx-3090", "titan-x-pascal")
+    )
+    assert 1.3 < pascal / ampere < 6.0
+
+
+def test_width_batch_and_length_are_free_where_the_host_sets_the_pace() -> None:
+    """Table 1 of the paper: BERT of width 768 at batch 1, batch 4 and 512 tokens takes the same time in PyTorch."""
+    from latpred import predict
+
+    flat = predict("bert-base-uncased", batch=1, device="quadro-rtx-8000", precision="fp16", protocol="pipelined")
+    more = predict("bert-base-uncased", batch=4, device="quadro-rtx-8000", precision="fp16", protocol="pipelined")
+    longer = predict(
+        "bert-base-uncased", batch=1, seq=512, device="quadro-rtx-8000", precision="fp16", protocol="pipelined"
+    )
+    for other in (more, longer):
+        assert other.latency_ms / flat.latency_ms < 1.1
+    assert flat.regime == "framework-bound"
+    assert 5.0 < flat.latency_ms < 25.0
