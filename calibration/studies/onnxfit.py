@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import lsq_linear
 
 from latpred.calibration.dispatchfit import with_parents
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
@@ -32,7 +31,8 @@ NODE_US, NODE_DOUBT = 1.0, 1.0  # what a node costs, to begin with
 CLASS_DOUBT = 0.5  # how far a class may lie from the common cost, as a share of the guess
 FIXED_US, FIXED_DOUBT_US = 4.0, 20.0
 FIXED, NODE = ("fixed",), ("node",)
-SLOWED = (0.6, 1.5)  # bounds of what kernels take unwatched over what they take watched
+RULING = 0.5  # share of a graph's time from which its kernels rule it
+ASTRAY = 2.0  # a graph that takes so much more or less than its nodes did tells nothing
 
 
 class Placed(NamedTuple):
@@ -80,11 +80,12 @@ def fit_nodes(placed: Sequence[Placed]) -> DispatchFit:
     costs, fixed_us = _host(tiny)
     idle = _idle(tiny)
     kernels = [_kernels(one, idle) for one in sized]
-    after_us, slowed = _unwatched(sized, kernels, costs, fixed_us)
+    slowed = _unwatched(sized, kernels, costs, fixed_us)
     samples: dict[str, list[KernelSample]] = {}
     for one, found in zip(sized, kernels, strict=True):
         factor = _factor(one, found, costs, fixed_us, slowed)
-        samples.setdefault(one.precision, []).extend(_samples(one, found, after_us, factor))
+        if factor is not None:
+            samples.setdefault(one.precision, []).extend(_samples(one, found, factor))
     fits = {precision: fit_kernels(found) for precision, found in samples.items()}
     return DispatchFit(costs, 0.0, 0.0, fixed_us, kernels={name: one for name, one in fits.items() if one})
 
@@ -128,32 +129,32 @@ def _kernels(one: Placed, idle: dict[str, float]) -> list[Kernel]:
 
 def _unwatched(
     sized: Sequence[Placed], kernels: Sequence[Sequence[Kernel]], costs: dict[str, float], fixed_us: float
-) -> tuple[float, float]:
-    """What a kernel leaves behind, in microseconds, and what it takes unwatched over what it takes watched."""
-    totals = np.array([one.total_us for one in sized])
-    host = np.array([_host_us(one, costs, fixed_us) for one in sized])
-    terms = np.array([(sum(k.us > 0 for k in found), sum(k.us for k in found)) for found in kernels], dtype=float)
-    left = np.maximum(totals - host, 0.0)
-    usable = terms[:, 1] > 0
-    scaled, aim = terms[usable] / totals[usable, None], left[usable] / totals[usable]
-    weights = np.ones(len(aim))
-    after_us, slowed = 0.0, 1.0
-    for _ in range(10):  # far from all others a graph pulls less
-        bounds = ((0.0, SLOWED[0]), (np.inf, SLOWED[1]))
-        after_us, slowed = lsq_linear(scaled * weights[:, None], aim * weights, bounds=bounds).x.tolist()
-        off = np.abs(scaled @ (after_us, slowed) - aim)
-        weights = np.sqrt(np.minimum(1.0, 0.1 / np.maximum(off, 1e-9)))
-    return after_us, slowed
+) -> float:
+    """What kernels take unwatched over what they take watched, in the middle of the graphs that they rule."""
+    ratios = []
+    for one, found in zip(sized, kernels, strict=True):
+        watched = sum(kernel.us for kernel in found)
+        if watched > RULING * one.total_us:
+            ratios.append((one.total_us - _host_us(one, costs, fixed_us)) / watched)
+    return min(max(float(np.median(ratios)), 1 / ASTRAY), ASTRAY) if ratios else 1.0
 
 
-def _factor(one: Placed, kernels: Sequence[Kernel], costs: dict[str, float], fixed_us: float, slowed: float) -> float:
-    """What a graph's own kernels take unwatched over watched: believed as far as they are what it takes."""
+def _factor(
+    one: Placed, kernels: Sequence[Kernel], costs: dict[str, float], fixed_us: float, slowed: float
+) -> float | None:
+    """What a graph's own kernels take unwatched over watched: believed as far as they are what it takes.
+
+    None where both disagree so much that the machine did something else in one of them.
+    """
     watched = sum(kernel.us for kernel in kernels)
     if watched <= 0:
         return slowed
     left = max(one.total_us - _host_us(one, costs, fixed_us), 0.0)
     share = min(1.0, slowed * watched / one.total_us)
-    own = min(max(left / watched, SLOWED[0] * slowed), SLOWED[1] * slowed)
+    own = left / watched
+    if share > RULING and not slowed / ASTRAY <= own <= slowed * ASTRAY:
+        return None
+    own = min(max(own, slowed / ASTRAY), slowed * ASTRAY)
     return float(slowed ** (1.0 - share) * own**share)
 
 
@@ -161,13 +162,13 @@ def _host_us(one: Placed, costs: dict[str, float], fixed_us: float) -> float:
     return fixed_us + sum(_looked_up(costs, op.host_class) for op in one.ops)
 
 
-def _samples(one: Placed, kernels: Sequence[Kernel], after_us: float, factor: float) -> list[KernelSample]:
+def _samples(one: Placed, kernels: Sequence[Kernel], factor: float) -> list[KernelSample]:
     found = []
     for op, us, share in kernels:
         if share >= LEAST_SHARE and not op.estimated:
             weight = 1.0 / (1.0 + ((1.0 - share) / share) ** 2)
             row = row_of(op, one.batch, resident=one.resident)
-            found.append(KernelSample(op.family, row, factor * us + after_us, weight))
+            found.append(KernelSample(op.family, row, factor * us, weight))
     return found
 
 

@@ -254,7 +254,7 @@ def _conv(
 ) -> str:
     low = side // 2 if stride < side else 0
     weights = graph.weight(out, width // groups, side, side), graph.weight(out, scale=0.1)
-    window = {"strides": (stride, stride), "pads": (low,) * 4, "kernel_shape": (side, side)}
+    window: dict[str, Any] = {"strides": (stride, stride), "pads": (low,) * 4, "kernel_shape": (side, side)}
     y = graph.add("Conv", x, *weights, group=groups, **window)
     kind = graph.rng.choice(_ACTIVATIONS) if activation else ""
     if kind == "Clip":

@@ -29,7 +29,7 @@ from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
 SECONDS = 90.0
-FIRST_TINY, TINY_GRAPHS, MOST_TINY = 3, 20, 8
+FIRST_TINY, TINY_GRAPHS, MOST_TINY = 2, 20, 8
 TURN = ("graph",) * 14 + ("judge",) + ("graph",) * 14 + ("judge", "tiny")  # after the first tiny ones, again and again
 GRAPH_EFFORT = (12, 0.1)  # forward passes, and seconds after which there are no more
 TINY_EFFORT = (60, 0.1)

@@ -156,8 +156,8 @@ SMALLER: dict[str, dict[str, Any]] = {
     "regnet": {"depths": [1, 1]},
 }
 MODELS = (
-    *("bert", "distilbert", "albert", "roberta", "gpt2", "t5", "vit", "swin", "convnext", "resnet", "mobilenet-v2"),
-    *("regnet", "efficientnet", "deberta", "wav2vec2", "llama"),
+    *("distilbert", "gpt2", "t5", "vit", "swin", "convnext", "resnet", "mobilenet-v2", "regnet", "deberta"),
+    *("wav2vec2", "llama"),
 )
 
 
@@ -180,8 +180,6 @@ def test_every_architecture_runs_the_nodes_that_were_walked(name: str, tmp_path:
     if name == "deberta":  # products of weights alone are computed once and for all
         assert walked < eager
         assert graph.macs(4) - graph.macs(3) == source.graph.macs(4) - source.graph.macs(3)
-    elif name == "efficientnet":  # channels are filled up to whole blocks
-        assert eager <= walked <= 1.01 * eager
     else:
         assert walked == eager
     assert not graph.coverage().estimated_ops
