@@ -13,7 +13,7 @@ import numpy as np
 from latpred.calibration import timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.clocks import QUEUED, TINY
-from latpred.calibration.device import Device
+from latpred.calibration.device import Call, Device
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.studies import runs
 from latpred.calibration.studies.queuefit import fit_queued
@@ -105,7 +105,7 @@ def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> floa
     return round(max(float(step_us) - floor_us, 0.0), 4)
 
 
-def _replayed(device: Device, call: timing.Call, length: int) -> Timing:
+def _replayed(device: Device, call: Call, length: int) -> Timing:
     """Device time of one replay of a chain."""
     seen = [device.time_replayed(call, length) for _ in range(REPLAYS)]
     seconds = [one for one in seen if one is not None]
