@@ -66,8 +66,8 @@ def present() -> Iterator[None]:
         yield
 
 
-def moved(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
-    """A graph of CPU ops as one of CUDA ops, with fake inputs on the device.
+def moved(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any], Any]:
+    """A graph of CPU ops as one of CUDA ops, with fake inputs on the device and the mode they belong to.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def moved(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule
             _move(module.graph, node)
     _move_constants(module, mode)
     module.recompile()
-    return module, [_fake(value, mode) if isinstance(value, torch.Tensor) else value for value in inputs]
+    return module, [_fake(value, mode) if isinstance(value, torch.Tensor) else value for value in inputs], mode
 
 
 def _fake(tensor: torch.Tensor, mode: Any) -> Any:
@@ -147,7 +147,8 @@ def _move_constants(module: fx.GraphModule, mode: Any) -> None:
         if node.op != "get_attr":
             continue
         constant = getattr(module, node.target, None)
-        if isinstance(constant, torch.Tensor) and not (constant.dim() <= 1 and constant.numel() <= _ON_HOST):
+        small = isinstance(constant, torch.Tensor) and constant.dim() <= 1 and constant.numel() <= _ON_HOST
+        if isinstance(constant, torch.Tensor) and not small:
             module._buffers.pop(node.target, None)
             module._parameters.pop(node.target, None)
             setattr(module, node.target, _fake(constant, mode))

@@ -173,9 +173,9 @@ def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
         twin, fakes = _copied(gm), list(example_inputs)
         with contextlib.ExitStack() as stack:
             if target == "cuda":
-                twin, fakes = fakecuda.moved(twin, fakes)
+                twin, fakes, mode = fakecuda.moved(twin, fakes)
                 stack.enter_context(fakecuda.present())
-                stack.enter_context(_believing(fakes))
+                stack.enter_context(_believing(mode))
             original(twin, fakes, *rest, **options)
         compiled = Compiled(recorder.lowered, sum(isinstance(one, torch.Tensor) for one in fakes))
 
@@ -201,12 +201,11 @@ def _copied(module: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _believing(fakes: Sequence[Any]) -> Iterator[None]:
+def _believing(mode: Any) -> Iterator[None]:
     """Make the fake tensors' own mode Inductor's and AOTAutograd's."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.virtualized import V
 
-    mode: Any = next(one.fake_mode for one in fakes if hasattr(one, "fake_mode"))
     context, outer = TracingContext(mode), TracingContext.try_get()
     context.fw_metadata = None if outer is None else outer.fw_metadata  # says which inputs are parameters
     with tracing(context), V.set_fake_mode(mode):
@@ -296,6 +295,11 @@ def _quietly() -> Iterator[None]:
 
 
 def _refusal(error: Exception, target: str) -> RuntimeRefusalError:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    """What went wrong in one sentence: Dynamo and Inductor wrap errors, and explain them further down."""
+    cause: BaseException = getattr(error, "inner_exception", None) or error
+    if isinstance(cause, RuntimeRefusalError):
+        return cause
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("Explanation:")), lines[0] if lines else "")
+    said = f"{type(cause).__name__}: {told.removeprefix('Explanation: ')}".strip()
     return RuntimeRefusalError(f"torch.compile could not be followed through this model for {target}: {said[:300]}")

@@ -67,7 +67,7 @@ def steps_of(graph: Any, static: Iterable[int], cpu: bool) -> list[Step]:
     Raises
     ------
     RuntimeRefusalError
-        When a call holds a graph of its own, as control flow does.
+        When a call holds kernels of its own that cannot be told: control flow, or torch's fused encoder layer.
     """
     names = list(graph.graph_inputs)
     weights = frozenset(names[index] for index in static)
@@ -116,6 +116,8 @@ def _extern(node: Any, graph: Any, weights: frozenset[str]) -> Entry:
         unknown = _entry(f"aten::{short}", f"{EXTERN_CLASS}.other", "other", dtype_name(dtype), dims, work)
         return replace(unknown, estimated=True)
     info = describe(origin.target)  # type: ignore[arg-type]
+    if info.kind is Kind.BOUNDARY:
+        raise RuntimeRefusalError(f"torch.compile leaves {info.name} as one call, whose own kernels are not counted.")
     if info.kind is Kind.VIEW:
         return replace(quiet(info, view=True), host_class=f"{EXTERN_CLASS}.view")
     args: Any = map_arg(origin.args, lambda one: one.meta["val"])
