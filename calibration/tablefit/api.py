@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from latpred import tables
@@ -28,7 +30,7 @@ def fit_profile(
 ) -> DeviceProfile:
     """Fit a profile of one GPU to a table of published latencies.
 
-    All GPUs, runs and runtimes of the table are fitted together: what they share is learnt from all of them.
+    All GPUs and runs of the table are fitted together, on its eager rows: what they share is learnt from all of them.
 
     Parameters
     ----------
@@ -77,14 +79,14 @@ def fit_profiles(
     only: tuple[str, ...] | None = None,
 ) -> dict[str, DeviceProfile]:
     """As `fit_profile`, for every GPU of a table that has eager rows, by the table's name of it."""
-    whole = problem(source, known=known, progress=progress)
+    table = source if isinstance(source, reading.Table) else reading.read(source)
+    whole = problem(_eager_only(table), known=known, progress=progress)
     if progress is not None:
         progress("fitting")
     theta = whole.solve().theta
-    judged = leaveout.by_model(whole, progress).of(EAGER) if judge else None
-    rows = whole.law.rows
+    judged = leaveout.by_model(whole, progress) if judge else None
     found = {}
-    for gpu in only or sorted(set(rows.gpu[rows.runtime == EAGER])):
+    for gpu in only or sorted(set(whole.law.rows.gpu)):
         own = None if judged is None else _of_gpu(judged, gpu)
         worth = None if own is None or own.frame.empty else leaveout.accuracy(own)
         found[gpu] = profile_of(whole, theta, gpu, (names or {}).get(gpu), worth)
@@ -124,6 +126,21 @@ def evaluate_left_out(
     else:
         parts = [leaveout.by_run(whole, progress)]
     return report_of(whole, by, parts)
+
+
+def _eager_only(table: reading.Table) -> reading.Table:
+    """Profiles are fitted to eager rows: other runtimes have steps of their own, which a table does not tell."""
+    eager = (table.cells["runtime"] == EAGER).to_numpy()
+    if not eager.any():
+        raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
+    others = sorted(set(table.cells["runtime"][~eager]))
+    notes = (f"rows of {', '.join(others)} were left out of the profile",) if others else ()
+    return replace(
+        table,
+        cells=table.cells[eager].reset_index(drop=True),
+        weight=table.weight[eager],
+        notes=(*table.notes, *notes),
+    )
 
 
 def _demand_several(whole: Problem, by: str) -> None:

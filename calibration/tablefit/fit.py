@@ -14,7 +14,7 @@ from latpred import specs, tables
 from latpred.calibration.tablefit import reading, walks
 from latpred.calibration.tablefit.blocks import Rows
 from latpred.calibration.tablefit.cells import CellKey, cells_of
-from latpred.calibration.tablefit.engines import ENGINES, as_engine
+from latpred.calibration.tablefit.engines import as_run_by
 from latpred.calibration.tablefit.law import Law
 from latpred.calibration.tablefit.priors import Form
 from latpred.calibration.tablefit.solving import Solution, solve
@@ -109,7 +109,7 @@ def problem(
         for key, runtime, batch in zip(keys, table.cells["runtime"], table.cells["batch"], strict=True)
     ]
     pairs = dict.fromkeys((key, cell.runtime) for key, cell in zip(keys, wanted, strict=True))
-    placed = {(*_place(key), runtime): _as_run(graphs[key], runtime) for key, runtime in pairs}
+    placed = {(*_place(key), runtime): as_run_by(runtime, graphs[key]) for key, runtime in pairs}
     cells = cells_of(sorted(set(wanted)), placed)
     index = cells.index()
     frame = table.cells
@@ -134,10 +134,6 @@ def _work(graphs: list[ModelGraph], batches: list[int]) -> pd.DataFrame:
             known[id(graph), batch] = graph.macs(batch), graph.bytes(batch), graph.launches(batch)
     rows = [known[id(graph), batch] for graph, batch in zip(graphs, batches, strict=True)]
     return pd.DataFrame(rows, columns=["macs", "bytes", "launches"])
-
-
-def _as_run(graph: ModelGraph, runtime: str) -> ModelGraph:
-    return as_engine(graph) if runtime in ENGINES else graph
 
 
 def _place(key: walks.WalkKey) -> tuple[str, int, str]:

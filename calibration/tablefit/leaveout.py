@@ -121,16 +121,25 @@ def by_run(problem: Problem, progress: Progress | None = None) -> Judged:
 
 def _judge(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> Judged:
     parts = []
-    for fold in folds:
-        if progress is not None:
-            progress(f"{title}: {fold.name}")
+    for fold in _by_runtime(problem, folds):
         if not fold.judged.any():
             continue
+        if progress is not None:
+            progress(f"{title}: {fold.name}")
         theta = problem.solve(fold.seen).theta
         predicted = np.exp(problem.law.predict(theta)) / 1e6
         own = problem.table.cells[fold.judged]
         parts.append(own.assign(predicted_s=predicted[fold.judged], **dict(problem.work[fold.judged])))
     return Judged(title, pd.concat(parts, ignore_index=True))
+
+
+def _by_runtime(problem: Problem, folds: Sequence[Fold]) -> Iterator[Fold]:
+    """Folds of one runtime each: eager is fitted by itself, another runtime together with eager."""
+    runtime = problem.law.rows.runtime
+    for name in sorted(set(runtime)):
+        for fold in folds:
+            known = (runtime == name) | (runtime == EAGER)
+            yield Fold(f"{fold.name}, {name}", fold.seen & known, fold.judged & (runtime == name))
 
 
 def _anchors(problem: Problem, mine: Mask) -> Mask:

@@ -43,8 +43,6 @@ STAND_INS = {
     "fft": "elementwise",
     "attention": "bmm",
 }
-# TorchScript's steps have classes of their own, named after those of the ops they run.
-PREFIXES = {EAGER: "", "torchscript": "node."}
 
 
 class Accuracy(NamedTuple):
@@ -105,7 +103,6 @@ def profile_of(
     numbers, rows, spec = _Numbers(problem, theta), problem.law.rows, problem.law.gpus[gpu]
     mine = rows.gpu == gpu
     precisions = sorted(set(rows.precision[mine & (rows.runtime == EAGER)]))
-    runtimes = [name for name in PREFIXES if (mine & (rows.runtime == name)).any()]
     factors = _host_factors(problem, numbers, gpu)
     return DeviceProfile(
         name=name or spec.name,
@@ -115,9 +112,7 @@ def profile_of(
         machine=_machine(problem, spec, len(factors)),
         device=_device(spec, numbers.knee),
         protocol=_protocol(problem, factors, accuracy),
-        runtimes={
-            each: _dispatch(problem, numbers, spec, each, float(np.median(factors)), accuracy) for each in runtimes
-        },
+        runtimes={EAGER: _dispatch(problem, numbers, float(np.median(factors)), accuracy)},
         kernels={each: _kernels(problem, numbers, spec, each, accuracy) for each in precisions},
         samples=(),
         acceptance=_acceptance(accuracy),
@@ -132,19 +127,16 @@ def _host_factors(problem: Problem, numbers: _Numbers, gpu: str) -> list[float]:
     return [numbers.run(str(run), str(group)) for run, group in where]
 
 
-def _dispatch(
-    problem: Problem, numbers: _Numbers, spec: Spec, runtime: str, factor: float, accuracy: Accuracy | None
-) -> DispatchFit:
-    prefix = PREFIXES[runtime]
+def _dispatch(problem: Problem, numbers: _Numbers, factor: float, accuracy: Accuracy | None) -> DispatchFit:
     costs = {"": factor * OTHER_HOST}
     for name in problem.law.cells.classes:
         if name not in (FIXED, MODULE, PYTHON):
-            costs[prefix + name] = _short(factor * numbers.host(name, runtime))
+            costs[name] = _short(factor * numbers.host(name, EAGER))
     return DispatchFit(
         costs_us=costs,
-        module_call_us=_short(factor * numbers.host(MODULE, runtime)),
-        python_call_us=_short(factor * numbers.host(PYTHON, runtime)),
-        fixed_us=_short(factor * numbers.host(FIXED, runtime)),
+        module_call_us=_short(factor * numbers.host(MODULE, EAGER)),
+        python_call_us=_short(factor * numbers.host(PYTHON, EAGER)),
+        fixed_us=_short(factor * numbers.host(FIXED, EAGER)),
         spread=_short(accuracy.small_batch / 1.645) if accuracy else 0.5,
         busy_spread=_short(accuracy.large_batch / 1.645) if accuracy else 0.5,
     )

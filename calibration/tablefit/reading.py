@@ -90,7 +90,8 @@ def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
         raise TableError(f"The table lacks {_with_nearest(missing, [str(name) for name in frame.columns])}.")
     out = pd.DataFrame({name: frame[name] for name in NEEDED})
     for name, value in OPTIONAL.items():
-        out[name] = frame[name] if name in frame.columns else value
+        given = frame[name] if name in frame.columns else pd.Series([value] * len(frame), index=frame.index)
+        out[name] = given.where(given.notna() & (given.astype(str) != ""), value)
     out["input_kind"] = out["input_kind"].map(lambda kind: _KINDS.get(str(kind), str(kind)))
     out["model"] = out["model"].map(lambda model: MODELS.get(str(model), str(model)))
     out = out.rename(columns={"gpu": "device"})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from tablefitdata import GPUS, MODELS, graphs, solved, table, truth
 
 from latpred import Predictor, profiles
 from latpred.calibration.tablefit import leaveout
 from latpred.calibration.tablefit.api import evaluate_left_out, fit_profile, fit_profiles
+from latpred.calibration.tablefit.engines import as_run_by
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.law import evaluate, local_gradients
 from latpred.calibration.tablefit.published import Accuracy, profile_of
@@ -169,3 +171,30 @@ def test_the_report_names_what_is_worst(fitted: tuple[Problem, np.ndarray]) -> N
     assert len(report.to_frame()) == len(fitted[0].model)
     latpred, simple = report.figures["a model left out, eager"], report.baselines["a + b x MACs"]
     assert latpred.median < simple.median
+
+
+def test_each_runtime_is_fitted_with_eager_and_eager_by_itself() -> None:
+    scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
+    scripted["latency_s"] *= 0.7
+    both, _ = solved(pd.concat([table(), scripted], ignore_index=True))
+    judged = leaveout.by_model(both)
+    alone = leaveout.by_model(solved()[0])
+    eager = judged.of("eager").frame
+    np.testing.assert_allclose(eager["predicted_s"], alone.frame["predicted_s"], rtol=1e-6)
+    assert judged.of("torchscript").errors()["all"].median < 0.1
+    profile = fit_profile(pd.concat([table(), scripted]), "2080Ti", judge=False, known=dict(graphs()))
+    assert list(profile.runtimes) == ["eager"]
+    assert "rows of torchscript were left out" in profile.protocol["rows"]
+
+
+def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
+    graph = graphs()[WalkKey("normed", "image", 96, "fp32")]
+    plain, scripted, engine = (as_run_by(name, graph) for name in ("eager", "torchscript", "tensorrt"))
+    assert plain is graph
+    assert scripted.launches(4) == graph.launches(4) - 10  # each normalisation with its activation
+    assert {op.family.partition(".")[0] for op in engine.ops} == {"conv", "pooling", "gemm", "elementwise"} - {
+        "elementwise"
+    }
+    assert scripted.macs(4) == engine.macs(4) == graph.macs(4)
+    assert not any(op.python_calls or op.module_calls for op in scripted.ops)
+    assert scripted.bytes(4) < graph.bytes(4)
