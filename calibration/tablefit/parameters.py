@@ -103,7 +103,7 @@ class Builder:
         terms = self._shared(family, slot)
         if slot in DEVIATING:
             terms += self._of_format(family, slot, mode, precision)
-            terms += self._of_gpu(family, slot, mode, gpu.name)
+            terms += self._of_gpu(family, slot, mode, gpu)
             if runtime != EAGER:
                 terms.append(self._deviation(("runtime kernel", runtime, family, slot), self._freedom(family, runtime)))
         elif slot == "weights":
@@ -164,13 +164,15 @@ class Builder:
         library = family.startswith("conv") or family == "batch_norm"
         return [self._deviation(("half", family, slot), self.form.mode * (1.5 if library else 0.5))]
 
-    def _of_gpu(self, family: str, slot: str, mode: str, gpu: str) -> list[int]:
+    def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> list[int]:
         form = self.form
-        terms = [self._deviation(("gpu", gpu, slot), form.gpu)]
-        terms.append(self._deviation(("gpu", gpu, slot, family), form.gpu_family))
-        if slot == "compute":
-            terms.append(self._deviation(("gpu", gpu, slot, "in", mode), form.gpu_mode))
-            terms.append(self._deviation(("gpu", gpu, slot, family, mode), form.gpu_family))
+        terms = []
+        for level, name, width in (("architecture", gpu.architecture, form.architecture), ("gpu", gpu.name, 1.0)):
+            terms.append(self._deviation((level, name, slot), form.gpu * width))
+            terms.append(self._deviation((level, name, slot, family), form.gpu_family * width))
+            if slot == "compute":
+                terms.append(self._deviation((level, name, slot, "in", mode), form.gpu_mode * width))
+                terms.append(self._deviation((level, name, slot, family, mode), form.gpu_family * width))
         return terms
 
 

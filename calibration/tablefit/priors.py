@@ -102,6 +102,8 @@ class Form:
     ----------
     mode, gpu, gpu_mode, gpu_family : float
         What a number format changes; what a GPU changes in all families, in one format, and in one family.
+    architecture : float
+        The same for what GPUs of one architecture share, as a factor on the widths of a single one.
     run, run_group : float
         Host factor of a run, and what differs in it between transformers and convolutional networks.
     host, host_half, library_half : float
@@ -109,7 +111,7 @@ class Form:
     runtime_host, runtime_class : float
         What another runtime than eager changes in all host costs, and in those of one class.
     runtime_product, runtime_kernel : float
-        What it changes in products, and in all other kernels, which it may fuse.
+        What it changes in products, and in all other kernels.
     knee, knee_width : float
         Exponent that joins the two clocks.
     noise : float
@@ -124,15 +126,16 @@ class Form:
     gpu: float = 0.25
     gpu_mode: float = 0.2
     gpu_family: float = 0.15
+    architecture: float = 1.0
     run: float = 0.5
     run_group: float = 0.12
     host: float = 0.25
     host_half: float = 0.1
     library_half: float = 0.35
     runtime_host: float = 0.5
-    runtime_class: float = 0.2
+    runtime_class: float = 0.15
     runtime_product: float = 0.1
-    runtime_kernel: float = 0.3
+    runtime_kernel: float = 0.1
     knee: float = 6.0
     knee_width: float = 0.3
     noise: float = 0.12

@@ -175,13 +175,13 @@ def test_the_report_names_what_is_worst(fitted: tuple[Problem, np.ndarray]) -> N
 
 def test_each_runtime_is_fitted_with_eager_and_eager_by_itself() -> None:
     scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
-    scripted["latency_s"] *= 0.7
+    scripted["latency_s"] *= 0.9
     both, _ = solved(pd.concat([table(), scripted], ignore_index=True))
     judged = leaveout.by_model(both)
     alone = leaveout.by_model(solved()[0])
     eager = judged.of("eager").frame
     np.testing.assert_allclose(eager["predicted_s"], alone.frame["predicted_s"], rtol=1e-6)
-    assert judged.of("torchscript").errors()["all"].median < 0.1
+    assert judged.of("torchscript").errors()["all"].median < 0.15
     profile = fit_profile(pd.concat([table(), scripted]), "2080Ti", judge=False, known=dict(graphs()))
     assert list(profile.runtimes) == ["eager"]
     assert "rows of torchscript were left out" in profile.protocol["rows"]
