@@ -9,25 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from latpred.graph import Line
-from latpred.ops.families import root
 
 POINTWISE, SQUARE = "pointwise", "3x3"
 
 
 def kind(family: str, dims: Mapping[str, Line]) -> str:
-    """The kind of an op's kernel: its family where there is nothing finer.
+    """The kind of an op's kernel: its family where there is nothing finer, or where it is a special one already.
 
     >>> one, three = Line(1), Line(3)
     >>> kind("conv", {"kernel_h": three, "kernel_w": three, "stride": one})
     'conv.3x3'
     >>> kind("elementwise.add", {"numel": Line(8)})
     'elementwise.add'
+    >>> kind("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
+    'conv.nchwc'
     """
-    base = root(family)
-    if base not in ("conv", "conv_grouped") or "kernel_h" not in dims:
+    if family not in ("conv", "conv_grouped") or "kernel_h" not in dims:
         return family
     window = dims["kernel_h"].constant, dims["kernel_w"].constant
     if window == (1, 1):
-        return f"{base}.{POINTWISE}"
+        return f"{family}.{POINTWISE}"
     # Winograd's algorithm and its like serve only this one.
-    return f"{base}.{SQUARE}" if window == (3, 3) and dims["stride"].constant == 1 and base == "conv" else base
+    if window == (3, 3) and dims["stride"].constant == 1 and family == "conv":
+        return f"{family}.{SQUARE}"
+    return family

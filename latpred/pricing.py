@@ -236,7 +236,7 @@ class PriceList:
                 name = parent(name)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
-                return self._cached(fits[substitute]), 1.0, False
+                return self._cached(fits[substitute], fits.get(NATIVE)), 1.0, False
         if wanted not in self._guesses:
             self._guesses[wanted] = KernelModel(_guess(self._profile, fits))
         return self._guesses[wanted], 1.0, False
