@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import os
 import secrets
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -92,11 +93,10 @@ def _file(runtime: str, key: str) -> Path:
 def _read(path: Path) -> ModelGraph | None:
     try:
         graph = ModelGraph.from_json(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError, zlib.error):  # not there, damaged, or written by another version
+        return None
+    with contextlib.suppress(OSError):  # a folder that can only be read serves as well
         os.utime(path)  # what was used last is deleted last
-    except FileNotFoundError:
-        return None
-    except (OSError, EOFError, ValueError):  # ValueError: damaged, or written by another version; it is made again
-        return None
     return graph
 
 
@@ -105,8 +105,12 @@ def _write(path: Path, graph: ModelGraph) -> None:
     fresh = path.with_name(f".{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(body)
-        fresh.replace(path)  # another process sees all of it or none
+        try:
+            fresh.write_bytes(body)
+            fresh.replace(path)  # another process sees all of it or none
+        except OSError:
+            fresh.unlink(missing_ok=True)  # half of a file on a full disk helps nobody
+            raise
         _trim()
 
 

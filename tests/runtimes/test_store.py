@@ -1,0 +1,92 @@
+"""Graphs kept between processes: damaged files, folders that can only be read, and what is dropped first."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from factories import add, graph, linear
+
+from latpred.graph import ModelGraph
+from latpred.runtimes import store
+
+GIVEN = graph(linear())
+MADE = graph(linear(), add())
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
+    store.forget()
+    yield tmp_path
+    store.forget()
+
+
+def fetched(options: str = "") -> tuple[ModelGraph, int]:
+    """What a process that has just begun gets, and how often it had to be made."""
+    made: list[int] = []
+
+    def make() -> ModelGraph:
+        made.append(1)
+        return MADE
+
+    store.forget()
+    return store.kept(GIVEN, "onnxruntime", "cpu", options, make), len(made)
+
+
+def files() -> list[Path]:
+    return sorted(path for path in store.folder().rglob("*") if path.is_file())
+
+
+def test_another_process_finds_what_was_made() -> None:
+    assert fetched() == (MADE, 1)
+    assert fetched() == (MADE, 0)
+    assert fetched("another version") == (MADE, 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: b"",
+        lambda body: b"no gzip",
+        lambda body: body[: len(body) // 2],
+        lambda body: body[:20] + bytes(255 - byte for byte in body[20:60]) + body[60:],
+        lambda body: gzip.compress(b'{"model": 3'),
+        lambda body: gzip.compress(b'{"of": "another version"}'),
+        lambda body: gzip.compress(b"\xff\xfe"),
+    ],
+    ids=["empty", "no gzip", "half", "garbled", "half a document", "another version", "no text"],
+)
+def test_a_damaged_file_is_made_again(damage: Callable[[bytes], bytes]) -> None:
+    fetched()
+    (file,) = files()
+    file.write_bytes(damage(file.read_bytes()))
+    assert fetched() == (MADE, 1)
+    assert fetched() == (MADE, 0)
+
+
+def test_a_folder_that_can_only_be_read_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched()
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(os, "utime", refused)
+    monkeypatch.setattr(Path, "write_bytes", refused)
+    assert fetched() == (MADE, 0)
+    assert fetched("not there yet") == (MADE, 1)
+
+
+def test_a_full_disk_leaves_no_half_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_bytes
+
+    def full(path: Path, body: bytes) -> int:
+        write(path, body[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert fetched() == (MADE, 1)
+    assert files() == []
