@@ -104,7 +104,7 @@ def draft(cells: Cells, rows: Rows, builder: Builder, place: Place) -> Draft:
                 constant, added = builder.kernel(family, slot, place.spec, place.precision, place.runtime)
                 base.append(constant)
                 terms.append(added)
-    met = cells.counts[needed].any(axis=0)
+    met = np.asarray(cells.counts[needed].any(axis=0))
     first = len(terms)
     terms += [builder.host(name, place.runtime) for name, used in zip(cells.classes, met, strict=True) if used]
     classes = slice(first, len(terms))

@@ -87,7 +87,7 @@ class Cells:
 class _Kernels(NamedTuple):
     """Kernels of one family that a walk launches: how many of each, and their columns as lines in batch."""
 
-    count: Floats
+    times: Floats
     constant: Floats
     per_sample: Floats
 
@@ -129,9 +129,9 @@ def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[str, int, str, str],
         if walk is None:
             walk = walks[*key[:4], special] = _walk(graph.at(key.batch))
         hosts.append(walk.hosts)
-        for names, kernels in walk.kernels.items():
-            values = kernels.constant + kernels.per_sample * key.batch
-            found.setdefault(names, []).append((position, kernels.count, values))
+        for names, launched in walk.kernels.items():
+            values = launched.constant + launched.per_sample * key.batch
+            found.setdefault(names, []).append((position, launched.times, values))
     classes = tuple(sorted({name for counter in hosts for name in counter}))
     counts = np.array([[counter[name] for name in classes] for counter in hosts], dtype=float)
     families = sorted({family for family, _ in found})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,8 @@ class Problem:
         usual = float(np.median(list(counts.values()))) if counts else 1.0
         power = self.law.form.balance
         balance = np.array([(usual / max(counts.get(name, 1), 1)) ** power for name in self.model.tolist()])
-        return self.table.weight * used * balance
+        weights: Floats = self.table.weight * used * balance
+        return weights
 
     def slowest(self, frame: pd.DataFrame) -> list[str]:
         """Of rows of this table: "host", or the kernel family that takes most of the device's time, by a fit to all."""
@@ -141,8 +142,8 @@ def _place(key: walks.WalkKey) -> tuple[str, int, str]:
     return f"{key.model} {key.kind}", key.size, key.precision
 
 
-def _objects(column: object) -> NDArray[np.object_]:
-    return np.array([str(value) for value in column], dtype=object)  # type: ignore[attr-defined]
+def _objects(column: Iterable[object]) -> NDArray[np.object_]:
+    return np.array([str(value) for value in column], dtype=np.object_)
 
 
 def _datasheets(table: reading.Table) -> dict[str, specs.Spec]:

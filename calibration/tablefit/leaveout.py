@@ -69,7 +69,7 @@ class Judged:
     @property
     def log_errors(self) -> Floats:
         """Logarithm of predicted over measured."""
-        found: Floats = np.log(self.frame["predicted_s"] / self.frame["latency_s"]).to_numpy(float)
+        found: Floats = np.log((self.frame["predicted_s"] / self.frame["latency_s"]).to_numpy(float))
         return found
 
     def errors(self, *columns: str) -> dict[str, Errors]:

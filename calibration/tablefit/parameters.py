@@ -14,7 +14,7 @@ import scipy.sparse as sparse
 from latpred.calibration.tablefit.cells import HALF, MODULE, PYTHON, WITHOUT_HALF
 from latpred.calibration.tablefit.engines import ENGINES
 from latpred.calibration.tablefit.priors import (
-    ENGINE_PRODUCT,
+    ENGINE_WIDTH,
     HOST,
     KERNEL_OF_GROUP,
     LIBRARY,
@@ -143,9 +143,9 @@ class Builder:
         return [every, self._deviation(("runtime host", runtime, general), self.form.runtime_class)]
 
     def _freedom(self, family: str, runtime: str) -> float:
-        if not multiplies(family):
-            return self.form.runtime_kernel
-        return ENGINE_PRODUCT if runtime in ENGINES else self.form.runtime_product
+        if runtime in ENGINES:
+            return ENGINE_WIDTH
+        return self.form.runtime_product if multiplies(family) else self.form.runtime_kernel
 
     def _deviation(self, name: Name, width: float) -> int:
         return self.parameters.add(name, 0.0, width)

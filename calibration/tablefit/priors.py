@@ -90,7 +90,7 @@ OTHER_HOST = 9.0
 RUNTIME_OPS: Mapping[str, float] = {"torchscript": -0.4, "tensorrt": -2.0}
 RUNTIME_CALLS = -2.0
 RUNTIME_CALLS_WIDTH = 0.5
-ENGINE_PRODUCT = 0.3  # width for engines, which choose kernels of their own
+ENGINE_WIDTH = 0.3  # of kernels in engines, which choose their own
 LIBRARY = ("conv", "conv_grouped", "conv_depthwise", "batch_norm")  # libraries choose an algorithm in each call
 
 
