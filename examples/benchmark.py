@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import msgspec
 import numpy as np
+import torch
 
 from latpred import profiles
 from latpred.errors import ProfileError
@@ -33,10 +36,13 @@ from latpred.profile import (
     KernelFit,
     Machine,
 )
-from latpred.runtimes import get
+from latpred.runtimes import get, store
+from latpred.runtimes.source import source_of
+from latpred.runtimes.walking import of_source
 from latpred.tracing import names, trace
 
 MODEL, SEQ = "bert-base-uncased", 128
+WALKERS = ("torchscript", "onnxruntime", "compile")  # runtimes whose own tools take a model apart
 SAMPLES = 150  # per kernel family, as a full calibration keeps
 
 
@@ -62,10 +68,29 @@ def main() -> None:
     show("nn.Module to 64-point curve", many, f"{many / one:.1f} x one point")
     show("lowering for eager alone", timed(lambda: get("eager").lower(next(fresh), 8)))
 
+    show_walks(module)
+
     bare = process("-c", "pass")
     show("bare Python", bare)
     show("import latpred, above bare Python", process("-c", "import latpred") - bare)
     show("latpred --help, above bare Python", process("-c", "from latpred.cli import main; main(['--help'])") - bare)
+
+
+def show_walks(module: torch.nn.Module) -> None:
+    """What the graph of each other runtime costs: first, then for another process, and for this one again."""
+    source = source_of(module, seq=SEQ)
+    for name in WALKERS:
+        missing = get(name).available()
+        if missing:
+            print(f"  {name} is left out: {missing}")
+            continue
+        with tempfile.TemporaryDirectory() as home:
+            os.environ["LATPRED_HOME"] = home  # an empty cache
+            walk = partial(of_source, source, name, "cpu")
+            show(f"what {name} runs, the first time", timed(walk, 1), "exports and compilers included")
+            store.forget()
+            show("the same structure in another process", timed(walk, 1), "read from the cache on disk")
+            show("the same structure again, at any batch", timed(walk))
 
 
 def timed(call: Callable[[], object], repeats: int = 30) -> float:

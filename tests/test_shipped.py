@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import pytest
 
 from latpred import profiles, recording
-from latpred.accuracy import Report
-
-NAME = "xeon-shared"  # one core of a shared 2-core Xeon, eager, fp32
 
 
-@pytest.fixture(scope="module")
-def report() -> Report:
-    return recording.load(NAME).replay(profiles.load(NAME))
+class Shipped(NamedTuple):
+    """A recording, the profile it is replayed with, and bounds on its errors a little above what they are."""
+
+    name: str
+    profile: str
+    cells: int
+    median: float
+    p90: float
 
 
-def test_predictions_of_models_that_no_fit_saw(report: Report) -> None:
-    overall = report.to_dict()["overall"]
-    assert overall["cells"] == 220
-    assert overall["median"] < 0.08
-    assert overall["p90"] < 0.24
+RECORDINGS = (
+    Shipped("xeon-shared", "xeon-shared", 220, 0.08, 0.24),
+    Shipped("epyc-shared-fresh", "epyc-shared", 110, 0.056, 0.21),
+    Shipped("epyc-shared-runtimes", "epyc-shared", 198, 0.08, 0.22),
+)
 
 
-def test_intervals_hold_what_they_say(report: Report) -> None:
-    coverage = report.to_dict()["coverage"]
+@pytest.fixture(scope="module", params=RECORDINGS, ids=lambda shipped: shipped.name)
+def replayed(request: pytest.FixtureRequest) -> tuple[Shipped, dict[str, Any]]:
+    shipped: Shipped = request.param
+    return shipped, recording.load(shipped.name).replay(profiles.load(shipped.profile)).to_dict()
+
+
+def test_predictions_of_models_that_no_fit_saw(replayed: tuple[Shipped, dict[str, Any]]) -> None:
+    shipped, report = replayed
+    overall = report["overall"]
+    assert overall["cells"] == shipped.cells
+    assert overall["median"] < shipped.median
+    assert overall["p90"] < shipped.p90
+
+
+def test_intervals_hold_what_they_say(replayed: tuple[Shipped, dict[str, Any]]) -> None:
+    coverage = replayed[1]["coverage"]
     assert coverage["low"] < 0.95
     assert coverage["high"] > 0.85
+
+
+def test_each_runtime_is_predicted_and_the_fastest_named() -> None:
+    report = recording.load("epyc-shared-runtimes").replay(profiles.load("epyc-shared")).to_dict()
+    assert set(report["by_runtime"]) == {"eager", "torchscript", "onnxruntime"}
+    assert all(errors["median"] < 0.11 for errors in report["by_runtime"].values())
+    assert report["fastest"]["clear"] >= 30
+    assert report["fastest"]["right"] > 0.9
