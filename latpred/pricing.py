@@ -128,7 +128,7 @@ class PriceList:
 
     def __init__(self, profile: DeviceProfile) -> None:
         self._profile = profile
-        self._models: dict[int, KernelModel] = {}
+        self._models: dict[tuple[int, bool], KernelModel] = {}
         self._guesses: dict[str, KernelModel] = {}
 
     def price(self, schedule: Schedule, precision: str, *, resident: bool = False) -> Priced:
@@ -142,9 +142,9 @@ class PriceList:
             When the profile does not cover the runtime or the precision.
         """
         dispatch = self.dispatch(schedule.runtime)
-        self._fits(precision)
+        self.fits(precision)
         rows, kernel_row, unmeasured = self._kernel_rows(schedule, precision, resident)
-        share = schedule.kernel_share * _scales(schedule, dispatch)
+        share = schedule.kernel_share * np.array([entry.scale for entry in rows.values()])[kernel_row]
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
         host_us = _host_times(schedule, dispatch)
@@ -190,7 +190,14 @@ class PriceList:
                 f"Measure them with: latpred calibrate --runtimes {runtime}{first}"
             ) from None
 
-    def _fits(self, precision: str) -> dict[str, KernelFit]:
+    def fits(self, precision: str) -> dict[str, KernelFit]:
+        """Kernel fits of a precision, by family.
+
+        Raises
+        ------
+        ProfileError
+            When the profile has none.
+        """
         fits = self._profile.kernels.get(precision)
         if not fits:
             known = ", ".join(self._profile.kernels) or "none"
@@ -213,50 +220,55 @@ class PriceList:
             key = (family, op.dtype, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
             entry = rows.get(key)
             if entry is None:
-                model, leaf_scale, measured = self._model(op, family, precision, schedule.runtime)
+                model, leaf_scale, scale, measured = self._model(op, family, precision, schedule.runtime)
                 if not measured:
                     unmeasured[family] = None
                 guessed = op.estimated or not measured
                 lines = columns(op, model.fit.family, resident=resident)
-                entry = rows[key] = _Entry(len(rows), model, family, lines, leaf_scale, guessed)
+                entry = rows[key] = _Entry(len(rows), model, family, lines, leaf_scale, scale, guessed)
             kernel_row.append(entry.index)
         return rows, np.array(kernel_row, dtype=np.int64), tuple(unmeasured)
 
-    def _model(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, bool]:
-        """The fit for an op's kernel, its leaf's scale, and whether the family was measured at all."""
-        wanted = _precision_of(op.dtype, precision)
-        wanted = wanted if self._profile.kernels.get(wanted) else precision
-        own, fits = self.dispatch(runtime).kernels.get(wanted, {}), self._fits(wanted)
+    def _model(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, float, bool]:
+        """The fit for an op's kernel, its leaf's scale, the runtime's, and whether the family was measured at all."""
+        wanted = precision_of(op.dtype, precision, self._profile)
+        dispatch, fits = self.dispatch(runtime), self.fits(wanted)
+        own = dispatch.kernels.get(wanted, {})
+        scale = dispatch.kernel_scales.get(root(family), dispatch.kernel_scales.get("", 1.0))
+        by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
+        native = fits.get(NATIVE) if by_pytorch else None
         for source in (own, fits):
             name: str | None = kind(family, op.dims)
             while name is not None:
                 if name in source:
-                    model = self._cached(source[name], None if source is own else fits.get(NATIVE))
-                    return model, source[name].leaf_scales.get(family, 1.0), True
+                    model = self._cached(source[name], None if source is own else native)
+                    return model, source[name].leaf_scales.get(family, 1.0), 1.0 if source is own else scale, True
                 name = parent(name)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
-                return self._cached(fits[substitute], fits.get(NATIVE)), 1.0, False
+                return self._cached(fits[substitute], native), 1.0, scale, False
         if wanted not in self._guesses:
             self._guesses[wanted] = KernelModel(_guess(self._profile, fits))
-        return self._guesses[wanted], 1.0, False
+        return self._guesses[wanted], 1.0, scale, False
 
     def _cached(self, fit: KernelFit, native: KernelFit | None = None) -> KernelModel:
-        if id(fit) not in self._models:  # the profile keeps every fit alive
+        key = id(fit), native is None  # the profile keeps every fit alive
+        if key not in self._models:
             other = None if native is None or native is fit else self._cached(native)
-            self._models[id(fit)] = KernelModel(fit, other, self._profile.machine.threads)
-        return self._models[id(fit)]
+            self._models[key] = KernelModel(fit, other, self._profile.machine.threads)
+        return self._models[key]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A distinct row: its number in order of appearance, and what prices it."""
+    """A distinct row: its number in order of appearance, what prices it, and what the runtime makes of that time."""
 
     index: int
     model: KernelModel
     family: str
     columns: Row
     leaf_scale: float
+    scale: float
     guessed: bool
 
 
@@ -293,17 +305,6 @@ def _host_times(schedule: Schedule, fit: DispatchFit) -> Floats:
     steps = np.array([prices[name] for name in schedule.host_class], dtype=float)
     steps += schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
     return np.concatenate(([fit.fixed_us], steps * fit.scale))
-
-
-def _scales(schedule: Schedule, fit: DispatchFit) -> Floats:
-    """What a runtime's kernels take over the profile's, kernel by kernel; its own fits are taken as they are."""
-    own = {family for fits in fit.kernels.values() for family in fits}
-    default = fit.kernel_scales.get("", 1.0)
-    scales = {
-        family: 1.0 if root(family) in own else fit.kernel_scales.get(root(family), default)
-        for family in set(schedule.kernel_family)
-    }
-    return np.array([scales[family] for family in schedule.kernel_family], dtype=float)
 
 
 def _with_call(schedule: Schedule) -> Schedule:
@@ -367,11 +368,11 @@ def _positions(names: Iterable[str]) -> list[int]:
     return [seen.setdefault(name, len(seen)) for name in names]
 
 
-def _precision_of(dtype: str, precision: str) -> str:
+def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:
     """The precision whose fits an op's dtype needs: masks and positions in a half-precision model are not halves."""
-    if dtype in ("float32", "complex64"):
-        return precision if precision in ("fp32", "tf32") else "fp32"
-    return _PRECISIONS.get(dtype, precision)
+    single = precision if precision in ("fp32", "tf32") else "fp32"
+    wanted = single if dtype in ("float32", "complex64") else _PRECISIONS.get(dtype, precision)
+    return wanted if profile.kernels.get(wanted) else precision
 
 
 def _guess(profile: DeviceProfile, fits: dict[str, KernelFit]) -> KernelFit:

@@ -89,6 +89,6 @@ def test_half_precision_without_tensor_cores_runs_like_fp32() -> None:
     pascal = datasheet.profile_of(specs.spec("1080ti"))
     assert pascal.kernels["fp16"]["conv"].macs_per_us == pascal.kernels["fp32"]["conv"].macs_per_us
     with pytest.raises(ProfileError, match="no kernels in bf16"):
-        PriceList(pascal)._fits("bf16")
+        PriceList(pascal).fits("bf16")
     with pytest.raises(UnknownGpuError):
         specs.spec("cpu")

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from factories import device, dispatch, graph, kernel_fit, machine, profile
 
+from latpred import datasheet, specs
 from latpred.features import NATIVE
 from latpred.graph import Line, Op
 from latpred.ops.families import CONV_DIMS
@@ -48,3 +49,30 @@ def test_a_special_convolution_keeps_the_fit_of_its_own() -> None:
     for side in (1, 3, 5):
         assert predictor.predict(graph(convolution("conv.nchwc", side))).compute_ms == pytest.approx(0.003)
         assert predictor.predict(graph(convolution("conv", side))).compute_ms == pytest.approx(0.009)
+
+
+def test_what_pytorch_computes_itself_is_no_matter_of_other_libraries() -> None:
+    predictor = Predictor(with_native("conv"))
+    theirs = msgspec.structs.replace(convolution(), name="ort::Conv")
+    assert predictor.predict(graph(theirs)).compute_ms == pytest.approx(0.002)
+    assert predictor.predict(graph(convolution())).compute_ms == pytest.approx(0.050)
+
+
+def test_a_runtime_scales_what_it_has_no_fit_of_in_the_precision_asked_for() -> None:
+    shared = {"fp32": {"conv": kernel_fit("conv")}, "fp16": {"conv": kernel_fit("conv")}}
+    runtime = dispatch(kernels={"fp16": {"conv": kernel_fit("conv", floor_us=7.0)}}, kernel_scales={"conv": 3.0})
+    made = msgspec.structs.replace(profile(CPU, runtimes={"eager": runtime}), kernels=shared)
+    half = msgspec.structs.replace(convolution(), dtype="float16")
+    assert Predictor(made).predict(graph(half, precision="fp16")).compute_ms == pytest.approx(0.007)
+    assert Predictor(made).predict(graph(convolution())).compute_ms == pytest.approx(3 * 0.002)
+
+
+def test_gpus_have_libraries_for_all_convolutions() -> None:
+    made = msgspec.structs.replace(with_native("conv"), device=device(kind="cuda", gap_us=0.0))
+    assert Predictor(made).predict(graph(convolution())).compute_ms == pytest.approx(0.002)
+
+
+def test_a_small_convolution_takes_a_gpu_of_a_datasheet_time_to_compute() -> None:
+    predictor = Predictor(datasheet.profile_of(specs.spec("a100")))
+    light, heavy = (msgspec.structs.replace(convolution(), macs=Line(0, macs)) for macs in (10**3, 10**9))
+    assert predictor.predict(graph(heavy)).compute_ms > 2 * predictor.predict(graph(light)).compute_ms

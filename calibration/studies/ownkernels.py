@@ -12,7 +12,7 @@ import numpy as np
 
 from latpred.graph import Op
 from latpred.ops.families import root
-from latpred.pricing import ESTIMATED_SPREAD, SUBSTITUTES
+from latpred.pricing import ESTIMATED_SPREAD, SUBSTITUTES, precision_of
 from latpred.profile import DeviceProfile, KernelFit
 from latpred.schedule import Schedule
 
@@ -31,17 +31,17 @@ def own_work(
     schedule: Schedule, precision: str, batch: int, profile: DeviceProfile
 ) -> dict[Own, tuple[float, float, float]]:
     """Launches, bytes and multiply-adds of each family that the profile has no times of."""
-    fits = profile.kernels.get(precision, {})
-    known = {root(family) for family in fits} | SUBSTITUTES.keys()
+    known = {name: {root(family) for family in fits} | SUBSTITUTES.keys() for name, fits in profile.kernels.items()}
     found: dict[Own, tuple[float, float, float]] = {}
     for index, share, family in zip(
         schedule.kernel_op.tolist(), schedule.kernel_share.tolist(), schedule.kernel_family, strict=True
     ):
-        if root(family) in known:
-            continue
-        own = Own(precision, root(family), _guess_us(fits))
-        launches, moved, macs = found.get(own, (0.0, 0.0, 0.0))
         op = schedule.ops[index]
+        wanted = precision_of(op.dtype, precision, profile)
+        if root(family) in known.get(wanted, SUBSTITUTES):
+            continue
+        own = Own(wanted, root(family), _guess_us(profile.kernels.get(wanted, {})))
+        launches, moved, macs = found.get(own, (0.0, 0.0, 0.0))
         found[own] = (launches + 1, moved + share * _bytes(op, batch), macs + share * op.macs.at(batch))
     return found
 

@@ -186,13 +186,14 @@ def _busy_us(fit: DispatchFit, part: Parts) -> float:
         family: us * fit.kernel_scales.get(family, fit.kernel_scales.get("", 1.0))
         for family, us in part.kernel_us.items()
     }
-    for own, (launches, moved, macs) in part.own.items():
-        found = fit.kernels.get(own.precision, {}).get(own.family)
-        if found is not None:
-            width, rate = found.activation_bytes_per_us, found.macs_per_us
-            times[own.family] = (
-                launches * found.floor_us + (moved / width if width else 0.0) + (macs / rate if rate else 0.0)
-            )
+    fitted = {own: found for own in part.own if (found := fit.kernels.get(own.precision, {}).get(own.family))}
+    times |= dict.fromkeys((own.family for own in fitted), 0.0)
+    for own, found in fitted.items():
+        launches, moved, macs = part.own[own]
+        width, rate = found.activation_bytes_per_us, found.macs_per_us
+        times[own.family] += (
+            launches * found.floor_us + (moved / width if width else 0.0) + (macs / rate if rate else 0.0)
+        )
     return sum(times.values())
 
 

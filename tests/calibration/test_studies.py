@@ -7,18 +7,20 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from factories import add, device, dispatch, graph, linear, profile, view
+from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
 from latpred.calibration import networks, studies, suite
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import open_device
-from latpred.calibration.studies import wholefit
+from latpred.calibration.studies import runs, wholefit
+from latpred.calibration.studies.ownkernels import own_work
 from latpred.calibration.studies.runs import Run
 from latpred.calibration.studies.solving import System
 from latpred.errors import CalibrationError
 from latpred.graph import Line, ModelGraph, Op
 from latpred.pricing import host_cost
 from latpred.profile import DeviceProfile, DispatchFit
+from latpred.runtimes import get
 
 COSTS = {"gemm.linear": 3.0, "elementwise.add": 2.0, "view.transpose": 0.5}
 SCALES = {"gemm": 0.9, "elementwise": 0.5}
@@ -135,6 +137,18 @@ def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own() -> 
     assert "fft" not in fit.kernel_scales
 
 
+def test_kernels_of_its_own_belong_to_the_precision_that_prices_them() -> None:
+    kernels = {precision: {"gemm": kernel_fit("gemm")} for precision in ("fp16", "fp32")}
+    dims = {"rows": Line(1), "cols": Line(0, 64)}
+    spectra = [view("fft", family="fft.fftn", dims=dims, launches=1, dtype=dtype) for dtype in ("float16", "float32")]
+    schedule = get("eager").lower(graph(*spectra, precision="fp16"), 1)
+    found = own_work(schedule, "fp16", 1, msgspec.structs.replace(profile(), kernels=kernels))
+    assert {(own.precision, own.family): launches for own, (launches, *_) in found.items()} == {
+        ("fp16", "fft"): 1,
+        ("fp32", "fft"): 1,
+    }
+
+
 def test_on_an_asynchronous_device_hosts_come_from_issuing_and_scales_stay_at_one() -> None:
     whole = profile(device(), runtimes={"eager": eager()})
 
@@ -154,6 +168,17 @@ def test_on_an_asynchronous_device_hosts_come_from_issuing_and_scales_stay_at_on
         assert host_cost(fit, "gemm.linear") == pytest.approx(3.0, rel=0.05)
         assert fit.fixed_us == pytest.approx(6.0, rel=0.2)
         assert list(fit.kernel_scales.values()) == pytest.approx([factor] * len(fit.kernel_scales), rel=0.07)
+
+
+def test_what_pushes_weights_out_of_the_cache_counts_in_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = graph(linear(), parameter_bytes=8)
+    monkeypatch.setattr(runs, "of_source", lambda *_: counted)
+    warm = msgspec.structs.replace(next(suite.judging_networks()), cold=False)
+    cold = msgspec.structs.replace(warm, cold=True)
+    assert runs.graph_of(warm, "fp32", "onnxruntime", "cpu") is counted
+    found = runs.graph_of(cold, "fp32", "onnxruntime", "cpu")
+    assert found.parameter_bytes == networks.graph(cold).parameter_bytes > networks.EVICTING_BYTES
+    assert found.ops == counted.ops
 
 
 def test_outliers_do_not_move_a_system() -> None:
