@@ -124,9 +124,9 @@ class Compiled(WholeNetworks):
                 f"{len(timed)} networks were compiled and timed, too few to tell what torch.compile costs. "
                 "Give it more time: latpred calibrate --runtimes compile --budget 5m"
             )
-        host = _host(timed, profile)
+        host, idle = _host(timed, profile), DispatchFit(with_parents(_idle_us(timed)), 0.0, 0.0, 0.0)
         return msgspec.structs.replace(
-            host, kernels=_generated(timed, host), kernel_scales=_library(timed, host, profile)
+            host, kernels=_generated(timed, idle), kernel_scales=_library(timed, idle, profile)
         )
 
 
@@ -164,46 +164,55 @@ def _timed(row: Row, profile: DeviceProfile) -> Timed | None:
     return Timed(spec, row.cell.precision, ops, outside_us, groups, resident)
 
 
+def _tiny(timed: Sequence[Timed]) -> Sequence[Timed]:
+    return [one for one in timed if one.spec.tiny] or timed
+
+
+def _idle_us(timed: Sequence[Timed]) -> dict[str, float]:
+    """What a call of each class takes where it has next to nothing to do."""
+    calls: dict[str, list[float]] = {}
+    for group in (group for one in _tiny(timed) for group in one.groups):
+        calls.setdefault(group.ops[0].host_class, []).append(group.us)
+    return {name: float(np.median(us)) for name, us in calls.items()}
+
+
 def _host(timed: Sequence[Timed], profile: DeviceProfile) -> DispatchFit:
     """What calls cost where they have next to nothing to do, and what a pass takes beside them."""
-    tiny = [one for one in timed if one.spec.tiny] or list(timed)
-    calls: dict[str, list[float]] = {}
-    for group in (group for one in tiny for group in one.groups):
-        calls.setdefault(group.ops[0].host_class, []).append(group.us)
+    eager = profile.runtimes["eager"]
     system = System()
-    for one in tiny:
-        steps = {"guards": 0.0, "input": 0.0, "call": float(len(one.groups))}
+    for one in _tiny(timed):
+        steps = {"fixed": 1.0, "guards": 0.0, "input": 0.0, "call": float(len(one.groups))}
         for op in one.ops:
             steps["guards"] += op.host_class == GUARDS
             steps["input"] += op.python_calls
         system.measured({(name,): number for name, number in steps.items()}, one.outside_us, 0.1 * one.outside_us)
-    for name, (us, doubt) in BELIEFS.items():
+    for name, (us, doubt) in {**BELIEFS, "fixed": (eager.fixed_us, max(eager.fixed_us, 1.0))}.items():
         system.believed({(name,): 1.0}, us, doubt)
     found = system.solve()
-    eager = profile.runtimes["eager"]
     costs = {f"{EAGER}.{name}" if name else EAGER: us * eager.scale for name, us in eager.costs_us.items()}
-    costs |= with_parents({name: float(np.median(us)) + found["call",] for name, us in calls.items()})
+    costs |= with_parents({name: us + found["call",] for name, us in _idle_us(timed).items()})
     costs |= {GUARDS: found["guards",], JOINED_CLASS: 0.0}
     return DispatchFit(
         costs_us={name: round(us, 5) for name, us in costs.items()},
         module_call_us=0.0,
         python_call_us=round(found["input",], 5),
-        fixed_us=round(eager.fixed_us, 4),
+        fixed_us=round(found["fixed",], 4),
     )
 
 
-def _kernel_us(group: Group, host: DispatchFit) -> float:
-    return max(group.us - host_cost(host, group.ops[0].host_class), LEAST_US)
+def _kernel_us(group: Group, idle: DispatchFit) -> float:
+    """What a call takes beyond one that has nothing to do."""
+    return max(group.us - host_cost(idle, group.ops[0].host_class), LEAST_US)
 
 
-def _generated(timed: Sequence[Timed], host: DispatchFit) -> dict[str, dict[str, KernelFit]]:
+def _generated(timed: Sequence[Timed], idle: DispatchFit) -> dict[str, dict[str, KernelFit]]:
     """Fits of generated kernels by precision."""
     samples: dict[str, list[KernelSample]] = {}
     for one in timed:
         for group in one.groups:
             if group.ops[0].host_class == GENERATED_CLASS:
                 row = _together([row_of(op, one.spec.batch, resident=one.resident) for op in group.ops])
-                sample = KernelSample(group.ops[0].family, row, _kernel_us(group, host))
+                sample = KernelSample(group.ops[0].family, row, _kernel_us(group, idle))
                 samples.setdefault(one.precision, []).append(sample)
     fits = {precision: fit_kernels(found) for precision, found in samples.items()}
     return {precision: found for precision, found in fits.items() if found}
@@ -215,16 +224,16 @@ def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return (*work.tolist(), float(points.sum()), float(cols.max()), float(parts.sum()))
 
 
-def _library(timed: Sequence[Timed], host: DispatchFit, profile: DeviceProfile) -> dict[str, float]:
+def _library(timed: Sequence[Timed], idle: DispatchFit, profile: DeviceProfile) -> dict[str, float]:
     """Time of library kernels over eager's, by family."""
     logs: dict[str, list[float]] = {}
-    prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": host}))
+    prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": idle}))
     for one in timed:
         eager_us = _eager_us(one, prices)
         for group in one.groups:
             usual = eager_us.get(id(group.ops[0]), 0.0)
             if group.ops[0].host_class != GENERATED_CLASS and usual >= TOLD_US:
-                logs.setdefault(root(group.ops[0].family), []).append(float(np.log(_kernel_us(group, host) / usual)))
+                logs.setdefault(root(group.ops[0].family), []).append(float(np.log(_kernel_us(group, idle) / usual)))
     return {family: _scale(found) for family, found in logs.items()}
 
 

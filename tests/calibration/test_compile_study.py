@@ -92,7 +92,7 @@ def rows(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
 def test_known_costs_come_back(rows: list[Row], profile: DeviceProfile) -> None:
     fit = study.Compiled().fit(rows, profile)
     tiny_us = 20 * INPUT_US + 4 * CALL_US + GUARDS_US
-    found_us = fit.costs_us["guards"] + 20 * fit.python_call_us
+    found_us = fit.fixed_us + fit.costs_us["guards"] + 20 * fit.python_call_us
     per_call_us = host_cost(fit, "kernel.generated") - GENERATED_US
     assert found_us + 4 * per_call_us == pytest.approx(tiny_us, rel=0.05)
     assert host_cost(fit, "kernel.generated.joined") == 0.0
@@ -101,6 +101,18 @@ def test_known_costs_come_back(rows: list[Row], profile: DeviceProfile) -> None:
     )
     assert fit.kernel_scales["gemm"] == pytest.approx(SCALE, rel=0.1)
     assert fit.kernels["fp32"]["generated"].activation_bytes_per_us == pytest.approx(BYTES_PER_US, rel=0.25)
+
+
+def test_what_passes_beside_a_call_is_no_part_of_its_kernel(rows: list[Row], profile: DeviceProfile) -> None:
+    beside = []
+    for one in rows:
+        outside = one.timings["outside"]
+        slower = msgspec.structs.replace(outside, median_s=3 * outside.median_s)
+        beside.append(msgspec.structs.replace(one, timings={**one.timings, "outside": slower}))
+    fit, other = (study.Compiled().fit(found, profile) for found in (rows, beside))
+    assert host_cost(other, "kernel.generated") > host_cost(fit, "kernel.generated")
+    assert other.kernels == fit.kernels
+    assert other.kernel_scales == fit.kernel_scales
 
 
 def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile: DeviceProfile) -> None:
