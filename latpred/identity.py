@@ -16,7 +16,8 @@ V = TypeVar("V")
 class IdentityCache(Generic[K, V]):
     """Values made once per living object.
 
-    Keys must support weak references; values must not hold their key, or neither is ever freed.
+    Keys must support weak references; values must not hold their key, or neither is ever freed. A cache that dies takes
+    its values with it, whatever keys are left.
     """
 
     def __init__(self) -> None:
@@ -29,9 +30,15 @@ class IdentityCache(Generic[K, V]):
             return self._values[identity]
         except KeyError:
             value = self._values[identity] = make(key)
-            weakref.finalize(key, self._values.pop, identity, None).atexit = False
+            weakref.finalize(key, _drop, weakref.ref(self), identity).atexit = False
             return value
 
     def __len__(self) -> int:
         """Number of living keys."""
         return len(self._values)
+
+
+def _drop(cache: weakref.ref[IdentityCache[K, V]], identity: int) -> None:
+    living = cache()
+    if living is not None:
+        living._values.pop(identity, None)
