@@ -18,6 +18,7 @@ from latpred.calibration.measuring import REPEATS, Pace, Step, demand_runtime, m
 from latpred.calibration.rivals import RIVALS, with_rivals
 from latpred.errors import UsageError
 from latpred.predicted import predict_table
+from latpred.predictor import Predictor
 from latpred.profile import DeviceProfile
 from latpred.recording import Recording, load
 from latpred.runtimes.walking import target_of
@@ -76,7 +77,7 @@ def validate(
     Raises
     ------
     ProfileError
-        When there is no profile for the device.
+        When there is no profile for the device, or it does not cover a runtime or the precision.
     UsageError
         For an unknown suite, runtime or baseline, or a replay that is also to be recorded.
     RecordingError
@@ -89,9 +90,10 @@ def validate(
         return (replay if isinstance(replay, Recording) else load(replay)).replay(known)
     chosen = suites.get(suite)
     subjects = chosen.subjects()
-    live = open_device(device)
+    live, predictor = open_device(device), Predictor(known)
     for runtime in runtimes:
         demand_runtime(runtime, live)
+        predictor.check(runtime, precision)  # said before minutes are spent on measuring
     table = measure(
         subjects,
         batches or chosen.batches,

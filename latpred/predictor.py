@@ -137,18 +137,20 @@ class Predictor:
         assert setting is not None
         return Curve(setting, tuple(point for point in points if point is not None))
 
-    def check(self, runtime: str) -> None:
-        """Make sure that a runtime can be predicted, before anything takes time.
+    def check(self, runtime: str, precision: str | None = None) -> None:
+        """Make sure that a runtime, and a precision where it is known, can be predicted, before anything takes time.
 
         Raises
         ------
         UsageError
             When no runtime goes by the name, or it cannot run on the device.
         ProfileError
-            When the profile has no dispatch costs of it; the message says how to measure them.
+            When the profile has no dispatch costs of it, or no kernels in the precision; the message says what to do.
         """
         walking.demand_suited(runtime, walking.target_of(self.profile.device.kind))
         self._prices.dispatch(runtime)
+        if precision is not None:
+            self._prices.fits(precision)
 
     def max_batch(
         self, graph: ModelGraph, latency_ms: float, *, runtime: str = "eager", protocol: str = "single"
@@ -167,10 +169,13 @@ class Predictor:
 
         def too_large(batches: NDArray[np.int64]) -> NDArray[np.bool_]:
             latency = self._course(asked, batches, 0.0).latency_us
-            peaks = np.array([graph.peak_bytes(batch) for batch in batches.tolist()])
+            peaks = np.array([asked.graph.peak_bytes(batch) for batch in batches.tolist()])
             over: NDArray[np.bool_] = (latency > latency_ms * 1e3) | (peaks > memory)
             return over
 
+        only = onnx_file.fixed_batch(graph)
+        if only is not None:
+            return 0 if too_large(np.array([only]))[0] else only
         first = first_true(too_large, MOST_BATCH)
         return MOST_BATCH if first is None else first - 1
 

@@ -12,13 +12,13 @@ import msgspec
 
 from latpred.graph import ZERO, Line, ModelGraph, Op
 from latpred.ops.families import root
+from latpred.runtimes.onnx_nodes import class_of
 
 NOTE = "onnxruntime's nodes are estimated from the eager walk, by its usual fusions; nothing was exported"
 # Activations that onnxruntime's CPU kernels of convolutions apply themselves.
 _ABSORBED = frozenset({"elementwise.relu", "elementwise.hardtanh", "elementwise.sigmoid", "elementwise.tanh"})
 _CONVOLUTIONS = ("conv", "conv_grouped", "conv_depthwise")
 _REORDERED = ("view.transpose", "view.permute", "view.t", "view.movedim", "view.swapaxes")
-_GENERAL = {"conv_grouped": "conv", "conv_depthwise": "conv", "conv_transpose": "conv", "batch_norm": "norm"}
 
 
 def estimate(graph: ModelGraph, target: str) -> ModelGraph:
@@ -87,9 +87,8 @@ def _parts(op: Op, followed: Op | None) -> Iterator[Op]:
     elif kind == "attention":
         yield from _attention(op)
     else:
-        general = _GENERAL.get(kind, kind)
         name = op.name.rpartition("::")[2].rstrip("_").title().replace("_", "")
-        yield _bare(op, f"ort::{name}", f"node.{general}.{name}")
+        yield _bare(op, f"ort::{name}", class_of(op.family, name))
 
 
 def _product(op: Op, followed: Op | None) -> Iterator[Op]:
@@ -129,11 +128,10 @@ def _attention(op: Op) -> Iterator[Op]:
 
 def _like(op: Op, name: str, family: str, dims: dict[str, Line]) -> Op:
     """A node that reads and writes as much as an op writes."""
-    general = root(family)
     return Op(
         name=f"ort::{name}",
         module=op.module,
-        host_class=f"node.{general}.{name}",
+        host_class=class_of(family, name),
         family=family,
         dtype=op.dtype,
         dims=dims,

@@ -112,6 +112,12 @@ def refuse(path: object, runtime: str) -> UsageError:
     )
 
 
+def fixed_batch(graph: ModelGraph) -> int | None:
+    """The one batch that a graph's file takes; None for all other graphs."""
+    fixed = graph.stack.get(FIXED)
+    return None if fixed is None else int(fixed)
+
+
 def check_batches(graph: ModelGraph, batches: Any) -> None:
     """Refuse batches that a file with a fixed batch does not take.
 
@@ -120,8 +126,8 @@ def check_batches(graph: ModelGraph, batches: Any) -> None:
     UsageError
         Naming the batch that it does take.
     """
-    fixed = graph.stack.get(FIXED)
-    wrong = [int(batch) for batch in batches if fixed is not None and int(batch) != int(fixed)]
+    fixed = fixed_batch(graph)
+    wrong = [int(batch) for batch in batches if fixed is not None and int(batch) != fixed]
     if wrong:
         raise UsageError(
             f"{graph.model} takes batch {fixed} and no other, so batch {wrong[0]} cannot be predicted. Ask for "
@@ -165,6 +171,8 @@ def _load(file: Path) -> Any:
 
     try:
         proto = onnx.load(str(file), load_external_data=False)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}. Check who may read it.") from error
     except (DecodeError, ValueError) as error:
         raise UsageError(
             f"{file} is no whole ONNX model: it is truncated or damaged ({error}). Export or copy it again."
@@ -257,8 +265,9 @@ def _inputs(proto: Any) -> list[Any]:
 
 
 def _sizes(value: Any) -> list[int | None]:
-    """Sizes of an input, None where they are open."""
-    return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+    """Sizes of an input, None where they are open; -1 is one too."""
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+    return [size if size is not None and size >= 0 else None for size in sizes]
 
 
 def _fixed_batch(proto: Any) -> int | None:
@@ -274,6 +283,8 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
         return _given(file, proto, batch, inputs)
     feed = {}
     for value in _inputs(proto):
+        if not value.type.HasField("tensor_type"):
+            raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
         sizes = _sizes(value)
         dtype = np.dtype(_dtype(value.type.tensor_type.elem_type))
         shape = [batch if index == 0 and size is None else size for index, size in enumerate(sizes)]

@@ -47,15 +47,17 @@ def quantised_matmul(node: Node, ins: Sequence[Value], outs: Sequence[Value]) ->
 def einsum(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
     """A product of two tensors, or a rearrangement of one."""
     equation = str(node.attributes.get("equation", "")).replace(" ", "")
-    terms, _, result = equation.partition("->")
+    terms, arrow, result = equation.partition("->")
     labels = terms.split(",")
+    if len(labels) == 1:
+        return _copy("einsum", outs[0])
+    if len(labels) > 2 or not arrow or "." in equation:
+        raise ValueError(f"{equation} is no product of two tensors whose every dimension has a name")
     sizes = {
         label: size
         for term, value in zip(labels, ins, strict=False)
         for label, size in zip(term, value.shape, strict=False)
     }
-    if len(labels) == 1:
-        return _copy("einsum", outs[0])
     left, right = set(labels[0]), set(labels[1])
     summed = (left | right) - set(result)
     shared = (left & right) - summed

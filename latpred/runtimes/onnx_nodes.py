@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from latpred.ops.families import root
 from latpred.ops.registry import Work
 from latpred.runtimes import onnx_formulas as f
 from latpred.runtimes.onnx_values import Node, Value
@@ -18,7 +19,18 @@ VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dr
 HOST = frozenset({"Shape", "Size"})
 CONTROL = frozenset({"If", "Loop", "Scan"})
 TRANSFERS = frozenset({"MemcpyToHost", "MemcpyFromHost"})
+# Families that share a general class of host cost with another.
+_GENERAL = {"conv_grouped": "conv", "conv_depthwise": "conv", "conv_transpose": "conv", "batch_norm": "norm"}
 Values = Sequence[Value | None]
+
+
+def class_of(family: str, op_type: str) -> str:
+    """Class of host cost of a node whose kernel is of a family.
+
+    >>> class_of("conv_grouped.nchwc", "Conv")
+    'node.conv.Conv'
+    """
+    return f"node.{_GENERAL.get(root(family), root(family))}.{op_type}"
 
 
 def work_of(node: Node, inputs: Values, outputs: Sequence[Value]) -> Work | None:
@@ -45,7 +57,7 @@ def work_of(node: Node, inputs: Values, outputs: Sequence[Value]) -> Work | None
     given = [value if value is not None else _NOTHING for value in inputs]
     try:
         return formula(node, given, outputs)
-    except (IndexError, ZeroDivisionError):
+    except (LookupError, ValueError, ZeroDivisionError):  # packed inputs, or dimensions that have no name
         return None
 
 

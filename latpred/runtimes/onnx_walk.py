@@ -12,16 +12,14 @@ from typing import Any, NamedTuple
 
 from latpred.errors import RuntimeRefusalError
 from latpred.graph import Line, Op
-from latpred.ops.families import root
 from latpred.ops.registry import Work
-from latpred.runtimes.onnx_nodes import CONTROL, HOST, TRANSFERS, VIEWS, work_of
+from latpred.runtimes.onnx_nodes import CONTROL, HOST, TRANSFERS, VIEWS, class_of, work_of
 from latpred.runtimes.onnx_session import Event, Watched
 from latpred.runtimes.onnx_values import Node, Value
 
 BATCHES = (1, 2, 3)
 _DTYPES = {"float": "float32", "double": "float64"}
 _TO_ONNX = {"float32": "float", "float64": "double"}
-_GENERAL = {"conv_grouped": "conv", "conv_depthwise": "conv", "conv_transpose": "conv", "batch_norm": "norm"}
 _INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
 
 
@@ -152,10 +150,9 @@ def _step(
         work = Work("other", {"numel": max((value.numel for value in outputs), default=0)})
     weight, read = _reads(work, inputs)
     written = work.writes if work.writes is not None else sum(value.nbytes for value in outputs)
-    general = _GENERAL.get(root(work.family), root(work.family))
     counts = (work.macs, weight, read, written, live, *work.dims.values())
     dtype = _computed_in(inputs, outputs)
-    host_class = f"node.{general}.{event.op_type}"
+    host_class = class_of(work.family, event.op_type)
     return Step(name, host_class, work.family, dtype, tuple(work.dims), counts, work.launches, 0, estimated)
 
 

@@ -9,10 +9,10 @@ import torch
 from profiledata import profile
 from torch import nn
 
-from latpred.calibration import suites
+from latpred.calibration import suites, validation
 from latpred.calibration.subjects import Subject, dense_inputs
 from latpred.calibration.validation import validate
-from latpred.errors import NoProfileError, UsageError
+from latpred.errors import NoProfileError, ProfileError, UsageError
 
 
 def toy(name: str, width: int) -> Subject:
@@ -57,6 +57,14 @@ def test_a_note_says_where_the_machine_differs() -> None:
 def test_the_simulated_device_too() -> None:
     with pytest.raises(NoProfileError):
         validate("simulated", suite="toys")
+
+
+def test_what_a_profile_lacks_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "measure", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(ProfileError, match="no dispatch costs of runtime 'torchscript'"):
+        validate(profile=profile(), suite="toys", runtimes=("eager", "torchscript"))
+    with pytest.raises(ProfileError, match="no kernels in bf16"):
+        validate(profile=profile(), suite="toys", precision="bf16")
 
 
 def test_a_replay_cannot_be_recorded(tmp_path: Path) -> None:

@@ -77,6 +77,25 @@ def test_a_fixed_batch_holds_for_no_other(tmp_path: Path) -> None:
     assert "takes batch 4 only" in " ".join(predicted.setting.provenance.caveats)
     with pytest.raises(UsageError, match=r"net.onnx takes batch 4 and no other, so batch 8 .* open first dimension"):
         predictor.predict(graph, 8, runtime="onnxruntime")
+    assert predictor.max_batch(graph, 1e6, runtime="onnxruntime") == 4
+    assert predictor.max_batch(graph, predicted.latency_ms / 2, runtime="onnxruntime") == 0
+
+
+def test_a_size_of_minus_one_is_open(tmp_path: Path) -> None:
+    graph = walk(file(tmp_path, batch=-1))
+    assert graph.macs(5) == 5 * 8 * 4
+
+
+def test_a_product_of_dimensions_without_names_is_estimated(tmp_path: Path) -> None:
+    path = tmp_path / "einsum.onnx"
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    node = helper.make_node("Einsum", ["x", "x"], ["y"], name="product", equation="...ij,...kj->...ik")
+    made = helper.make_graph([node], "graph", [x], [y])
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), str(path))
+    (op,) = walk(path).ops
+    assert op.estimated
+    assert op.family == "other"
 
 
 def test_open_sizes_are_given_or_asked_for(tmp_path: Path) -> None:
