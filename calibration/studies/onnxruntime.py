@@ -115,9 +115,9 @@ class OnnxStudy(WholeNetworks):
         """A network by one export, which walks it too."""
         spec = suite.network_spec(cell)
         source = runs.source_of_spec(spec, cell.precision)
-        walking.of_source(source, self.runtime, "cpu")
         runtime: Any = get(NAME)
         model = runtime.exported(source).model
+        walking.of_source(source, self.runtime, "cpu")  # takes the same export
         tensors = tensors_of(source.inputs(spec.batch))
         names = onnx_session.input_names(model)
         return Made(model, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})

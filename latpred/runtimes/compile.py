@@ -20,6 +20,7 @@ from latpred.errors import MissingPackageError
 from latpred.graph import ModelGraph, Op
 from latpred.identity import IdentityCache
 from latpred.runtimes.compile_estimate import estimated
+from latpred.runtimes.cuda_graphs import NO_CUDA
 from latpred.runtimes.eager import Eager, one_step_per_op
 from latpred.runtimes.replay import REPLAY
 from latpred.schedule import Schedule
@@ -141,7 +142,7 @@ class CompileReduceOverhead(Compile):
         import torch
 
         if not torch.cuda.is_available():
-            return "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
+            return NO_CUDA
         return super().available()
 
 

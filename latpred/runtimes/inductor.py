@@ -31,7 +31,7 @@ from latpred.runtimes.inductor_steps import Step, steps_of
 from latpred.tracing.entry import Entry, launching, leaves, quiet, sync
 from latpred.tracing.opinfo import Kind, OpInfo, describe
 
-SUPPORTED = ("2.13",)
+SUPPORTED = ("2.13",)  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
 _LOGGERS = ("torch", "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
 _DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}

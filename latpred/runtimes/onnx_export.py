@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from latpred.errors import RuntimeRefusalError
 
-EXPORTER = "torch.onnx.export(dynamo=True), dynamic batch"
 LARGEST_IN_MEMORY = 1_900_000_000  # bytes; a serialised model must stay below 2 GB
 _MOST_TEXT = 240
 

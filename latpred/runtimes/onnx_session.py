@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from latpred.errors import MissingPackageError, RuntimeRefusalError
 
 PIP = "pip install 'latpred[onnx]'"
+GPU_PIP = "pip uninstall onnxruntime && pip install 'latpred[onnx-gpu]'"
 # Distributions that install the same Python package, each over the other.
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-qnn")
 # What the CPU provider alone has kernels for; without these the graph is as the CUDA provider gets it.

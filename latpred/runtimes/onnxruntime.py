@@ -88,7 +88,7 @@ class OnnxRuntime:
         if source.graph.precision == "bf16" and not cast:
             raise RuntimeRefusalError("onnxruntime has no bfloat16 kernels for the CPU; ask for fp32.")
         inputs = [_in_float(source.inputs(batch), cast) for batch in onnx_walk.BATCHES]
-        exported = self.exported(source, cast=bool(cast))
+        _, exported = self._made(source, bool(cast))
         names = onnx_session.input_names(exported.model)
         feeds = [{name: tensor.numpy() for name, tensor in zip(names, tensors_of(one), strict=True)} for one in inputs]
         watched = onnx_session.watch(exported.model, feeds, target=target, threads=_threads())
@@ -106,17 +106,24 @@ class OnnxRuntime:
         )
 
     def exported(self, source: Source, *, cast: bool = False) -> Exported:
-        """A source's export; the last one is kept, for whoever wants to run it once it is walked."""
+        """A source's export, for whoever wants to run it; kept until there is another, so that a walk takes it too."""
+        self._recent = self._made(source, cast)
+        return self._recent[1]
+
+    def _made(self, source: Source, cast: bool) -> tuple[str, Exported]:
+        """What an export is of, and the export: it holds all weights, so a walk alone keeps none."""
         from latpred.runtimes.onnx_export import export
 
+        known, self._recent = self._recent, None
         recency = f"{store.structure(source.graph)} {cast}"
-        if self._recent is None or self._recent[0] != recency:
-            model, inputs = source.model(), source.inputs(2)
-            if cast:
-                model, inputs = model.float(), _in_float(inputs, cast)
-            self._recent = None
-            self._recent = (recency, export(model, inputs))
-        return self._recent[1]
+        if known is not None and known[0] == recency:
+            self._recent = known
+            return known
+        del known
+        model, inputs = source.model(), source.inputs(2)
+        if cast:
+            model, inputs = model.float(), _in_float(inputs, cast)
+        return recency, export(model, inputs)
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """What onnxruntime's usual fusions would leave of an eager graph; not from a real export, and says so."""
@@ -159,9 +166,9 @@ class OnnxRuntime:
         if cuda and onnx_session.CUDA not in onnx_session.providers():
             raise MissingPackageError(
                 "The model is on a GPU, but the onnxruntime that is installed has no CUDA provider; run: "
-                "pip uninstall onnxruntime && pip install 'latpred[onnx-gpu]'"
+                + onnx_session.GPU_PIP
             )
-        form = _form(inputs)
+        form = f"{_form(inputs)} {_default_dtype(next(iter(model.parameters()), None))}"
         known = self._sessions.get(model, lambda _: {})
         key = (form, _threads(), str(device), cuda_graph)
         if key not in known:
@@ -204,11 +211,15 @@ def _default_dtype(weights: Any) -> Any:
 def bound(running: Any, tensors: Any, device: Any) -> tuple[Any, list[Any]]:
     """A binding whose inputs are read where they lie on the GPU and whose outputs stay there, and what it reads."""
     import numpy as np
+    import onnx
+    import torch
 
     binding = running.io_binding()
     held = [tensor.contiguous() for tensor in tensors]
     for one, tensor in zip(running.get_inputs(), held, strict=True):
-        kind = np.dtype(str(tensor.dtype).rpartition(".")[2])
+        kind: Any = onnx.TensorProto.BFLOAT16  # a type that numpy lacks
+        if tensor.dtype != torch.bfloat16:
+            kind = np.dtype(str(tensor.dtype).rpartition(".")[2])
         binding.bind_input(one.name, "cuda", device.index or 0, kind, tuple(tensor.shape), tensor.data_ptr())
     for one in running.get_outputs():
         binding.bind_output(one.name, "cuda", device.index or 0)

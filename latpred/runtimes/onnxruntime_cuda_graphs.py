@@ -16,6 +16,7 @@ from latpred.graph import ModelGraph
 from latpred.identity import IdentityCache
 from latpred.runtimes import onnx_session
 from latpred.runtimes.cuda_graphs import NO_CUDA
+from latpred.runtimes.onnx_session import GPU_PIP
 from latpred.runtimes.onnxruntime import OnnxRuntime, bound
 from latpred.runtimes.replay import one_replay, refuse_uncapturable
 from latpred.schedule import Schedule
@@ -28,7 +29,6 @@ _REFUSED = {
     **dict.fromkeys(("ort::If", "ort::Loop", "ort::Scan"), "is control flow"),
     **dict.fromkeys(("ort::MemcpyToHost", "ort::MemcpyFromHost"), "copies between host and device"),
 }
-GPU_PIP = "pip uninstall onnxruntime && pip install 'latpred[onnx-gpu]'"
 _UNCAPTURED = -1  # the graph id of a run that is not captured
 _IDS = count(1)  # a graph is replayed whatever the shapes, so every binding gets an id of its own; 0 is onnxruntime's
 
@@ -90,9 +90,7 @@ class OnnxRuntimeCudaGraphs:
         if not torch.cuda.is_available():
             return NO_CUDA
         if onnx_session.CUDA not in onnx_session.providers():
-            return (
-                "this onnxruntime has no CUDA provider; run: pip uninstall onnxruntime && pip install onnxruntime-gpu"
-            )
+            return f"this onnxruntime has no CUDA provider; run: {GPU_PIP}"
         return None
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:

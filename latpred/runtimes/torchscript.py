@@ -27,9 +27,8 @@ from latpred.tracing.lines import demand_same, on_the_line, ops_exactly, ops_thr
 
 NODE = "node"  # the most general host class of everything here
 INTERPRETED = f"{NODE}.interpreter"  # what the interpreter does by itself: sizes, lists, tuples
-SETTLING = (
-    3  # calls after which the executor changes its code no more; one more than on the CPU, where nothing is fused
-)
+# Calls after which the executor changes its code no more; one more than on the CPU, where nothing is fused.
+SETTLING = 3
 FUSION_NOTE = (
     "which pointwise ops TorchScript fuses on CUDA is estimated: only a CUDA build of PyTorch forms the groups itself"
 )
@@ -72,7 +71,7 @@ class TorchScript:
         """
         tensors = scripted.tensors_of(inputs)
         modules = self._built.setdefault(model, {})
-        key = _signature(inputs)
+        key = (_signature(inputs), next((weight.dtype for weight in model.parameters()), None))
         if key not in modules:
             modules[key] = scripted.frozen(model, inputs)
             with scripted.quiet(), torch.inference_mode():

@@ -75,8 +75,8 @@ def names_of(graph: ModelGraph, batch: int) -> Counter[str]:
 def agrees(source: Source, folder: Path, batch: int) -> ModelGraph:
     """Check a walk against what onnxruntime runs at a batch that was not walked."""
     runtime = OnnxRuntime()
-    graph = runtime.walk(source, "cpu")
     exported = runtime.exported(source)
+    graph = runtime.walk(source, "cpu")
     assert isinstance(exported.model, bytes)
     tensors = onnx_export.tensors_of(source.inputs(batch))
     names = onnx_session.input_names(exported.model)
@@ -206,6 +206,24 @@ def test_a_structure_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store.forget()  # as another process would find it
     assert walking.walk(Net().eval(), x, runtime="onnxruntime") == first
     assert len(exported) == 1
+
+
+def test_a_walk_keeps_no_weights_but_takes_an_export_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    exports: list[onnx_export.Exported] = []
+    real = onnx_export.export
+
+    def counting(model: nn.Module, inputs: Any) -> onnx_export.Exported:
+        exports.append(real(model, inputs))
+        return exports[-1]
+
+    monkeypatch.setattr(onnx_export, "export", counting)
+    source, runtime = source_of(*net()), OnnxRuntime()
+    runtime.walk(source, "cpu")
+    assert vars(runtime)["_recent"] is None
+    kept = runtime.exported(source)
+    runtime.walk(source, "cpu")
+    assert runtime.exported(source) is kept
+    assert len(exports) == 2
 
 
 def test_a_session_computes_what_the_model_does_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
