@@ -20,6 +20,7 @@ from latpred.calibration.asynchronous import Asynchronous
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device, open_device
 from latpred.calibration.session import Row, Sampled, Session, directory
+from latpred.calibration.studies import onnxgraphs
 from latpred.calibration.synchronous import Synchronous
 from latpred.errors import CalibrationError, UsageError
 from latpred.profile import Checkpoint, DeviceProfile
@@ -140,7 +141,8 @@ def calibrate(
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
     called = name or options.named(live.name)
     with conditions.stated(options):
-        settings = {"precisions": chosen, "networks": networks.VERSION, **options.settings()}
+        made = {"networks": networks.VERSION, "graphs": onnxgraphs.VERSION}
+        settings = {"precisions": chosen, **made, **options.settings()}
         with Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
             known = None if fresh or session.begun(EAGER) else studying.kept(called, live, options.noted_in)
             plan = _plan(asked, known, quick, budget_s, cells)

@@ -127,7 +127,7 @@ def measure(
     latpred.errors.UsageError: Batch 0 cannot be measured. Give whole numbers from 1 on.
     """
     sizes = _checked(batches, repeats, protocol)
-    names = (runtime,) if isinstance(runtime, str) else tuple(runtime)
+    names = (runtime,) if isinstance(runtime, str) else tuple(dict.fromkeys(runtime))
     for name in names:
         runtimes.get(name)  # a misspelt one is said before a missing device
     live = open_device(device) if isinstance(device, str) else device
@@ -135,7 +135,7 @@ def measure(
         demand_runtime(name, live)
     subjects = subjects_of(models, seq=seq, image=image)
     cells = [_Cell(subject, batch, name) for subject in subjects for batch in sizes for name in names]
-    bench = _Bench(live, precision, protocol, plan or VISIT)
+    bench = _Bench(live, precision, protocol, plan or VISIT, copies=len(names))
     options = conditions.Options(threads).checked(bench.info.kind)
     with conditions.stated(options):
         live.use_precision(precision)
@@ -161,8 +161,9 @@ def demand_runtime(runtime: str, device: Device) -> None:
 class _Bench:
     """A device with models built on it; those that fit into a share of its memory stay built between rounds."""
 
-    def __init__(self, device: Device, precision: str, protocol: str, plan: timing.Plan) -> None:
+    def __init__(self, device: Device, precision: str, protocol: str, plan: timing.Plan, copies: int = 1) -> None:
         self.device, self.precision, self.protocol, self.plan = device, precision, protocol, plan
+        self._copies = copies  # of its weights: each runtime that exports or traces a model holds them once more
         self.info = device.info()
         self._metronome = Metronome() if self.info.kind == "cpu" else None
         self._built: dict[Subject, tuple[Any, Callable[[int], Any]]] = {}
@@ -193,7 +194,7 @@ class _Bench:
         """Free a model, unless it may stay for the next round."""
         if subject not in self._built:
             return
-        kept = sum(_weight_bytes(model) for model, _ in self._built.values())
+        kept = self._copies * sum(_weight_bytes(model) for model, _ in self._built.values())
         if kept > self._room:
             del self._built[subject]
             gc.collect()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 KINDS = ("tokens", "images", "elements", "tokens", "images", "mobile", "moves", "sound", "images", "recurrent")
-VERSION = 1  # of what a kind and a seed mean
+VERSION = 1  # of what a kind and a seed mean; a journal of another version is not resumed
 OPSET = 20
 _ELEMENTS = (1 << 14, 1 << 22)  # of the largest activation, drawn for each graph: many small graphs, some large ones
 _MACS = (20_000_000, 2_000_000_000)  # the same, of the multiply-adds of a layer of tokens

@@ -194,6 +194,10 @@ def test_models_are_built_once_when_they_fit_and_again_when_not() -> None:
     built.clear()
     measure([subject("a"), subject("b")], [1, 2], device=Small(), repeats=3, plan=FAST)
     assert len(built) == 4  # the one built first stays, the other is built anew in each round
+    built.clear()
+    both = ("eager", "torchscript")
+    measure([subject("a"), subject("b")], [1, 2], runtime=both, device=Small(), repeats=3, plan=FAST)
+    assert len(built) == 6  # two runtimes hold the weights twice, and that is too much for either
 
 
 class Refusing(Eager):
