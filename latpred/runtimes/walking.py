@@ -150,14 +150,21 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     once = getattr(walker, "walk_at", None) if batch is not None else None
     options = walker.options if once is None else f"{walker.options}@{batch}"
 
+    def guess(error: RuntimeRefusalError) -> ModelGraph:
+        return _noted(walker.estimate(source.graph, target), f"{_REFUSED}{error}")
+
     def make() -> ModelGraph:
         try:
             return walker.walk(source, target) if once is None else once(source, target, batch)
         except RuntimeRefusalError as error:
-            guess = walker.estimate(source.graph, target)
-            return _noted(guess, f"{_REFUSED}{error}")
+            if _passing(error):
+                raise
+            return guess(error)
 
-    return store.kept(source.graph, walker.walked_by, target, options, make)
+    try:
+        return store.kept(source.graph, walker.walked_by, target, options, make)
+    except RuntimeRefusalError as error:
+        return guess(error)
 
 
 def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
@@ -197,6 +204,13 @@ def refusal(graph: ModelGraph) -> str | None:
     True
     """
     return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
+
+
+def _passing(error: RuntimeRefusalError) -> bool:
+    """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever."""
+    cause = error.__cause__
+    no_memory = isinstance(cause, MemoryError) or "DefaultCPUAllocator" in str(error)
+    return no_memory or (isinstance(cause, OSError) and cause.errno is not None)
 
 
 def _noted(graph: ModelGraph, note: str) -> ModelGraph:

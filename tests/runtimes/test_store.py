@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from factories import add, graph, linear
 
+from latpred.errors import RuntimeRefusalError
 from latpred.graph import ModelGraph
 from latpred.runtimes import store
+from latpred.runtimes.source import source_of
+from latpred.runtimes.torchscript import TorchScript
+from latpred.runtimes.walking import of_source, refusal
 
 GIVEN = graph(linear())
 MADE = graph(linear(), add())
@@ -90,3 +95,31 @@ def test_a_full_disk_leaves_no_half_files(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Path, "write_bytes", full)
     assert fetched() == (MADE, 1)
     assert files() == []
+
+
+@pytest.mark.parametrize("cause", [OSError(28, "No space left on device"), MemoryError("too large")])
+def test_a_full_machine_is_no_property_of_a_model(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> ModelGraph:
+        raise RuntimeRefusalError(f"it cannot be traced: {cause}") from cause
+
+    source = source_of(torch.nn.Linear(4, 4).eval(), torch.zeros(2, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchScript, "walk", full)
+        assert refusal(of_source(source, "torchscript", "cpu")) == f"it cannot be traced: {cause}"
+        assert files() == []
+    assert refusal(of_source(source, "torchscript", "cpu")) is None
+
+
+def test_what_a_runtime_refuses_is_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refused(*_: object) -> ModelGraph:
+        asked.append(1)
+        raise RuntimeRefusalError("aten::magic has no such form") from OSError("could not get source code")
+
+    source = source_of(torch.nn.Linear(4, 4).eval(), torch.zeros(2, 4))
+    monkeypatch.setattr(TorchScript, "walk", refused)
+    for _ in range(2):
+        assert refusal(of_source(source, "torchscript", "cpu")) == "aten::magic has no such form"
+        store.forget()
+    assert len(asked) == 1
