@@ -19,6 +19,7 @@ from latpred.calibration.session import Row
 from latpred.calibration.synchronous import Synchronous
 from latpred.errors import CalibrationError
 from latpred.hostprofile import HOST_SCHEMA, HostProfile
+from latpred.profile import DispatchFit
 
 TINY = 2 * len(networks.KINDS)
 FEWEST = 4
@@ -90,7 +91,7 @@ def _row(
     return Row(cell, dict(sampled.timings), time.monotonic() - start, calls_us=sampled.calls_us)
 
 
-def _fitted(rows: list[Row], live: Device) -> hostprofile.DispatchFit:
+def _fitted(rows: list[Row], live: Device) -> DispatchFit:
     rows = tempo.evened(rows)
     runs = [(fitting.run_of(row, live.info()), suite.network_spec(row.cell)) for row in rows]
     chains = [run for run, spec in runs if spec.chain]

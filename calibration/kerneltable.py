@@ -65,7 +65,7 @@ def evaluate_kernels(
     """
     frame = _checked(pd.read_csv(table) if not isinstance(table, pd.DataFrame) else table)
     names = [name for name in ("system", "source") if name in frame]
-    scores = []
+    scores: list[Score] = []
     for _, part in frame.groupby(names, sort=False):
         for budget in budgets:
             scores.extend(_scores(part, budget, seed))
@@ -100,7 +100,7 @@ def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
         chosen = choose_shapes(
             rows[indices],
             budget,
-            lambda some, known=open_times: known[some],
+            open_times.__getitem__,
             multiprocessors=multiprocessors,
             seed=seed,
         )

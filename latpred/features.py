@@ -179,7 +179,8 @@ def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
     pointwise = (kernel_h == 1) & (kernel_w == 1) & (stride == 1) & (batch < _LIBRARY_BATCH)
     large_window = (kernel_h > 3) & (kernel_w > 3)
     small = (batch == 1) & (groups == 1) & ~large_window & (c_in * h_in * w_in <= _LIBRARY_PIXELS)
-    return pointwise | small if threads == 1 else small
+    chosen: NDArray[np.bool_] = pointwise | small if threads == 1 else small
+    return chosen
 
 
 def waves(product: Floats, multiprocessors: int) -> Floats:

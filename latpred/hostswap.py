@@ -79,8 +79,8 @@ def find(host: float | str, profile: DeviceProfile) -> Swap:
                 f"from {SMALLEST:g} to {LARGEST:g}, as in --host 1.3."
             )
         return Swap(number, NUMBER_SPREAD, "a host of the factor given")
-    name = os.fspath(host)  # type: ignore[type-var]
-    dispatch, label = _measured(str(name))
+    name = str(host) if isinstance(host, str | float) else os.fspath(host)
+    dispatch, label = _measured(name)
     factor, spread = ratio(dispatch, _eager(profile), quiet=profile.device.asynchronous)
     return Swap(factor, spread, label)
 

@@ -62,9 +62,7 @@ def test_width_batch_and_length_are_free_where_the_host_sets_the_pace() -> None:
 
     flat = predict("bert-base-uncased", batch=1, device="rtx-8000", precision="fp16", protocol="pipelined")
     more = predict("bert-base-uncased", batch=4, device="rtx-8000", precision="fp16", protocol="pipelined")
-    longer = predict(
-        "bert-base-uncased", batch=1, seq=512, device="rtx-8000", precision="fp16", protocol="pipelined"
-    )
+    longer = predict("bert-base-uncased", batch=1, seq=512, device="rtx-8000", precision="fp16", protocol="pipelined")
     for other in (more, longer):
         assert other.latency_ms / flat.latency_ms < 1.1
     assert flat.regime == "framework-bound"

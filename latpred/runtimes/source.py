@@ -96,4 +96,4 @@ def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def _formatted(module: torch.nn.Module, channels_last: bool) -> torch.nn.Module:
-    return module.to(memory_format=torch.channels_last) if channels_last else module  # type: ignore[call-overload, no-any-return]
+    return module.to(memory_format=torch.channels_last) if channels_last else module  # type: ignore[call-overload]
