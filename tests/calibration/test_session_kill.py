@@ -117,6 +117,8 @@ def test_profile_whose_writing_is_killed_is_the_old_or_the_new_one(tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGINT")
 def test_ctrl_c_leaves_a_journal_to_resume(tmp_path):
     program = PROGRAM.replace("os.fork()", "0")  # calibrate right here
+    # A shell that started the tests in the background had them ignore Ctrl-C.
+    program = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + program
     arguments = [str(tmp_path), "1", "100000", str(CELL_S), "0"]
     # What is written to the pipe while nobody reads must fit it, so this is interrupted after a few dozen cells.
     with subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True) as running:
