@@ -86,7 +86,9 @@ def test_a_budget_too_short_to_measure_anything() -> None:
 
 
 def test_ctrl_c_keeps_what_was_measured() -> None:
-    command = [sys.executable, "-c", "from latpred.cli import main; main()"]
+    # A shell that started the tests in the background had them ignore Ctrl-C.
+    heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heeding}; from latpred.cli import main; main()"]
     calibrating = subprocess.Popen(
         [*command, "calibrate", "--device", "simulated", "--budget", "10m"],
         stdout=subprocess.PIPE,

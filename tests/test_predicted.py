@@ -52,7 +52,7 @@ def test_a_model_without_graph_is_named() -> None:
 def test_only_what_is_missing_is_traced(graph: ModelGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
 
-    def trace(model: str, **options: object) -> ModelGraph:
+    def trace(model: str, inputs: object = None, **options: object) -> ModelGraph:
         asked.append((model, options["seq"], options["image"], options["precision"]))
         return graph
 

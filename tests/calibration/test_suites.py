@@ -76,5 +76,5 @@ def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
 
 
 def test_an_unknown_suite() -> None:
-    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, heldout"):
+    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, unseen, fresh, heldout"):
         suites.get("gpu")
