@@ -1,8 +1,8 @@
 """Named suites of whole models for validation. No model of a suite is ever used in a fit or in a choice.
 
-"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen" and then
-"fresh" hold others that came later, for a verdict on models that nothing was chosen by; "heldout" names full-size
-models for GPUs. Suites are recipes: nothing is built until it is measured.
+"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen", "fresh"
+and then "blind" hold others that came later, for a verdict on models that nothing was chosen by; "heldout" names
+full-size models for GPUs. Suites are recipes: nothing is built until it is measured.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from latpred.calibration import suite_blind as blind
 from latpred.calibration import suite_fresh as fresh
 from latpred.calibration import suite_models as made
 from latpred.calibration import suite_unseen as unseen
@@ -89,6 +90,15 @@ def _dense(name: str, family: str, kind: str, shape: tuple[int, ...], make: Make
     return Subject(name, kind, shape[-1], build, family)
 
 
+def _named(name: str, family: str, side: int, known: str) -> Subject:
+    """A network of torchvision or timm, built by its name there once it is asked for."""
+
+    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        return subjects_of(known, image=side)[0].make(device, precision)
+
+    return Subject(name, "image", side, build, family)
+
+
 _CPU = Suite(
     name="cpu",
     purpose="small whole models of many families, for a CPU with two slow cores",
@@ -162,6 +172,40 @@ _FRESH = Suite(
     ),
 )
 
+_BLIND = Suite(
+    name="blind",
+    purpose="ordinary models of which no prediction was ever held against a measurement before a release",
+    batches=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+    ready=(
+        _tokens("blind/mistral", "mistral", 24, blind.mistral),
+        _tokens("blind/qwen3", "qwen3", 32, blind.qwen3),
+        _tokens("blind/gemma2", "gemma2", 20, blind.gemma2),
+        _tokens("blind/phi3", "phi3", 24, blind.phi3),
+        _tokens("blind/falcon", "falcon", 28, blind.falcon),
+        _tokens("blind/gpt-j", "gptj", 20, blind.gpt_j),
+        _tokens("blind/modernbert", "modernbert", 40, blind.modernbert),
+        _tokens("blind/deberta-v3", "deberta_v2", 32, blind.deberta_v3),
+        _tokens("blind/marian", "marian", 20, blind.marian),
+        _tokens("blind/clip-text", "clip", 24, blind.clip_text),
+        _tokens("blind/lstm-tagger", "lstm", 24, blind.lstm_tagger),
+        _image("blind/siglip-vision", "siglip", 80, blind.siglip_vision),
+        _image("blind/unet", "unet", 48, blind.unet),
+        _named("blind/mnasnet", "mnasnet", 96, "torchvision:mnasnet1_0"),
+        _named("blind/mobilenet-v4", "mobilenet_v4", 128, "timm:mobilenetv4_conv_small"),
+        _named("blind/rexnet", "rexnet", 96, "timm:rexnet_100"),
+        _named("blind/fastvit", "fastvit", 96, "timm:fastvit_t8"),
+        _named("blind/dla", "dla", 128, "timm:dla46_c"),
+        _named("blind/repvgg", "repvgg", 80, "timm:repvgg_a0"),
+        _named("blind/ghostnet", "ghostnet", 128, "timm:ghostnet_100"),
+        _named("blind/efficientnet-v2", "efficientnet_v2", 96, "timm:tf_efficientnetv2_b0"),
+        _named("blind/vovnet", "vovnet", 96, "timm:ese_vovnet19b_dw"),
+        _named("blind/edgenext", "edgenext", 96, "timm:edgenext_x_small"),
+        _named("blind/hrnet", "hrnet", 64, "timm:hrnet_w18_small"),
+        _dense("blind/audio-spectrogram", "ast", "audio", (96, 64), blind.audio_spectrogram),
+        _audio("blind/speech-conformer", "conformer", 4800, blind.speech_conformer),
+    ),
+)
+
 _HELDOUT = Suite(
     name="heldout",
     purpose="full-size models of families that no fit and no choice has seen, for a GPU",
@@ -182,4 +226,4 @@ _HELDOUT = Suite(
     ),
 )
 
-_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _FRESH, _HELDOUT)}
+_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _FRESH, _BLIND, _HELDOUT)}

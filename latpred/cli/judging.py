@@ -98,7 +98,9 @@ def trial_options(verb: Verb) -> Verb:
         verb,
         "trial",
         Trial,
-        click.option("--suite", default="cpu", show_default=True, help="Which models: cpu, unseen, fresh or heldout."),
+        click.option(
+            "--suite", default="cpu", show_default=True, help="Which models: cpu, unseen, fresh, blind or heldout."
+        ),
         click.option(
             "--batch",
             "-b",

@@ -13,7 +13,7 @@ from latpred.calibration.subjects import Subject, subjects_of
 from latpred.errors import UsageError
 
 CPU = suites.get("cpu")
-SMALL = [subject for name in ("cpu", "unseen", "fresh") for subject in suites.get(name).ready]
+SMALL = [subject for name in ("cpu", "unseen", "fresh", "blind") for subject in suites.get(name).ready]
 
 
 def test_the_cpu_suite_is_wide_enough() -> None:
@@ -26,6 +26,14 @@ def test_the_cpu_suite_is_wide_enough() -> None:
 
 def test_no_model_is_in_two_suites() -> None:
     assert len({subject.name.split("/")[1] for subject in SMALL}) == len(SMALL)
+
+
+def test_the_blind_suite_shares_no_family_with_another() -> None:
+    blind = {subject.family for subject in suites.get("blind").ready}
+    others = {subject.family for subject in SMALL if not subject.name.startswith("blind/")}
+    assert len(blind) >= 20
+    assert not blind & others
+    assert suites.get("blind").batches == CPU.batches
 
 
 @pytest.mark.parametrize("subject", SMALL, ids=lambda subject: subject.name)
@@ -76,5 +84,5 @@ def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
 
 
 def test_an_unknown_suite() -> None:
-    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, unseen, fresh, heldout"):
+    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, unseen, fresh, blind, heldout"):
         suites.get("gpu")
