@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from latpred.accuracy import compare as compare
     from latpred.api import max_batch as max_batch
     from latpred.api import predict as predict
+    from latpred.api import predict_many as predict_many
     from latpred.calibration import calibrate as calibrate
     from latpred.calibration import fit_profile as fit_profile
     from latpred.calibration.generating import measure_generation as measure_generation
@@ -54,6 +55,7 @@ _HOMES = {
     "measure": "latpred.calibration.measuring",
     "measure_generation": "latpred.calibration.generating",
     "predict": "latpred.api",
+    "predict_many": "latpred.api",
     "predict_generation": "latpred.generating",
     "trace": "latpred.tracing",
 }

@@ -6,7 +6,7 @@ They walk the model, let `latpred.finding` find the profile, and hand both to `l
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from latpred import runtimes
@@ -20,6 +20,7 @@ from latpred.predictor import Predictor, checked_batches
 from latpred.runtimes import walking
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
 
     from latpred.lengths import Lengths
@@ -201,6 +202,64 @@ def max_batch(
     predictor.check(runtime)
     graph = _graph(model, Input(inputs, seq, image, precision, memory_format), runtime, predictor)
     return predictor.max_batch(graph, latency_ms, runtime=runtime, protocol=protocol)
+
+
+def predict_many(
+    candidates: Iterable[Any],
+    *,
+    batch: int | Sequence[int] = 1,
+    runtime: str | Sequence[str] = "eager",
+    device: Device | None = None,
+    precision: str | None = None,
+    protocol: str = "single",
+    inputs: Any = None,
+    seq: int | None = None,
+    image: int | None = None,
+    errors: str = "record",
+) -> pd.DataFrame:
+    """Predict many candidates of a search at once; what is learnt of one candidate serves the others.
+
+    Parameters
+    ----------
+    candidates : iterable
+        Modules, functions without arguments that build one (called on the meta device, without initialisation),
+        transformers configs (their base model), names, or graphs. A generator will do.
+    batch : int or sequence of int
+        Batch sizes.
+    runtime : str or sequence of str
+        Runtimes.
+    device, precision, protocol, inputs, seq, image
+        As for `predict`; they hold for all candidates.
+    errors : {"record", "raise"}
+        A candidate that cannot be built, walked or predicted gets rows that say why ("record"), or ends everything.
+
+    Returns
+    -------
+    DataFrame
+        One row for each candidate, batch and runtime, in this order: candidate (its position), name, batch, runtime,
+        precision, latency_ms, low_ms, high_ms (its 90 % interval), host_ms, device_ms, regime, macs, parameters,
+        launches, error (None, or the reason why the numbers are NaN).
+
+    Raises
+    ------
+    UsageError
+        When an argument is wrong.
+    ProfileError
+        When there is no profile of the device, or it does not cover what was asked.
+    CandidateError
+        With errors="raise", for the first candidate that fails.
+
+    Examples
+    --------
+    >>> from transformers import BertConfig
+    >>> table = predict_many((BertConfig(num_hidden_layers=n) for n in (2, 4, 8)), batch=[1, 16])  # doctest: +SKIP
+    """
+    from latpred import many
+
+    predictor = predictor_of(located(device))
+    options = {"precision": precision, "protocol": protocol, "inputs": inputs, "seq": seq, "image": image}
+    asked = many.question(predictor, batch=batch, runtime=runtime, **options)  # type: ignore[arg-type]
+    return many.predict_many(predictor, candidates, asked, errors=errors)
 
 
 class Input(NamedTuple):

@@ -45,6 +45,10 @@ class TraceError(LatpredError):
     """The model could not be walked; names the op and the module."""
 
 
+class CandidateError(LatpredError):
+    """A candidate of a search could not be predicted; names it by its position."""
+
+
 class UnknownOpError(TraceError):
     """`strict` was asked for and an op has no cost formula."""
 

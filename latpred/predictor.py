@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,6 +25,9 @@ from latpred.pricing import Priced, PriceList
 from latpred.profile import DeviceInfo, DeviceProfile
 from latpred.runtimes import onnx_file, walking
 from latpred.schedule import Schedule
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_BATCH = 2**20
 PROTOCOLS = ("single", "pipelined")
@@ -178,6 +181,20 @@ class Predictor:
             return 0 if too_large(np.array([only]))[0] else only
         first = first_true(too_large, MOST_BATCH)
         return MOST_BATCH if first is None else first - 1
+
+    def priced(
+        self, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager"
+    ) -> tuple[Schedule, Priced, DeviceInfo]:
+        """What one forward pass is made of: a runtime's schedule at a batch size, its costs, and the device's clock."""
+        lowered = self._lowered(graph, runtime)
+        schedule = runtimes.get(runtime).lower(lowered, batch)
+        return schedule, self._price(schedule, lowered), self._device(runtime)
+
+    def predict_many(self, candidates: Iterable[Any], *, errors: str = "record", **asked: Any) -> pd.DataFrame:
+        """Predict many candidates of a search; parameters, table and errors as for `latpred.predict_many`."""
+        from latpred import many
+
+        return many.predict_many(self, candidates, many.question(self, **asked), errors=errors)
 
     def __getstate__(self) -> dict[str, Any]:
         """The profile and the caveats; prices are made anew."""

@@ -27,7 +27,7 @@ ROWS = (
     ("latpred.profile", "latpred.profile_codec", "latpred.profiles"),
     ("latpred.roofline", "latpred.runtimes"),
     ("latpred.prediction",),
-    ("latpred.predictor",),
+    ("latpred.predictor", "latpred.many"),
     ("latpred.accuracy", "latpred.plot", "latpred.report", "latpred.api", "latpred.doctor"),
     ("latpred.calibration",),
     ("latpred.cli",),

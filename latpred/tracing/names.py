@@ -7,6 +7,7 @@ initialised, which makes building take milliseconds.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,7 @@ from latpred.tracing.zoo import ARCHITECTURES, Architecture
 
 _ALIASES = {alias.lower(): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
 _LIBRARIES = ("torchvision", "timm")
+_INITIALISING = threading.RLock()  # torch's functions are everybody's: one thread at a time puts others in their place
 _ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
 
 
@@ -131,6 +133,47 @@ def full_name(name: str) -> str | None:
 def build_row(row: Architecture, device: str = "meta", precision: str = "fp32") -> torch.nn.Module:
     """A model of an architecture's class and sizes, its size of input the usual one."""
     return _settled(_from_transformers(row, row.size, device), dtype_of(precision), device)
+
+
+def is_config(value: object) -> bool:
+    """Whether a value is a transformers config."""
+    return hasattr(value, "model_type") and hasattr(value, "to_dict") and not isinstance(value, (type, torch.nn.Module))
+
+
+def build_config(config: Any) -> torch.nn.Module:
+    """The base model of a transformers config, on the meta device.
+
+    Raises
+    ------
+    UnknownModelError
+        When transformers has no model for the config.
+    MissingPackageError
+        When transformers cannot be used.
+    """
+    mapping = import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING_NAMES
+    found = mapping.get(config.model_type)
+    if found is None:
+        raise UnknownModelError(
+            f"transformers has no base model for a {type(config).__name__}; give a function that builds the model"
+        )
+    model_class = _transformers_class(found if isinstance(found, str) else found[0])
+    if _ATTENTION.get() is not None:
+        config = model_class.config_class.from_dict(config.to_dict(), attn_implementation=_ATTENTION.get())
+    with _bare("meta"):
+        model: Any = model_class(config)
+    model.tie_weights()  # which initialising would have done
+    return model.eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def unweighted() -> Iterator[None]:
+    """Within it, models are built on the meta device and nothing is initialised."""
+    if "transformers" in sys.modules:
+        with _bare("meta"), _meta_only("meta"):
+            yield
+    else:
+        with _meta_only("meta"):
+            yield
 
 
 def _built(
@@ -317,15 +360,16 @@ def _meta_only(device: str) -> Iterator[None]:
     if device != "meta":
         yield
         return
-    saved = {key: value for key, value in vars(torch.nn.init).items() if key.endswith("_") and callable(value)}
-    try:
-        for key in saved:
-            setattr(torch.nn.init, key, _leave)
-        with torch.device("meta"):
-            yield
-    finally:
-        for key, value in saved.items():
-            setattr(torch.nn.init, key, value)
+    with _INITIALISING:
+        saved = {key: value for key, value in vars(torch.nn.init).items() if key.endswith("_") and callable(value)}
+        try:
+            for key in saved:
+                setattr(torch.nn.init, key, _leave)
+            with torch.device("meta"):
+                yield
+        finally:
+            for key, value in saved.items():
+                setattr(torch.nn.init, key, value)
 
 
 def _leave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -1,0 +1,269 @@
+"""Many candidates of a search, predicted one after the other: a table with one row for each candidate and question.
+
+A candidate that cannot be built, walked or predicted gets a row that says why, and the rest go on. How a module is
+walked and how a graph is priced is told elsewhere; so is spreading candidates over processes, for which `evaluate`
+and `frame` are the parts that a worker and its caller need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+from latpred.eras import attention_of
+from latpred.errors import CandidateError, LatpredError, UsageError
+from latpred.graph import ModelGraph
+from latpred.prediction import Curve, Prediction
+from latpred.predictor import PROTOCOLS, Predictor, checked_batches
+from latpred.runtimes import walking
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ERRORS = ("record", "raise")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of every candidate.
+
+    Attributes
+    ----------
+    batches : tuple[int, ...]
+        Batch sizes.
+    runtimes : tuple[str, ...]
+        Names of runtimes.
+    precision : str or None
+        fp32, tf32, fp16 or bf16; None for each model's own.
+    protocol : str
+        "single" or "pipelined".
+    inputs : tuple, dict, callable or None
+        What the models are called with; None where it follows from the model.
+    seq, image : int or None
+        Tokens or samples, and pixels of a side.
+    """
+
+    batches: tuple[int, ...] = (1,)
+    runtimes: tuple[str, ...] = ("eager",)
+    precision: str | None = None
+    protocol: str = "single"
+    inputs: Any = None
+    seq: int | None = None
+    image: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate at one batch size in one runtime; the numbers are NaN where `error` says what went wrong.
+
+    Attributes
+    ----------
+    candidate : int
+        Its position.
+    name : str
+        What it is called; see `latpred.tracing.candidates.title`.
+    batch, runtime, precision
+        What was asked.
+    latency_ms, low_ms, high_ms : float
+        Milliseconds of one forward pass, and the ends of their 90 % interval.
+    host_ms, device_ms : float
+        What the host dispatches and what the device computes.
+    regime : str
+        "framework-bound", "compute-bound" or "memory-bound".
+    macs, parameters, launches : float
+        Multiply-adds of the forward pass, parameters of the model, device launches.
+    error : str or None
+        Why there are no numbers.
+    """
+
+    candidate: int
+    name: str
+    batch: int
+    runtime: str
+    precision: str
+    latency_ms: float = nan
+    low_ms: float = nan
+    high_ms: float = nan
+    host_ms: float = nan
+    device_ms: float = nan
+    regime: str = ""
+    macs: float = nan
+    parameters: float = nan
+    launches: float = nan
+    error: str | None = None
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def question(
+    predictor: Predictor,
+    *,
+    batch: int | Sequence[int] = 1,
+    runtime: str | Sequence[str] = "eager",
+    precision: str | None = None,
+    protocol: str = "single",
+    inputs: Any = None,
+    seq: int | None = None,
+    image: int | None = None,
+) -> Question:
+    """Check what is asked of all candidates before any of them takes time; see `predict_many`.
+
+    Raises
+    ------
+    UsageError
+        When an argument is wrong.
+    ProfileError
+        When the profile does not cover a runtime or the precision.
+    """
+    one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
+    batches = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
+    runtimes = (runtime,) if isinstance(runtime, str) else tuple(runtime)
+    if not runtimes:
+        raise UsageError("no runtime was named; give one, as in runtime='eager'.")
+    for name in runtimes:
+        predictor.check(name, precision)
+    if protocol not in PROTOCOLS:
+        raise UsageError(f"protocol={protocol!r} is not known; choose from: {', '.join(PROTOCOLS)}.")
+    return Question(tuple(batches.tolist()), runtimes, precision, protocol, inputs, seq, image)
+
+
+def predict_many(
+    predictor: Predictor, candidates: Iterable[Any], asked: Question, *, errors: str = "record"
+) -> pd.DataFrame:
+    """A table of all candidates; see `latpred.predict_many`."""
+    if errors not in ERRORS:
+        raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
+    return frame(row for numbered in enumerate(candidates) for row in rows_of(predictor, asked, *numbered, errors))
+
+
+def evaluate(
+    predictor: Predictor, numbered: Iterable[tuple[int, Any]], asked: Question, *, errors: str = "record"
+) -> list[Row]:
+    """Rows of candidates that come with their positions, in order.
+
+    Parameters
+    ----------
+    predictor : Predictor
+        Of the device.
+    numbered : iterable of (int, candidate)
+        Candidates as `latpred.predict_many` takes them.
+    asked : Question
+        What `question` gives.
+    errors : {"record", "raise"}
+        Whether a candidate that fails gets a row that says why, or ends everything.
+
+    Raises
+    ------
+    CandidateError
+        With errors="raise", for the first candidate that fails.
+    """
+    return [row for position, candidate in numbered for row in rows_of(predictor, asked, position, candidate, errors)]
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a table; one without rows has the columns as well.
+
+    >>> frame([]).columns[:2].tolist()
+    ['candidate', 'name']
+    """
+    import pandas as pd
+
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for row in rows:
+        for name, values in columns.items():
+            values.append(getattr(row, name))
+    types = {"int": "int64", "float": "float64"}
+    return pd.DataFrame(
+        {f.name: pd.Series(columns[f.name], dtype=types.get(str(f.type), "object")) for f in fields(Row)}
+    )
+
+
+def rows_of(predictor: Predictor, asked: Question, position: int, candidate: Any, errors: str) -> Iterator[Row]:
+    """Rows of one candidate: each batch, and within it each runtime."""
+    name, found = _predicted(predictor, asked, candidate)
+    for index, batch in enumerate(asked.batches):
+        for runtime, (graph, curve) in zip(asked.runtimes, found, strict=True):
+            if isinstance(curve, Curve):
+                assert graph is not None
+                yield _row(position, name, graph, curve[index])
+                continue
+            if errors == "raise":
+                raise CandidateError(f"candidate {position} ({name}): {_reason(curve)}") from curve
+            precision = graph.precision if graph is not None else asked.precision or ""
+            yield Row(position, name, batch, runtime, precision, error=_reason(curve))
+
+
+Found = list[tuple[ModelGraph | None, Curve | Exception]]
+
+
+def _predicted(predictor: Predictor, asked: Question, candidate: Any) -> tuple[str, Found]:
+    """The candidate's name, and its graph and curve, or what went wrong, in each runtime."""
+    from latpred.tracing import candidates
+
+    name = candidates.title(candidate)
+    try:
+        with _like_the_profile(predictor):
+            graphs = _graphs(predictor, asked, candidates.walkable(candidate))
+    except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
+        return name, [(None, error)] * len(asked.runtimes)
+    found: Found = []
+    for runtime, graph in zip(asked.runtimes, graphs, strict=True):
+        try:
+            if isinstance(graph, Exception):
+                raise graph
+            found.append((graph, predictor.curve(graph, asked.batches, runtime=runtime, protocol=asked.protocol)))
+        except LatpredError as error:
+            found.append((graph if isinstance(graph, ModelGraph) else None, error))
+    return name, found
+
+
+def _like_the_profile(predictor: Predictor) -> Any:
+    """Within it, transformers' models have the attention that the profile's software had."""
+    from latpred.tracing.names import attention
+
+    return attention(attention_of(predictor.profile.protocol.get("era", "")))
+
+
+def _graphs(predictor: Predictor, asked: Question, model: Any) -> list[ModelGraph | LatpredError]:
+    """The graph that each runtime lowers, from one walk of the model; a runtime's failure is its own."""
+    if isinstance(model, ModelGraph):
+        return [model] * len(asked.runtimes)
+    target = walking.target_of(predictor.profile.device.kind)
+    options: dict[str, Any] = {"seq": asked.seq, "image": asked.image, "precision": asked.precision}
+    known: dict[str, ModelGraph | LatpredError] = {}
+    for runtime in asked.runtimes:
+        own = walking.walked_by(runtime)
+        if own not in known:
+            try:
+                known[own] = walking.walk(model, asked.inputs, runtime=runtime, target=target, **options)
+            except LatpredError as error:
+                known[own] = error
+    return [known[walking.walked_by(runtime)] for runtime in asked.runtimes]
+
+
+def _row(position: int, name: str, graph: ModelGraph, found: Prediction) -> Row:
+    low, high = found.interval_ms
+    return Row(
+        candidate=position,
+        name=name,
+        batch=found.batch,
+        runtime=found.runtime,
+        precision=found.precision,
+        latency_ms=found.latency_ms,
+        low_ms=low,
+        high_ms=high,
+        host_ms=found.overhead_ms,
+        device_ms=found.compute_ms,
+        regime=found.regime,
+        macs=float(graph.macs(found.batch)),
+        parameters=float(graph.parameters),
+        launches=float(graph.launches(found.batch)),
+    )
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, LatpredError) else f"{type(error).__name__}: {text}"
