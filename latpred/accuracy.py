@@ -27,6 +27,7 @@ __all__ = ["CurvePoint", "Report", "Score", "Targets", "compare", "evaluate"]
 GOOD_FACTOR = 1.25
 _SIDES = ("predicted", "measured")
 _GROUP = ("machine", "device", "runtime", "precision", "protocol")
+_BUT_RUNTIME = ("machine", "device", "precision", "protocol", "model", "input_kind", "input_size", "batch")
 
 
 def compare(
@@ -137,6 +138,8 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
             for batch, group in cells.groupby("batch", sort=True)
         },
         fastest=_fastest(cells, tolerance),
+        speedups=_speedups(cells),
+        launches=_launches(cells),
         crossover=_crossover(cells),
         knee=_curve_point(
             cells, metrics.knee, f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
@@ -168,9 +171,33 @@ def _rank(cells: pd.DataFrame, predicted: pd.Series[float], tolerance: float) ->
 
 def _fastest(cells: pd.DataFrame, tolerance: float) -> metrics.Fastest:
     """Over runtimes: whether the one that is fastest for a model and batch is named."""
-    same = [name for name in (*_GROUP, "model", "input_kind", "input_size", "batch") if name != "runtime"]
-    group = cells.groupby(_present(cells, same), sort=False).ngroup()
+    group = cells.groupby(_present(cells, _BUT_RUNTIME), sort=False).ngroup()
     return metrics.fastest(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, group)
+
+
+def _speedups(cells: pd.DataFrame) -> dict[str, metrics.Speedups]:
+    """By runtime: how much faster than eager it is, where eager was measured too."""
+    latencies = [f"latency_s_{side}" for side in _SIDES]
+    same = _present(cells, _BUT_RUNTIME)
+    eager = cells[cells["runtime"] == "eager"]
+    pairs = cells[cells["runtime"] != "eager"].merge(eager[[*same, *latencies]], on=same, suffixes=("", "_eager"))
+    ratio = {name: pairs[f"{name}_eager"] / pairs[name] for name in latencies}
+    return {
+        str(runtime): metrics.speedups(*(ratio[name].loc[group.index] for name in latencies))
+        for runtime, group in pairs.groupby("runtime", sort=False)
+    }
+
+
+def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
+    """By runtime: launches as walked against those that a profiler saw, where one looked."""
+    columns = [f"launches_{side}" for side in _SIDES]
+    if not set(columns) <= set(cells.columns):
+        return {}
+    known = cells.dropna(subset=columns)
+    return {
+        str(runtime): metrics.launches(*(group[name] for name in columns), list(group["model"]))
+        for runtime, group in known.groupby("runtime", sort=False)
+    }
 
 
 def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -195,7 +222,9 @@ def _regime(cells: pd.DataFrame) -> float:
     if "regime_measured" not in cells or "regime_predicted" not in cells:
         return math.nan
     known = cells[(cells["regime_measured"] != "") & (cells["regime_predicted"] != "")]
-    return float((known["regime_measured"] == known["regime_predicted"]).mean()) if len(known) else math.nan
+    # clocks tell whether the host or the device is slower; what the device waits for, they do not
+    predicted, measured = (known[f"regime_{side}"].str.startswith("framework") for side in _SIDES)
+    return float((predicted == measured).mean()) if len(known) else math.nan
 
 
 def _crossover(cells: pd.DataFrame) -> CurvePoint:

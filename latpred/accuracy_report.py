@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from latpred.metrics import Coverage, Errors, Fastest, Noise, Rank
+from latpred.metrics import Coverage, Errors, Fastest, Launches, Noise, Rank, Speedups
 
 SCHEMA = "latpred.accuracy/1"
 
@@ -79,10 +79,14 @@ class Report:
         The same for each batch size.
     fastest : Fastest
         How often the fastest of several runtimes is named right.
+    speedups : dict[str, Speedups]
+        Of each other runtime over eager.
+    launches : dict[str, Launches]
+        By runtime, walked launches against those that a profiler counted; empty where none did.
     crossover, knee : CurvePoint
         Errors of the batch sizes at which the curves turn.
     regime : float
-        Share of cells whose regime is named right; NaN where it was not measured.
+        Share of cells of which it is named right whether they are framework-bound; NaN where it was not measured.
     coverage : Coverage
         Of the predicted intervals; no cells where there are none.
     noise : Noise
@@ -105,6 +109,8 @@ class Report:
     rank: Rank
     rank_by_batch: dict[str, Rank]
     fastest: Fastest
+    speedups: dict[str, Speedups]
+    launches: dict[str, Launches]
     crossover: CurvePoint
     knee: CurvePoint
     regime: float
@@ -155,6 +161,6 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    if isinstance(value, (Errors, Rank, Fastest, Coverage, Noise, CurvePoint, Score)):
+    if isinstance(value, (Errors, Rank, Fastest, Speedups, Launches, Coverage, Noise, CurvePoint, Score)):
         return _plain(asdict(value))
     return value

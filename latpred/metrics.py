@@ -17,6 +17,12 @@ Floats = NDArray[np.float64]
 NEAR = 0.10
 """A prediction within this share of the measurement counts as near."""
 
+SPEEDUP_NEAR = 0.15
+"""A predicted speed-up within this share of the measured one counts as near."""
+
+LAUNCHES_NEAR = 0.02
+"""The same for numbers of launches."""
+
 KNEE_RATIO = 1.5
 """The knee is where latency exceeds this many times the flat latency."""
 
@@ -58,7 +64,7 @@ def errors(predicted: ArrayLike, measured: ArrayLike, models: Sequence[str] = ()
     count = len(set(models)) if len(models) else 0
     if p.size == 0:
         return Errors(0, count, np.nan, np.nan, np.nan, np.nan)
-    off = np.abs(p - m) / m
+    off = _off(p, m)
     return Errors(
         cells=int(p.size),
         models=count,
@@ -288,6 +294,75 @@ def fastest(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: Arr
         else:
             hits.append(bool(np.argmin(p[members]) == np.argmin(m[members])))
     return Fastest(float(np.mean(hits)) if hits else float("nan"), len(hits), close)
+
+
+@dataclass(frozen=True, slots=True)
+class Speedups:
+    """How well the speed-up of one runtime over another is predicted.
+
+    Attributes
+    ----------
+    cells : int
+        How many it rests on.
+    median : float
+        Of |predicted - measured| / measured, of the speed-ups.
+    near : float
+        Share of cells within 15 %.
+    """
+
+    cells: int
+    median: float
+    near: float
+
+
+def speedups(predicted: ArrayLike, measured: ArrayLike) -> Speedups:
+    """Errors of speed-ups (2.0 is twice as fast).
+
+    >>> speedups([2.0, 3.0], [2.0, 2.0])
+    Speedups(cells=2, median=0.25, near=0.5)
+    """
+    off = _off(predicted, measured)
+    if off.size == 0:
+        return Speedups(0, np.nan, np.nan)
+    return Speedups(int(off.size), float(np.median(off)), float(np.mean(off <= SPEEDUP_NEAR * (1 + 1e-9))))
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Walked against profiled device launches of one forward pass.
+
+    Attributes
+    ----------
+    models : int
+        Models whose launches were profiled.
+    exact, near : float
+        Share of cells with no difference, and with at most 2 %.
+    worst : float
+        Largest difference, as a share of what was profiled.
+    """
+
+    models: int
+    exact: float
+    near: float
+    worst: float
+
+
+def launches(walked: ArrayLike, profiled: ArrayLike, models: Sequence[str]) -> Launches:
+    """Errors of launch counts.
+
+    >>> launches([100, 99], [100, 100], ["bert", "vit"])
+    Launches(models=2, exact=0.5, near=1.0, worst=0.01)
+    """
+    off = _off(walked, profiled)
+    if off.size == 0:
+        return Launches(0, np.nan, np.nan, np.nan)
+    return Launches(len(set(models)), float(np.mean(off == 0)), float(np.mean(off <= LAUNCHES_NEAR)), float(off.max()))
+
+
+def _off(predicted: ArrayLike, measured: ArrayLike) -> Floats:
+    p, m = np.asarray(predicted, float), np.asarray(measured, float)
+    off: Floats = np.abs(p - m) / m
+    return off
 
 
 def _sorted(batches: ArrayLike, latency: ArrayLike) -> tuple[Floats, Floats]:

@@ -94,10 +94,18 @@ def _facts(report: Report) -> Iterable[str]:
             f"Fastest runtime named right in {_percent(report.fastest.right)} of {report.fastest.clear} cells; "
             f"{report.fastest.left_out} whose two fastest are closer than the p90 repeat noise left out."
         )
+    if report.speedups:
+        found = (f"{name} {_percent(s.near)} of {s.cells} cells" for name, s in report.speedups.items())
+        yield f"Speed-up over eager within 15 %: {', '.join(found)}."
+    for runtime, count in report.launches.items():
+        yield (
+            f"Launches walked against profiled, {runtime}: exact in {_percent(count.exact)} of cells of "
+            f"{count.models} models, within 2 % in {_percent(count.near)}, {_percent(count.worst)} off at most."
+        )
     yield _curve_fact("Crossover batch", report.crossover)
     yield _curve_fact("Knee batch", report.knee)
     if not math.isnan(report.regime):
-        yield f"Regime named right in {_percent(report.regime)} of cells."
+        yield f"Regime (framework-bound or not) named right in {_percent(report.regime)} of cells."
     if cover.cells:
         yield (
             f"90 % intervals cover {_percent(cover.share)} of {cover.cells} cells "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,28 @@ def test_interval_coverage_regime_and_measured_clocks() -> None:
     assert report.regime == 0.75
     assert report.crossover.basis == "measured overhead and compute"
     assert report.crossover.median == 2.0  # batch 4 predicted, 2 measured
+
+
+def test_speed_ups_over_eager_by_runtime() -> None:
+    def both(factor: float, table: Callable[..., pd.DataFrame]) -> pd.DataFrame:
+        faster = [(m, b, y / factor) for m, b, y in truth_cells()]
+        return pd.concat([table(truth_cells()), table(faster, runtime="torchscript")], ignore_index=True)
+
+    report = accuracy.compare(both(2.0, predicted), both(1.6, measured))
+    assert report.speedups["torchscript"].cells == 20
+    assert report.speedups["torchscript"].median == pytest.approx(0.25)
+    assert report.speedups["torchscript"].near == 0
+    assert "Speed-up over eager within 15 %: torchscript 0.0 % of 20 cells." in report.text(200)
+    assert accuracy.compare(off_by(0.0), measured(truth_cells())).speedups == {}
+
+
+def test_walked_launches_against_profiled_ones() -> None:
+    profiled = measured(truth_cells(), launches=[100.0] * 5 + [99.0] * 5 + [np.nan] * 10)
+    report = accuracy.compare(off_by(0.0, launches=100), profiled)
+    assert report.launches["eager"].models == 2
+    assert report.launches["eager"].exact == 0.5
+    assert report.launches["eager"].worst == pytest.approx(1 / 99)
+    assert "eager: exact in 50.0 % of cells of 2 models, within 2 % in 100.0 %" in report.text(200)
 
 
 def test_noise_falls_back_to_the_spread() -> None:
