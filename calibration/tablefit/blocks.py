@@ -64,6 +64,8 @@ class Block:
     run_group: Ints
     base: Floats
     lead: sparse.csr_matrix
+    needed: Ints  # parameters that lead anywhere here, and the columns of `lead` that are theirs
+    short: sparse.csr_matrix
 
 
 class Place(NamedTuple):
@@ -84,7 +86,9 @@ class Draft:
 
     def finished(self, size: int) -> Block:
         """The block, when it is known how many parameters there are."""
-        return replace(self.block, lead=matrix(self.terms, size))
+        lead = matrix(self.terms, size)
+        needed = np.unique(lead.indices).astype(np.int64)
+        return replace(self.block, lead=lead, needed=needed, short=lead[:, needed])
 
 
 def draft(cells: Cells, rows: Rows, builder: Builder, place: Place) -> Draft:
@@ -125,6 +129,8 @@ def draft(cells: Cells, rows: Rows, builder: Builder, place: Place) -> Draft:
         run_group=run_group,
         base=np.array(base + [0.0] * (len(terms) - len(base))),
         lead=sparse.csr_matrix((0, 0)),
+        needed=np.empty(0, dtype=np.int64),
+        short=sparse.csr_matrix((0, 0)),
     )
     return Draft(block, terms)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy.linalg
 
 from latpred.calibration.tablefit.law import Law, evaluate, local_gradients
 from latpred.features import Floats
@@ -74,7 +75,8 @@ def _better(
     for _ in range(_MOST_TRIES):
         damped = point.hessian.copy()
         damped[diagonal] *= 1.0 + damping
-        step = np.clip(-np.linalg.solve(damped, point.gradient), -_LARGEST_STEP, _LARGEST_STEP)
+        newton = scipy.linalg.solve(damped, -point.gradient, assume_a="pos", overwrite_a=True, check_finite=False)
+        step = np.clip(newton, -_LARGEST_STEP, _LARGEST_STEP)
         loss = _loss(law, weights, theta + step, means, precision)
         if loss < point.loss:
             return theta + step, loss, damping
@@ -113,7 +115,7 @@ def _point(law: Law, weights: Floats, theta: Floats, means: Floats, precision: F
         pull = own / np.sqrt(1.0 + (errors / scale) ** 2) / noise**2
         slopes = local_gradients(block, state)[used]
         weighted = slopes * np.sqrt(pull[used])[:, None]
-        lead = block.lead
-        hessian += lead.T @ (lead.T @ (weighted.T @ weighted)).T
-        gradient += lead.T @ (slopes.T @ (pull[used] * errors[used]))
+        needed, lead = block.needed, block.short
+        hessian[np.ix_(needed, needed)] += lead.T @ (lead.T @ (weighted.T @ weighted)).T
+        gradient[needed] += lead.T @ (slopes.T @ (pull[used] * errors[used]))
     return _Point(loss, gradient, hessian)

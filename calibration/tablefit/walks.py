@@ -1,17 +1,32 @@
-"""Walks the models of a table as the software of its era ran them, each input size and number format once."""
+"""Walks the models of a table as the software of its era ran them, each input size and number format once.
+
+Walks are kept in the user's cache, so that a table is walked once; many at a time are made in processes beside each
+other, model by model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
+import joblib
 import pandas as pd
 
+import latpred
 from latpred.eras import as_run_in, attention_of
 from latpred.errors import UnknownModelError
 from latpred.graph import ModelGraph
+from latpred.runtimes import store
 
 Progress = Callable[[str], None]
+
+# Fewer walks than that are over before a second process has imported PyTorch.
+FEWEST_BESIDE = 16
+MOST_PROCESSES = 4
 
 
 class WalkKey(NamedTuple):
@@ -59,12 +74,36 @@ def walk_all(
         When a model cannot be walked.
     """
     walks = {} if known is None else known
+    missing: dict[str, list[WalkKey]] = {}
     for key in dict.fromkeys(keys):
         if key not in walks:
-            if progress is not None:
-                progress(f"walking {key.model} ({key.kind} {key.size}, {key.precision})")
-            walks[key] = as_run_in(era, _walk(key, era))
+            kept = store.look_up(_parts(key, era)) if _lasting(key.model) else None
+            if kept is None:
+                missing.setdefault(key.model, []).append(key)
+            else:
+                walks[key] = kept
+    for made in _walked(list(missing.values()), era, progress or (lambda _: None)):
+        for key, graph in made.items():
+            if _lasting(key.model):
+                store.keep(_parts(key, era), graph)
+            walks[key] = graph
     return walks
+
+
+def _walked(models: Sequence[Sequence[WalkKey]], era: str, progress: Progress) -> Iterator[dict[WalkKey, ModelGraph]]:
+    """Walks of models, one model after the other; where there are many, several at a time."""
+    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, models)) >= FEWEST_BESIDE else 1
+    # The models with most walks come first, lest one process be left with one of them.
+    ordered = sorted(models, key=len, reverse=True)
+    calls = (joblib.delayed(_walk_model)(keys, era) for keys in ordered)
+    for made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
+        key = next(iter(made))
+        progress(f"walked {key.model} ({len(made)} combinations of input size and precision)")
+        yield made
+
+
+def _walk_model(keys: Sequence[WalkKey], era: str) -> dict[WalkKey, ModelGraph]:
+    return {key: as_run_in(era, _walk(key, era)) for key in keys}
 
 
 def _walk(key: WalkKey, era: str) -> ModelGraph:
@@ -82,3 +121,31 @@ def _walk(key: WalkKey, era: str) -> ModelGraph:
             )
     except UnknownModelError as error:
         raise UnknownModelError(f"the table's column model: {error}") from error
+
+
+# -- the cache -----------------------------------------------------------------------------------------------------
+
+
+def _lasting(name: str) -> bool:
+    """Whether a name means the same tomorrow: one of a function in a user's file does not."""
+    return ".py:" not in name
+
+
+def _parts(key: WalkKey, era: str) -> tuple[str, ...]:
+    """Everything that the walk of a published model depends on."""
+    return (key.model, key.kind, str(key.size), key.precision, era, *_software())
+
+
+@cache
+def _software() -> tuple[str, ...]:
+    """Versions of the packages that models come from, and a digest of the code that walks them."""
+    versions = []
+    for name in ("torch", "transformers", "torchvision", "timm"):
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            versions.append(f"no {name}")
+    root = Path(latpred.__file__).parent
+    sources = sorted([*root.glob("tracing/*.py"), *root.glob("ops/*.py"), root / "graph.py", root / "eras.py"])
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
+    return (*versions, digest.hexdigest())

@@ -2,7 +2,7 @@
 
 Two models of one structure have one key whatever they are called: the key is a digest of the eager walk, the runtime,
 the kind of device and the versions that matter. In memory for this process, on disk in the user's cache, both bounded;
-a cache that cannot be written is done without.
+a cache that cannot be written is done without. Who knows a walk's key without the walk uses `look_up` and `keep`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import secrets
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,15 +58,29 @@ def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Calla
     ModelGraph
         Under the name of `graph`.
     """
-    torch_version = graph.stack.get("torch", "")
-    parts = (str(VERSION), structure(graph), runtime, target, options, torch_version)
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    key = _key((structure(graph), runtime, target, options, graph.stack.get("torch", "")))
     found = _MEMORY.get(key) or _read(_file(runtime, key))
     if found is None:
         found = make()
         _write(_file(runtime, key), found)
     _remember(key, found)
     return found if found.model == graph.model else msgspec.structs.replace(found, model=graph.model)
+
+
+def look_up(parts: Sequence[str]) -> ModelGraph | None:
+    """The eager walk that `keep` kept under the same parts; None where there is none."""
+    return _read(_file("eager", _key(parts)))
+
+
+def keep(parts: Sequence[str], graph: ModelGraph) -> None:
+    """Keep an eager walk on disk, under everything that it depends on.
+
+    >>> import torch, latpred
+    >>> keep(("linear", "1"), latpred.trace(torch.nn.Linear(4, 4), torch.zeros(1, 4)))
+    >>> look_up(("linear", "1")).launches(), look_up(("linear", "2")) is None
+    (1, True)
+    """
+    _write(_file("eager", _key(parts)), graph)
 
 
 def forget() -> None:
@@ -77,6 +91,10 @@ def forget() -> None:
 def folder() -> Path:
     """Where the files are, one folder for each runtime."""
     return home.cache_dir() / "graphs"
+
+
+def _key(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join((str(VERSION), *parts)).encode()).hexdigest()[:32]
 
 
 def _remember(key: str, graph: ModelGraph) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from latpred.calibration.tablefit import reading
+from latpred.calibration.tablefit import reading, walks
 from latpred.calibration.tablefit.fit import problem
+from latpred.eras import TORCH_1_12
 from latpred.errors import TableError, UnknownGpuError, UnknownModelError
 
 
@@ -91,3 +94,34 @@ def test_tenfold_contradictions_are_reported_and_count_less() -> None:
     assert found.weight.tolist() == [0.1, 1.0, 0.1, 1.0]
     assert "2 rows contradict others of their cell tenfold or more" in found.notes[0]
     assert "resnet18" in found.notes[0]
+
+
+def test_walks_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    import joblib
+
+    keys = [walks.WalkKey("torchvision:alexnet", "image", side, "fp32") for side in (64, 96)]
+    keys.append(walks.WalkKey("torchvision:squeezenet1_0", "image", 64, "fp32"))
+    monkeypatch.setattr(walks, "FEWEST_BESIDE", 2)
+    said: list[str] = []
+    with joblib.parallel_config(backend="threading"):  # a new process would not have what the tests declare
+        made = walks.walk_all(keys, TORCH_1_12, progress=said.append)
+    assert set(made) == set(keys)
+    assert sorted(said) == [
+        "walked torchvision:alexnet (2 combinations of input size and precision)",
+        "walked torchvision:squeezenet1_0 (1 combinations of input size and precision)",
+    ]
+    monkeypatch.setattr(walks, "_walk_model", None)  # which now is not needed
+    assert walks.walk_all(keys, TORCH_1_12) == made
+    with pytest.raises(TypeError):
+        walks.walk_all(keys, "")  # another era is another walk
+
+
+def test_a_function_in_a_users_file_is_walked_again(tmp_path: Path) -> None:
+    source = "import torch\n\ndef build():\n    return torch.nn.Linear(8, {}), torch.zeros(1, 8)\n"
+    file = tmp_path / "models.py"
+    key = walks.WalkKey(f"{file}:build", "custom", 0, "fp32")
+    found = []
+    for width in (4, 16):
+        file.write_text(source.format(width))
+        found.append(walks.walk_all([key], "")[key].macs())
+    assert found == [32, 128]
