@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from latpred.api import max_batch as max_batch
     from latpred.api import predict as predict
     from latpred.api import predict_many as predict_many
+    from latpred.budget import LatencyBudget as LatencyBudget
     from latpred.calibration import calibrate as calibrate
+    from latpred.calibration import check as check
     from latpred.calibration import fit_profile as fit_profile
     from latpred.calibration.generating import measure_generation as measure_generation
     from latpred.calibration.measuring import measure as measure
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from latpred.prediction import Curve as Curve
     from latpred.prediction import Prediction as Prediction
     from latpred.predictor import Predictor as Predictor
+    from latpred.ranking import agreement as agreement
+    from latpred.ranking import rank as rank
     from latpred.tracing import trace as trace
 
     __version__: str
@@ -41,12 +45,15 @@ _HOMES = {
     "Explanation": "latpred.explanation",
     "GenerationCurve": "latpred.generation",
     "GenerationPrediction": "latpred.generation",
+    "LatencyBudget": "latpred.budget",
     "LatpredError": "latpred.errors",
     "Lengths": "latpred.lengths",
     "ModelGraph": "latpred.graph",
     "Prediction": "latpred.prediction",
     "Predictor": "latpred.predictor",
+    "agreement": "latpred.ranking",
     "calibrate": "latpred.calibration",
+    "check": "latpred.calibration",
     "fit_profile": "latpred.calibration",
     "compare": "latpred.accuracy",
     "cost": "latpred.ops",
@@ -57,6 +64,7 @@ _HOMES = {
     "predict": "latpred.api",
     "predict_many": "latpred.api",
     "predict_generation": "latpred.generating",
+    "rank": "latpred.ranking",
     "trace": "latpred.tracing",
 }
 

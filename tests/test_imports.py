@@ -29,6 +29,7 @@ ROWS = (
     ("latpred.prediction",),
     ("latpred.predictor", "latpred.many"),
     ("latpred.accuracy", "latpred.plot", "latpred.report", "latpred.api", "latpred.doctor"),
+    ("latpred.budget", "latpred.ranking"),
     ("latpred.calibration",),
     ("latpred.cli",),
 )

@@ -1,0 +1,97 @@
+"""FBNet (Wu et al., CVPR 2019; https://arxiv.org/abs/1812.03443): networks from their list of 22 block names.
+
+"ir_k5_e3" is an inverted residual with a 5x5 depthwise convolution and expansion 3; "ir_k3_s2" has expansion 1 and
+pointwise convolutions in two groups, with a channel shuffle; "skip" is no block at all where shapes allow that, else
+a pointwise convolution.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from latpred.errors import UsageError
+
+BLOCKS = (*(f"ir_k{kernel}_{kind}" for kernel in (3, 5) for kind in ("e1", "s2", "e3", "e6")), "skip")
+STAGES = ((16, 1, 1), (24, 4, 2), (32, 4, 2), (64, 4, 2), (112, 4, 1), (184, 4, 2), (352, 1, 1))
+"""Channels, blocks and stride of each stage."""
+
+PLACES = sum(count for _, count, _ in STAGES)
+PIXELS = 224
+
+# What the search of the paper found, one line for each stage after the first.
+A = """skip
+    ir_k3_e3 ir_k3_e1 skip     skip
+    ir_k5_e6 ir_k3_e3 ir_k5_e1 ir_k3_e3
+    ir_k5_e6 ir_k5_e3 ir_k5_s2 ir_k5_e6
+    ir_k3_e6 ir_k5_s2 ir_k5_e1 ir_k3_s2
+    ir_k5_e6 ir_k5_e6 ir_k5_e3 ir_k5_e6
+    ir_k5_e6"""
+B = """ir_k3_e1
+    ir_k3_e6 ir_k5_e1 ir_k3_e1 ir_k3_e1
+    ir_k5_e6 ir_k5_e3 ir_k3_e6 ir_k5_e6
+    ir_k5_e6 ir_k5_e1 skip     ir_k5_e3
+    ir_k5_e6 ir_k3_e1 ir_k5_e1 ir_k5_e3
+    ir_k5_e6 ir_k5_e1 ir_k5_e6 ir_k5_e6
+    ir_k3_e6"""
+C = """ir_k3_e1
+    ir_k3_e6 skip     ir_k3_e1 ir_k3_e1
+    ir_k5_e6 ir_k5_e3 ir_k5_e6 ir_k3_e6
+    ir_k5_e6 ir_k5_e3 ir_k5_e6 ir_k5_e6
+    ir_k5_e6 ir_k5_e6 ir_k5_e6 ir_k5_e3
+    ir_k5_e6 ir_k5_e6 ir_k5_e6 ir_k5_e6
+    ir_k3_e6"""
+
+
+def build(blocks: Sequence[str] | str, last: int = 1984, classes: int = 1000) -> nn.Module:
+    """The network of a list of blocks, or a text of them; `last` is the width of the last pointwise convolution."""
+    listed = blocks.split() if isinstance(blocks, str) else blocks
+    if len(listed) != PLACES:
+        raise UsageError(f"An FBNet has {PLACES} blocks, not {len(listed)}; 'skip' stands where there is none.")
+    names = iter(listed)
+    entering = STAGES[0][0]
+    layers: list[nn.Module] = [_convolution(3, entering, 3, stride=2)]
+    for leaving, count, stride in STAGES:
+        for place in range(count):
+            layers.append(_block(next(names), entering, leaving, stride if place == 0 else 1))
+            entering = leaving
+    layers += [_convolution(entering, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)]
+    return nn.Sequential(*layers).eval()
+
+
+class Residual(nn.Module):
+    """An inverted residual: expand, filter each channel, project."""
+
+    def __init__(self, entering: int, leaving: int, kernel: int, stride: int, expansion: int, groups: int) -> None:
+        super().__init__()
+        middle = entering * expansion
+        self.body = nn.Sequential(
+            _convolution(entering, middle, 1, groups=groups),
+            nn.ChannelShuffle(groups) if groups > 1 else nn.Identity(),
+            _convolution(middle, middle, kernel, stride=stride, groups=middle),
+            nn.Conv2d(middle, leaving, 1, groups=groups, bias=False),
+            nn.BatchNorm2d(leaving),
+        )
+        self.added = stride == 1 and entering == leaving
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block, added to its input where shapes allow."""
+        return x + self.body(x) if self.added else self.body(x)
+
+
+def _block(name: str, entering: int, leaving: int, stride: int) -> nn.Module:
+    if name not in BLOCKS:
+        raise UsageError(f"FBNet has no block {name!r}; its blocks are {', '.join(BLOCKS)}.")
+    if name == "skip":
+        same = stride == 1 and entering == leaving
+        return nn.Identity() if same else _convolution(entering, leaving, 1, stride=stride)
+    kernel, kind, number = re.fullmatch(r"ir_k(\d)_([es])(\d)", name).groups()
+    expansion, groups = (int(number), 1) if kind == "e" else (1, int(number))
+    return Residual(entering, leaving, int(kernel), stride, expansion, groups)
+
+
+def _convolution(entering: int, leaving: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Module:
+    convolution = nn.Conv2d(entering, leaving, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(leaving), nn.ReLU())

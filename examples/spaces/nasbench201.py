@@ -1,0 +1,105 @@
+"""NAS-Bench-201 (Dong and Yang, ICLR 2020; https://arxiv.org/abs/2001.00326): networks from their cell's string.
+
+A cell is four nodes; "|nor_conv_3x3~0|+|none~0|skip_connect~1|+|…|" names, node by node, an operation and the earlier
+node it takes its input from. The network is a stem, three stages of five equal cells, and a residual block that halves
+the image between them. "none" multiplies by zero, as in the published code: it costs a kernel and is no shortcut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+
+from torch import Tensor, nn
+
+from latpred.errors import UsageError
+
+OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
+EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
+PIXELS = 32
+
+_EXAMPLE = "|nor_conv_3x3~0|+|none~0|skip_connect~1|+|nor_conv_1x1~0|avg_pool_3x3~1|skip_connect~2|"
+_FORM = re.compile(r"\|(\w+)~0\|\+\|(\w+)~0\|(\w+)~1\|\+\|(\w+)~0\|(\w+)~1\|(\w+)~2\|")
+
+
+def encodings() -> Iterator[str]:
+    """All 15,625 cells."""
+    for operations in product(OPERATIONS, repeat=len(EDGES)):
+        yield "|{}~0|+|{}~0|{}~1|+|{}~0|{}~1|{}~2|".format(*operations)
+
+
+def decoded(encoding: str) -> tuple[str, ...]:
+    """The operations of a cell, in the order of `EDGES`."""
+    found = _FORM.fullmatch(encoding)
+    if found is None:
+        raise UsageError(f"{encoding!r} is no NAS-Bench-201 cell; one looks like {_EXAMPLE!r}.")
+    for name in found.groups():
+        if name not in OPERATIONS:
+            raise UsageError(f"NAS-Bench-201 has no operation {name!r}; its operations are {', '.join(OPERATIONS)}.")
+    return found.groups()
+
+
+def build(encoding: str, classes: int = 10, channels: int = 16, cells: int = 5) -> nn.Module:
+    """The network that repeats a cell: 10 classes for CIFAR-10, 100 for CIFAR-100, 120 for ImageNet16-120."""
+    operations = decoded(encoding)
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
+    for stage in range(3):
+        width = channels << stage
+        if stage:
+            layers.append(Halving(width // 2, width))
+        layers += [Cell(operations, width) for _ in range(cells)]
+    layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+    return nn.Sequential(*layers).eval()
+
+
+class Cell(nn.Module):
+    """Four nodes, each the sum of what the operations make of the nodes before it."""
+
+    def __init__(self, operations: tuple[str, ...], channels: int) -> None:
+        super().__init__()
+        self.operations = nn.ModuleList(_operation(name, channels) for name in operations)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The last node."""
+        nodes = [x]
+        edges = iter(self.operations)
+        for _ in range(3):
+            nodes.append(sum(next(edges)(node) for node in nodes[1:]) + next(edges)(nodes[0]))
+        return nodes[-1]
+
+
+class Zero(nn.Module):
+    """No connection."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zeros."""
+        return x.mul(0.0)
+
+
+class Halving(nn.Module):
+    """A residual block of stride 2."""
+
+    def __init__(self, entering: int, leaving: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(_convolution(entering, leaving, 3, 2), _convolution(leaving, leaving, 3))
+        self.shortcut = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(entering, leaving, 1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both branches, added."""
+        return self.shortcut(x) + self.body(x)
+
+
+def _operation(name: str, channels: int) -> nn.Module:
+    if name == "none":
+        return Zero()
+    if name == "skip_connect":
+        return nn.Identity()
+    if name == "avg_pool_3x3":
+        return nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
+    return _convolution(channels, channels, 1 if name == "nor_conv_1x1" else 3)
+
+
+def _convolution(entering: int, leaving: int, kernel: int, stride: int = 1) -> nn.Module:
+    convolution = nn.Conv2d(entering, leaving, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(nn.ReLU(), convolution, nn.BatchNorm2d(leaving))

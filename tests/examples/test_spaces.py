@@ -1,0 +1,178 @@
+"""Networks built from published encodings have the parameters and multiply-adds that were published of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from factories import device, dispatch, kernel_fit, profile
+from torch import nn
+
+import latpred
+from latpred.errors import UsageError
+from latpred.graph import ModelGraph
+from latpred.predictor import Predictor
+
+FIRST = "|avg_pool_3x3~0|+|nor_conv_1x1~0|skip_connect~1|+|nor_conv_1x1~0|skip_connect~1|skip_connect~2|"
+SECOND = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_conv_3x3~1|skip_connect~2|"
+OTHER = "|skip_connect~0|+|none~0|nor_conv_3x3~1|+|avg_pool_3x3~0|nor_conv_3x3~1|nor_conv_3x3~2|"
+
+# Specialised networks of https://github.com/open-mmlab/mmrazor (configs/nas/mmcls/onceforall): pixels, then millions of
+# parameters and of operations as its README has them.
+NOTE8_22MS = {
+    "ks": (3, 3, 3, 3, 5, 5, 3, 3, 7, 3, 3, 3, 5, 3, 3, 3, 3, 7, 3, 3),
+    "e": (3, 3, 3, 3, 3, 3, 3, 3, 4, 3, 3, 3, 3, 4, 3, 3, 6, 6, 3, 6),
+    "d": (2, 2, 2, 2, 2),
+}
+NOTE8_31MS = {
+    "ks": (5, 3, 3, 3, 5, 5, 3, 3, 3, 3, 5, 3, 3, 5, 7, 3, 3, 3, 5, 5),
+    "e": (3, 3, 3, 3, 4, 3, 3, 3, 4, 4, 4, 4, 4, 3, 4, 3, 6, 3, 3, 3),
+    "d": (2, 2, 3, 3, 4),
+}
+
+
+def walked(build: Any, *encoding: Any, image: int, **more: Any) -> ModelGraph:
+    with torch.device("meta"):
+        return latpred.trace(build(*encoding, **more), image=image)
+
+
+# As NATS-Bench's api.get_cost_info prints them: https://github.com/D-X-Y/NATS-Bench/issues/18, /24 and /36.
+@pytest.mark.parametrize(
+    ("encoding", "classes", "image", "parameters", "operations"),
+    [
+        (FIRST, 10, 32, None, 15.64737),
+        (FIRST, 100, 32, None, 15.65322),
+        (FIRST, 120, 16, None, 3.91948),
+        (SECOND, 10, 32, 0.802426, 113.95137),
+        (OTHER, 10, 32, 0.802426, 113.95137),
+    ],
+)
+def test_nasbench201(encoding: str, classes: int, image: int, parameters: float | None, operations: float) -> None:
+    from spaces import nasbench201
+
+    graph = walked(nasbench201.build, encoding, classes, image=image)
+    # The published count has the additions of the classifier's bias, one for each class.
+    assert round((graph.macs() + classes) / 1e6, 5) == operations
+    if parameters is not None:
+        assert graph.parameters / 1e6 == parameters
+
+
+def test_nasbench201_has_15625_cells_that_are_read_back() -> None:
+    from spaces import nasbench201
+
+    found = list(nasbench201.encodings())
+    assert len(found) == len(set(found)) == 15_625
+    assert {FIRST, SECOND, OTHER} <= set(found)
+    assert nasbench201.decoded(SECOND) == (
+        *("nor_conv_3x3", "nor_conv_3x3", "avg_pool_3x3"),
+        *("skip_connect", "nor_conv_3x3", "skip_connect"),
+    )
+
+
+def test_a_cell_connects_the_nodes_that_its_string_names() -> None:
+    from spaces import nasbench201
+
+    # Node 3 is 0 + 1 + 2, where 1 is 0, and 2 is nothing of 0 and all of 1.
+    cell = nasbench201.decoded(
+        "|skip_connect~0|+|none~0|skip_connect~1|+|skip_connect~0|skip_connect~1|skip_connect~2|"
+    )
+    assert nasbench201.Cell(cell, 4)(torch.ones(1, 4, 2, 2)).unique().tolist() == [3.0]
+    lone = nasbench201.decoded("|none~0|+|skip_connect~0|none~1|+|none~0|skip_connect~1|skip_connect~2|")
+    assert nasbench201.Cell(lone, 4)(torch.ones(1, 4, 2, 2)).unique().tolist() == [1.0]
+
+
+def test_fbnet_c_is_the_one_that_timm_has() -> None:
+    timm = pytest.importorskip("timm")
+    from spaces import fbnet
+
+    ours = walked(fbnet.build, fbnet.C, image=224)
+    theirs = latpred.trace(timm.create_model("fbnetc_100"))
+    assert (ours.parameters, ours.macs()) == (theirs.parameters, theirs.macs())
+
+
+# Table 3 of the paper. It says not of each network how wide its last convolution is.
+@pytest.mark.parametrize(("name", "operations"), [("A", 249e6), ("B", 295e6), ("C", 375e6)])
+def test_fbnet(name: str, operations: float) -> None:
+    from spaces import fbnet
+
+    graph = walked(fbnet.build, getattr(fbnet, name), image=224)
+    assert graph.macs() == pytest.approx(operations, rel=0.03)
+
+
+def test_fbnet_runs_every_block() -> None:
+    from spaces import fbnet
+
+    blocks = [fbnet.BLOCKS[place % len(fbnet.BLOCKS)] for place in range(fbnet.PLACES)]
+    assert fbnet.build(blocks, classes=7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "image", "parameters", "operations"),
+    [(NOTE8_22MS, 140, 4.3, 70.9), (NOTE8_31MS, 152, 4.6, 105.4)],
+)
+def test_once_for_all(encoding: dict[str, Any], image: int, parameters: float, operations: float) -> None:
+    from spaces import once_for_all
+
+    graph = walked(once_for_all.build, image=image, **encoding)
+    assert round(graph.parameters / 1e6, 1) == parameters
+    # The published count has two operations for each element that is normalised, one for each that a ReLU or a pooling
+    # reads.
+    with torch.device("meta"):
+        model = once_for_all.build(**encoding)
+    extra = 2 * elements(model, nn.BatchNorm2d, image) + elements(model, (nn.ReLU, nn.AdaptiveAvgPool2d), image)
+    assert round((graph.macs() + extra) / 1e6, 1) == operations
+
+
+def elements(model: nn.Module, kinds: Any, image: int) -> int:
+    """Elements that the layers of some kinds read."""
+    counts: list[int] = []
+    hooks = [
+        layer.register_forward_hook(lambda _layer, args, _out: counts.append(args[0].numel()))
+        for layer in model.modules()
+        if isinstance(layer, kinds)
+    ]
+    model(torch.zeros(1, 3, image, image, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return sum(counts)
+
+
+def test_the_largest_once_for_all_network() -> None:
+    from spaces import once_for_all
+
+    assert walked(once_for_all.build, 7, 6, 4, image=224).parameters // 10**5 == 76  # 7.6 M in the same README
+
+
+@pytest.mark.parametrize(
+    ("space", "encoding", "said"),
+    [
+        ("nasbench201", ("|nor_conv_3x3~0|+|none~0|",), "is no NAS-Bench-201 cell; one looks like"),
+        ("nasbench201", (FIRST.replace("avg_pool_3x3", "max_pool_3x3"),), "has no operation 'max_pool_3x3'"),
+        ("nasbench201", (FIRST.replace("nor_conv_1x1~0|skip_connect~1|+", "nor_conv_1x1~1|none~0|+"),), "is no NAS-B"),
+        ("fbnet", (["ir_k3_e1"] * 21,), "has 22 blocks, not 21"),
+        ("fbnet", (["ir_k3_e1"] * 21 + ["ir_k7_e6"],), "has no block 'ir_k7_e6'"),
+        ("once_for_all", ((3,) * 19, 3, 2), "ks has 19 numbers"),
+        ("once_for_all", (3, 5, 2), "e holds 5"),
+        ("once_for_all", (3, 3, (2, 3, 4, 4, 0)), "d holds 0"),
+    ],
+)
+def test_a_bad_encoding_says_what_is_wrong(space: str, encoding: tuple[Any, ...], said: str) -> None:
+    from importlib import import_module
+
+    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+        import_module(f"spaces.{space}").build(*encoding)
+
+
+def test_encodings_are_candidates() -> None:
+    from spaces import nasbench201
+
+    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
+    families = ("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
+    predictor = Predictor(profile(info, tuple(kernel_fit(name) for name in families), {"eager": dispatch()}))
+    cells = [FIRST, SECOND, "|none~0|"]
+    table = predictor.predict_many((partial(nasbench201.build, cell) for cell in cells), image=32)
+    assert table["error"].isna().tolist() == [True, True, False]
+    assert "is no NAS-Bench-201 cell" in table["error"][2]
+    assert table["latency_ms"][1] > table["latency_ms"][0]
