@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from latpred.metrics import Coverage, Errors, Fastest, Launches, Noise, Rank, Speedups
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = "latpred.accuracy/1"
 
@@ -141,6 +144,23 @@ class Report:
     def __str__(self) -> str:
         """The report as plain text, 100 columns wide."""
         return self.text()
+
+    def plot(self) -> Figure:
+        """Draw predicted against measured, and the errors by batch and by model.
+
+        Raises
+        ------
+        MissingPackageError
+            When matplotlib is not installed.
+        """
+        from latpred import plot
+
+        return plot.validation(self)
+
+    def _repr_html_(self) -> str:
+        from latpred.report_text import html
+
+        return html(self)
 
     def shortfalls(self, targets: Targets | None = None) -> tuple[str, ...]:
         """Which targets are missed, each in a sentence with both numbers; empty when all are met."""

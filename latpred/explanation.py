@@ -14,6 +14,7 @@ from latpred.prediction import Prediction
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 SCHEMA = "latpred.explanation/1"
 NEARLY_FREE, CHEAP = 1.05, 1.2  # times the latency now, up to which something may grow
@@ -189,6 +190,18 @@ class Explanation:
             x_speedup_low=[math.nan if found is None else found.low for found in speedups],
             x_speedup_high=[math.nan if found is None else found.high for found in speedups],
         )
+
+    def plot(self) -> Figure:
+        """Draw the runtimes side by side and where the time goes in each.
+
+        Raises
+        ------
+        MissingPackageError
+            When matplotlib is not installed.
+        """
+        from latpred import plot
+
+        return plot.explanation(self)
 
     def __repr__(self) -> str:
         """Tables and sentences for a terminal."""

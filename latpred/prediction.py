@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from latpred import prediction_forms
 from latpred.graph import Coverage
 from latpred.landmarks import KNEE, Landmark, Landmarks
 from latpred.profile import Machine
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+
+    from latpred.plot.measured import Measured
 
 SCHEMA = "latpred.prediction/1"
 CURVE_SCHEMA = "latpred.curve/1"
@@ -182,11 +186,12 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values that JSON can hold."""
-        return {"schema": SCHEMA, **_asked(self.setting), **_point(self), **_landmarks(self.setting)}
+        asked, marks = prediction_forms.asked(self.setting), prediction_forms.landmarks(self.setting)
+        return {"schema": SCHEMA, **asked, **prediction_forms.point(self), **marks}
 
     def to_frame(self) -> pd.DataFrame:
         """One row of a predicted table (see `latpred.tables`)."""
-        return _frame((self,))
+        return prediction_forms.frame((self,))
 
     def __repr__(self) -> str:
         """A few lines for a terminal."""
@@ -273,14 +278,14 @@ class Curve:
         """Everything, as plain values that JSON can hold."""
         return {
             "schema": CURVE_SCHEMA,
-            **_asked(self.setting),
-            **_landmarks(self.setting),
-            "points": [_point(point) for point in self.points],
+            **prediction_forms.asked(self.setting),
+            **prediction_forms.landmarks(self.setting),
+            "points": [prediction_forms.point(point) for point in self.points],
         }
 
     def to_frame(self) -> pd.DataFrame:
         """A predicted table (see `latpred.tables`), one row per batch."""
-        return _frame(self.points)
+        return prediction_forms.frame(self.points)
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -300,6 +305,31 @@ class Curve:
             return Curve(self.setting, self.points[index])
         return self.points[index]
 
+    def plot(self, ax: Axes | None = None, *, measured: Measured | None = None) -> Axes:
+        """Draw latency against batch: interval, overhead and compute, regimes and crossover; measured points over it.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; a new figure without it.
+        measured : mapping, DataFrame or path, optional
+            Measured milliseconds by batch, or a measurement table (`latpred measure -o measured.csv`).
+
+        Raises
+        ------
+        MissingPackageError
+            When matplotlib is not installed.
+        TableError
+            When the table holds nothing of this model, runtime, precision and protocol.
+
+        Examples
+        --------
+        >>> latpred.predict("bert-base-uncased", batch=[1, 8, 64]).plot()  # doctest: +SKIP
+        """
+        from latpred import plot
+
+        return plot.curve(self, ax, measured=measured)
+
     def __repr__(self) -> str:
         """A table with a sparkline for a terminal."""
         from latpred.render import curve_text
@@ -310,87 +340,3 @@ class Curve:
         from latpred.render import curve_html
 
         return curve_html(self)
-
-
-def _asked(setting: Setting) -> dict[str, Any]:
-    provenance = setting.provenance
-    return {
-        "model": setting.model,
-        "input_kind": setting.input_kind,
-        "input_size": setting.input_size,
-        "precision": setting.precision,
-        "runtime": setting.runtime,
-        "device": setting.device,
-        "protocol": setting.protocol,
-        "inputs_on": setting.inputs_on,
-        "provenance": {
-            "profile": provenance.profile,
-            "source": provenance.source,
-            "created": provenance.created,
-            "cpu": provenance.machine.cpu,
-            "accelerator": provenance.machine.accelerator,
-            "caveats": list(provenance.caveats),
-        },
-    }
-
-
-def _point(point: Prediction) -> dict[str, Any]:
-    return {
-        "batch": point.batch,
-        "latency_ms": point.latency_ms,
-        "interval_ms": list(point.interval_ms),
-        "throughput_per_s": point.throughput_per_s,
-        "overhead_ms": point.overhead_ms,
-        "compute_ms": point.compute_ms,
-        "device_busy": point.device_busy,
-        "regime": point.regime,
-        "peak_bytes": point.peak_bytes,
-        "fits": point.fits,
-        "breakdown": [
-            {"name": share.name, "ops": share.ops, "host_ms": share.host_ms, "device_ms": share.device_ms}
-            for share in point.breakdown
-        ],
-        "coverage": {
-            "launches": point.coverage.launches,
-            "bytes": point.coverage.bytes,
-            "estimated_ops": dict(point.coverage.estimated_ops),
-        },
-    }
-
-
-def _landmarks(setting: Setting) -> dict[str, Any]:
-    crossover, knee = setting.landmarks.crossover(), setting.landmarks.knee()
-    return {
-        "crossover_batch": crossover.batch,
-        "crossover_interval": [crossover.low, crossover.high],
-        "knee_batch": knee.batch,
-        "knee_interval": [knee.low, knee.high],
-    }
-
-
-def _frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
-    import pandas as pd
-
-    from latpred.tables import machine_name
-
-    rows = [
-        {
-            "machine": machine_name(point.provenance.machine),
-            "device": point.device,
-            "runtime": point.runtime,
-            "precision": point.precision,
-            "model": point.model,
-            "batch": point.batch,
-            "input_kind": point.setting.input_kind,
-            "input_size": point.setting.input_size,
-            "protocol": point.protocol,
-            "latency_s": point.latency_ms / 1e3,
-            "low_s": point.interval_ms[0] / 1e3,
-            "high_s": point.interval_ms[1] / 1e3,
-            "overhead_s": point.overhead_ms / 1e3,
-            "compute_s": point.compute_ms / 1e3,
-            "regime": point.regime,
-        }
-        for point in points
-    ]
-    return pd.DataFrame(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping
+from html import escape
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -28,11 +29,7 @@ def renderable(report: Report) -> RenderableType:
     """The report as something rich can print."""
     parts: list[RenderableType] = [
         Text(_headline(report), style="bold"),
-        _errors_table("runtime", report.by_runtime),
-        _errors_table("batch", report.by_batch, {batch: _number(r.tau) for batch, r in report.rank_by_batch.items()}),
-        _errors_table("batches", report.by_decade),
-        _errors_table("model", _worst_first(report.by_model)),
-        _baselines_table(report),
+        *_tables(report),
         Text("\n".join(_facts(report))),
     ]
     for title, names in (
@@ -45,6 +42,32 @@ def renderable(report: Report) -> RenderableType:
     parts.extend(Text(f"Note: {note}") for note in report.notes)
     spaced = [item for part in parts for item in (part, Text())]
     return Group(*spaced[:-1])
+
+
+def html(report: Report) -> str:
+    """The same tables and sentences for a notebook."""
+    sentences = [*_facts(report), *(f"Note: {note}" for note in report.notes)]
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    tables = "".join(_html_table(table) for table in _tables(report))
+    return f"<div><strong>{escape(_headline(report))}</strong>{tables}{said}</div>"
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{escape(str(column.header))}</th>" for column in table.columns)
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _tables(report: Report) -> tuple[Table, ...]:
+    taus = {batch: _number(rank.tau) for batch, rank in report.rank_by_batch.items()}
+    return (
+        _errors_table("runtime", report.by_runtime),
+        _errors_table("batch", report.by_batch, taus),
+        _errors_table("batches", report.by_decade),
+        _errors_table("model", _worst_first(report.by_model)),
+        _baselines_table(report),
+    )
 
 
 def _headline(report: Report) -> str:

@@ -26,9 +26,9 @@ ROWS = (
     ("latpred.tracing",),
     ("latpred.profile", "latpred.profile_codec", "latpred.profiles"),
     ("latpred.roofline", "latpred.runtimes"),
-    ("latpred.prediction",),
+    ("latpred.prediction", "latpred.plot"),
     ("latpred.predictor", "latpred.many"),
-    ("latpred.accuracy", "latpred.plot", "latpred.report", "latpred.api", "latpred.doctor"),
+    ("latpred.accuracy", "latpred.report", "latpred.api", "latpred.doctor"),
     ("latpred.budget", "latpred.ranking"),
     ("latpred.calibration",),
     ("latpred.cli",),
@@ -38,7 +38,7 @@ ALONE = ("latpred.errors", "latpred.units")
 
 CLOCKS = {"time", "timeit", "torch.utils.benchmark", "torch.profiler", "cProfile"}
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-HEAVY = {"torch", "pandas", "sklearn", "scipy", "transformers", "matplotlib", "fvcore", "joblib"}
+HEAVY = {"torch", "pandas", "sklearn", "scipy", "transformers", "matplotlib", "altair", "fvcore", "joblib"}
 
 
 class Import(NamedTuple):

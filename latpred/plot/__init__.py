@@ -1,0 +1,30 @@
+"""Figures of predictions, explanations, reports and forward passes, drawn with matplotlib.
+
+Each takes the record and the axes to draw into (a new figure without them), and returns the axes. Nothing here predicts
+or measures. matplotlib is imported when something is drawn; it comes with `pip install 'latpred[plot]'`.
+"""
+
+from __future__ import annotations
+
+from latpred.plot.curves import curve, latencies
+from latpred.plot.errors import agreement, errors_by_batch, errors_by_model, validation
+from latpred.plot.shares import explanation, runtimes, shares
+from latpred.plot.style import blank, figure, save
+from latpred.plot.timeline import timeline, two_clocks
+
+__all__ = [
+    "agreement",
+    "blank",
+    "curve",
+    "errors_by_batch",
+    "errors_by_model",
+    "explanation",
+    "figure",
+    "latencies",
+    "runtimes",
+    "save",
+    "shares",
+    "timeline",
+    "two_clocks",
+    "validation",
+]

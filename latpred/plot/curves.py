@@ -1,0 +1,212 @@
+"""Latency against batch: one curve with what bounds it, or several runtimes over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from latpred.plot import style
+from latpred.plot.measured import points
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from latpred.plot.measured import Measured
+    from latpred.prediction import Curve, Setting
+
+MOST_MARKERS = 24  # with more points than that, a line says more without them
+_LABEL_SHARE = 0.17  # of the axis, below which a region has no room for its name
+
+
+class Region(NamedTuple):
+    """Batches in which one regime holds."""
+
+    regime: str
+    low: float
+    high: float
+
+
+@style.drawn
+def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = None) -> Axes:
+    """Latency against batch with its interval, what bounds it, the regimes and the crossover.
+
+    Parameters
+    ----------
+    found : Curve
+        What to draw.
+    ax : matplotlib.axes.Axes, optional
+        Where to; a new figure without it.
+    measured : mapping, DataFrame or path, optional
+        Measured milliseconds by batch, or a measurement table, drawn over it.
+
+    Raises
+    ------
+    MissingPackageError
+        When matplotlib is not installed.
+    TableError
+        When `measured` holds nothing of this model.
+    """
+    known = None if measured is None else points(measured, found.setting)
+    ax = style.axes(ax)
+    order = np.argsort(found.batches)
+    batches, latency = found.batches[order], found.latency_ms[order]
+    low, high = found.interval_ms[order].T
+    span = _span(batches)
+    _shade(ax, regions(found, span), span)
+    _crossover(ax, found, span)
+    ax.fill_between(batches, low, high, color=style.BLUE, alpha=0.22, linewidth=0, label="90 % interval")
+    if len(batches) == 1:  # a band has no width there
+        ax.vlines(batches, low, high, color=style.BLUE, alpha=0.4, linewidth=3)
+    overhead, compute = found.overhead_ms[order], found.compute_ms[order]
+    marker = "_" if len(batches) == 1 else ""
+    ax.plot(batches, overhead, color=style.VERMILION, dashes=(5, 1.5), marker=marker, label="overhead (host)")
+    ax.plot(batches, compute, color=style.BLACK, dashes=(1, 1.2), marker=marker, label="compute (device)")
+    marker = "o" if len(batches) <= MOST_MARKERS else ""
+    ax.plot(batches, latency, color=style.BLUE, marker=marker, label="predicted latency", zorder=3)
+    _too_large(ax, found)
+    if known is not None:
+        ax.errorbar(
+            known.batches, known.latency_ms, known.spread_ms, fmt="D", color=style.BLACK, mfc="white", mew=0.8,
+            elinewidth=0.8, zorder=4, label="measured",
+        )  # fmt: skip
+    _scales(ax, span)
+    ax.set_title(title(found.setting), pad=13)
+    _legend(ax)
+    return ax
+
+
+@style.drawn
+def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
+    """Latency against batch in several runtimes, or on several devices, with the crossover of each.
+
+    Raises
+    ------
+    MissingPackageError
+        When matplotlib is not installed.
+    """
+    ax = style.axes(ax)
+    names = _labels(curves)
+    for index, (one, name) in enumerate(zip(curves, names, strict=True)):
+        order = np.argsort(one.batches)
+        look = {
+            "color": style.LINES[index % len(style.LINES)],
+            "linestyle": style.DASHES[index % len(style.DASHES)],
+            "marker": style.MARKERS[index % len(style.MARKERS)] if len(one) <= MOST_MARKERS else "",
+        }
+        ax.plot(one.batches[order], one.latency_ms[order], label=name, **look)
+    _scales(ax, _span(np.concatenate([one.batches for one in curves])))
+    ax.set_title(_common_title(curves))
+    ax.legend()
+    return ax
+
+
+def title(setting: Setting) -> str:
+    """Model, precision, runtime and device."""
+    protocol = "" if setting.protocol == "single" else f", {setting.protocol}"
+    return f"{setting.model}, {setting.precision}\n{setting.runtime} on {setting.device}{protocol}"
+
+
+def regions(found: Curve, span: tuple[float, float]) -> list[Region]:
+    """Where each regime holds: the crossover ends the framework-bound part, points half way between them the others."""
+    points = sorted(found, key=lambda point: point.batch)
+    runs = [(regime, list(group)) for regime, group in groupby(points, key=lambda point: point.regime)]
+    crossover = found.crossover.batch
+    ends: list[Region] = []
+    low = span[0]
+    for index, (regime, group) in enumerate(runs):
+        high = span[1]
+        if index + 1 < len(runs):
+            after = runs[index + 1][1][0].batch
+            between = float(np.sqrt(group[-1].batch * after))
+            leaves = regime == "framework-bound" and crossover is not None and group[-1].batch < crossover <= after
+            high = float(crossover) if leaves and crossover is not None else between
+        ends.append(Region(regime, low, high))
+        low = high
+    return ends
+
+
+def _span(batches: np.ndarray) -> tuple[float, float]:
+    """Of the axis: a little beyond the points, an octave around a single one."""
+    low, high = float(batches.min()), float(batches.max())
+    room = 2.0 if low == high else (high / low) ** 0.03
+    return low / room, high * room
+
+
+def _shade(ax: Axes, found: list[Region], span: tuple[float, float]) -> None:
+    octaves = np.log(span[1] / span[0])
+    for region in found:
+        hatch = "///" if region.regime == "framework-bound" else ""
+        ax.axvspan(
+            region.low, region.high, facecolor=style.REGIONS[region.regime], edgecolor=style.REGION_HATCH, hatch=hatch,
+            linewidth=0, zorder=0,
+        )  # fmt: skip
+        if np.log(region.high / region.low) > _LABEL_SHARE * octaves:
+            ax.text(
+                np.sqrt(region.low * region.high), 1.015, _name(region, octaves), transform=ax.get_xaxis_transform(),
+                ha="center", va="bottom", fontsize=6.5, color="#333333",
+            )  # fmt: skip
+
+
+def _name(region: Region, octaves: float) -> str:
+    wide = np.log(region.high / region.low) > 2 * _LABEL_SHARE * octaves
+    return region.regime if wide else region.regime.removesuffix("-bound")
+
+
+def _crossover(ax: Axes, found: Curve, span: tuple[float, float]) -> None:
+    """The batch from which the device rules, where it is within the batches shown."""
+    batch, low, high = found.crossover
+    if batch is None or batch <= found.batches.min() or batch > span[1]:
+        return
+    ends = (max(low or 1, span[0]), min(high or span[1], span[1]))
+    ax.axvspan(*ends, facecolor=style.GREY, alpha=0.22, linewidth=0, zorder=0.5)
+    said = f"{low}" if low == high else f"{low} to {high}" if high is not None else f"{low} or more"
+    label = f"crossover {batch} (90 %: {said})"
+    ax.axvline(batch, color=style.GREY, linewidth=1.0, linestyle=(0, (4, 1, 1, 1)), label=label)
+
+
+def _too_large(ax: Axes, found: Curve) -> None:
+    over = [point for point in found if point.fits is False]
+    if over:
+        ax.plot(
+            [point.batch for point in over], [point.latency_ms for point in over], "X", color=style.VERMILION, ms=5,
+            mec="white", mew=0.5, linestyle="", zorder=5, label="exceeds the memory",
+        )  # fmt: skip
+
+
+def _scales(ax: Axes, span: tuple[float, float]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xlim(*span)
+    ax.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value >= 1 else ""))
+    style.plain_ticks(ax.yaxis, ax.get_ylim())
+    ax.set_xlabel("batch size")
+    ax.set_ylabel("latency (ms)")
+
+
+def _legend(ax: Axes) -> None:
+    """What was predicted and measured in the first column, what bounds it in the second."""
+    handles, labels = ax.get_legend_handles_labels()
+    rank = {"predicted latency": 0, "90 % interval": 1, "measured": 2, "exceeds the memory": 3}
+    order = sorted(range(len(labels)), key=lambda index: rank.get(labels[index], 4))
+    style.legend_below(ax, 0.38, handles=[handles[index] for index in order])
+
+
+def _labels(curves: Sequence[Curve]) -> list[str]:
+    """What tells the curves apart: runtime, device, precision or model, as far as they differ."""
+    facts = [[one.setting.model, one.setting.precision, one.setting.runtime, one.setting.device] for one in curves]
+    differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
+    if not any(differ):
+        return [one.setting.runtime for one in curves]
+    return [", ".join(fact for fact, counts in zip(row, differ, strict=True) if counts) for row in facts]
+
+
+def _common_title(curves: Sequence[Curve]) -> str:
+    columns = [(one.setting.model, one.setting.precision, f"on {one.setting.device}") for one in curves]
+    return ", ".join(column[0] for column in zip(*columns, strict=True) if len(set(column)) == 1)

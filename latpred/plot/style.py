@@ -1,0 +1,191 @@
+"""How all figures look: sizes for a column of a paper, colours that colour-blind readers tell apart, shapes for grey.
+
+Colours are those of Okabe and Ito. No line, bar or region is told from another by colour alone: lines differ in dashes,
+bars in hatches, regions in names. Nothing here knows what is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from latpred.errors import MissingPackageError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+COLUMN_IN, PAGE_IN = 3.3, 6.9  # width of one column of a paper, and of both
+FORMATS = (".png", ".svg", ".pdf")
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY = "#777777"
+
+REGIONS = {"framework-bound": "#FDF3DF", "compute-bound": "#EAF3FB", "memory-bound": "#E6F4EE"}
+REGION_HATCH = "#F0DDB4"
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (9, 2)), (0, (3, 1, 1, 1, 1, 1)))
+LINES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, BLACK, SKY)
+MARKERS = "osD^vPX"
+FILLS = (BLUE, ORANGE, GREEN, SKY, VERMILION, YELLOW, PURPLE, GREY)
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++", "oo", "--")
+
+_RC: dict[str, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 6.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.2,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "savefig.dpi": 300,
+    "svg.fonttype": "none",  # text stays text: to be searched and read aloud
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "latpred",  # the same figure gives the same file
+}
+
+
+class Look(NamedTuple):
+    """Of one bar or area."""
+
+    colour: str
+    hatch: str
+
+
+def drawn(function: Callable[P, T]) -> Callable[P, T]:
+    """Draw in this style, and say what to install where matplotlib is missing."""
+
+    @wraps(function)
+    def styled(*args: P.args, **given: P.kwargs) -> T:
+        with in_style():
+            return function(*args, **given)
+
+    return styled
+
+
+@contextmanager
+def in_style() -> Iterator[None]:
+    """Apply this style.
+
+    Raises
+    ------
+    MissingPackageError
+        When matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise MissingPackageError("Figures need matplotlib. Install it with: pip install 'latpred[plot]'") from error
+    with mpl.rc_context(_RC):
+        yield
+
+
+def axes(ax: Axes | None, height_in: float = 2.8) -> Axes:
+    """The axes given, or those of a new figure as wide as a column."""
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot
+
+    _, new = pyplot.subplots(figsize=(COLUMN_IN, height_in), layout="constrained")
+    return new
+
+
+def blank(height_in: float = 2.8, width_in: float = COLUMN_IN) -> Axes:
+    """Axes of a new figure that no window or notebook knows of: to be drawn into and saved."""
+    with in_style():
+        made: Axes = figure(width_in, height_in).subplots()
+        return made
+
+
+def figure(width_in: float = COLUMN_IN, height_in: float = 2.4) -> Figure:
+    """A new figure that no window or notebook knows of."""
+    with in_style():
+        from matplotlib.figure import Figure
+
+        return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def legend_below(ax: Axes, gap: float, columns: int = 2, handles: Sequence[Any] | None = None) -> None:
+    """A legend under the axis label, `gap` inches below the axes."""
+    from matplotlib.transforms import ScaledTranslation
+
+    below = ax.transAxes + ScaledTranslation(0.0, -gap, ax.figure.dpi_scale_trans)
+    ax.legend(
+        handles=ax.get_legend_handles_labels()[0] if handles is None else handles,
+        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=columns, columnspacing=1.0,
+        borderaxespad=0.0,
+    )  # fmt: skip
+
+
+def plain_ticks(axis: Axis, limits: tuple[float, float]) -> None:
+    """Numbers instead of powers of ten on a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    few = limits[1] / limits[0] < 100
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if few else (1,), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """A colour and a hatch for each name; they repeat after eight, then with other hatches."""
+    count = len(FILLS)
+    return {
+        name: Look(FILLS[index % count], HATCHES[(index + index // count) % len(HATCHES)])
+        for index, name in enumerate(names)
+    }
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """The file a figure is to be written to.
+
+    Raises
+    ------
+    UsageError
+        When its ending names no form of figure.
+    """
+    wanted = Path(path)
+    if wanted.suffix.lower() not in FORMATS:
+        raise UsageError(f"{wanted} does not say what kind of figure it is; end it in {', '.join(FORMATS)}.")
+    return wanted
+
+
+def save(made: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure as PNG, SVG or PDF, as the file's ending says.
+
+    Raises
+    ------
+    UsageError
+        When the ending is none of them, or the file cannot be written.
+    """
+    wanted = checked_path(path)
+    # A date would make two files of one figure differ.
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(wanted.suffix.lower(), {})
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        with in_style():
+            made.savefig(wanted, metadata=metadata)
+    except OSError as error:
+        raise UsageError(f"cannot write {wanted}: {error.strerror or error}. Name another file.") from error
+    return wanted
