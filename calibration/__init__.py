@@ -1,6 +1,7 @@
 """Measures: the only part of latpred that starts a clock.
 
-`calibrate` measures a device into a profile, `measure` whole models into a table, `validate` compares the two.
+`calibrate` measures a device into a profile, `check` says whether it still holds, `measure` whole models into a table,
+`validate` compares the two.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from latpred.calibration.campaign import calibrate
+    from latpred.calibration.checking import check
     from latpred.calibration.choosing import choose_shapes
     from latpred.calibration.hostonly import calibrate_host
     from latpred.calibration.kerneltable import evaluate_kernels
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "calibrate",
     "calibrate_host",
+    "check",
     "choose_shapes",
     "evaluate_kernels",
     "fit_profile",
@@ -31,6 +34,7 @@ __all__ = [
 _HOMES = {
     "calibrate": "campaign",
     "calibrate_host": "hostonly",
+    "check": "checking",
     "choose_shapes": "choosing",
     "evaluate_kernels": "kerneltable",
     "fit_profile": "tablefit.api",

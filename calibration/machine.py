@@ -18,7 +18,7 @@ import msgspec
 from latpred import host
 from latpred.profile import Machine
 
-STACK = ("torch", "transformers", "numpy")
+STACK = ("torch", "transformers", "numpy", "onnxruntime")
 
 
 class GpuState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

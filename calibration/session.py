@@ -185,7 +185,7 @@ class Session:
         known = self._rows.get(cell.key)
         if known is not None:
             return known
-        row = self._spared(cell) or _measured(cell, measure)
+        row = self._spared(cell) or measured(cell, measure)
         self._append(row)
         return row
 
@@ -246,7 +246,8 @@ class Session:
         return None
 
 
-def _measured(cell: Cell, measure: Measure) -> Row:
+def measured(cell: Cell, measure: Measure) -> Row:
+    """Measure a cell; one that fails becomes a row with its error."""
     start = time.monotonic()
     sampled: Mapping[str, Timing] | Sampled
     try:

@@ -19,6 +19,7 @@ VERBS = {
     "generate": "generating",
     "trace": "walking",
     "calibrate": "calibrating",
+    "check": "checking",
     "fit": "calibrating",
     "measure": "measuring",
     "compare": "judging",
