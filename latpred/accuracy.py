@@ -105,14 +105,13 @@ def evaluate(
     UnknownModelError
         When a model of the table has no graph and no name that latpred knows.
     """
-    from latpred.eras import attention_of
+    from latpred.eras import walked_for
     from latpred.predicted import predict_table, trace_models
     from latpred.runtimes.walking import target_of
-    from latpred.tracing.names import attention
 
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
-    with attention(attention_of(profile.protocol.get("era", ""))):
+    with walked_for(profile.protocol.get("era", "")):
         walked = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind))
     return compare(predict_table(cells, walked, profile), cells, seed=seed)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from latpred import runtimes
-from latpred.eras import attention_of
+from latpred.eras import walked_for
 from latpred.errors import UsageError
 from latpred.finding import located, predictor_of
 from latpred.graph import ModelGraph
@@ -276,10 +276,8 @@ def _graph(model: Model, given: Input, runtime: str, predictor: Predictor) -> Mo
     """The graph that the runtime lowers on the predictor's device."""
     if isinstance(model, ModelGraph):
         return as_walked(model, given)
-    from latpred.tracing.names import attention
-
     inputs, seq, image, precision, memory_format = given
-    with attention(attention_of(predictor.profile.protocol.get("era", ""))):
+    with walked_for(predictor.profile.protocol.get("era", "")):
         return walking.walk(
             model,
             inputs,

@@ -1,22 +1,26 @@
 """What software of another time makes of the same model: graphs as an older PyTorch ran them.
 
 A walk is made with the PyTorch that is installed. A profile that was fitted to older measurements names its era in
-`protocol["era"]`, and graphs are rewritten before they are priced. Walks know nothing of this, and neither do profiles
-that were measured with the installed software.
+`protocol["era"]`; models are then walked within `walked_for`, and graphs are rewritten before they are priced. Walks
+know nothing of this, and neither do profiles that were measured with the installed software.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import msgspec
 
+from latpred.eras_scripted import scripted
 from latpred.graph import Line, ModelGraph, Op
 from latpred.identity import IdentityCache
 from latpred.ops.families import root
 
 TORCH_1_12 = "torch-1.12"
 UNFUSED = (TORCH_1_12,)  # eras that had no fused attention
+TORCHSCRIPT = "torchscript"
 
 _HALVES = ("fp16", "bf16")
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
@@ -27,7 +31,8 @@ _KINDS = {
     "bmm": "gemm",
     "embedding": "index",
 }
-_known: IdentityCache[ModelGraph, dict[str, ModelGraph]] = IdentityCache()
+_known: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
+_CURRENT: ContextVar[str] = ContextVar("era", default="")
 
 
 def attention_of(era: str) -> str | None:
@@ -39,8 +44,29 @@ def attention_of(era: str) -> str | None:
     return "eager" if era in UNFUSED else None
 
 
-def as_run_in(era: str, graph: ModelGraph) -> ModelGraph:
-    """The eager graph of a model as software of an era ran it; the graph itself where nothing differs.
+@contextmanager
+def walked_for(era: str) -> Iterator[None]:
+    """Within it, models are walked for an era: transformers with its attention, and eagerly for every runtime."""
+    if not era:
+        yield
+        return
+    from latpred.tracing.names import attention
+
+    token = _CURRENT.set(era)
+    try:
+        with attention(attention_of(era)):
+            yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current() -> str:
+    """The era that models are walked for right now."""
+    return _CURRENT.get()
+
+
+def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager") -> ModelGraph:
+    """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
 
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, a convolution's bias
     was a kernel of its own, a one-dimensional convolution went through two dimensions, and what a convolution or
@@ -49,9 +75,10 @@ def as_run_in(era: str, graph: ModelGraph) -> ModelGraph:
     if era != TORCH_1_12 or graph.runtime != "eager":
         return graph
     known = _known.get(graph, lambda _: {})
-    if era not in known:
-        known[era] = _torch_1_12(graph)
-    return known[era]
+    if (era, runtime) not in known:
+        older = _torch_1_12(graph)
+        known[era, runtime] = scripted(older) if runtime == TORCHSCRIPT else older
+    return known[era, runtime]
 
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:

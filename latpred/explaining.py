@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from latpred import runtimes as known_runtimes
 from latpred.advice import advise, recommended
 from latpred.api import Input, as_walked
+from latpred.eras import walked_for
 from latpred.errors import LatpredError, MissingPackageError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.explanation import Choice, Excluded, Explanation, ratio
 from latpred.finding import located, predictor_of
@@ -79,8 +80,13 @@ def explain(
         known_runtimes.get(name)  # a misspelt one is said before anything takes time
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
     given = Input(inputs, seq, image, precision, memory_format)
-    study = _Study(predictor, _Subject(model, given), size, protocol, progress)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
+    study = _Study(predictor, _Subject(model, given), size, protocol, progress)
+    with walked_for(predictor.profile.protocol.get("era", "")):
+        return _explained(study, names, runtimes)
+
+
+def _explained(study: _Study, names: Sequence[str], runtimes: Sequence[str] | None) -> Explanation:
     choices, excluded = study.compared(names)
     if runtimes is not None and not any(choice.runtime in runtimes for choice in choices):
         first = next(one for one in excluded if one.runtime in runtimes)
@@ -219,7 +225,7 @@ class _Study:
             if name == "eager":
                 raise
             return Excluded(name, "missing", str(error))
-        schedule = known_runtimes.get(name).lower(graph, self.batch)
+        schedule = known_runtimes.get(name).lower(self.predictor.lowered(graph, name), self.batch)
         return Choice(point, len(schedule.host_class), len(schedule.kernel_step), self._kernel_error(point))
 
     def _kernel_error(self, point: Prediction) -> float:

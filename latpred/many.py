@@ -7,12 +7,12 @@ and `frame` are the parts that a worker and its caller need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from latpred.eras import attention_of
+from latpred.eras import walked_for
 from latpred.errors import CandidateError, LatpredError, UsageError
 from latpred.graph import ModelGraph
 from latpred.prediction import Curve, Prediction
@@ -204,44 +204,53 @@ def _predicted(predictor: Predictor, asked: Question, candidate: Any) -> tuple[s
     from latpred.tracing import candidates
 
     name = candidates.title(candidate)
-    try:
-        with _like_the_profile(predictor):
-            graphs = _graphs(predictor, asked, candidates.walkable(candidate))
-    except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
-        return name, [(None, error)] * len(asked.runtimes)
+    walked: dict[str, ModelGraph | Exception] = {}
     found: Found = []
-    for runtime, graph in zip(asked.runtimes, graphs, strict=True):
-        try:
-            if isinstance(graph, Exception):
-                raise graph
-            found.append((graph, predictor.curve(graph, asked.batches, runtime=runtime, protocol=asked.protocol)))
-        except LatpredError as error:
-            found.append((graph if isinstance(graph, ModelGraph) else None, error))
+    with walked_for(predictor.profile.protocol.get("era", "")):
+        graph_in = _grapher(predictor, asked, candidate)
+        for runtime in asked.runtimes:
+            own = walking.walked_by(runtime)
+            if own not in walked:
+                try:
+                    walked[own] = graph_in(runtime)
+                except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
+                    walked[own] = error
+            found.append(_priced(predictor, asked, walked[own], runtime))
     return name, found
 
 
-def _like_the_profile(predictor: Predictor) -> Any:
-    """Within it, transformers' models have the attention that the profile's software had."""
-    from latpred.tracing.names import attention
+def _priced(
+    predictor: Predictor, asked: Question, graph: ModelGraph | Exception, runtime: str
+) -> tuple[ModelGraph | None, Curve | Exception]:
+    if isinstance(graph, Exception):
+        return None, graph
+    try:
+        return graph, predictor.curve(graph, asked.batches, runtime=runtime, protocol=asked.protocol)
+    except LatpredError as error:
+        return graph, error
 
-    return attention(attention_of(predictor.profile.protocol.get("era", "")))
 
+def _grapher(predictor: Predictor, asked: Question, candidate: Any) -> Callable[[str], ModelGraph]:
+    """A function from a runtime to the graph that it lowers; the model is built once, and only where it must be."""
+    from latpred.tracing.candidates import walkable
+    from latpred.tracing.names import is_config
+    from latpred.tracing.stacks import STACKS
 
-def _graphs(predictor: Predictor, asked: Question, model: Any) -> list[ModelGraph | LatpredError]:
-    """The graph that each runtime lowers, from one walk of the model; a runtime's failure is its own."""
-    if isinstance(model, ModelGraph):
-        return [model] * len(asked.runtimes)
     target = walking.target_of(predictor.profile.device.kind)
     options: dict[str, Any] = {"seq": asked.seq, "image": asked.image, "precision": asked.precision}
-    known: dict[str, ModelGraph | LatpredError] = {}
-    for runtime in asked.runtimes:
-        own = walking.walked_by(runtime)
-        if own not in known:
-            try:
-                known[own] = walking.walk(model, asked.inputs, runtime=runtime, target=target, **options)
-            except LatpredError as error:
-                known[own] = error
-    return [known[walking.walked_by(runtime)] for runtime in asked.runtimes]
+    built: list[Any] = []
+
+    def graph_in(runtime: str) -> ModelGraph:
+        if asked.inputs is None and walking.walked_by(runtime) == "eager" and is_config(candidate):
+            return STACKS.graph(candidate, **options)
+        if not built:
+            built.append(walkable(candidate))
+        (model,) = built
+        if isinstance(model, ModelGraph):
+            return model
+        return walking.walk(model, asked.inputs, runtime=runtime, target=target, **options)
+
+    return graph_in
 
 
 def _row(position: int, name: str, graph: ModelGraph, found: Prediction) -> Row:

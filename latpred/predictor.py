@@ -128,7 +128,7 @@ class Predictor:
         onnx_file.check_batches(graph, sizes)
         _check_choice("protocol", protocol, PROTOCOLS)
         _check_choice("inputs_on", inputs_on, PLACES)
-        asked = Asked(self._lowered(graph, runtime), runtime, protocol, inputs_on)
+        asked = Asked(self.lowered(graph, runtime), runtime, protocol, inputs_on)
         points: list[Prediction | None] = [None] * len(sizes)
         setting: Setting | None = None
         for schedule, positions in _served_together(asked, sizes):
@@ -167,7 +167,7 @@ class Predictor:
         """
         if not (isinstance(latency_ms, int | float) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
-        asked = Asked(self._lowered(graph, runtime), runtime, protocol, "device")
+        asked = Asked(self.lowered(graph, runtime), runtime, protocol, "device")
         memory = self.profile.device.memory_bytes or np.inf
 
         def too_large(batches: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -186,7 +186,7 @@ class Predictor:
         self, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager"
     ) -> tuple[Schedule, Priced, DeviceInfo]:
         """What one forward pass is made of: a runtime's schedule at a batch size, its costs, and the device's clock."""
-        lowered = self._lowered(graph, runtime)
+        lowered = self.lowered(graph, runtime)
         schedule = runtimes.get(runtime).lower(lowered, batch)
         return schedule, self._price(schedule, lowered), self._device(runtime)
 
@@ -204,10 +204,10 @@ class Predictor:
         """Start afresh from the profile."""
         self.__init__(state["profile"], state["caveats"])  # type: ignore[misc]
 
-    def _lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
+    def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager walk may have to do for an estimate."""
-        fitted = walking.fitting(graph, runtime, walking.target_of(self.profile.device.kind))
-        return as_run_in(self.profile.protocol.get("era", ""), fitted)
+        era, target = self.profile.protocol.get("era", ""), walking.target_of(self.profile.device.kind)
+        return as_run_in(era, walking.fitting(graph, "eager" if era else runtime, target), runtime)
 
     def _device(self, runtime: str) -> DeviceInfo:
         """The device as a runtime has it: kernels of a replayed graph follow each other faster than in a stream."""

@@ -8,11 +8,13 @@ import msgspec
 
 from latpred import tables
 from latpred.calibration.tablefit import leaveout, reading
+from latpred.calibration.tablefit.engines import SCRIPTED
 from latpred.calibration.tablefit.fit import Known, Problem, problem
 from latpred.calibration.tablefit.leaveout import Judged
-from latpred.calibration.tablefit.published import profile_of
+from latpred.calibration.tablefit.published import Accuracy, Fitted, profile_of
 from latpred.calibration.tablefit.report import LeaveOut, report_of
 from latpred.calibration.tablefit.walks import Progress
+from latpred.eras import TORCH_1_12
 from latpred.errors import TableError, UsageError
 from latpred.profile import DeviceProfile
 
@@ -30,7 +32,8 @@ def fit_profile(
 ) -> DeviceProfile:
     """Fit a profile of one GPU to a table of published latencies.
 
-    All GPUs and runs of the table are fitted together, on its eager rows: what they share is learnt from all of them.
+    All GPUs and runs of the table are fitted together: what they share is learnt from all of them. Eager is fitted by
+    itself; rows of TorchScript, where they are of PyTorch 1.12, together with eager.
 
     Parameters
     ----------
@@ -80,16 +83,16 @@ def fit_profiles(
 ) -> dict[str, DeviceProfile]:
     """As `fit_profile`, for every GPU of a table that has eager rows, by the table's name of it."""
     table = source if isinstance(source, reading.Table) else reading.read(source)
-    whole = problem(_eager_only(table), known=known, progress=progress)
+    whole = problem(_profiled(table), known=known, progress=progress)
     if progress is not None:
         progress("fitting")
-    theta = whole.solve().theta
+    runtime = whole.law.rows.runtime
+    thetas = {name: whole.solve((runtime == name) | (runtime == EAGER)).theta for name in sorted(set(runtime))}
     judged = leaveout.by_model(whole, progress) if judge else None
     found = {}
-    for gpu in only or sorted(set(whole.law.rows.gpu)):
-        own = None if judged is None else _of_gpu(judged, gpu)
-        worth = None if own is None or own.frame.empty else leaveout.accuracy(own)
-        found[gpu] = profile_of(whole, theta, gpu, (names or {}).get(gpu), worth)
+    for gpu in only or sorted(set(whole.law.rows.gpu[runtime == EAGER])):
+        fits = {name: Fitted(theta, _worth(judged, gpu, name)) for name, theta in thetas.items()}
+        found[gpu] = profile_of(whole, fits, gpu, (names or {}).get(gpu))
     notes = "; ".join(whole.table.notes)
     return {gpu: _noted(profile, notes) for gpu, profile in found.items()} if notes else found
 
@@ -128,17 +131,21 @@ def evaluate_left_out(
     return report_of(whole, by, parts)
 
 
-def _eager_only(table: reading.Table) -> reading.Table:
-    """Profiles are fitted to eager rows: other runtimes have steps of their own, which a table does not tell."""
-    eager = (table.cells["runtime"] == EAGER).to_numpy()
-    if not eager.any():
+def _profiled(table: reading.Table) -> reading.Table:
+    """Rows that profiles are fitted to: other runtimes have steps of their own, which a table does not tell.
+
+    Except TorchScript of an era whose fusers are known.
+    """
+    runtime = table.cells["runtime"]
+    if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
-    others = sorted(set(table.cells["runtime"][~eager]))
+    used = runtime.isin((EAGER, *SCRIPTED) if table.era == TORCH_1_12 else (EAGER,)).to_numpy()
+    others = sorted(set(runtime[~used]))
     notes = (f"rows of {', '.join(others)} were left out of the profile",) if others else ()
     return replace(
         table,
-        cells=table.cells[eager].reset_index(drop=True),
-        weight=table.weight[eager],
+        cells=table.cells[used].reset_index(drop=True),
+        weight=table.weight[used],
         notes=(*table.notes, *notes),
     )
 
@@ -160,9 +167,12 @@ def _chosen(table: reading.Table, gpu: str | None) -> str:
     raise TableError(f"{said}; name one of: {', '.join(there)} (--gpu NAME).")
 
 
-def _of_gpu(judged: Judged, gpu: str) -> Judged:
-    frame = judged.frame[judged.frame["device"] == gpu]
-    return Judged(judged.title, frame.reset_index(drop=True))
+def _worth(judged: Judged | None, gpu: str, runtime: str) -> Accuracy | None:
+    """What was shown on one GPU in one runtime, where anything was."""
+    if judged is None:
+        return None
+    frame = judged.frame[(judged.frame["device"] == gpu) & (judged.frame["runtime"] == runtime)]
+    return None if frame.empty else leaveout.accuracy(Judged(judged.title, frame.reset_index(drop=True)))
 
 
 def _noted(profile: DeviceProfile, notes: str) -> DeviceProfile:

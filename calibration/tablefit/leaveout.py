@@ -28,7 +28,6 @@ RUN_FOLDS = 10
 KNEE = 1.2
 FACTOR = 2.0
 SMALL, LARGE = 4, 64  # batches up to the first and from the second on are regimes of their own
-LEVEL = 0.9
 _SEED = 0
 
 Progress = Callable[[str], None]
@@ -189,18 +188,11 @@ def conformal(judged: Judged) -> dict[str, Coverage]:
         inside = np.zeros(len(sizes), bool)
         for model in sorted(set(models[rows])):
             others, own = rows & (models != model), rows & (models == model)
-            inside[own] = sizes[own] <= _quantile(sizes[others])
+            inside[own] = sizes[own] <= metrics.conformal(sizes[others])
         found[name] = Coverage(
-            int(rows.sum()), float(inside[rows].mean()) if rows.any() else np.nan, _quantile(sizes[rows])
+            int(rows.sum()), float(inside[rows].mean()) if rows.any() else np.nan, metrics.conformal(sizes[rows])
         )
     return found
-
-
-def _quantile(sizes: Floats) -> float:
-    """The conformal quantile: a little beyond the empirical one, since the next error is one more of them."""
-    if not sizes.size:
-        return np.nan
-    return float(np.quantile(sizes, min(1.0, LEVEL * (1.0 + 1.0 / sizes.size)), method="higher"))
 
 
 def accuracy(judged: Judged) -> Accuracy:

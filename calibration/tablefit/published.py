@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from latpred.calibration.tablefit.cells import FIXED, MODULE, PYTHON
@@ -54,6 +55,13 @@ class Accuracy(NamedTuple):
     text: str
 
 
+class Fitted(NamedTuple):
+    """Parameters that were found, and what they are worth; None where nobody judged them."""
+
+    theta: Floats
+    accuracy: Accuracy | None = None
+
+
 class _Numbers:
     """Fitted numbers by what they are of; parameters that no row needed are at what is believed."""
 
@@ -82,77 +90,88 @@ class _Numbers:
         return float(np.exp(self.sum(self._builder.knee())))
 
 
-def profile_of(
-    problem: Problem, theta: Floats, gpu: str, name: str | None = None, accuracy: Accuracy | None = None
-) -> DeviceProfile:
+def profile_of(problem: Problem, fits: Mapping[str, Fitted], gpu: str, name: str | None = None) -> DeviceProfile:
     """The profile of one GPU of a table.
 
     Parameters
     ----------
     problem : Problem
         The table and its law.
-    theta : ndarray
-        What `Problem.solve` found.
+    fits : mapping
+        By runtime, eager among them: what was found on its rows, and what that is worth.
     gpu : str
         As the table calls it.
     name : str, optional
         Of the profile; default: that of the GPU's datasheet.
-    accuracy : Accuracy, optional
-        What the fit is worth; without it, intervals are wide and the profile does not pass its gate.
     """
-    numbers, rows, spec = _Numbers(problem, theta), problem.law.rows, problem.law.gpus[gpu]
-    mine = rows.gpu == gpu
-    precisions = sorted(set(rows.precision[mine & (rows.runtime == EAGER)]))
-    factors = _host_factors(problem, numbers, gpu)
+    spec, accuracy = problem.law.gpus[gpu], fits[EAGER].accuracy
+    numbers = {runtime: _Numbers(problem, fit.theta) for runtime, fit in fits.items()}
+    factors = _host_factors(problem, numbers[EAGER], gpu, EAGER)
+    runtimes = {EAGER: _dispatch(problem, numbers[EAGER], EAGER, factors, accuracy)}
+    for runtime, fit in fits.items():
+        hosts = _host_factors(problem, numbers[runtime], gpu, runtime)
+        if runtime != EAGER and hosts:
+            plain = _dispatch(problem, numbers[runtime], runtime, hosts, fit.accuracy)
+            own = _kernels_of(problem, numbers[runtime], gpu, runtime, fit.accuracy)
+            runtimes[runtime] = msgspec.structs.replace(plain, kernels=own)
     return DeviceProfile(
         name=name or spec.name,
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=PROVENANCE,
         machine=_machine(problem, spec, len(factors)),
-        device=_device(spec, numbers.knee),
-        protocol=_protocol(problem, factors, accuracy),
-        runtimes={EAGER: _dispatch(problem, numbers, float(np.median(factors)), accuracy)},
-        kernels={each: _kernels(problem, numbers, spec, each, accuracy) for each in precisions},
+        device=_device(spec, numbers[EAGER].knee),
+        protocol=_protocol(problem, factors, {runtime: fits[runtime].accuracy for runtime in runtimes}),
+        runtimes=runtimes,
+        kernels=_kernels_of(problem, numbers[EAGER], gpu, EAGER, accuracy),
         samples=(),
-        acceptance=_acceptance(accuracy),
+        acceptance=_acceptance({runtime: fits[runtime].accuracy for runtime in runtimes}),
         seconds=0.0,
     )
 
 
-def _host_factors(problem: Problem, numbers: _Numbers, gpu: str) -> list[float]:
+def _host_factors(problem: Problem, numbers: _Numbers, gpu: str, runtime: str) -> list[float]:
     rows = problem.law.rows
-    mine = (rows.gpu == gpu) & (rows.runtime == EAGER)
+    mine = (rows.gpu == gpu) & (rows.runtime == runtime)
     where = sorted(set(zip(rows.run[mine], rows.group[mine], strict=True)))
     return [numbers.run(str(run), str(group)) for run, group in where]
 
 
-def _dispatch(problem: Problem, numbers: _Numbers, factor: float, accuracy: Accuracy | None) -> DispatchFit:
-    costs = {"": factor * OTHER_HOST}
-    for name in problem.law.cells.classes:
-        if name not in (FIXED, MODULE, PYTHON):
-            costs[name] = _short(factor * numbers.host(name, EAGER))
+def _dispatch(
+    problem: Problem, numbers: _Numbers, runtime: str, factors: list[float], accuracy: Accuracy | None
+) -> DispatchFit:
+    """Host costs of a runtime on the middle of the hosts it was measured on."""
+    factor = float(np.median(factors))
+
+    def cost(name: str) -> float:
+        return _short(factor * numbers.host(name, runtime))
+
+    eager = runtime == EAGER  # no other runtime of a table calls modules or Python
     return DispatchFit(
-        costs_us=costs,
-        module_call_us=_short(factor * numbers.host(MODULE, EAGER)),
-        python_call_us=_short(factor * numbers.host(PYTHON, EAGER)),
-        fixed_us=_short(factor * numbers.host(FIXED, EAGER)),
+        costs_us={"": _short(factor * OTHER_HOST)}
+        | {name: cost(name) for name in problem.law.cells.classes if name not in (FIXED, MODULE, PYTHON)},
+        module_call_us=cost(MODULE) if eager else 0.0,
+        python_call_us=cost(PYTHON) if eager else 0.0,
+        fixed_us=cost(FIXED),
         spread=_short(accuracy.small_batch / 1.645) if accuracy else 0.5,
         busy_spread=_short(accuracy.large_batch / 1.645) if accuracy else 0.5,
     )
 
 
-def _kernels(
-    problem: Problem, numbers: _Numbers, spec: Spec, precision: str, accuracy: Accuracy | None
-) -> dict[str, KernelFit]:
-    fits = {
-        family: _kernel_fit(family, numbers.kernel(family, spec, precision, EAGER), spec, accuracy)
-        for family in problem.law.cells.kernels
+def _kernels_of(
+    problem: Problem, numbers: _Numbers, gpu: str, runtime: str, accuracy: Accuracy | None
+) -> dict[str, dict[str, KernelFit]]:
+    """Kernels of a runtime by precision and family, in the precisions that it was measured in."""
+    rows, spec = problem.law.rows, problem.law.gpus[gpu]
+    families = {family: family for family in problem.law.cells.kernels}
+    families |= {family: like for family, like in STAND_INS.items() if like in families and family not in families}
+    return {
+        precision: {
+            family: _kernel_fit(family, numbers.kernel(like, spec, precision, runtime), spec, accuracy)
+            for family, like in families.items()
+        }
+        for precision in sorted(set(rows.precision[(rows.gpu == gpu) & (rows.runtime == runtime)]))
     }
-    for family, like in STAND_INS.items():
-        if like in fits and family not in fits:
-            fits[family] = _kernel_fit(family, numbers.kernel(like, spec, precision, EAGER), spec, accuracy)
-    return fits
 
 
 def _kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, accuracy: Accuracy | None) -> KernelFit:
@@ -213,7 +232,7 @@ def _machine(problem: Problem, spec: Spec, hosts: int) -> Machine:
     )
 
 
-def _protocol(problem: Problem, factors: list[float], accuracy: Accuracy | None) -> dict[str, str]:
+def _protocol(problem: Problem, factors: list[float], worth: Mapping[str, Accuracy | None]) -> dict[str, str]:
     low, high = min(factors) / float(np.median(factors)), max(factors) / float(np.median(factors))
     return {
         "latency": "pipelined: mean over forward passes issued back to back",
@@ -222,17 +241,31 @@ def _protocol(problem: Problem, factors: list[float], accuracy: Accuracy | None)
         "hosts": f"dispatch of the middle host; those of the table took {low:.2f} to {high:.2f} times that",
         "assumed": "launch latency, synchronisation and copies are typical values",
         **({"era": problem.table.era} if problem.table.era else {}),
-        **({"leave-one-model-out": accuracy.text} if accuracy else {}),
+        **{
+            "leave-one-model-out" if runtime == EAGER else f"leave-one-model-out, {runtime}": accuracy.text
+            for runtime, accuracy in worth.items()
+            if accuracy is not None
+        },
     }
 
 
-def _acceptance(accuracy: Accuracy | None) -> Acceptance:
+def _acceptance(worth: Mapping[str, Accuracy | None]) -> Acceptance:
+    accuracy = worth[EAGER]
+    others = {
+        runtime: found is not None and found.median <= GOOD_ENOUGH
+        for runtime, found in worth.items()
+        if runtime != EAGER
+    }
     if accuracy is None:
         return Acceptance(
-            False, {"models left out": "not tried"}, ("Judge the fit: latpred evaluate TABLE --leave-out model",)
+            False,
+            {"models left out": "not tried"},
+            ("Judge the fit: latpred evaluate TABLE --leave-out model",),
+            others,
         )
     passed = accuracy.median <= GOOD_ENOUGH
-    return Acceptance(passed, {"models left out": accuracy.text}, () if passed else (f"Measure it: {ADVICE}",))
+    checks = {"models left out": accuracy.text}
+    return Acceptance(passed, checks, () if passed else (f"Measure it: {ADVICE}",), others)
 
 
 def _short(value: float) -> float:

@@ -14,9 +14,10 @@ from latpred.calibration.tablefit.api import evaluate_left_out, fit_profile, fit
 from latpred.calibration.tablefit.engines import as_run_by
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.law import evaluate, local_gradients
-from latpred.calibration.tablefit.published import Accuracy, profile_of
+from latpred.calibration.tablefit.published import Accuracy, Fitted, profile_of
 from latpred.calibration.tablefit.walks import WalkKey
 from latpred.errors import TableError, UsageError
+from latpred.graph import ModelGraph
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +109,14 @@ def test_intervals_hold_nine_in_ten(fitted: tuple[Problem, np.ndarray]) -> None:
 
 def test_a_profile_predicts_what_the_law_does(fitted: tuple[Problem, np.ndarray]) -> None:
     made, theta = fitted
-    profile = profile_of(made, theta, "RTX-8000", "some-gpu", Accuracy(0.05, 0.1, 0.2, "5 %"))
+    fits = {"eager": Fitted(theta, Accuracy(0.05, 0.1, 0.2, "5 %"))}
+    profile = profile_of(made, fits, "RTX-8000", "some-gpu")
     assert profile.acceptance.passed
     predictor = Predictor(profiles.load(profiles.save(profile)))
     host, device = made.law.clocks(theta)
     for precision in ("fp32", "fp16"):
         graph = graphs()[WalkKey("wide", "image", 96, precision)]
-        plain = predictor.curve(_unrewritten(graph), (1, 256), protocol="pipelined")
+        plain = predictor.curve(_unrewritten(graph, "wide"), (1, 256), protocol="pipelined")
         rows = (made.law.rows.gpu == "RTX-8000") & (made.law.rows.precision == precision) & (made.model == "wide")
         for batch, compute in zip((1, 256), plain.compute_ms, strict=True):
             assert compute == pytest.approx(device[rows & (made.batch == batch)][0] / 1e3, rel=2e-3)
@@ -123,14 +125,14 @@ def test_a_profile_predicts_what_the_law_does(fitted: tuple[Problem, np.ndarray]
     assert plain.interval_ms[1, 1] / plain.latency_ms[1] == pytest.approx(np.exp(0.2), rel=0.02)
 
 
-def _unrewritten(graph: object) -> object:
+def _unrewritten(graph: ModelGraph, name: str) -> ModelGraph:
     """The walk before it was rewritten for the era: the predictor does that by itself."""
     import torch
     from tablefitdata import _tower
 
     from latpred.tracing import trace
 
-    return trace(_tower(*MODELS["wide"]), torch.zeros(1, 3, 96, 96), precision=graph.precision)  # type: ignore[attr-defined]
+    return trace(_tower(*MODELS[name]), torch.zeros(1, 3, 96, 96), precision=graph.precision)
 
 
 def test_profiles_carry_no_row_of_the_table() -> None:
@@ -182,7 +184,34 @@ def test_each_runtime_is_fitted_with_eager_and_eager_by_itself() -> None:
     eager = judged.of("eager").frame
     np.testing.assert_allclose(eager["predicted_s"], alone.frame["predicted_s"], rtol=1e-6)
     assert judged.of("torchscript").errors()["all"].median < 0.15
-    profile = fit_profile(pd.concat([table(), scripted]), "2080Ti", judge=False, known=dict(graphs()))
+
+
+def test_a_profile_predicts_torchscript_as_the_law_does() -> None:
+    scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
+    scripted["latency_s"] *= 0.8
+    both, theta = solved(pd.concat([table(), scripted], ignore_index=True))
+    fits = {"eager": Fitted(theta), "torchscript": Fitted(theta, Accuracy(0.2, 0.3, 0.4, "20 %"))}
+    profile = profile_of(both, fits, "2080Ti", "some-gpu")
+    assert profile.acceptance.runtimes == {"torchscript": False}
+    assert profile.protocol["leave-one-model-out, torchscript"] == "20 %"
+    predictor = Predictor(profiles.load(profiles.save(profile)))
+    host, device = both.law.clocks(theta)
+    rows = (both.law.rows.gpu == "2080Ti") & (both.law.rows.runtime == "torchscript") & (both.model == "normed")
+    for precision in ("fp32", "fp16"):
+        graph = _unrewritten(graphs()[WalkKey("normed", "image", 96, precision)], "normed")
+        curve = predictor.curve(graph, (1, 256), runtime="torchscript", protocol="pipelined")
+        mine = rows & (both.law.rows.precision == precision)
+        for batch, compute in zip((1, 256), curve.compute_ms, strict=True):
+            assert compute == pytest.approx(device[mine & (both.batch == batch)][0] / 1e3, rel=2e-3)
+        assert host[mine].min() < curve.overhead_ms[0] * 1e3 < host[mine].max()
+        eager = predictor.predict(graph, 1, protocol="pipelined")
+        assert curve.points[0].costs.ops.sum() < eager.costs.ops.sum()
+
+
+def test_torchscript_of_another_era_is_left_out_of_a_profile() -> None:
+    scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
+    both = pd.concat([table(), scripted]).assign(stack="torch=2.3.0")
+    profile = fit_profile(both, "2080Ti", judge=False, known=dict(graphs()))
     assert list(profile.runtimes) == ["eager"]
     assert "rows of torchscript were left out" in profile.protocol["rows"]
 
