@@ -1,12 +1,14 @@
-"""A cache keyed by an object's identity that lets go of an entry when the object dies.
+"""Caches that stay small: by an object's identity for as long as it lives, and of what was asked for most recently.
 
-For large frozen records whose hash would walk everything they hold, or that cannot be hashed at all.
+The first is for large frozen records whose hash would walk everything they hold, or that cannot be hashed at all.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -42,3 +44,36 @@ def _drop(cache: weakref.ref[IdentityCache[K, V]], identity: int) -> None:
     living = cache()
     if living is not None:
         living._values.pop(identity, None)
+
+
+class Recent(Generic[V]):
+    """The values that were asked for most recently, at most so many. Threads may share one.
+
+    Examples
+    --------
+    >>> squares = Recent(most=2)
+    >>> [squares.get(n, lambda: n * n) for n in (1, 2, 3)], len(squares)
+    ([1, 4, 9], 2)
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[Hashable, V] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of a key, made where it is not there."""
+        try:
+            value = self._values[key]
+        except KeyError:
+            value = self._values[key] = make()
+            if len(self._values) > self._most:
+                with suppress(KeyError):
+                    self._values.popitem(last=False)
+            return value
+        with suppress(KeyError):  # another thread dropped it meanwhile
+            self._values.move_to_end(key)
+        return value
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._values)

@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.features import Floats, Inputs, native, read, waves
+from latpred.identity import Recent
 from latpred.profile import KernelFit
 from latpred.tiling import tiled
 
 SQRT3 = 3.0**0.5
 TINY_US = 1e-6
+MOST_KEPT = 512  # sets of rows whose times are kept, for the many candidates of a search that share their layers
+MOST_KEPT_VALUES = 1024  # in each of them; the sets of long curves are not worth their memory
 
 
 class Terms(NamedTuple):
@@ -57,6 +60,7 @@ class KernelModel:
     def __init__(self, fit: KernelFit, native: KernelModel | None = None, threads: int = 0) -> None:
         self.fit = fit
         self._native, self._threads = native, threads
+        self._known: Recent[Times] = Recent(MOST_KEPT)
         self._scales = np.array(fit.length_scales)
         count = len(fit.points)
         self._points = np.array(fit.points).reshape(count, len(self._scales)) / self._scales
@@ -77,6 +81,13 @@ class KernelModel:
         leaf_scales : ndarray, shape (n,), or float
             What the time above the floor is multiplied by, for rows of more special families.
         """
+        if rows.size > MOST_KEPT_VALUES:
+            return self._fresh(rows, leaf_scales)
+        # Only all of these rows together: what is computed for one may differ in the last bit with those beside it.
+        key = (rows.shape, rows.tobytes(), np.asarray(leaf_scales).tobytes())
+        return self._known.get(key, lambda: self._fresh(rows, leaf_scales))
+
+    def _fresh(self, rows: Floats, leaf_scales: Floats | float) -> Times:
         if self._native is None:
             return self._times(rows, leaf_scales)
         taken_over = native(self.fit.family, rows, self._threads)

@@ -18,6 +18,7 @@ from latpred.clocks import Timeline
 from latpred.errors import ProfileError
 from latpred.features import NATIVE, WORK, Floats, layout
 from latpred.graph import Line, Op
+from latpred.guessing import guess
 from latpred.kerneltime import KernelModel
 from latpred.kinds import kind
 from latpred.ops.classes import kind_of
@@ -215,8 +216,23 @@ class PriceList:
         unmeasured: dict[str, None] = {}
         kernel_row: list[int] = []
         ops = schedule.ops
+        seen: dict[tuple[object, ...], int] = {}
         for index, family in zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True):
             op = ops[index]
+            # Ops that a walk found alike share these objects, whose identities are compared faster than their values.
+            same = (
+                family,
+                op.dtype,
+                id(op.dims),
+                id(op.macs),
+                id(op.weight_bytes),
+                id(op.read_bytes),
+                id(op.write_bytes),
+            )
+            known = seen.get(same)
+            if known is not None:
+                kernel_row.append(known)
+                continue
             key = (family, op.dtype, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
             entry = rows.get(key)
             if entry is None:
@@ -226,6 +242,7 @@ class PriceList:
                 guessed = op.estimated or not measured
                 lines = columns(op, model.fit.family, resident=resident)
                 entry = rows[key] = _Entry(len(rows), model, family, lines, leaf_scale, scale, guessed)
+            seen[same] = entry.index
             kernel_row.append(entry.index)
         return rows, np.array(kernel_row, dtype=np.int64), tuple(unmeasured)
 
@@ -248,7 +265,7 @@ class PriceList:
             if substitute in fits:
                 return self._cached(fits[substitute], native), 1.0, scale, False
         if wanted not in self._guesses:
-            self._guesses[wanted] = KernelModel(_guess(self._profile, fits))
+            self._guesses[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD))
         return self._guesses[wanted], 1.0, scale, False
 
     def _cached(self, fit: KernelFit, native: KernelFit | None = None) -> KernelModel:
@@ -373,28 +390,3 @@ def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:
     single = precision if precision in ("fp32", "tf32") else "fp32"
     wanted = single if dtype in ("float32", "complex64") else _PRECISIONS.get(dtype, precision)
     return wanted if profile.kernels.get(wanted) else precision
-
-
-def _guess(profile: DeviceProfile, fits: dict[str, KernelFit]) -> KernelFit:
-    """A plain roofline for families that were never measured, from the rates of those that were."""
-    rates = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
-    widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
-    width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
-    return KernelFit(
-        family="other",
-        floor_us=float(np.median([fit.floor_us for fit in fits.values()])),
-        macs_per_us=float(np.median(rates)) if rates else 0.0,
-        weight_bytes_per_us=width,
-        activation_bytes_per_us=width,
-        saturation={},
-        multiprocessors=0,
-        features=(),
-        length_scales=(),
-        amplitude=0.0,
-        noise=0.0,
-        points=(),
-        targets=(),
-        noise_factors=(),
-        error=0.0,
-        spread=ESTIMATED_SPREAD,
-    )

@@ -72,6 +72,11 @@ def attention(implementation: str | None) -> Iterator[None]:
         _ATTENTION.reset(token)
 
 
+def attention_asked() -> str | None:
+    """What `attention` asks for."""
+    return _ATTENTION.get()
+
+
 def build(
     name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str = "fp32"
 ) -> Built:

@@ -1,0 +1,129 @@
+"""Graphs put together from shallow walks: the same as full walks, or not used."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import transformers
+from transformers import BertConfig, PretrainedConfig
+
+from latpred.graph import ModelGraph
+from latpred.identity import Recent
+from latpred.tracing import names, trace
+from latpred.tracing.stacks import SHALLOW, Stacks
+
+SMALL = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 50}
+
+
+def whole(config: PretrainedConfig, **options: Any) -> ModelGraph:
+    return trace(names.build_config(config), **options)
+
+
+def bert(depth: int, **changes: Any) -> BertConfig:
+    return BertConfig(num_hidden_layers=depth, **(SMALL | changes))
+
+
+class Counted(Stacks):
+    """Stacks that count what they put together."""
+
+    made = 0
+
+    def _graph(self, config: Any, options: dict[str, Any]) -> ModelGraph:
+        before = self.walks()
+        graph = super()._graph(config, options)
+        self.made += self.walks() == before
+        return graph
+
+    def walks(self) -> int:
+        return len(self._graphs) + len(self._stacks)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("BertConfig", SMALL),
+        ("RobertaConfig", SMALL),
+        ("ElectraConfig", SMALL | {"embedding_size": 16}),
+        ("DistilBertConfig", {"dim": 32, "hidden_dim": 48, "n_heads": 2, "vocab_size": 50}),
+        ("GPT2Config", {"n_embd": 32, "n_head": 2, "vocab_size": 50}),
+        ("LlamaConfig", SMALL | {"num_key_value_heads": 2}),
+        ("AlbertConfig", SMALL | {"embedding_size": 16}),
+        ("DebertaConfig", SMALL | {"relative_attention": True, "pos_att_type": ["c2p"]}),
+        ("FNetConfig", {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 50}),
+        ("ViTConfig", SMALL | {"image_size": 32, "patch_size": 8}),
+        ("T5Config", {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_heads": 2, "vocab_size": 50}),
+    ],
+)
+def test_every_family_gives_the_graphs_of_full_walks(name: str, config: dict[str, Any]) -> None:
+    stacks = Counted()
+    size = {"image": 32} if name == "ViTConfig" else {"seq": 8}
+    for depth in (2, 6, 7, 6, 7):
+        widths = {key: 2 * value for key, value in config.items() if key == "intermediate_size"} if depth == 7 else {}
+        given = getattr(transformers, name)(num_hidden_layers=depth, **(config | widths))
+        assert stacks.graph(given, **size) == whole(given, **size)
+
+
+def test_random_berts() -> None:
+    stacks, choose = Counted(), random.Random(0)
+    for _ in range(60):
+        heads = choose.choice((1, 2, 4))
+        given = bert(
+            choose.randint(1, 9),
+            hidden_size=16 * heads,
+            num_attention_heads=heads,
+            intermediate_size=choose.choice((32, 80)),
+        )
+        assert stacks.graph(given, seq=8) == whole(given, seq=8)
+    assert stacks.made > 20
+
+
+def test_nothing_passes_between_precisions_inputs_and_code() -> None:
+    stacks = Stacks()
+    for _ in range(2):
+        for options in ({"seq": 8}, {"seq": 9}, {"seq": 8, "precision": "fp16"}):
+            for changes in ({}, {"hidden_act": "relu"}, {"attn_implementation": "eager"}):
+                for depth in (5, 6):
+                    given = bert(depth, **changes)
+                    assert stacks.graph(given, **options) == whole(given, **options)
+    with names.attention("eager"):
+        assert stacks.graph(bert(6), seq=8) == whole(bert(6), seq=8)
+
+
+def test_layers_that_differ_by_number_are_walked_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    plain = BertLayer.forward
+    odd = {"from": 2}
+
+    def forward(self: Any, hidden_states: Any, *args: Any, **options: Any) -> Any:
+        out = plain(self, hidden_states, *args, **options)
+        return out + 1 if self.attention.self.layer_idx >= odd["from"] else out
+
+    monkeypatch.setattr(BertLayer, "forward", forward)
+    for first in (2, 5):  # seen among four layers; seen only when a deep one is walked in full
+        odd["from"] = first
+        stacks = Stacks()
+        for depth in (6, 7, 8, 7, 8):
+            for width in (48, 96):
+                given = bert(depth, intermediate_size=width)
+                assert stacks.graph(given, seq=8) == whole(given, seq=8)
+
+
+def test_memory_is_bounded() -> None:
+    stacks = Stacks()
+    stacks._stacks, stacks._graphs, stacks._kinds = Recent(3), Recent(2), Recent(1)
+    for width in range(32, 38):
+        for eps in (1e-5, 1e-6):
+            given = bert(SHALLOW + 1, intermediate_size=width, layer_norm_eps=eps)
+            assert stacks.graph(given, seq=8).parameters == whole(given, seq=8).parameters
+    assert (len(stacks._stacks), len(stacks._graphs), len(stacks._kinds)) == (3, 2, 1)
+
+
+def test_a_config_that_holds_objects_is_walked_in_full() -> None:
+    stacks = Stacks()
+    given = bert(6)
+    given.something = object()
+    assert stacks.graph(given, seq=8) == whole(given, seq=8)
+    assert len(stacks._stacks) == 0
