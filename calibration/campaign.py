@@ -167,9 +167,8 @@ def _studied(
     progress: Callable[[Progress], None] | None,
 ) -> DeviceProfile:
     """The profile with every other runtime of the plan."""
-    earlier = () if EAGER in plan else session.earlier()
     priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
-    run = studying.Studies(device, session, priced, earlier)
+    run = studying.Studies(device, session, priced)
     whole_s = sum(effort.seconds for effort in plan.values())
     before_s = plan[EAGER].seconds if EAGER in plan else 0.0
     for name, effort in plan.items():

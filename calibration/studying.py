@@ -108,14 +108,11 @@ class Studies:
         What is measured, and where rows are kept.
     precisions : tuple[str, ...]
         The most important first.
-    earlier : tuple[Row, ...]
-        Rows of the calibration that is extended: they tell the usual tempo of the machine.
     """
 
     device: Device
     session: Session
     precisions: tuple[str, ...]
-    earlier: tuple[Row, ...] = ()
 
     def add(self, profile: DeviceProfile, study: Study, seconds: float, cells: float, tell: Tell) -> DeviceProfile:
         """The profile with one more runtime, measured until its seconds or cells are spent.
@@ -167,9 +164,8 @@ class Studies:
         return [row for row in self.session.rows if row.cell.runtime == runtime]
 
     def _good_rows(self, runtime: str) -> list[Row]:
-        """Rows of a runtime without errors, as they would have been at the tempo that is usual over all rows."""
-        known = [row for row in self.earlier if row.cell.runtime != runtime] + list(self.session.rows)
-        return [row for row in tempo.evened(row for row in known if not row.error) if row.cell.runtime == runtime]
+        """Rows of a runtime without errors, as they would have been at its usual tempo."""
+        return tempo.evened(row for row in self._rows(runtime) if not row.error)
 
     def _first_error(self, runtime: str) -> str | None:
         """Why nothing at all could be measured."""

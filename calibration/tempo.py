@@ -47,12 +47,12 @@ class Metronome:
 
 
 def evened(rows: Iterable[Row]) -> list[Row]:
-    """Rows as they would have been at the usual tempo: the median of all rows of the same kind of work.
+    """Rows as they would have been at the usual tempo: the median of all rows of the same kind.
 
     Rows without a tempo stay as they are.
     """
     rows = list(rows)
-    beats: dict[tuple[int, str], list[float]] = {}
+    beats: dict[tuple[str, int, str], list[float]] = {}
     for row in rows:
         if TEMPO in row.timings:
             beats.setdefault(_kind(row.cell), []).append(row.timings[TEMPO].median_s)
@@ -60,12 +60,12 @@ def evened(rows: Iterable[Row]) -> list[Row]:
     return [_at(row, usual) for row in rows]
 
 
-def _kind(cell: Cell) -> tuple[int, str]:
-    """Rows whose tempo was told by the same work."""
-    return cell.dims.get("cold", 0), cell.precision
+def _kind(cell: Cell) -> tuple[str, int, str]:
+    """Rows whose tempo was told by the same work, after the same work: what ran before a beat slows it by a fifth."""
+    return cell.runtime, cell.dims.get("cold", 0), cell.precision
 
 
-def _at(row: Row, usual: dict[tuple[int, str], float]) -> Row:
+def _at(row: Row, usual: dict[tuple[str, int, str], float]) -> Row:
     if TEMPO not in row.timings:
         return row
     slow = row.timings[TEMPO].median_s / usual[_kind(row.cell)]

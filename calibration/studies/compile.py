@@ -109,9 +109,9 @@ class Compiled(WholeNetworks):
         with wrapper.wrappers() as modules:
             model, inputs = runs.built(spec, cell.precision), runs.inputs_of(spec, cell.precision)
             call = device.prepare_model(model, inputs, self.runtime)
-        between = self._evict if spec.cold else self._metronome.beat
-        forward, tempo = in_turns(call, between, *effort(spec))
-        placed = wrapper.time_calls(call, modules, between, repeats=REPEATS, budget_s=CALLS_S)
+        before = self._evict if spec.cold else call
+        forward, tempo = in_turns(call, before, self._metronome.beat, *effort(spec))
+        placed = wrapper.time_calls(call, modules, before, repeats=REPEATS, budget_s=CALLS_S)
         return Sampled({"single": forward, TEMPO: tempo, OUTSIDE: placed.outside}, placed.calls_us)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:

@@ -1,10 +1,10 @@
-"""Costs of onnxruntime's nodes from graphs that were timed whole and node by node.
+"""Costs of onnxruntime's nodes from generated graphs that were timed whole and node by node.
 
     latency = fixed + Σ cost(class of the node) + Σ time of its kernel
 
 What a node takes when it has next to nothing to do belongs to its class; what it takes beyond that in a larger graph is
 its kernel's. The profiler's clock counts whole microseconds and slows what lies between two nodes, so the sum of both
-is brought to the time of graphs that nobody watched.
+is brought to the time of graphs that nobody watched. Graphs whose weights were cold tell of weights only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latpred.graph import Op
 from latpred.ops.families import parent
 from latpred.profile import DispatchFit
 
-FEWEST = 3  # tiny networks below which nothing can be told apart
+FEWEST = 3  # tiny graphs below which nothing can be told apart
 HALF_US = 0.5  # what the profiler's clock cuts off on average
 LEAST_SHARE = 0.15  # of a node's time that must be kernel for it to say anything about kernels
 MODEL_DOUBT = 0.05  # relative error of the law itself
@@ -36,18 +36,19 @@ ASTRAY = 2.0  # a graph that takes so much more or less than its nodes did tells
 
 
 class Placed(NamedTuple):
-    """A graph that was timed: its nodes, batch, latency, time of each node, precision.
+    """A graph that was timed: its nodes, latency with all that it needs in the cache, time of each node, precision.
 
-    tiny : whether its nodes have next to nothing to do. resident : whether its weights were in the cache.
+    tiny : whether its nodes have next to nothing to do. resident : whether its weights were in the cache when its nodes
+    were timed. cold : whether nothing was.
     """
 
     ops: tuple[Op, ...]
-    batch: int
     total_us: float
     nodes_us: tuple[float, ...]
     precision: str
     tiny: bool
     resident: bool
+    cold: bool = False
 
 
 class Kernel(NamedTuple):
@@ -64,18 +65,18 @@ def fit_nodes(placed: Sequence[Placed]) -> DispatchFit:
     Parameters
     ----------
     placed : sequence of Placed
-        Tiny networks and larger graphs, none of which judge.
+        Tiny graphs and larger ones.
 
     Raises
     ------
     CalibrationError
-        When there are too few tiny networks or no larger graph.
+        When there are too few tiny graphs or no larger one.
     """
     tiny, sized = [one for one in placed if one.tiny], [one for one in placed if not one.tiny]
     if len(tiny) < FEWEST or not sized:
         raise CalibrationError(
-            f"{len(tiny)} tiny networks and {len(sized)} graphs were timed in onnxruntime, too few to tell its costs. "
-            "Give it more time: latpred calibrate --runtimes onnxruntime --budget 3m"
+            f"{len(tiny)} tiny graphs and {len(sized)} larger ones were timed in onnxruntime, too few to tell its "
+            "costs. Give it more time: latpred calibrate --runtimes onnxruntime --budget 3m"
         )
     costs, fixed_us = _host(tiny)
     idle = _idle(tiny)
@@ -134,7 +135,7 @@ def _unwatched(
     ratios = []
     for one, found in zip(sized, kernels, strict=True):
         watched = sum(kernel.us for kernel in found)
-        if watched > RULING * one.total_us:
+        if not one.cold and watched > RULING * one.total_us:
             ratios.append((one.total_us - _host_us(one, costs, fixed_us)) / watched)
     return min(max(float(np.median(ratios)), 1 / ASTRAY), ASTRAY) if ratios else 1.0
 
@@ -147,7 +148,7 @@ def _factor(
     None where both disagree so much that the machine did something else in one of them.
     """
     watched = sum(kernel.us for kernel in kernels)
-    if watched <= 0:
+    if watched <= 0 or one.cold:
         return slowed
     left = max(one.total_us - _host_us(one, costs, fixed_us), 0.0)
     share = min(1.0, slowed * watched / one.total_us)
@@ -165,11 +166,15 @@ def _host_us(one: Placed, costs: dict[str, float], fixed_us: float) -> float:
 def _samples(one: Placed, kernels: Sequence[Kernel], factor: float) -> list[KernelSample]:
     found = []
     for op, us, share in kernels:
-        if share >= LEAST_SHARE and not op.estimated:
+        if share >= LEAST_SHARE and not op.estimated and (not one.cold or _reads_weights(op)):
             weight = 1.0 / (1.0 + ((1.0 - share) / share) ** 2)
-            row = row_of(op, one.batch, resident=one.resident)
-            found.append(KernelSample(op.family, row, factor * us, weight))
+            found.append(KernelSample(op.family, row_of(op, 1, resident=one.resident), factor * us, weight))
     return found
+
+
+def _reads_weights(op: Op) -> bool:
+    """Whether most of what a node moves is weights; in a cold graph all else is cold too, as it is in no model."""
+    return op.weight_bytes.at(1) > op.read_bytes.at(1) + op.write_bytes.at(1)
 
 
 def _looked_up(costs: dict[str, float], name: str) -> float:

@@ -1,16 +1,17 @@
-"""The study of ONNX Runtime: generated ONNX graphs watched node by node tell its kernels, exported networks its host.
+"""The study of ONNX Runtime: generated ONNX graphs watched node by node tell its costs, exported networks judge.
 
 On a synchronous device onnxruntime's own profiler says what every node takes, in whole microseconds. Graphs written
-down in milliseconds are watched for kernels, since an export takes seconds; tiny exported networks tell what a node
-costs before it does anything, and others judge. A device that runs on its own is left to `whole`.
+down in milliseconds are watched, since an export takes seconds: tiny ones tell what a node costs before it does
+anything, larger ones what its kernel takes. Exported networks judge. A device that runs on its own is left to `whole`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count, cycle
+from collections.abc import Iterator, Sequence
+from itertools import count, cycle, islice
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from latpred.calibration import suite
@@ -28,10 +29,10 @@ from latpred.runtimes.onnx_export import tensors_of
 from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
-SECONDS = 90.0
-FIRST_TINY, TINY_GRAPHS, MOST_TINY = 2, 20, 8
-TURN = ("graph",) * 14 + ("judge",) + ("graph",) * 14 + ("judge", "tiny")  # after the first tiny ones, again and again
-GRAPH_EFFORT = (12, 0.1)  # forward passes, and seconds after which there are no more
+SECONDS = 100.0
+TINY_GRAPHS, MOST_JUDGES = 45, 9  # a judge takes as long to export as thirty graphs take to time
+TURN = ("graph",) * 25 + ("judge",)  # after the tiny graphs, again and again
+GRAPH_EFFORT = (8, 0.08)  # forward passes, and seconds after which there are no more
 TINY_EFFORT = (60, 0.1)
 WATCHED = 5  # forward passes with the profiler on, after one that is not counted
 WATCHED_S = 0.25  # beyond which there are fewer
@@ -66,43 +67,46 @@ class OnnxStudy(WholeNetworks):
         self._ops: dict[str, tuple[Op, ...]] = {}
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
-        """A few tiny networks; then generated graphs, networks that judge, and more tiny ones."""
+        """Tiny graphs, then larger ones, and networks that judge among them."""
         if device.asynchronous:
             yield from super().cells(device, precision)
             return
-        tiny, judges = iter(suite.tiny_networks(MOST_TINY)), suite.judging_networks()
-        graphs = (graph_cell(number, precision) for number in count())
-        for _ in range(FIRST_TINY):
-            yield suite.network_cell(next(tiny), precision, self.runtime)
         for number in range(TINY_GRAPHS):
             yield graph_cell(number, precision, tiny=True)
+        graphs = (graph_cell(number, precision) for number in count())
+        # Where a model is called again and again, only its own size makes its weights leave the cache.
+        judges = (msgspec.structs.replace(spec, cold=False) for spec in islice(suite.judging_networks(), MOST_JUDGES))
         for kind in cycle(TURN):
             if kind == "graph":
                 yield next(graphs)
                 continue
-            spec = next(judges if kind == "judge" else tiny, None)
+            spec = next(judges, None)
             if spec is not None:
                 yield suite.network_cell(spec, precision, self.runtime)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
-        """Time a graph or network whole; unless it only judges, also node by node."""
+        """Time a graph or network whole, called again and again; a graph also node by node, its weights cold if asked.
+
+        What a cold graph takes as a whole is timed warm like all others: out of the cache lie also onnxruntime's code
+        and the results of the nodes, which a large model finds where it left them.
+        """
         if device.asynchronous:
             return super().measure(cell, device)
-        threads = _threads()
         if cell.kind == "kernel":
-            tiny = bool(cell.dims["tiny"])
-            made, (repeats, budget_s), watched = _generated(cell), TINY_EFFORT if tiny else GRAPH_EFFORT, True
+            made, (repeats, budget_s) = _generated(cell), TINY_EFFORT if cell.dims["tiny"] else GRAPH_EFFORT
         else:
-            spec = suite.network_spec(cell)
-            made, (repeats, budget_s), watched = self._exported(cell), effort(spec), spec.tiny
-        between = self._evict if cell.dims.get("cold") else self._metronome.beat
-        running = onnx_session.session(made.model, target="cpu", threads=threads)
-        forward, tempo = in_turns(lambda: running.run(None, made.feed), between, repeats, budget_s)
-        timings = {"single": forward, TEMPO: tempo}
-        if not watched:
+            made, (repeats, budget_s) = self._exported(cell), effort(suite.network_spec(cell))
+        running = onnx_session.session(made.model, target="cpu", threads=_threads())
+
+        def forward() -> None:
+            running.run(None, made.feed)
+
+        timing, tempo = in_turns(forward, forward, self._metronome.beat, repeats, budget_s)
+        timings = {"single": timing, TEMPO: tempo}
+        if cell.kind != "kernel":
             return Sampled(timings)
-        times = max(2, min(WATCHED, int(WATCHED_S / forward.median_s)))
-        return Sampled(timings, self._watched(cell, made, times, between))
+        times = max(2, min(WATCHED, int(WATCHED_S / timing.median_s)))
+        return Sampled(timings, self._watched(cell, made, times))
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs by class and onnxruntime's own kernels."""
@@ -122,30 +126,23 @@ class OnnxStudy(WholeNetworks):
         names = onnx_session.input_names(model)
         return Made(model, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})
 
-    def _watched(self, cell: Cell, made: Made, times: int, between: Callable[[], object]) -> tuple[float, ...]:
+    def _watched(self, cell: Cell, made: Made, times: int) -> tuple[float, ...]:
         """Median microseconds of every node; what the nodes do is kept for the fit."""
         feeds = [made.feed] * (times + 1)
-        seen = onnx_session.watch(made.model, feeds, target="cpu", threads=_threads(), between=between)
-        if cell.kind == "kernel":
-            self._ops[cell.key] = _ops(seen, made)
+        between = {"between": self._evict} if cell.dims["cold"] else {}
+        seen = onnx_session.watch(made.model, feeds, target="cpu", threads=_threads(), **between)
+        self._ops[cell.key] = _ops(seen, made)
         return tuple(np.median([[event.us for event in run] for run in seen.runs[1:]], axis=0).tolist())
 
     def _placed(self, row: Row, profile: DeviceProfile) -> Placed | None:
-        """A row as the fit takes it; None when its nodes are not those that were timed."""
-        cell, total_us = row.cell, row.timings["single"].median_s * US_PER_S
-        cached = profile.device.cache_bytes
-        if cell.kind == "kernel":
-            ops, batch, tiny = self._graph_ops(cell), 1, bool(cell.dims["tiny"])
-            held = sum(op.weight_bytes.at(1) for op in ops)
-            resident = not cell.dims.get("cold") and held <= cached
-        else:
-            spec = suite.network_spec(cell)
-            graph = runs.graph_of(spec, cell.precision, self.runtime, "cpu")
-            ops, batch, tiny = graph.at(spec.batch), spec.batch, spec.tiny
-            resident = 0 < graph.parameter_bytes <= cached
+        """A graph as the fit takes it; None when its nodes are not those that were timed."""
+        cell, ops = row.cell, self._graph_ops(row.cell)
         if len(ops) != len(row.calls_us):
             return None
-        return Placed(ops, batch, total_us, row.calls_us, cell.precision, tiny, resident)
+        tiny, cold = bool(cell.dims["tiny"]), bool(cell.dims["cold"])
+        resident = not cold and sum(op.weight_bytes.at(1) for op in ops) <= profile.device.cache_bytes
+        total_us = row.timings["single"].median_s * US_PER_S
+        return Placed(ops, total_us, row.calls_us, cell.precision, tiny, resident, cold)
 
     def _graph_ops(self, cell: Cell) -> tuple[Op, ...]:
         if cell.key not in self._ops:

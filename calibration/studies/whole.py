@@ -81,8 +81,8 @@ class WholeNetworks:
             return Sampled(queues.timed(device, cell, spec, graph))
         model, inputs = runs.built(spec, cell.precision), runs.inputs_of(spec, cell.precision)
         call = device.prepare_model(model, inputs, self.runtime)
-        between = self._evict if spec.cold else self._metronome.beat
-        forward, tempo = in_turns(call, between, *effort(spec))
+        before = self._evict if spec.cold else call
+        forward, tempo = in_turns(call, before, self._metronome.beat, *effort(spec))
         return Sampled({"single": forward, TEMPO: tempo})
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
@@ -104,21 +104,28 @@ def effort(spec: NetworkSpec) -> tuple[int, float]:
 
 
 def in_turns(
-    call: Callable[[], object], between: Callable[[], object], repeats: int, budget_s: float
+    call: Callable[[], object],
+    before: Callable[[], object],
+    beat: Callable[[], object],
+    repeats: int,
+    budget_s: float,
 ) -> tuple[Timing, Timing]:
-    """Time a call on a synchronous device, with a piece of work that is always the same before each.
+    """Time a call on a synchronous device in turns with a beat: work that is always the same and tells the tempo.
 
     Parameters
     ----------
-    call, between : callable
-        What is timed, and the work that tells the tempo.
+    call, before : callable
+        What is timed, and what leaves the caches as the call shall find them: a call of itself, as where a model is
+        called again and again, or what evicts its weights.
+    beat : callable
+        The second of two tells the tempo: the first finds in the caches whatever the call has left there.
     repeats, budget_s : int, float
         Turns, and seconds after which there is no other once there were a few.
 
     Returns
     -------
     tuple of Timing
-        Of the call, and of the work between.
+        Of the call, and of the beat.
     """
     for _ in range(WARM):
         call()
@@ -126,7 +133,9 @@ def in_turns(
     tempos: list[float] = []
     start = time.perf_counter()
     while len(forwards) < FEWEST or (len(forwards) < repeats and time.perf_counter() - start < budget_s):
-        tempos.append(_seconds(between))
+        beat()
+        tempos.append(_seconds(beat))
+        before()
         forwards.append(_seconds(call))
     return _summary(forwards), _summary(tempos)
 

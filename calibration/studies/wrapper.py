@@ -44,7 +44,7 @@ def wrappers() -> Iterator[list[ModuleType]]:
 def time_calls(
     call: Callable[[], object],
     modules: Sequence[ModuleType],
-    between: Callable[[], object],
+    before: Callable[[], object],
     *,
     repeats: int,
     budget_s: float,
@@ -57,7 +57,7 @@ def time_calls(
         Runs the forward pass.
     modules : sequence of module
         Its wrappers.
-    between : callable
+    before : callable
         Run before each pass.
     repeats, budget_s : int, float
         Passes, and seconds after which there is no other once there were three.
@@ -68,7 +68,7 @@ def time_calls(
     with _watched(modules, seconds):
         start = time.perf_counter()
         while len(passes) < 3 or (len(passes) < repeats and time.perf_counter() - start < budget_s):
-            between()
+            before()
             seconds.clear()
             begun = time.perf_counter()
             call()

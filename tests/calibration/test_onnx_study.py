@@ -12,7 +12,7 @@ from latpred.calibration import studies, suite
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import open_device
 from latpred.calibration.session import Row
-from latpred.calibration.studies import onnxgraphs
+from latpred.calibration.studies import onnxfit, onnxgraphs
 from latpred.calibration.studies.onnxfit import Placed, fit_nodes
 from latpred.calibration.studies.onnxruntime import OnnxStudy, graph_cell
 from latpred.errors import CalibrationError
@@ -72,7 +72,7 @@ def placed(ops: tuple[Op, ...], *, tiny: bool) -> Placed:
     """A graph as a clock would have it: whole, and its nodes in whole microseconds of a profiler that slows them."""
     host = sum(GEMM_US if op.launches else NODE_US for op in ops)
     nodes = tuple(float(int(5.0 + 1.1 * kernel_us(op))) if op.launches else 1.0 for op in ops)
-    return Placed(ops, 1, FIXED_US + host + sum(map(kernel_us, ops)), nodes, "fp32", tiny, resident=True)
+    return Placed(ops, FIXED_US + host + sum(map(kernel_us, ops)), nodes, "fp32", tiny, resident=True)
 
 
 def graphs() -> list[Placed]:
@@ -99,7 +99,7 @@ def test_known_costs_are_found_again() -> None:
 
 def test_too_few_graphs_are_said() -> None:
     with pytest.raises(
-        CalibrationError, match=r"2 tiny networks and 0 graphs.*latpred calibrate --runtimes onnxruntime"
+        CalibrationError, match=r"2 tiny graphs and 0 larger ones.*latpred calibrate --runtimes onnxruntime"
     ):
         fit_nodes(graphs()[:2])
 
@@ -107,13 +107,33 @@ def test_too_few_graphs_are_said() -> None:
 def test_what_is_measured_first() -> None:
     study = studies.get("onnxruntime")
     assert isinstance(study, OnnxStudy)
-    cells = list(islice(study.cells(open_device("cpu"), "fp32"), 45))
+    cells = list(islice(study.cells(open_device("cpu"), "fp32"), 100))
     assert {cell.runtime for cell in cells} == {"onnxruntime"}
     assert len({cell.key for cell in cells}) == len(cells)
     networks = [suite.network_spec(cell) for cell in cells if cell.kind == "network"]
-    assert [spec.tiny for spec in networks[:2]] == [True] * 2
-    assert any(spec.judge for spec in networks)
-    assert sum(cell.kind == "kernel" and not cell.dims["tiny"] for cell in cells) > 15
+    assert networks
+    assert all(spec.judge and not spec.cold for spec in networks)
+    sizes = [cell.dims["tiny"] for cell in cells if cell.kind == "kernel"]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 20 < sum(sizes) < len(sizes) - 20
+    # every kind at both temperatures
+    assert len(
+        {
+            (cell.name, cell.dims["cold"])
+            for cell in islice(study.cells(open_device("cpu"), "fp32"), 200)
+            if cell.kind == "kernel"
+        }
+    ) == 2 * len(set(onnxgraphs.KINDS))
+
+
+def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
+    many, few = gemm(2000), gemm(8)  # results and weights are most of what they move
+
+    def sampled(cold: bool) -> int:
+        one = placed((many, few), tiny=False)._replace(cold=cold, nodes_us=(500.0, 300.0))
+        return len(onnxfit._samples(one, onnxfit._kernels(one, {"": 1.0}), 1.0))
+
+    assert (sampled(cold=False), sampled(cold=True)) == (2, 1)
 
 
 def test_an_asynchronous_device_is_calibrated_on_whole_networks() -> None:

@@ -15,9 +15,11 @@ def timing(seconds: float) -> Timing:
     return Timing(seconds, seconds / 10, 5, True)
 
 
-def row(seed: int, taken: float, beat: float | None, *, cold: int = 0, precision: str = "fp32") -> Row:
+def row(
+    seed: int, taken: float, beat: float | None, *, cold: int = 0, precision: str = "fp32", runtime: str = "eager"
+) -> Row:
     timings = {"single": timing(taken)} | ({} if beat is None else {TEMPO: timing(beat)})
-    cell = Cell("network", "encoder", {"seed": seed, "cold": cold}, precision)
+    cell = Cell("network", "encoder", {"seed": seed, "cold": cold}, precision, runtime)
     return Row(cell, timings, 0.1, calls_us=(taken * 1e6, taken * 2e6))
 
 
@@ -43,7 +45,8 @@ def test_rows_are_never_evened_by_more_than_two() -> None:
 
 def test_other_work_between_the_passes_has_a_tempo_of_its_own() -> None:
     rows = [row(0, 1.0, 0.4), row(1, 1.0, 8.0, cold=1), row(2, 1.0, 2.0, precision="bf16")]
-    assert singles(tempo.evened(rows)) == pytest.approx([1.0, 1.0, 1.0])
+    rows.append(row(3, 1.0, 0.5, runtime="compile"))
+    assert singles(tempo.evened(rows)) == pytest.approx([1.0] * 4)
 
 
 def test_rows_without_a_tempo_stay_as_they_are() -> None:
