@@ -20,6 +20,7 @@ from latpred.calibration import machine
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Call
 from latpred.calibration.machine import GpuState
+from latpred.calibration.profiling import Seen, profile
 from latpred.errors import DeviceError, RuntimeRefusalError, UsageError
 from latpred.profile import DeviceInfo, Machine
 from latpred.runtimes.cuda_graphs import capture
@@ -163,6 +164,11 @@ class CudaDevice:
                     return None
                 self._graph = (call, count, graph)
             return self._behind_head(self._graph[2].replay, 1, FIRST_HEAD_US)[0]
+
+    def profile(self, call: Call) -> Seen:
+        """What torch.profiler sees of a call."""
+        with self.errors():
+            return profile(call, self.synchronize)
 
     def _behind_head(self, call: Call, count: int, head_us: float) -> tuple[float, bool]:
         """Seconds of the calls, and whether the device was still busy when the last was issued."""

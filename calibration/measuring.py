@@ -175,16 +175,12 @@ class _Bench:
             before = self._tempo()
             cell.visits.append(self._timing(cell))
             cell.tempos.append((before + self._tempo()) / 2)
-        except RuntimeRefusalError as error:
-            cell.failure = f"{REFUSED}{error}"[:_MOST_TEXT]
         except (UsageError, DeviceError):
             raise
-        except (MemoryError, torch.OutOfMemoryError):
-            self.clear()
-            cell.failure = OUT_OF_MEMORY
         except Exception as error:  # a model's own forward may raise anything; the table says what
-            text = " ".join(str(error).split())[:_MOST_TEXT]
-            cell.failure = f"{type(error).__name__}: {text}"
+            cell.failure = failure_of(error)
+            if cell.failure == OUT_OF_MEMORY:
+                self.clear()
 
     def _tempo(self) -> float:
         """Seconds of the work that tells the machine's tempo; the same for ever where the host is not what is timed."""
@@ -229,6 +225,16 @@ class _Bench:
         where = self.device.name
         model, inputs = subject.make(where, self.precision)
         return model, lambda batch: inputs(batch, where)
+
+
+def failure_of(error: Exception) -> str:
+    """What stands as the status of a cell that raised an error."""
+    if isinstance(error, RuntimeRefusalError):
+        return f"{REFUSED}{error}"[:_MOST_TEXT]
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return OUT_OF_MEMORY
+    text = " ".join(str(error).split())[:_MOST_TEXT]
+    return f"{type(error).__name__}: {text}"
 
 
 class Pace:

@@ -21,6 +21,7 @@ import numpy as np
 from latpred.calibration import machine
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Call
+from latpred.calibration.profiling import Seen
 from latpred.calibration.simulated_costs import SimulatedSpec, TrueCosts, Work
 from latpred.calibration.simulated_programs import PYTHON, Kernel, Step, program, step
 from latpred.errors import DeviceError, UsageError
@@ -249,6 +250,14 @@ class SimulatedDevice:
         end_us = time.idle_us
         time.wait()
         return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
+
+    def profile(self, call: Call) -> Seen:
+        """What a profiler would see of a call; nothing of one whose host waits for the device."""
+        try:
+            kernels_us = self._capture(call)
+        except DeviceError:
+            return Seen(0, 0.0, 0)
+        return Seen(len(kernels_us), sum(kernels_us) * 1e-6, 0)
 
     def true_costs(self) -> TrueCosts:
         """The truth, for tests to compare with."""

@@ -22,7 +22,7 @@ import msgspec
 import pandas as pd
 
 from latpred import tables
-from latpred.errors import RecordingError, TableError
+from latpred.errors import ProfileError, RecordingError, TableError
 from latpred.graph import ModelGraph
 from latpred.predicted import GraphKey, graph_key, graph_of, predict_table
 
@@ -104,12 +104,20 @@ class Recording:
             raise RecordingError(f"No graph for {', '.join(missing)}. Walk every model that the table holds.")
 
     def replay(self, profile: DeviceProfile, *, seed: int = 0) -> Report:
-        """Predict every cell with a profile and hold it against what was measured."""
+        """Predict every cell with a profile and hold it against what was measured.
+
+        Cells in a runtime or a precision that the profile lacks are left out, and a note says so.
+
+        Raises
+        ------
+        ProfileError
+            When the profile covers no cell at all.
+        """
         from latpred.accuracy import compare
 
-        measured = tables.merge_repeats(self.table)
+        measured, notes = _covered(tables.merge_repeats(self.table), profile)
         predicted = predict_table(measured, self.graphs, profile)
-        return compare(predicted, measured, reasons=self.reasons, seed=seed)
+        return compare(predicted, measured, reasons=self.reasons, notes=notes, seed=seed)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the three files into a folder, the manifest last: without it there is no recording.
@@ -170,6 +178,24 @@ def load(source: str | os.PathLike[str]) -> Recording:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
     graphs = {GraphKey(w.model, w.input_kind, w.input_size, w.precision, w.runtime): w.graph for w in walked}
     return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
+
+
+def _covered(table: pd.DataFrame, profile: DeviceProfile) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of a table that a profile can predict, and sentences about those that it cannot."""
+    from latpred.predictor import Predictor
+
+    predictor, kept, notes = Predictor(profile), [], []
+    reason: ProfileError | None = None
+    for (runtime, precision), rows in table.groupby(["runtime", "precision"], sort=False):
+        try:
+            predictor.check(str(runtime), str(precision))
+            kept.append(rows)
+        except ProfileError as error:
+            reason = error
+            notes.append(f"{len(rows)} rows of {runtime} in {precision} are left out: {error}")
+    if reason is not None and not kept:
+        raise reason
+    return (pd.concat(kept).sort_index() if notes else table), notes
 
 
 def _located(source: str | os.PathLike[str]) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +12,9 @@ from latpred.cli.options import (
     Model,
     Output,
     Target,
+    Verb,
     batch_option,
+    bundle,
     model_options,
     output_options,
     parse_seconds,
@@ -26,9 +30,36 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+PLANS = ("paper", "heldout")
 
-@click.command(epilog="\b\nExample:\n  latpred measure resnet18 bert-base-uncased --batch 1-32:2x -o measured.csv")
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole study to measure: which, which stages of it, and where to keep it."""
+
+    suite: str | None
+    stages: tuple[str, ...]
+    record: Path | None
+
+
+def suite_options(verb: Verb) -> Verb:
+    """`--suite --stage --record`, handed to the verb as `whole`."""
+    return bundle(
+        verb,
+        "whole",
+        Whole,
+        click.option("--suite", type=click.Choice(PLANS), help="Measure a whole study in place of models."),
+        click.option("--stage", "stages", multiple=True, help="Of the study, only this.  May be given again."),
+        click.option("--record", type=click.Path(file_okay=False, path_type=Path), help="Folder to keep the study in."),
+    )
+
+
+@click.command(
+    epilog="\b\nExample:\n"
+    "  latpred measure resnet18 bert-base-uncased --batch 1-32:2x -o measured.csv\n"
+    "  latpred measure --suite paper --device cuda:0 --budget 9m --record h200"
+)
+@click.argument("models", nargs=-1, metavar="[MODEL...]")
 @batch_option("1,8,32")
 @model_options
 @target_options
@@ -37,6 +68,7 @@ if TYPE_CHECKING:
 @click.option(
     "--budget", metavar="TIME", callback=parsed_by(parse_seconds), help="Start nothing later than this, as 90s or 5m."
 )
+@suite_options
 @output_options
 @speech_options
 @click.pass_context
@@ -49,9 +81,21 @@ def measure(
     threads: int | None,
     repeats: int,
     budget: float | None,
+    whole: Whole,
     output: Output,
 ) -> None:
-    """Run models on this machine and time them, in rounds, with the repeat noise of the same run."""
+    """Run models on this machine and time them, in rounds, with the repeat noise of the same run.
+
+    With --suite a whole study is measured instead, in the order of its worth, and kept as a recording to replay; a run
+    that was interrupted, or whose budget was spent, goes on where it stopped.
+    """
+    if whole.suite is not None:
+        from latpred.cli.recording import record_suite
+
+        record_suite(context, whole.suite, whole.stages, whole.record, target, budget, output)
+        return
+    if not models:
+        raise UsageError("There is no model to measure. Name at least one, or a study with --suite.")
     if target.host is not None:
         raise UsageError("measure runs models on this host, so --host means nothing to it. Give it to latpred predict.")
     from latpred.calibration.measuring import measure as run

@@ -1,0 +1,206 @@
+"""Recording a plan: resumed after any kind of end, replayed without tracing anything, and honest about what failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from profiledata import profile
+from torch import nn
+
+from latpred import recording, tables, tracing
+from latpred.calibration import recorder, suite_paper
+from latpred.calibration.measuring import Step
+from latpred.calibration.notebook import FOLDER, LINES, Notebook
+from latpred.calibration.profiling import Event, device_events, summed
+from latpred.calibration.simulated import SimulatedDevice
+from latpred.calibration.subjects import Subject, module_subject
+from latpred.calibration.suite_paper import Plan, Setting, Stage
+from latpred.calibration.timing import QUICK
+from latpred.errors import BusyError, DeviceError, ProfileError, UsageError
+from latpred.profile import DeviceInfo, DeviceProfile
+
+
+def subject(name: str, width: int = 32) -> Subject:
+    return module_subject(name, nn.Sequential(nn.Linear(width, width), nn.GELU()), torch.zeros(1, width))
+
+
+def on_the_simulated_device() -> DeviceProfile:
+    device = DeviceInfo(name="simulated", kind="simulated", asynchronous=True, memory_bytes=80 << 30)
+    return profile("simulated", device=device)
+
+
+A, B = subject("a"), subject("b", 64)
+FIRST = Stage("first", tuple(Setting(one, batch, "fp32", "eager", profiled=True) for one in (A, B) for batch in (1, 4)))
+AGAIN = Stage("again", tuple(Setting(one, 1, "fp32", "eager", number=2) for one in (A, B)))
+CAPTURED = Stage("captured", (Setting(A, 1, "fp32", "cuda-graphs"),))
+SMALL = Plan("small", (FIRST, AGAIN, CAPTURED))
+
+
+@pytest.fixture(autouse=True)
+def small_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "plan", lambda name: SMALL)
+
+
+def run(folder: Path, device: SimulatedDevice | None = None, **given: object) -> recorder.Done:
+    return recorder.record("small", folder, device or SimulatedDevice(), effort=QUICK, **given)  # type: ignore[arg-type]
+
+
+def test_a_recording_holds_everything_that_was_planned(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.stages == {"first": (4, 4), "again": (2, 2), "captured": (1, 1)}
+    assert done.complete
+    table = recording.load(tmp_path).table
+    assert len(table) == 14  # each in both protocols
+    assert set(table["status"]) == {tables.OK}
+    assert set(table["regime"]) == {"framework-bound"}
+    assert (table["overhead_s"] > table["compute_s"]).all()
+    assert table["launches"].dropna().tolist() == [2.0] * 8
+    merged = tables.merge_repeats(table)
+    assert (merged["repeat_ratio"].notna().sum(), len(merged)) == (4, 10)
+
+
+def test_a_replay_traces_nothing_and_leaves_out_what_the_profile_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path)
+    for place, name in ((tracing, "trace"), (Subject, "walk")):
+        monkeypatch.setattr(place, name, forbidden)
+    known = on_the_simulated_device()
+    report = recording.load(tmp_path).replay(known)
+    assert report.overall.cells == 8
+    assert report.regime == 1.0
+    assert report.launches["eager"].exact == 1.0
+    assert any(note.startswith("2 rows of cuda-graphs in fp32 are left out") for note in report.notes)
+
+
+def test_a_profile_that_covers_nothing_is_an_error(tmp_path: Path) -> None:
+    run(tmp_path, stages=["captured"])
+    with pytest.raises(ProfileError, match="cuda-graphs"):
+        recording.load(tmp_path).replay(on_the_simulated_device())
+
+
+def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path) -> None:
+    labels: list[str] = []
+
+    def end_at_third(step: Step) -> None:
+        labels.append(step.label)
+        if step.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, progress=end_at_third)
+    assert len(recording.load(tmp_path).table) == 4
+    lines = tmp_path / FOLDER / LINES
+    lines.write_bytes(lines.read_bytes() + b'{"type":"Entry","key":"torn')
+    done = run(tmp_path, progress=lambda step: labels.append(step.label))
+    assert done.complete
+    assert len(labels) == 8  # seven settings, one of them begun twice
+    assert len(recording.load(tmp_path).table) == 14
+
+
+def test_a_spent_budget_says_how_far_it_came(tmp_path: Path) -> None:
+    done = run(tmp_path, budget_s=1e-9, stages=["first", "again"])
+    assert done.stages["first"][0] + done.stages["again"][0] <= 1
+    assert not done.complete
+
+
+class Broken(SimulatedDevice):
+    """Fails at one model in a way of its own."""
+
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__()
+        self.failure = failure
+
+    def prepare_model(self, model: object, inputs: object, runtime: str = "eager") -> object:  # type: ignore[override]
+        if getattr(model, "model", "") == "b":
+            raise self.failure
+        return super().prepare_model(model, inputs, runtime)
+
+
+def test_what_does_not_fit_is_not_tried_at_larger_batches(tmp_path: Path) -> None:
+    run(tmp_path, Broken(MemoryError("full")))
+    table = recording.load(tmp_path).table
+    failed = table[table["model"] == "b"].set_index("batch")["status"]
+    assert failed[4] == "out of memory (not tried: batch 1 did not fit)"
+    assert set(table[table["model"] == "a"]["status"]) == {tables.OK}
+
+
+def test_a_setting_that_ends_every_run_is_given_up(tmp_path: Path) -> None:
+    for _ in range(recorder.MOST_ENDS):
+        with pytest.raises(DeviceError):
+            run(tmp_path, Broken(DeviceError("the device is lost")))
+    run(tmp_path, Broken(MemoryError("full")))
+    table = recording.load(tmp_path).table
+    row = table[(table["model"] == "b") & (table["batch"] == 1)].iloc[0]
+    assert row["status"] == "given up: it ended the run 3 times"
+
+
+def test_another_plan_or_machine_needs_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, stages=["captured"])
+    machine = SimulatedDevice().machine()
+    with pytest.raises(UsageError, match="holds the plan small"), Notebook(tmp_path, "paper", machine):
+        pass
+    renamed = msgspec.structs.replace(machine, hostname_hash="elsewhere")
+    with Notebook(tmp_path, "small", renamed) as notebook:
+        assert len(notebook.entries) == 1
+        with pytest.raises(BusyError), Notebook(tmp_path, "small", machine):
+            pass
+    other = msgspec.structs.replace(machine, accelerator="another GPU")
+    with pytest.raises(UsageError, match="which this machine is not"), Notebook(tmp_path, "small", other):
+        pass
+
+
+def test_unknown_stages_and_runtimes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no stage 'last'\. Use one of first, again, captured\."):
+        run(tmp_path, stages=["last"])
+    with pytest.raises(UsageError, match=r"no runtime 'magic'\. Use some of eager, cuda-graphs\."):
+        run(tmp_path, runtimes=["magic"])
+
+
+@pytest.mark.parametrize("name", suite_paper.PLANS)
+def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
+    plan = suite_paper.plan(name)
+    settings = [setting for stage in plan.stages for setting in stage.settings]
+    assert len({setting.key for setting in settings}) == len(settings)
+    first = plan.stages[0].settings
+    assert len({setting.subject.name for setting in first}) == 12
+    assert len(first) == 12 * 4 * 3
+    assert {setting.precision for setting in first} == {"fp16"}
+    assert sum(setting.profiled for setting in first) == 24
+    assert {setting.batch for setting in settings} == set(suite_paper.BATCHES)
+    assert {setting.precision for setting in settings} == {"fp32", "tf32", "fp16", "bf16"}
+    assert len({setting.runtime for setting in settings}) == 7
+
+
+def test_the_paper_plan_and_the_heldout_one_share_no_model() -> None:
+    names = [
+        {one.subject.name for stage in suite_paper.plan(n).stages for one in stage.settings}
+        for n in ("paper", "heldout")
+    ]
+    assert not names[0] & names[1]
+
+
+def test_what_a_profiler_saw_is_summed_by_kind() -> None:
+    from types import SimpleNamespace
+
+    device, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    events = [
+        SimpleNamespace(name=name, device_type=where, device_time_total=time, is_user_annotation=marked)
+        for name, where, time, marked in (
+            ("gemm", device, 4.0, False),
+            ("Memcpy DtoD (Device -> Device)", device, 1.0, False),
+            ("Memcpy HtoD (Pageable -> Device)", device, 9.0, False),
+            ("Memset (Device)", device, 1.0, False),
+            ("forward", device, 20.0, True),
+            ("aten::linear", host, 4.0, False),
+        )
+    ]
+    assert summed(device_events(events), forwards=1) == (2.0, pytest.approx(5e-6), 1.0)
+    assert summed([Event("gemm", 6.0)] * 3, forwards=3) == (1.0, pytest.approx(6e-6), 0.0)
+
+
+def forbidden(*_: object, **__: object) -> None:
+    raise AssertionError("a replay must not trace anything")
