@@ -19,6 +19,7 @@ from profiledata import machine, profile
 from latpred import profiles
 from latpred.cli import VERBS, main
 from latpred.cli.options import parse_batches, parse_seconds
+from latpred.cli.summaries import SUMMARIES
 from latpred.errors import GateError, LatpredError, UsageError
 
 
@@ -46,6 +47,14 @@ def test_help_lists_every_verb_and_a_command_to_start_with() -> None:
         : len(VERBS)
     ] == list(VERBS)
     assert "latpred predict bert-base-uncased --batch 1,8,32" in shown.stdout
+
+
+def test_the_list_of_verbs_says_what_each_verb_says_of_itself() -> None:
+    for name in VERBS:
+        verb = main.get_command(click.Context(main), name)
+        assert verb is not None
+        assert SUMMARIES[name] == " ".join((verb.help or "").partition("\n\n")[0].split())
+    assert list(SUMMARIES) == list(VERBS)
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

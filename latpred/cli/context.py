@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from latpred.cli.summaries import SUMMARIES
 from latpred.errors import LatpredError
 
 INTERRUPTED = 130
@@ -67,6 +68,13 @@ class VerbGroup(SuggestingGroup):
         module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name]}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        limit = formatter.width - 6 - max(map(len, self._verbs))
+        known = [click.Command(name, help=SUMMARIES[name]) for name in self._verbs]
+        with formatter.section("Commands"):
+            formatter.write_dl([(str(verb.name), verb.get_short_help_str(limit)) for verb in known])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
