@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from latpred.errors import UsageError
 from latpred.graph import ModelGraph
 from latpred.predicted import GraphKey
+from latpred.runtimes.modulecode import digest_of
 from latpred.runtimes.source import Source
 from latpred.runtimes.walking import fitting, of_source, walked_by
 from latpred.tracing.precisions import dtype_of
@@ -67,7 +68,8 @@ class Subject:
         model, inputs = self.make("meta", precision)
         graph = trace(model, lambda batch: inputs(batch, "meta"), precision=precision)
         graph = msgspec.structs.replace(graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size)
-        source = Source(graph, lambda: self.make("cpu", precision)[0], self._real_inputs(precision))
+        real = self._real_inputs(precision)
+        source = Source(graph, lambda: self.make("cpu", precision)[0], real, digest_of(model))
         return of_source(source, runtime, target)
 
     def _real_inputs(self, precision: str) -> Callable[[int], Any]:

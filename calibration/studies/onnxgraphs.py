@@ -169,8 +169,11 @@ def _moves(rng: Draw) -> tuple[Graph, str]:
 
 def _spectral(rng: Draw) -> tuple[Graph, str]:
     """Fourier transforms over features and tokens, of which the real part is kept."""
-    length, width, batch = rng.between(4, 256), rng.between(16, 1024, rng.choice((1, 8, 64))), rng.batch()
-    most = rng.room() // 8  # transforms of lengths that are no power of two take long
+    batch, most = rng.batch(), rng.room() // 8  # transforms of lengths that are no power of two take long
+    if rng.random() < 0.5:
+        length, width = rng.one_of((4, 8, 16, 32, 64, 128, 256)), rng.one_of((16, 32, 64, 128, 256, 512, 1024))
+    else:
+        length, width = rng.between(4, 256), rng.between(16, 1024, rng.choice((8, 48, 64)))
     while batch > 1 and batch * length * width > most:
         batch //= 2
     graph, x = Graph(rng, (batch, length, width)), "x"

@@ -212,10 +212,11 @@ def distinct(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
 
 
 def transform(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """A Fourier transform along an axis."""
-    axis = node.number("axis", -2)
-    cols = ins[0].shape[axis]
-    return Work("fft.dft", {"rows": max(1, outs[0].numel // 2 // cols), "cols": cols})
+    """A Fourier transform along an axis: halves of halves where its length is a power of two, else a chirp's."""
+    given = ins[2].scalar if len(ins) > 2 else None  # an input since opset 20, an attribute before
+    cols = ins[0].shape[node.number("axis", -2) if given is None else given]
+    kind = "dft" if cols & (cols - 1) == 0 else "chirp"
+    return Work(f"fft.{kind}", {"rows": max(1, outs[0].numel // 2 // cols), "cols": cols})
 
 
 # -- elements ------------------------------------------------------------------------------------------------------

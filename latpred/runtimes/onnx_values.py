@@ -10,11 +10,12 @@ NCHWC = "com.microsoft.nchwc"
 
 
 class Value(NamedTuple):
-    """A tensor: shape, name of its dtype as onnxruntime writes it, and whether it is a weight."""
+    """A tensor: shape, name of its dtype as onnxruntime writes it, whether it is a weight, a whole number's value."""
 
     shape: tuple[int, ...]
     dtype: str
     weight: bool = False
+    scalar: int | None = None
 
     @property
     def numel(self) -> int:

@@ -70,7 +70,8 @@ class Topology:
         for tensor in graph.initializer:
             name = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
             dtype = _TO_ONNX.get(name, name)
-            self.weights[tensor.name] = Value(tuple(tensor.dims), cast.get(dtype, dtype), weight=True)
+            scalar = int(onnx.numpy_helper.to_array(tensor)) if dtype == "int64" and not tensor.dims else None
+            self.weights[tensor.name] = Value(tuple(tensor.dims), cast.get(dtype, dtype), True, scalar)
         for node in graph.node:
             self.nodes[node.name] = node
             for attribute in node.attribute:

@@ -115,7 +115,7 @@ class OnnxRuntime:
         from latpred.runtimes.onnx_export import export
 
         known, self._recent = self._recent, None
-        recency = f"{store.structure(source.graph)} {cast}"
+        recency = f"{store.structure(source.graph)} {source.code} {cast}"
         if known is not None and known[0] == recency:
             self._recent = known
             return known
@@ -123,7 +123,8 @@ class OnnxRuntime:
         model, inputs = source.model(), source.inputs(2)
         if cast:
             model, inputs = model.float(), _in_float(inputs, cast)
-        return recency, export(model, inputs)
+        run = self._exports.get(model, lambda _: {}).get(_key(model, inputs))  # the very model, if it has a session
+        return recency, run or export(model, inputs)
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """What onnxruntime's usual fusions would leave of an eager graph; not from a real export, and says so."""
@@ -168,7 +169,7 @@ class OnnxRuntime:
                 "The model is on a GPU, but the onnxruntime that is installed has no CUDA provider; run: "
                 + onnx_session.GPU_PIP
             )
-        form = f"{_form(inputs)} {_default_dtype(next(iter(model.parameters()), None))}"
+        form = _key(model, inputs)
         known = self._sessions.get(model, lambda _: {})
         key = (form, _threads(), str(device), cuda_graph)
         if key not in known:
@@ -200,6 +201,11 @@ def _exported(model: Any, inputs: Any) -> Exported:
 
         twice = placed(twice, str(weights.device))
     return export(model, twice)
+
+
+def _key(model: Any, inputs: Any) -> str:
+    """What an export of a model is found by."""
+    return f"{_form(inputs)} {_default_dtype(next(iter(model.parameters()), None))}"
 
 
 def _default_dtype(weights: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 
 from latpred.errors import UsageError
 from latpred.graph import ModelGraph
+from latpred.runtimes.modulecode import digest_of
 from latpred.tracing import trace
 from latpred.tracing.derive import derived
 from latpred.tracing.inputs import Inputs, from_example, real
@@ -36,11 +37,14 @@ class Source:
         Builds it on the CPU in evaluation mode, in the graph's dtype and format; each call may take a while.
     inputs : Callable[[int], tuple or dict]
         Real inputs on the CPU for a batch size: positional or keyword arguments.
+    code : str
+        Digest of its Python: two models of one walk may be compiled otherwise. "" where that is no question.
     """
 
     graph: ModelGraph
     model: Callable[[], torch.nn.Module]
     inputs: Callable[[int], Any]
+    code: str = ""
 
 
 def source_of(
@@ -67,9 +71,10 @@ def source_of(
                 )
 
         shape = build(name, seq=seq, image=image)
+        written = shape.model
         found = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)
     elif isinstance(model, torch.nn.Module):
-        module = model
+        written = module = model
 
         def make() -> torch.nn.Module:
             return _formatted(on_cpu(module, dtype), last)
@@ -78,7 +83,7 @@ def source_of(
     else:
         raise UsageError(f"a {type(model).__name__} is no model; give an nn.Module or a model's name")
     given = found if inputs is None else from_example(inputs)
-    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last))
+    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last), digest_of(written))
 
 
 def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

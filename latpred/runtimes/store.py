@@ -1,8 +1,9 @@
 """Keeps the graphs that runtimes' own tools took seconds to make, by the structure of the model.
 
 Two models of one structure have one key whatever they are called: the key is a digest of the eager walk, the runtime,
-the kind of device and the versions that matter. In memory for this process, on disk in the user's cache, both bounded;
-a cache that cannot be written is done without. Who knows a walk's key without the walk uses `look_up` and `keep`.
+the kind of device, and the versions and the code that matter. In memory for this process, on disk in the user's cache,
+both bounded; a cache that cannot be written is done without. Who knows a walk's key without the walk uses `look_up` and
+`keep`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from latpred.graph import ModelGraph
 
 MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
-VERSION = 1
+VERSION = 2
 
 _MEMORY: OrderedDict[str, ModelGraph] = OrderedDict()
 

@@ -140,7 +140,7 @@ def _of_file(
 
 
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
-    """As `walk`, for a source; models of one structure are taken apart once.
+    """As `walk`, for a source; models of one structure and one code are taken apart once.
 
     Where `batch` is the only batch size that will be asked for, a runtime with a `walk_at` need not find out about
     others.
@@ -164,7 +164,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
             return guess(error)
 
     try:
-        return store.kept(source.graph, walker.walked_by, target, options, make)
+        return store.kept(source.graph, walker.walked_by, target, f"{options}; {source.code}", make)
     except RuntimeRefusalError as error:
         return guess(error)
 

@@ -23,6 +23,8 @@ from latpred.graph import ModelGraph
 from latpred.predictor import Predictor
 from latpred.runtimes import onnx_export, onnx_session, store, walking
 from latpred.runtimes.onnx_estimate import NOTE, estimate
+from latpred.runtimes.onnx_nodes import work_of
+from latpred.runtimes.onnx_values import Node, Value
 from latpred.runtimes.onnxruntime import OnnxRuntime
 from latpred.runtimes.source import Source, source_of
 
@@ -240,6 +242,17 @@ def test_a_session_computes_what_the_model_does_and_is_made_once(monkeypatch: py
     assert len(made) == 2  # once for positional, once for named arguments
 
 
+def test_a_model_that_was_run_is_not_exported_again_to_be_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = net()
+    source, runtime = source_of(model, x), OnnxRuntime()
+    same = Source(source.graph, lambda: model, source.inputs)
+    runtime.build(model, (x,))
+    with monkeypatch.context() as patched:
+        patched.setattr(onnx_export, "export", lambda *_: pytest.fail("exported again"))
+        walked = runtime.walk(same, "cpu")
+    assert walked.ops == OnnxRuntime().walk(source, "cpu").ops
+
+
 def test_a_model_with_a_cache_in_its_result_is_exported() -> None:
     class Cache:
         """What no exporter can give back."""
@@ -333,3 +346,14 @@ def test_bfloat16_is_refused_on_a_cpu() -> None:
     half = Source(msgspec.structs.replace(source.graph, precision="bf16"), source.model, source.inputs)
     with pytest.raises(RuntimeRefusalError, match="no bfloat16 kernels for the CPU"):
         OnnxRuntime().walk(half, "cpu")
+
+
+@pytest.mark.parametrize(("length", "family"), [(64, "fft.dft"), (60, "fft.chirp")])
+@pytest.mark.parametrize("as_input", [True, False])
+def test_a_transform_is_along_its_axis(length: int, family: str, as_input: bool) -> None:
+    x, y = Value((8, length, 10, 2), "float"), Value((8, length, 10, 2), "float")
+    axis = Value((), "int64", weight=True, scalar=1)
+    node = Node("DFT", "", {} if as_input else {"axis": 1})
+    work = work_of(node, (x, None, axis) if as_input else (x,), (y,))
+    assert work is not None
+    assert (work.family, work.dims) == (family, {"rows": 80, "cols": length})
