@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from latpred.accuracy import compare as compare
+    from latpred.adapting import adapt as adapt
     from latpred.api import max_batch as max_batch
     from latpred.api import predict as predict
     from latpred.api import predict_many as predict_many
@@ -52,6 +53,7 @@ _HOMES = {
     "Prediction": "latpred.prediction",
     "Predictor": "latpred.predictor",
     "agreement": "latpred.ranking",
+    "adapt": "latpred.adapting",
     "calibrate": "latpred.calibration",
     "check": "latpred.calibration",
     "fit_profile": "latpred.calibration",

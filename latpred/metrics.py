@@ -75,6 +75,30 @@ def errors(predicted: ArrayLike, measured: ArrayLike, models: Sequence[str] = ()
     )
 
 
+def conformal(sizes: ArrayLike, exchangeable: int = 0, level: float = 0.90) -> float:
+    """How far off the next prediction is at most, with probability `level`, as the sizes of errors left out tell.
+
+    A little beyond their quantile, since the next error is one more of them; NaN without any.
+
+    Parameters
+    ----------
+    sizes : array
+        Absolute errors.
+    exchangeable : int
+        How many of them are errors of their own, where several belong to one model; default: all.
+
+    Examples
+    --------
+    >>> conformal([0.1, 0.2, 0.3]), conformal([0.1, 0.2, 0.3, 0.4] * 10, exchangeable=40)
+    (0.3, 0.4)
+    """
+    known = np.asarray(sizes, float)
+    if not known.size:
+        return float(np.nan)
+    share = min(1.0, level * (1.0 + 1.0 / (exchangeable or known.size)))
+    return float(np.quantile(known, share, method="higher"))
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """Kendall tau: (concordant - discordant) / pairs, over the pairs that noise leaves in no doubt.

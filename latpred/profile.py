@@ -10,6 +10,7 @@ import msgspec
 
 SCHEMA_VERSION = 2
 THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to
+ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
 OLDEST_SCHEMA = 1  # fields that came later have defaults
 
 

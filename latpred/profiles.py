@@ -15,7 +15,7 @@ from pathlib import Path
 
 from latpred import datasheet, home, host, specs
 from latpred.errors import NoProfileError, ProfileError
-from latpred.profile import BENCHMARK, CUDNN, THREADS, DeviceProfile, Machine
+from latpred.profile import ADAPTED, BENCHMARK, CUDNN, THREADS, DeviceProfile, Machine
 from latpred.profile_codec import REPAIR, decode, encode
 
 SUFFIX = ".json"
@@ -172,7 +172,9 @@ def find(
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
         if own:
-            return max(fitting, key=lambda profile: (not _as_asked(profile), profile.created))
+            return max(
+                fitting, key=lambda profile: (not _as_asked(profile), ADAPTED not in profile.protocol, profile.created)
+            )
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)

@@ -28,7 +28,7 @@ ROWS = (
     ("latpred.roofline", "latpred.runtimes"),
     ("latpred.prediction", "latpred.plot"),
     ("latpred.predictor", "latpred.many"),
-    ("latpred.accuracy", "latpred.report", "latpred.api", "latpred.doctor"),
+    ("latpred.accuracy", "latpred.report", "latpred.api", "latpred.doctor", "latpred.adapting"),
     ("latpred.budget", "latpred.ranking"),
     ("latpred.calibration",),
     ("latpred.cli",),

@@ -20,6 +20,7 @@ VERBS = {
     "trace": "walking",
     "calibrate": "calibrating",
     "check": "checking",
+    "adapt": "adapting",
     "fit": "calibrating",
     "measure": "measuring",
     "compare": "judging",

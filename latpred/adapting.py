@@ -1,0 +1,219 @@
+"""`latpred.adapt`: a few measured architectures correct a device's profile, as far as leaving each out shows a gain.
+
+How factors are found is `latpred.corrections`' business; here rows become measured forward passes, the freedom of the
+factors is chosen, and a profile is put together that says what was done to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from latpred import metrics
+from latpred.adaptation import Adaptation, Bought, RuntimeAdaptation
+from latpred.clocks import Floats
+from latpred.corrections import Factors, Fit, Law, Level, Row, corrected
+from latpred.errors import UsageError
+from latpred.landmarks import Z90
+from latpred.predictor import Predictor
+from latpred.profile import ADAPTED, DeviceProfile
+
+if TYPE_CHECKING:
+    from latpred.graph import ModelGraph
+    from latpred.predicted import GraphKey
+
+
+NONE = Level("none", 0.0, 0.0, 0.0, 0.0)
+LEVELS = (
+    Level("one factor", 0.7, 0.0, 0.0, 0.0),
+    Level("host and device", 0.7, 0.3, 0.2, 0.0),
+    Level("classes, gently", 0.7, 0.3, 0.2, 0.1),
+    Level("classes", 0.7, 0.3, 0.3, 0.3),
+)
+FEWEST = 4  # architectures that a choice by leaving one out takes
+FEWEST_FOR_INTERVALS = 8
+LEAST_GAIN = 0.005  # in mean log error; less than that is nobody's gain
+MOST_RATIO = 50.0  # measured over predicted, beyond which a unit is wrong rather than a profile
+
+
+class _Judged(NamedTuple):
+    """A runtime's rows with the fit that was chosen, and the mean errors left out at every level."""
+
+    runtime: str
+    rows: list[Row]
+    regimes: tuple[str, ...]
+    plain: Fit
+    chosen: Fit
+    left_out: dict[str, float]
+
+
+def adapt(
+    profile: DeviceProfile,
+    measured: Any,
+    *,
+    graphs: Mapping[GraphKey, ModelGraph] | None = None,
+    inputs: Any = None,
+    name: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Adaptation:
+    """Correct a profile with measured architectures, and say by leaving each out what that bought.
+
+    Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
+    kernel family, all believed to be near 1. The freest that still gains more than the noise is taken, or none.
+    Runtimes without rows stay as they are.
+
+    Parameters
+    ----------
+    profile : DeviceProfile
+        Of the device that was measured, or of one like it.
+    measured : DataFrame, path or iterable
+        Columns of a measurement table, of which model, batch and latency_s (or latency_ms) must be there; what
+        `latpred.measure` gives will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a name, a
+        `ModelGraph`, a module, a config or a function that builds one. Ten architectures are plenty.
+    graphs : mapping, optional
+        Walked models by `latpred.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
+    inputs : optional
+        What modules are called with, where it does not follow from them.
+    name : str, optional
+        Of the new profile; default: the old one's with "-adapted".
+    progress : callable, optional
+        Told what is being traced.
+
+    Raises
+    ------
+    TableError
+        When the rows are not usable.
+    UsageError
+        When they are of another device, or of another unit by all signs.
+    ProfileError
+        When the profile does not cover their runtime or precision.
+
+    Examples
+    --------
+    >>> import latpred
+    >>> table = latpred.measure(architectures, [1, 16])  # doctest: +SKIP
+    >>> better = adapt(profile, table)  # doctest: +SKIP
+    >>> print(better.text())  # doctest: +SKIP
+    >>> latpred.Predictor(better.profile).predict_many(candidates)  # doctest: +SKIP
+    """
+    from latpred.measured import read_rows
+
+    predictor = Predictor(profile)
+    parts = read_rows(predictor, measured, graphs or {}, inputs, progress)
+    judged = [_judged(predictor, runtime, rows) for runtime, rows in parts.items()]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    new, records = profile, []
+    for each in judged:
+        widths = _widths(each)
+        record = _record(each, widths is not None)
+        if each.chosen.level is not NONE:
+            new = corrected(new, each.runtime, each.chosen.factors)
+        if widths is not None:
+            new = _widened(new, each.runtime, widths)
+        records.append(record)
+    protocol = {**profile.protocol, ADAPTED: f"from {profile.name} on {now[:10]}: {'; '.join(map(_told, records))}"}
+    new = msgspec.structs.replace(new, name=name or f"{profile.name}-adapted", protocol=protocol, sha256="")
+    return Adaptation(new, profile.name, now, tuple(records))
+
+
+def _judged(predictor: Predictor, runtime: str, rows: list[Row]) -> _Judged:
+    predictions = [predictor.predict(row.graph, row.batch, runtime=runtime, protocol=row.protocol) for row in rows]
+    law = Law(predictor, rows, runtime)
+    plain = law.unchanged(NONE)
+    _demand_unit(plain.left_out)
+    architecture = np.array([row.architecture for row in rows])
+    noise = float(np.median([row.noise for row in rows])) / math.sqrt(len(rows))
+    if len(set(architecture.tolist())) < FEWEST:
+        chosen, tried = law.fit(LEVELS[0]), [plain]
+    else:
+        tried = [plain, *(law.fit(level) for level in LEVELS)]
+        chosen = _chosen(tried, architecture, max(LEAST_GAIN, noise))
+    left_out = {fit.level.name: float(_by_architecture(fit, architecture).mean()) for fit in tried}
+    return _Judged(runtime, rows, tuple(point.regime for point in predictions), plain, chosen, left_out)
+
+
+def _chosen(tried: Sequence[Fit], architecture: Any, least: float) -> Fit:
+    """The freest fit that gains more than the noise on a less free one, as paired errors of the architectures tell."""
+    best = tried[0]
+    for fit in tried[1:]:
+        gains = _by_architecture(best, architecture) - _by_architecture(fit, architecture)
+        if gains.mean() > max(least, float(gains.std(ddof=1)) / math.sqrt(len(gains))):
+            best = fit
+    return best
+
+
+def _by_architecture(fit: Fit, architecture: Any) -> Floats:
+    """Mean absolute error of each architecture, left out."""
+    sizes = np.abs(fit.left_out)
+    return np.array([sizes[architecture == one].mean() for one in np.unique(architecture)])
+
+
+def _demand_unit(errors: Floats) -> None:
+    ratio = math.exp(float(np.median(errors)))
+    if not 1 / MOST_RATIO < ratio < MOST_RATIO:
+        raise UsageError(
+            f"The rows take {ratio:.3g} times what the profile predicts, in the median: check the unit of their "
+            "latencies (latency_s is seconds, latency_ms milliseconds) and that the profile is of their device."
+        )
+
+
+def _widths(judged: _Judged) -> tuple[float, float | None] | None:
+    """Spreads where the host sets the pace and where the device does; None where rows are too few to tell.
+
+    Each is that of a normal distribution whose 90 % interval is the conformal one of the errors left out.
+    """
+    small = np.array([regime == "framework-bound" for regime in judged.regimes])
+    architecture = np.array([row.architecture for row in judged.rows])
+    spreads = []
+    for rows in (small, ~small, np.ones(len(small), bool)):
+        count = len(np.unique(architecture[rows]))
+        sizes = np.abs(judged.chosen.left_out[rows])
+        spreads.append(metrics.conformal(sizes, count) / Z90 if count >= FEWEST_FOR_INTERVALS else None)
+    host, device, both = spreads
+    if both is None:
+        return None
+    return (host, device) if host is not None and device is not None else (both, None)
+
+
+def _widened(profile: DeviceProfile, runtime: str, widths: tuple[float, float | None]) -> DeviceProfile:
+    fit = msgspec.structs.replace(profile.runtimes[runtime], spread=widths[0], busy_spread=widths[1])
+    return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
+
+
+def _record(judged: _Judged, interval: bool) -> RuntimeAdaptation:
+    rows, factors = judged.rows, judged.chosen.factors
+    architectures = [str(row.architecture) for row in rows]
+    regimes = np.array(judged.regimes, dtype=object)
+
+    def bought(own: Any) -> Bought:
+        models = [name for name, wanted in zip(architectures, own, strict=True) if wanted]
+        before, after = (
+            metrics.errors(np.exp(-fit.left_out[own]), np.ones(len(models)), models)
+            for fit in (judged.plain, judged.chosen)
+        )
+        return Bought(before, after)
+
+    return RuntimeAdaptation(
+        runtime=judged.runtime,
+        architectures=len(set(architectures)),
+        level=judged.chosen.level.name,
+        judged=len(judged.left_out) > 1,
+        bought=bought(np.ones(len(rows), bool)),
+        by_regime={str(name): bought(regimes == name) for name in sorted(set(judged.regimes))},
+        left_out=judged.left_out,
+        factors=Factors(dict(factors.host), dict(factors.kernel)),
+        interval=interval,
+    )
+
+
+def _told(record: RuntimeAdaptation) -> str:
+    bought = record.bought
+    return (
+        f"{record.runtime} by {record.rows} rows of {record.architectures} architectures, corrected {record.level}, "
+        f"median error left out {bought.before.median:.1%} -> {bought.after.median:.1%}"
+    )

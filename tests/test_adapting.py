@@ -1,0 +1,255 @@
+"""Adaptation: known factors are found again, what it bought is honest, and rows that make no sense are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import factories
+import numpy as np
+import pandas as pd
+import profiledata
+import pytest
+import torch
+
+import latpred
+from latpred import profiles
+from latpred.adapting import LEVELS, NONE
+from latpred.cli import main
+from latpred.corrections import Factors, Law, Row, corrected
+from latpred.errors import ProfileError, TableError, UsageError
+from latpred.graph import ModelGraph
+from latpred.metrics import conformal
+from latpred.predictor import Predictor
+from latpred.profile import ADAPTED, DeviceProfile
+
+TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
+SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
+CLOCKED = factories.profile()
+
+
+def architectures(count: int, seed: int = 0) -> list[ModelGraph]:
+    """Random towers of linear layers, sums and views."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        width, depth = int(draw.integers(2, 12)) * 64, int(draw.integers(1, 7))
+        sums, views = int(draw.integers(0, 5)), int(draw.integers(0, 5))
+        layer = [factories.linear(32, width), *[factories.add(4096 * width)] * sums, *[factories.view()] * views]
+        found.append(factories.graph(*layer * depth, model=f"tower {number}"))
+    return found
+
+
+def latencies(profile: DeviceProfile, graphs: Sequence[ModelGraph], batch: int, protocol: str = "single") -> np.ndarray:
+    predictor = Predictor(profile)
+    return np.array([predictor.predict(graph, batch, protocol=protocol).latency_ms for graph in graphs])
+
+
+def measured(
+    profile: DeviceProfile,
+    graphs: Sequence[ModelGraph],
+    *,
+    factors: Factors = TRUTH,
+    noise: float = 0.0,
+    protocol: str = "single",
+    batches: Sequence[int] = (1, 16),
+    seed: int = 1,
+) -> pd.DataFrame:
+    """What a device whose costs are the profile's times the factors would show."""
+    truth, draw = corrected(profile, "eager", factors), np.random.default_rng(seed)
+    rows = [
+        {"model": graph, "batch": batch, "latency_ms": ms * np.exp(noise * draw.normal()), "protocol": protocol}
+        for batch in batches
+        for graph, ms in zip(graphs, latencies(truth, graphs, batch, protocol), strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def off(profile: DeviceProfile, truth: np.ndarray, graphs: Sequence[ModelGraph], batch: int = 1) -> float:
+    return float(np.median(np.abs(latencies(profile, graphs, batch) / truth - 1)))
+
+
+@pytest.mark.parametrize(
+    ("profile", "protocol"), [(SYNCHRONOUS, "single"), (CLOCKED, "single"), (CLOCKED, "pipelined")]
+)
+def test_known_factors_are_found_again(profile: DeviceProfile, protocol: str) -> None:
+    graphs = architectures(30)
+    found = latpred.adapt(profile, measured(profile, graphs[:10], protocol=protocol))
+    truth = corrected(profile, "eager", TRUTH)
+    for batch in (1, 4, 64):
+        want = latencies(truth, graphs[10:], batch, protocol)
+        before = np.abs(latencies(profile, graphs[10:], batch, protocol) / want - 1)
+        after = np.abs(latencies(found.profile, graphs[10:], batch, protocol) / want - 1)
+        assert np.median(after) < 0.03 < 0.1 < np.median(before)
+    (record,) = found.runtimes
+    assert record.judged
+    assert record.bought.after.median < 0.03 < record.bought.before.median
+    assert record.architectures == 10
+    assert record.rows == 20
+
+
+def test_ten_architectures_help_in_every_draw_and_hurt_in_none() -> None:
+    graphs = architectures(40)
+    table = measured(SYNCHRONOUS, graphs, noise=0.03, batches=(1,))
+    truth = latencies(corrected(SYNCHRONOUS, "eager", TRUTH), graphs, 1)
+    after = []
+    for seed in range(12):
+        own = np.random.default_rng(seed).choice(40, 10, replace=False)
+        adapted = latpred.adapt(SYNCHRONOUS, table.iloc[own])
+        rest = np.setdiff1d(np.arange(40), own)
+        after.append(off(adapted.profile, truth[rest], [graphs[i] for i in rest]))
+    before = off(SYNCHRONOUS, truth, graphs)
+    assert before > 0.1
+    assert np.median(after) < 0.05
+    assert sum(one > before for one in after) == 0
+
+
+def test_a_profile_that_is_right_stays_as_it_is() -> None:
+    graphs = architectures(10)
+    nothing = Factors({}, {})
+    found = latpred.adapt(CLOCKED, measured(CLOCKED, graphs, factors=nothing, noise=0.05))
+    assert found.runtimes[0].level == NONE.name
+    assert latencies(found.profile, graphs, 8) == pytest.approx(latencies(CLOCKED, graphs, 8), rel=1e-12)
+    assert "corrected none" in found.profile.protocol[ADAPTED]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_errors_left_out_are_those_of_fits_without_the_architecture(level: object) -> None:
+    graphs = architectures(6)
+    table = measured(CLOCKED, graphs, noise=0.05)
+    rows = [
+        Row(graphs.index(row.model), row.model, row.batch, "single", row.latency_ms * 1e3, 0.0)
+        for row in table.itertuples()
+    ]
+    predictor = Predictor(CLOCKED)
+    left_out = Law(predictor, rows, "eager").fit(level).left_out  # type: ignore[arg-type]
+    for one in range(6):
+        without = [row for row in rows if row.architecture != one]
+        numbered = [row._replace(architecture=row.architecture - (row.architecture > one)) for row in without]
+        factors = Law(predictor, numbered, "eager").fit(level).factors  # type: ignore[arg-type]
+        judge = Predictor(corrected(CLOCKED, "eager", factors))
+        for row, error in zip(rows, left_out, strict=True):
+            if row.architecture == one:
+                honest = np.log(row.latency_us / 1e3 / judge.predict(row.graph, row.batch).latency_ms)
+                assert error == pytest.approx(honest, abs=0.02)
+
+
+def test_corrections_reach_kernels_of_a_runtime_s_own() -> None:
+    own = {"fp32": {"gemm": factories.kernel_fit("gemm", macs_per_us=3e6)}}
+    profile = factories.profile(
+        SYNCHRONOUS.device, runtimes={"eager": factories.dispatch(kernels=own, kernel_scales={"": 0.5, "gemm": 9.0})}
+    )
+    graphs = architectures(12)
+    found = latpred.adapt(profile, measured(profile, graphs))
+    truth = latencies(corrected(profile, "eager", TRUTH), graphs, 8)
+    assert off(profile, truth, graphs, 8) > 0.1
+    assert off(found.profile, truth, graphs, 8) < 0.03
+
+
+def test_the_profile_says_what_was_done_to_it(tmp_path: Path) -> None:
+    profile = factories.profile(
+        SYNCHRONOUS.device, runtimes={"eager": factories.dispatch(), "torchscript": factories.dispatch(fixed_us=1.0)}
+    )
+    found = latpred.adapt(profile, measured(profile, architectures(10), noise=0.02))
+    new = profiles.load(profiles.save(found.profile, tmp_path / "adapted.json"))
+    assert new.name == "example-adapted"
+    assert new.created == profile.created
+    assert new.runtimes["torchscript"] == profile.runtimes["torchscript"]
+    assert "from example on" in new.protocol[ADAPTED]
+    assert "20 rows of 10 architectures" in new.protocol[ADAPTED]
+    assert "unchanged, for want of rows: torchscript" in found.text()
+    assert found.to_dict()["runtimes"][0]["level"] == found.runtimes[0].level
+    assert len(found.to_frame()) == 1 + len(found.runtimes[0].by_regime)
+
+
+def test_intervals_follow_from_the_errors_left_out() -> None:
+    graphs, inside = architectures(60), []
+    for seed in range(4):
+        table = measured(SYNCHRONOUS, graphs, noise=0.08, batches=(4,), seed=seed)
+        adapted = latpred.adapt(SYNCHRONOUS, table[:20])
+        assert adapted.runtimes[0].interval
+        judge = Predictor(adapted.profile)
+        for row in table[20:].itertuples():
+            low, high = judge.predict(row.model, row.batch).interval_ms
+            inside.append(low <= row.latency_ms <= high)
+    assert 0.8 < np.mean(inside) < 1.0
+    assert not latpred.adapt(SYNCHRONOUS, table[:5]).runtimes[0].interval
+
+
+def test_one_architecture_moves_everything_by_one_factor() -> None:
+    graphs = architectures(3)
+    twice = Factors({"": 2.0}, {"": 2.0})
+    found = latpred.adapt(SYNCHRONOUS, measured(SYNCHRONOUS, graphs[:1], factors=twice))
+    (record,) = found.runtimes
+    assert not record.judged
+    assert "nothing vouches" in found.text()
+    ratio = latencies(found.profile, graphs, 4) / latencies(SYNCHRONOUS, graphs, 4)
+    assert ratio == pytest.approx([ratio[0]] * 3)
+    assert 1.8 < ratio[0] <= 2.0
+
+
+def test_rows_may_be_models_names_or_a_file(tmp_path: Path) -> None:
+    profile = profiledata.profile()
+    layers = [torch.nn.Conv2d(3, 64 * n, 3) for n in range(1, 5)]
+    rows = [(layer, 2, "eager", "fp32", 20.0) for layer in layers]
+    found = latpred.adapt(profile, rows)
+    assert found.runtimes[0].architectures == 4
+    built = [{"model": lambda n=n: torch.nn.Conv2d(3, 64 * n, 3), "batch": 2, "latency_s": 0.02} for n in range(1, 5)]
+    again = latpred.adapt(profile, built)
+    assert again.runtimes[0].bought == found.runtimes[0].bought
+    pd.DataFrame({"model": ["resnet18", "resnet50"], "batch": 1, "latency_ms": 5.0}).to_csv(tmp_path / "rows.csv")
+    table = pd.read_csv(tmp_path / "rows.csv", index_col=0)
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    assert latpred.adapt(profile, tmp_path / "rows.csv").runtimes[0].architectures == 2
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    graphs = architectures(4)
+    good = measured(SYNCHRONOUS, graphs)
+    cases: list[tuple[object, type[Exception], str]] = [
+        (good.rename(columns={"latency_ms": "latency"}), TableError, "lacks latency_s"),
+        (good.iloc[:0], TableError, "no measured row"),
+        (good.assign(latency_ms=-1.0), TableError, "latency_s"),
+        (good.assign(latency_s=1.0), TableError, "both latency_s and latency_ms"),
+        (good.rename(columns={"latency_ms": "latency_s"}), UsageError, "check the unit"),
+        (good.assign(device="rtx-8000"), UsageError, "rows of rtx-8000"),
+        (good.assign(runtime="torchscript"), ProfileError, "no dispatch costs"),
+        (good.assign(runtime="ritual"), UsageError, "ritual"),
+        (good.assign(precision="bf16"), ProfileError, "bf16"),
+        ([("a", 1)], TableError, "Row 1"),
+        (3, UsageError, "no table"),
+    ]
+    for table, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            latpred.adapt(SYNCHRONOUS, table)
+
+
+def test_an_adapted_profile_is_used_only_when_named() -> None:
+    own = profiledata.profile()
+    profiles.save(own)
+    adapted = latpred.adapt(own, [(torch.nn.Conv2d(3, 64, 3), 1, "eager", "fp32", 5.0)])
+    profiles.save(adapted.profile)
+    assert profiles.find("cpu").name == "cpu"
+    assert profiles.find("cpu-adapted").name == "cpu-adapted"
+
+
+def test_a_conformal_quantile_counts_models_not_rows() -> None:
+    sizes = np.linspace(0.01, 1.0, 100)
+    assert conformal(sizes, 10) == pytest.approx(0.99, abs=0.02)
+    assert conformal(sizes) == pytest.approx(0.91, abs=0.02)
+    assert np.isnan(conformal([]))
+
+
+def test_the_command_writes_a_profile_that_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profiles.save(profiledata.profile())
+    table, target = tmp_path / "measured.csv", tmp_path / "adapted.json"
+    pd.DataFrame({"model": ["resnet18", "resnet34", "resnet50"], "batch": 1, "latency_ms": [90, 180, 210]}).to_csv(
+        table, index=False
+    )
+    assert main(["adapt", str(table), "--device", "cpu", "-o", str(target)], standalone_mode=False) in (None, 0)
+    shown = capsys.readouterr().out
+    assert "eager: 3 architectures, 3 rows; corrected: one factor" in shown
+    adapted = latpred.predict("resnet18", device=str(target)).latency_ms
+    assert abs(adapted - 90) < abs(latpred.predict("resnet18", device="cpu").latency_ms - 90)
+    assert main(["adapt", str(table), "--device", "cpu", "-o", "report.csv"], standalone_mode=False) == 2
+    assert "where the profile goes" in capsys.readouterr().err
