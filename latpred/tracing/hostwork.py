@@ -22,6 +22,7 @@ _CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
+_GONE: Callable[[int], bool] = torch.Storage._expired  # type: ignore[attr-defined]
 NEW = 4  # the column of Entry.counts that holds bytes of new storage
 # Setting the hook anew makes Python 3.12 and later instrument every function again; there a flag silences it instead.
 CHEAP_HOOK = sys.version_info < (3, 12)
@@ -91,12 +92,18 @@ class HostWork:
         index = len(self.modules)
         self.modules.append(self._stack[-1])
         self._flush()
-        gone = [birth for birth, storages in self._alive.items() if _expired(storages)]
-        for birth in gone:
-            self.deaths[birth] = index
-            del self._alive[birth]
+        # Asked of torch itself: dozens of storages are alive at each of hundreds of ops.
+        for birth in [birth for birth, watched in self._alive.items() if _GONE(watched[0].cdata)]:
+            watched = self._alive[birth]
+            while watched and _GONE(watched[0].cdata):
+                del watched[0]
+            if not watched:
+                self.deaths[birth] = index
+                del self._alive[birth]
         if entry.counts[NEW]:
-            self._alive[index] = [_watched(tensor) for tensor in leaves(out)]
+            watched = [_watched(tensor) for tensor in leaves(out)]
+            if watched:
+                self._alive[index] = watched
 
     def _flush(self) -> None:
         calls = self._calls
@@ -115,10 +122,6 @@ def _restore(profiler: Any) -> None:
 
 def _watched(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def _expired(storages: list[StorageWeakRef]) -> bool:
-    return all(storage.expired() for storage in storages)  # type: ignore[no-untyped-call]
 
 
 def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable[[FrameType, str, Any], None]:

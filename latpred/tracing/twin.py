@@ -22,6 +22,7 @@ _META = torch.device("meta")
 _KEPT_NUMEL = 1 << 20
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), torch.dtype, torch.device, torch.Size, type})
+_MAPPINGS = (OrderedDict, dict)
 _CONTAINERS = (list, tuple, set, dict, OrderedDict)
 
 
@@ -121,10 +122,10 @@ class _Copier:
             kind = type(value)
             if kind in _IMMUTABLE:
                 continue
-            if name in _REGISTERED:
-                state[name] = kind((key, self._part(part)) for key, part in value.items())
-            elif kind is OrderedDict and not value:
-                state[name] = OrderedDict()  # the hooks that a module does not have, a dozen of them
+            if kind in _MAPPINGS and not value:
+                state[name] = kind()  # the hooks that a module does not have, a dozen of them
+            elif name in _REGISTERED:
+                state[name] = kind([(key, self._part(part)) for key, part in value.items()])
             else:
                 state[name] = self._attribute(value, 3)
         state["training"] = False
