@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN = 5  # classes of the breakdown that are named
-_SPARKS = 60
+SPARKS = 60
 
 Line = tuple[str, str]
 
@@ -56,7 +56,7 @@ def sparkline(values: Sequence[float]) -> str:
     >>> sparkline([1, 2, 4, 8])
     '▁▂▄█'
     """
-    step = -(-len(values) // _SPARKS)
+    step = -(-len(values) // SPARKS)
     most = max(values)
     return "".join(_BARS[max(0, -(-int(v / most * 80) // 10) - 1)] if most else _BARS[0] for v in values[::step])
 

@@ -16,6 +16,8 @@ VERBS = {
     "predict": "predicting",
     "curve": "predicting",
     "explain": "explaining",
+    "timeline": "timing",
+    "report": "reporting",
     "generate": "generating",
     "trace": "walking",
     "calibrate": "calibrating",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from latpred.cli.figures import draw, plot_option
 from latpred.cli.options import (
     PROTOCOLS,
     Model,
@@ -22,7 +24,8 @@ from latpred.cli.output import emit, notice
 @click.command(
     epilog="\b\nExample:\n"
     "  latpred explain bert-base-uncased --batch 1\n"
-    "  latpred explain resnet18 --batch 8 --runtime onnxruntime --json"
+    "  latpred explain resnet18 --batch 8 --runtime onnxruntime --json\n"
+    "  latpred explain resnet18 --plot runtimes.png"
 )
 @click.argument("model")
 @click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True, help="Batch size.")
@@ -37,6 +40,7 @@ from latpred.cli.output import emit, notice
 @click.option("--protocol", type=click.Choice(PROTOCOLS), default="single", show_default=True, help="As for predict.")
 @way_options
 @click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile.")
+@plot_option
 @output_options
 @speech_options
 @click.pass_context
@@ -51,6 +55,7 @@ def explain(
     protocol: str,
     way: Way,
     yes: bool,
+    plot: Path | None,
     output: Output,
 ) -> None:
     """Compare runtimes for MODEL: what each takes, where the time goes, what may grow for free, what to change.
@@ -64,7 +69,7 @@ def explain(
 
     for name in runtimes:
         known.get(name)  # a misspelt one must not cost a calibration, nor must a misspelt model
-    _demand_model(model, model_input)
+    demand_model(model, model_input)
     ensure_profile(context, device, way, yes=yes)
     found = study(
         model,
@@ -86,9 +91,10 @@ def explain(
         console.print(repr(found), markup=False, highlight=False, soft_wrap=True)
 
     emit(output, document=found.to_dict, rows=found.to_frame, text=text)
+    draw(plot, found.plot)
 
 
-def _demand_model(model: str, given: Model) -> None:
+def demand_model(model: str, given: Model) -> None:
     """Make sure that a model can be walked."""
     from latpred.runtimes import onnx_file
     from latpred.tracing import trace

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from latpred.cli.figures import draw, plot_option
 from latpred.cli.options import (
     PRECISIONS,
     PROTOCOLS,
@@ -22,6 +23,7 @@ from latpred.cli.options import (
     threads_option,
 )
 from latpred.cli.output import emit, notice
+from latpred.cli.progress import progress, working
 from latpred.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,13 +57,16 @@ TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.argument("predicted", type=TABLE)
 @click.argument("measured", type=TABLE)
+@plot_option
 @output_options
 @speech_options
-def compare(predicted: Path, measured: Path, output: Output) -> None:
+def compare(predicted: Path, measured: Path, plot: Path | None, output: Output) -> None:
     """Compare a predicted with a measured table: errors, order, crossover and knee, intervals, baselines."""
     from latpred.accuracy import compare as judge
 
-    show_report(judge(predicted, measured), output)
+    with working("comparing"):
+        report = judge(predicted, measured)
+    show_report(report, output, plot)
 
 
 @click.command(
@@ -75,21 +80,24 @@ def compare(predicted: Path, measured: Path, output: Output) -> None:
     type=click.Choice(["model", "gpu", "run"]),
     help="Fit the table itself without one of these at a time, and predict what was left out.",
 )
+@plot_option
 @output_options
 @speech_options
-def evaluate(table: Path, device: str | None, leave_out: str | None, output: Output) -> None:
+def evaluate(table: Path, device: str | None, leave_out: str | None, plot: Path | None, output: Output) -> None:
     """Predict every cell of a measurement table made elsewhere, and say how far off that is."""
     if leave_out is not None:
         from latpred.cli.tablefitting import show_left_out
 
         if device is not None:
             raise UsageError("--leave-out fits profiles from the table itself; leave out --device.")
+        if plot is not None:
+            raise UsageError("--leave-out has a table for each part it left out, and no figure; leave out --plot.")
         show_left_out(table, leave_out, output)
         return
     from latpred import profiles
     from latpred.accuracy import evaluate as judge
 
-    show_report(judge(table, profiles.find(device), progress=notice), output)
+    show_report(judge(table, profiles.find(device), progress=notice), output, plot)
 
 
 def trial_options(verb: Verb) -> Verb:
@@ -133,17 +141,24 @@ def trial_options(verb: Verb) -> Verb:
 @trial_options
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this folder, to replay it.")
 @click.option("--replay", help="Measure nothing: a recording's folder, or the name of a shipped one.")
+@plot_option
 @output_options
 @speech_options
 @click.pass_context
 def validate(
-    context: click.Context, device: str, trial: Trial, record: Path | None, replay: str | None, output: Output
+    context: click.Context,
+    device: str,
+    trial: Trial,
+    record: Path | None,
+    replay: str | None,
+    plot: Path | None,
+    output: Output,
 ) -> None:
     """Measure whole models that no fit has seen, and hold the profile's predictions against them."""
     from latpred.calibration import validate as run
-    from latpred.cli.progress import progress
 
-    with progress(f"validating {device}") as show:
+    doing = progress(f"validating {device}") if replay is None else working(f"replaying {replay}")
+    with doing as show:
         report = run(
             device,
             suite=trial.suite,
@@ -158,7 +173,7 @@ def validate(
             budget_s=trial.budget,
             progress=show,
         )
-    show_report(report, output)
+    show_report(report, output, plot)
     missed = report.shortfalls()
     for sentence in missed:
         notice(f"target missed: {sentence}")
@@ -166,8 +181,8 @@ def validate(
         context.exit(1)
 
 
-def show_report(report: Report, output: Output) -> None:
-    """Print an accuracy report; CSV gives its cells."""
+def show_report(report: Report, output: Output, plot: Path | None = None) -> None:
+    """Print an accuracy report, and draw it; CSV gives its cells."""
 
     def text(console: Console) -> None:
         from latpred.report_text import renderable
@@ -175,3 +190,4 @@ def show_report(report: Report, output: Output) -> None:
         console.print(renderable(report))
 
     emit(output, document=report.to_dict, rows=report.to_frame, text=text)
+    draw(plot, report.plot)

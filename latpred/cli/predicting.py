@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from latpred.cli.figures import draw, plot_option
 from latpred.cli.options import (
     Model,
     Output,
@@ -24,9 +26,14 @@ from latpred.cli.options import (
     target_options,
     way_options,
 )
-from latpred.cli.output import emit
+from latpred.cli.output import emit, notice
+from latpred.errors import UsageError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+    from latpred.graph import ModelGraph
     from latpred.lengths import Given, Lengths
     from latpred.prediction import Curve
 
@@ -51,6 +58,8 @@ class Request:
     way: Way
     strict: bool
     yes: bool
+    plot: Path | None
+    measured: Path | None
     output: Output
 
 
@@ -94,6 +103,12 @@ def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
         @way_options
         @click.option("--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it.")
         @click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile.")
+        @plot_option
+        @click.option(
+            "--measured",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Draw the points of this measurement table over the curve; with --plot.",
+        )
         @output_options
         @speech_options
         @click.pass_context
@@ -118,42 +133,38 @@ def predict(context: click.Context, request: Request) -> None:
     MODEL is a name (bert-base-uncased, torchvision:resnet50, timm:vit_tiny_patch16_224), a file and the function in it
     that builds the model (models.py:build), or an .onnx file (with --runtime onnxruntime).
     """
-    show_curve(predicted(context, request), request.output)
+    show_curve(predicted(context, request), request)
 
 
-@click.command(epilog="\b\nExample:\n  latpred curve resnet18 --batch 1-256:2x --csv -o resnet18.csv")
+@click.command(
+    epilog="\b\nExample:\n"
+    "  latpred curve resnet18 --batch 1-256:2x --csv -o resnet18.csv\n"
+    "  latpred curve bert-base-uncased --device rtx-8000 --plot bert.png"
+)
 @prediction_options("1-128:2x")
 def curve(context: click.Context, request: Request) -> None:
     """Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be."""
-    show_curve(predicted(context, request), request.output)
+    show_curve(predicted(context, request), request, sparkline=True)
 
 
 def predicted(context: click.Context, request: Request) -> Curve:
     """Walk the model, make sure there is a profile, predict."""
     from latpred import api
     from latpred.cli.calibrating import ensure_profile
-    from latpred.finding import located, predictor_of
-    from latpred.runtimes import onnx_file
-    from latpred.runtimes.walking import target_of, walk, walked_by
-    from latpred.tracing import trace
 
-    given, target, way = request.model_input, request.target, request.way
+    target, way = request.target, request.way
+    if request.measured is not None and request.plot is None:
+        raise UsageError("--measured is drawn into a figure; add --plot curve.png.")
     if request.ragged.lengths is not None:
         return _of_lengths(context, request)
-    options: dict[str, Any] = {"seq": given.seq, "image": given.image, "precision": given.precision}
-    by_tools = walked_by(target.runtime) != "eager"
-    # The walk comes first: a misspelt model must not cost a calibration.
-    graph = None
-    if onnx_file.is_file(request.model):
-        onnx_file.check_file(request.model, target.runtime)
-    else:
-        graph = trace(request.model, memory_format=way.memory_format, strict=request.strict, **options)
-    ensure_profile(context, target.device, way, yes=request.yes)
-    if by_tools or graph is None:
-        predictor = predictor_of(located(target.device, target.host, way.threads, way.cudnn_benchmark))
-        predictor.check(target.runtime)
-        kind = target_of(predictor.profile.device.kind)
-        graph = walk(request.model, runtime=target.runtime, target=kind, memory_format=way.memory_format, **options)
+    graph = walked(
+        request.model,
+        request.model_input,
+        target,
+        way,
+        ensure=lambda: ensure_profile(context, target.device, way, yes=request.yes),
+        strict=request.strict,
+    )
     return api.predict(
         graph,
         request.batches,
@@ -164,6 +175,37 @@ def predicted(context: click.Context, request: Request) -> Curve:
         cudnn_benchmark=way.cudnn_benchmark,
         protocol=target.protocol,
     )
+
+
+def walked(
+    model: str, given: Model, target: Target, way: Way, *, ensure: Callable[[], None], strict: bool = False
+) -> ModelGraph:
+    """What the runtime runs for a model. `ensure` sees to a profile once the model is known to be one."""
+    from latpred.eras import walked_for
+    from latpred.finding import located, predictor_of
+    from latpred.runtimes import onnx_file
+    from latpred.runtimes.walking import target_of, walk, walked_by
+    from latpred.tracing import trace
+
+    options: dict[str, Any] = {"seq": given.seq, "image": given.image, "precision": given.precision}
+    by_tools = walked_by(target.runtime) != "eager"
+    # The walk comes first: a misspelt model must not cost a calibration.
+    graph = None
+    if onnx_file.is_file(model):
+        onnx_file.check_file(model, target.runtime)
+    else:
+        graph = trace(model, memory_format=way.memory_format, strict=strict, **options)
+    ensure()
+    predictor = predictor_of(located(target.device, target.host, way.threads, way.cudnn_benchmark))
+    predictor.check(target.runtime)
+    era = predictor.profile.protocol.get("era", "")
+    if graph is not None and not by_tools and not era:
+        return graph
+    if by_tools:
+        notice(f"asking {target.runtime} what it makes of {model}")
+    kind = target_of(predictor.profile.device.kind)
+    with walked_for(era):  # of older software, as `latpred.predict` does it
+        return walk(model, runtime=target.runtime, target=kind, memory_format=way.memory_format, **options)
 
 
 def _of_lengths(context: click.Context, request: Request) -> Curve:
@@ -195,8 +237,20 @@ def _of_lengths(context: click.Context, request: Request) -> Curve:
     )
 
 
-def show_curve(curve: Curve, output: Output) -> None:
-    """Print predictions; JSON is the same document for both verbs, with one point per batch."""
+def show_curve(curve: Curve, request: Request, *, sparkline: bool = False) -> None:
+    """Print and draw predictions; JSON is the same document for both verbs, with one point per batch."""
     from latpred.cli.rendering import print_curve
 
-    emit(output, document=curve.to_dict, rows=curve.to_frame, text=lambda console: print_curve(curve, console))
+    def text(console: Console) -> None:
+        print_curve(curve, console, sparkline=sparkline)
+
+    emit(request.output, document=curve.to_dict, rows=curve.to_frame, text=text)
+    draw(request.plot, lambda: _figure(curve, request.measured))
+
+
+def _figure(curve: Curve, measured: Path | None) -> Figure:
+    from latpred import plot
+
+    ax = plot.blank()
+    plot.curve(curve, ax, measured=measured)
+    return plot.figure_of(ax)

@@ -56,6 +56,18 @@ def progress(title: str) -> Iterator[Show | None]:
 
 
 @contextmanager
+def working(title: str) -> Iterator[None]:
+    """Show on a terminal that something goes on whose end nobody knows; say nothing elsewhere."""
+    if click.get_current_context().ensure_object(State).quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(title):
+        yield
+
+
+@contextmanager
 def _bar(title: str) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import Progress

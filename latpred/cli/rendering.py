@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latpred.profile_text import age
+from latpred.render import SPARKS
+from latpred.render import sparkline as sparkline_of
 from latpred.units import format_duration
 
 if TYPE_CHECKING:
@@ -17,12 +19,25 @@ if TYPE_CHECKING:
 COLUMNS = ("batch", "latency", "90 % interval", "overhead", "compute", "regime", "samples/s")
 
 
-def print_curve(curve: Curve, console: Console) -> None:
+def print_curve(curve: Curve, console: Console, *, sparkline: bool = False) -> None:
     """Print what was asked, the table, the batch at which the regime changes, provenance and caveats."""
     console.print(_title(curve.setting), style="bold", markup=False, soft_wrap=True)
+    if sparkline and len(curve) > 1:
+        console.print(_spark(curve), markup=False, soft_wrap=True)
     console.print(_table(curve))
     for line in _facts(curve):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _spark(curve: Curve) -> str:
+    """Latency and throughput as bars, each from zero to its largest value."""
+    latency, rate = curve.latency_ms.tolist(), curve.throughput_per_s.tolist()
+    wide = len(curve) > SPARKS // 2
+    lines = [
+        f"latency   {sparkline_of(latency)}  up to {format_duration(max(latency) / 1e3)}",
+        f"samples/s {sparkline_of(rate)}  up to {_rate(max(rate))}",
+    ]
+    return "\n".join(lines) if wide else "  ".join(lines)
 
 
 def _title(setting: Setting) -> str:

@@ -6,11 +6,11 @@ or measures. matplotlib is imported when something is drawn; it comes with `pip 
 
 from __future__ import annotations
 
+from latpred.plot.bars import explanation, runtimes, shares
+from latpred.plot.clocks import timeline, two_clocks
 from latpred.plot.curves import curve, latencies
 from latpred.plot.errors import agreement, errors_by_batch, errors_by_model, validation
-from latpred.plot.shares import explanation, runtimes, shares
-from latpred.plot.style import blank, figure, save
-from latpred.plot.timeline import timeline, two_clocks
+from latpred.plot.style import blank, figure, figure_of, save
 
 __all__ = [
     "agreement",
@@ -20,6 +20,7 @@ __all__ = [
     "errors_by_model",
     "explanation",
     "figure",
+    "figure_of",
     "latencies",
     "runtimes",
     "save",

@@ -54,7 +54,7 @@ def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = N
     order = np.argsort(found.batches)
     batches, latency = found.batches[order], found.latency_ms[order]
     low, high = found.interval_ms[order].T
-    span = _span(batches)
+    span = span_of(batches)
     _shade(ax, regions(found, span), span)
     _crossover(ax, found, span)
     ax.fill_between(batches, low, high, color=style.BLUE, alpha=0.22, linewidth=0, label="90 % interval")
@@ -97,7 +97,7 @@ def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
             "marker": style.MARKERS[index % len(style.MARKERS)] if len(one) <= MOST_MARKERS else "",
         }
         ax.plot(one.batches[order], one.latency_ms[order], label=name, **look)
-    _scales(ax, _span(np.concatenate([one.batches for one in curves])))
+    _scales(ax, span_of(np.concatenate([one.batches for one in curves])))
     ax.set_title(_common_title(curves))
     ax.legend()
     return ax
@@ -128,7 +128,7 @@ def regions(found: Curve, span: tuple[float, float]) -> list[Region]:
     return ends
 
 
-def _span(batches: np.ndarray) -> tuple[float, float]:
+def span_of(batches: np.ndarray) -> tuple[float, float]:
     """Of the axis: a little beyond the points, an octave around a single one."""
     low, high = float(batches.min()), float(batches.max())
     room = 2.0 if low == high else (high / low) ** 0.03

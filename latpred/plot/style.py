@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from latpred.errors import MissingPackageError, UsageError
+from latpred.files import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,6 +119,13 @@ def blank(height_in: float = 2.8, width_in: float = COLUMN_IN) -> Axes:
         return made
 
 
+def figure_of(ax: Axes) -> Figure:
+    """The figure that axes belong to."""
+    found = ax.get_figure(root=True)
+    assert found is not None
+    return found
+
+
 def figure(width_in: float = COLUMN_IN, height_in: float = 2.4) -> Figure:
     """A new figure that no window or notebook knows of."""
     with in_style():
@@ -182,10 +190,6 @@ def save(made: Figure, path: str | os.PathLike[str]) -> Path:
     wanted = checked_path(path)
     # A date would make two files of one figure differ.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(wanted.suffix.lower(), {})
-    try:
-        wanted.parent.mkdir(parents=True, exist_ok=True)
-        with in_style():
-            made.savefig(wanted, metadata=metadata)
-    except OSError as error:
-        raise UsageError(f"cannot write {wanted}: {error.strerror or error}. Name another file.") from error
+    with writing(wanted), in_style():
+        made.savefig(wanted, metadata=metadata)
     return wanted

@@ -1,0 +1,118 @@
+"""What a report says about one model: its runtimes side by side, a curve in each, one forward pass. Draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from latpred.api import Input, as_walked, predict
+from latpred.eras import walked_for
+from latpred.explaining import explain
+from latpred.explanation import Explanation
+from latpred.finding import located, predictor_of
+from latpred.forward import ForwardPass, forward_pass
+from latpred.graph import Coverage, ModelGraph
+from latpred.prediction import Curve
+from latpred.profile import DeviceProfile
+from latpred.runtimes import walking
+
+if TYPE_CHECKING:
+    from latpred.api import Device, Model
+    from latpred.predictor import Predictor
+
+
+@dataclass(frozen=True, slots=True)
+class Studied:
+    """One model, predicted in every way that a report shows.
+
+    Attributes
+    ----------
+    explanation : Explanation
+        The runtimes side by side at the smallest batch.
+    curves : tuple[Curve, ...]
+        Of each of them, in the same order.
+    forward : ForwardPass
+        Of eager, or of the fastest runtime where eager is not known.
+    graph : ModelGraph
+        What that runtime runs.
+    profile : DeviceProfile
+        What it all rests on.
+    """
+
+    explanation: Explanation
+    curves: tuple[Curve, ...]
+    forward: ForwardPass
+    graph: ModelGraph = field(repr=False)
+    profile: DeviceProfile = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.explanation.fastest.prediction.model
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much of the graph rests on cost formulas."""
+        return self.graph.coverage(self.explanation.batch)
+
+
+def gather(
+    model: Model,
+    batches: Sequence[int],
+    *,
+    runtimes: Sequence[str] | None = None,
+    inputs: Any = None,
+    seq: int | None = None,
+    image: int | None = None,
+    device: Device | None = None,
+    host: float | str | None = None,
+    precision: str | None = None,
+    memory_format: str | None = None,
+    threads: int | None = None,
+    cudnn_benchmark: bool | None = None,
+    protocol: str = "single",
+    progress: Callable[[str], None] | None = None,
+) -> Studied:
+    """Predict everything that a report says of a model.
+
+    Parameters
+    ----------
+    model, inputs, seq, image, device, host, precision, memory_format, threads, cudnn_benchmark, protocol
+        As for `latpred.predict`.
+    batches : sequence of int
+        Of the curves; the runtimes are compared at the smallest of them.
+    runtimes, progress
+        As for `latpred.explain`.
+
+    Raises
+    ------
+    UsageError, TraceError, ProfileError
+        As for `latpred.explain`.
+    """
+    where: dict[str, Any] = {"device": device, "host": host, "threads": threads, "cudnn_benchmark": cudnn_benchmark}
+    given = Input(inputs, seq, image, precision, memory_format)
+    asked = {**where, **given._asdict(), "protocol": protocol}
+    found = explain(model, min(batches), runtimes=runtimes, progress=progress, **asked)
+    curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in found.choices)
+    chosen = (found.eager or found.fastest).runtime
+    predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
+    graph = _graph(model, given, chosen, predictor)
+    return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.profile)
+
+
+def _graph(model: Model, given: Input, runtime: str, predictor: Predictor) -> ModelGraph:
+    target = walking.target_of(predictor.profile.device.kind)
+    if isinstance(model, ModelGraph):
+        return walking.fitting(as_walked(model, given), runtime, target)
+    with walked_for(predictor.profile.protocol.get("era", "")):
+        return walking.walk(
+            model,
+            given.inputs,
+            runtime=runtime,
+            target=target,
+            seq=given.seq,
+            image=given.image,
+            precision=given.precision,
+            memory_format=given.memory_format or "contiguous",
+        )
