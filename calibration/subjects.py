@@ -143,9 +143,11 @@ def module_subject(
     found = derived(module, seq, image) if inputs is None else from_example(inputs)
 
     def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        if device == "meta":
-            return module, lambda batch, _: found.make(batch)
-        return moved(module, device, precision), lambda batch, where: _real(found.make(batch), where, precision)
+        def inputs(batch: int, where: Any) -> Any:
+            made = found.make(batch)
+            return made if str(where) == "meta" else _real(made, where, precision)
+
+        return (module if device == "meta" else moved(module, device, precision)), inputs
 
     return Subject(name, found.kind, found.size, make)
 

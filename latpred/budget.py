@@ -40,6 +40,8 @@ class Spent:
         Predicted milliseconds, and the ends of their 90 % interval.
     limit_ms : float
         The limit.
+    macs, parameters : float
+        Multiply-adds of the forward pass, and parameters of the candidate.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Spent:
     low_ms: float
     high_ms: float
     limit_ms: float
+    macs: float
+    parameters: float
 
     @property
     def margin_ms(self) -> float:
@@ -59,9 +63,9 @@ class Spent:
         return self.margin_ms <= 0
 
     def to_dict(self) -> dict[str, float]:
-        """Plain floats, as Ray Tune's `tune.report` and syne-tune's `Reporter` take them.
+        """Latencies as plain floats, as Ray Tune's `tune.report` and syne-tune's `Reporter` take them.
 
-        >>> list(Spent("latency", latency_ms=4.0, low_ms=3.5, high_ms=4.5, limit_ms=5.0).to_dict())
+        >>> list(Spent("latency", 4.0, low_ms=3.5, high_ms=4.5, limit_ms=5.0, macs=1e9, parameters=1e6).to_dict())
         ['latency_ms', 'latency_low_ms', 'latency_high_ms', 'latency_limit_ms', 'latency_margin_ms']
         """
         values = {
@@ -174,7 +178,15 @@ class LatencyBudget:
             image=self.image,
         )
         (row,) = many.evaluate(predictor, [(0, candidate)], asked, errors="raise")
-        return Spent(self.name, row.latency_ms, row.low_ms, row.high_ms, float(self.limit_ms))
+        return Spent(
+            name=self.name,
+            latency_ms=row.latency_ms,
+            low_ms=row.low_ms,
+            high_ms=row.high_ms,
+            limit_ms=float(self.limit_ms),
+            macs=row.macs,
+            parameters=row.parameters,
+        )
 
     def __call__(self, candidate: Any) -> float:
         """Milliseconds above the limit."""
