@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from latpred.calibration import networks, suite
 from latpred.calibration.cells import Cell
@@ -19,9 +20,10 @@ from latpred.calibration.device import Device
 from latpred.calibration.dispatchfit import with_parents
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
 from latpred.calibration.networks import NetworkSpec
+from latpred.calibration.placed import afterwork_us, fit_afterwork
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.studies import runs, wrapper
-from latpred.calibration.studies.solving import System
+from latpred.calibration.studies.solving import Column, System
 from latpred.calibration.studies.whole import WholeNetworks, effort, in_turns
 from latpred.calibration.tempo import TEMPO
 from latpred.errors import CalibrationError
@@ -39,14 +41,18 @@ from latpred.units import US_PER_S
 SECONDS = 150.0
 FEWEST = 3  # networks below which nothing is fitted
 # Kinds in the order of what a compilation of one teaches. Recurrent networks are hardly compiled at all.
-TINY_KINDS = ("encoder", "residual", "decoder", "mobile")
+TINY_KINDS = ("encoder", "window", "mobile", "mixer")
 KINDS = ("encoder", "residual", "patch", "mobile", "window", "decoder", "dense", "mixer", "audio")
-TURN = ("tiny", "sized", "sized", "judge")
+JUDGE_KINDS = ("patch", "mixer", "encoder", "dense", "audio", "window", "mobile")
+# Kernels of its eager walk beyond which a network takes too long to compile; judges only have to be many.
+MOST_LAUNCHES, MOST_JUDGED = 48, 36
+TURN = ("tiny", "sized", "judge", "sized")
 REPEATS, CALLS_S = 30, 0.3
 OUTSIDE = "outside"  # the timing of what a pass takes beside its calls
 LEAST_US = 0.05  # of a kernel whose call took no longer than a call that does nothing
 TOLD_US = 5.0  # kernel time from which a call tells how fast a library kernel is
 SHRINKAGE = 2.0  # calls' worth of belief that a library kernel takes what it takes in eager
+FIXED = ("fixed",)
 # What is believed of the host before anything is measured, in microseconds: value and doubt.
 BELIEFS = {"guards": (10.0, 10.0), "input": (0.15, 0.15), "call": (0.7, 0.5)}
 
@@ -89,10 +95,10 @@ class Compiled(WholeNetworks):
             return
         drawn = {
             "tiny": iter(suite.tiny_networks(len(networks.KINDS))),
-            "sized": (spec for spec in suite.sized_networks() if not spec.judge),
-            "judge": suite.judging_networks(),
+            "sized": (spec for spec in suite.sized_networks() if not spec.judge and _launches(spec) <= MOST_LAUNCHES),
+            "judge": (spec for spec in suite.judging_networks() if _launches(spec) <= MOST_JUDGED),
         }
-        wanted = {"tiny": TINY_KINDS, "sized": KINDS, "judge": KINDS}
+        wanted = {"tiny": TINY_KINDS, "sized": KINDS, "judge": JUDGE_KINDS}
         ordered = {name: _in_order(drawn[name], wanted[name]) for name in drawn}
         for turn in count():
             spec = next(ordered[TURN[turn % len(TURN)]], None)
@@ -124,10 +130,17 @@ class Compiled(WholeNetworks):
                 f"{len(timed)} networks were compiled and timed, too few to tell what torch.compile costs. "
                 "Give it more time: latpred calibrate --runtimes compile --budget 5m"
             )
-        host, idle = _host(timed, profile), DispatchFit(with_parents(_idle_us(timed)), 0.0, 0.0, 0.0)
+        beside, idle = _beside(timed, profile), DispatchFit(with_parents(_idle_us(timed)), 0.0, 0.0, 0.0)
+        kernels = Kernels(idle, _afterwork(timed, beside, idle))
         return msgspec.structs.replace(
-            host, kernels=_generated(timed, idle), kernel_scales=_library(timed, idle, profile)
+            _host(timed, beside, profile),
+            kernels=_generated(timed, kernels),
+            kernel_scales=_library(timed, kernels, profile),
         )
+
+
+def _launches(spec: NetworkSpec) -> int:
+    return networks.graph(spec).launches()
 
 
 def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[NetworkSpec]:
@@ -176,28 +189,56 @@ def _idle_us(timed: Sequence[Timed]) -> dict[str, float]:
     return {name: float(np.median(us)) for name, us in calls.items()}
 
 
-def _host(timed: Sequence[Timed], profile: DeviceProfile) -> DispatchFit:
-    """What calls cost where they have next to nothing to do, and what a pass takes beside them."""
+def _beside(timed: Sequence[Timed], profile: DeviceProfile) -> dict[Column, float]:
+    """What a pass takes beside its calls, where these have next to nothing to do."""
     eager = profile.runtimes["eager"]
     system = System()
     for one in _tiny(timed):
-        steps = {"fixed": 1.0, "guards": 0.0, "input": 0.0, "call": float(len(one.groups))}
-        for op in one.ops:
-            steps["guards"] += op.host_class == GUARDS
-            steps["input"] += op.python_calls
-        system.measured({(name,): number for name, number in steps.items()}, one.outside_us, 0.1 * one.outside_us)
+        system.measured(_steps(one), one.outside_us, 0.1 * one.outside_us)
     for name, (us, doubt) in {**BELIEFS, "fixed": (eager.fixed_us, max(eager.fixed_us, 1.0))}.items():
         system.believed({(name,): 1.0}, us, doubt)
-    found = system.solve()
+    return system.solve()
+
+
+def _steps(one: Timed) -> dict[Column, float]:
+    """How often a pass does what it does beside its calls."""
+    guards, inputs = sum(op.host_class == GUARDS for op in one.ops), sum(op.python_calls for op in one.ops)
+    return {FIXED: 1.0, ("guards",): float(guards), ("input",): float(inputs), ("call",): float(len(one.groups))}
+
+
+def _host(timed: Sequence[Timed], beside: Mapping[Column, float], profile: DeviceProfile) -> DispatchFit:
+    """What calls cost where they have next to nothing to do, and what a pass takes beside them."""
+    eager = profile.runtimes["eager"]
     costs = {f"{EAGER}.{name}" if name else EAGER: us * eager.scale for name, us in eager.costs_us.items()}
-    costs |= with_parents({name: us + found["call",] for name, us in _idle_us(timed).items()})
-    costs |= {GUARDS: found["guards",], JOINED_CLASS: 0.0}
+    costs |= with_parents({name: us + beside["call",] for name, us in _idle_us(timed).items()})
+    costs |= {GUARDS: beside["guards",], JOINED_CLASS: 0.0}
     return DispatchFit(
         costs_us={name: round(us, 5) for name, us in costs.items()},
         module_call_us=0.0,
-        python_call_us=round(found["input",], 5),
-        fixed_us=round(found["fixed",], 4),
+        python_call_us=round(beside["input",], 5),
+        fixed_us=round(beside[FIXED], 4),
     )
+
+
+class Kernels(NamedTuple):
+    """How a call's time becomes its kernel's: calls that have nothing to do, and what kernels leave behind."""
+
+    idle: DispatchFit
+    afterwork: NDArray[np.float64]
+
+    def us(self, group: Group) -> float:
+        """What a call takes beyond one that has nothing to do, with what the host takes longer after it."""
+        own = _kernel_us(group, self.idle)
+        return own + afterwork_us(own, self.afterwork)
+
+
+def _afterwork(timed: Sequence[Timed], beside: Mapping[Column, float], idle: DispatchFit) -> NDArray[np.float64]:
+    """What kernels leave behind: passes take several times longer beside calls that do much than beside tiny ones."""
+    sized = [one for one in timed if not one.spec.tiny]
+    left = [one.outside_us - sum(beside[name] * number for name, number in _steps(one).items()) for one in sized]
+    kernels = [[_kernel_us(group, idle) for group in one.groups] for one in sized]
+    totals = [one.outside_us + sum(group.us for group in one.groups) for one in sized]
+    return fit_afterwork(left, kernels, totals) if sized else np.zeros(3)
 
 
 def _kernel_us(group: Group, idle: DispatchFit) -> float:
@@ -205,14 +246,14 @@ def _kernel_us(group: Group, idle: DispatchFit) -> float:
     return max(group.us - host_cost(idle, group.ops[0].host_class), LEAST_US)
 
 
-def _generated(timed: Sequence[Timed], idle: DispatchFit) -> dict[str, dict[str, KernelFit]]:
+def _generated(timed: Sequence[Timed], kernels: Kernels) -> dict[str, dict[str, KernelFit]]:
     """Fits of generated kernels by precision."""
     samples: dict[str, list[KernelSample]] = {}
     for one in timed:
         for group in one.groups:
             if group.ops[0].host_class == GENERATED_CLASS:
                 row = _together([row_of(op, one.spec.batch, resident=one.resident) for op in group.ops])
-                sample = KernelSample(group.ops[0].family, row, _kernel_us(group, idle))
+                sample = KernelSample(group.ops[0].family, row, kernels.us(group))
                 samples.setdefault(one.precision, []).append(sample)
     fits = {precision: fit_kernels(found) for precision, found in samples.items()}
     return {precision: found for precision, found in fits.items() if found}
@@ -224,16 +265,16 @@ def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return (*work.tolist(), float(points.sum()), float(cols.max()), float(parts.sum()))
 
 
-def _library(timed: Sequence[Timed], idle: DispatchFit, profile: DeviceProfile) -> dict[str, float]:
+def _library(timed: Sequence[Timed], kernels: Kernels, profile: DeviceProfile) -> dict[str, float]:
     """Time of library kernels over eager's, by family."""
     logs: dict[str, list[float]] = {}
-    prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": idle}))
+    prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": kernels.idle}))
     for one in timed:
         eager_us = _eager_us(one, prices)
         for group in one.groups:
             usual = eager_us.get(id(group.ops[0]), 0.0)
             if group.ops[0].host_class != GENERATED_CLASS and usual >= TOLD_US:
-                logs.setdefault(root(group.ops[0].family), []).append(float(np.log(_kernel_us(group, idle) / usual)))
+                logs.setdefault(root(group.ops[0].family), []).append(float(np.log(kernels.us(group) / usual)))
     return {family: _scale(found) for family, found in logs.items()}
 
 
