@@ -15,7 +15,8 @@ SUMMARIES = {
         "Follow host and device through one forward pass of MODEL: every dispatch, every kernel, and the gaps between."
     ),
     "report": (
-        "Write one HTML file about MODELS: answer, figures, runtimes, what is free, what to change, how far to trust it."
+        "Write one HTML file about MODELS: answer, figures, runtimes, what is free, what to change, "
+        "how far to trust it."
     ),
     "generate": "Predict how long MODEL takes to generate text: its first token, each further one, and all of them.",
     "trace": "Walk MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass.",
