@@ -1,0 +1,95 @@
+"""The documentation does what it says: every block runs, the outputs shown are real, the reference is the source's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import docblocks
+import pytest
+from docblocks import ROOT, Shown
+from profiledata import profile
+
+from latpred import profiles
+
+DOCS = ROOT / "docs"
+GENERATED = ("cli.md", "api.md")
+PAGES = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md")) if path.name not in GENERATED}
+LANGUAGES = {"python", "bash", "console", "toml", "text"}
+SHIPPED = re.compile(r"--device (?!cpu\b)|^latpred trace")
+
+CONSOLE = [(name, shown) for name, page in PAGES.items() for shown in docblocks.shown_commands(page)]
+
+
+@pytest.mark.parametrize(("name", "shown"), CONSOLE, ids=lambda value: getattr(value, "command", value))
+def test_a_command_prints_what_is_shown(name: str, shown: Shown) -> None:
+    profiles.save(profile())
+    # A gate that is missed is part of what a report says.
+    printed = docblocks.run(shown.command, exits=(0, 1) if "--replay" in shown.command else (0,))
+    if SHIPPED.search(shown.command):
+        assert docblocks.alike(printed, shown.output), printed
+    else:
+        assert docblocks.shape(printed) == docblocks.shape(shown.output)
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if docblocks.bash_lines(page)])
+def test_shell_lines_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    profiles.save(profile())
+    for line in docblocks.bash_lines(PAGES[name]):
+        docblocks.run(line)
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if docblocks.bash_lines(page, "parsed")])
+def test_shell_lines_that_take_long_are_understood(name: str) -> None:
+    for line in docblocks.bash_lines(PAGES[name], "parsed"):
+        docblocks.parse(line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if docblocks.bash_lines(page, "slow")])
+def test_slow_shell_lines_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in docblocks.bash_lines(PAGES[name], "slow"):
+        docblocks.run(line, exits=(0, 1))  # a quick calibration on a busy machine may fail its gate
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_python_holds(name: str) -> None:
+    profiles.save(profile())
+    docblocks.run_python(PAGES[name], name)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_blocks_are_of_kinds_that_are_run(name: str) -> None:
+    assert {block.language for block in docblocks.blocks(PAGES[name])} <= LANGUAGES
+    assert PAGES[name].count("```") == 2 * len(docblocks.blocks(PAGES[name])), "a block without a language"
+
+
+def test_the_reference_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runpy.run_path(str(DOCS / "reference.py"))["run"](["--check"]) == 0, capsys.readouterr().out
+
+
+def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", navigation, flags=re.MULTILINE)
+    assert sorted(listed) == sorted([*PAGES, *GENERATED])
+    for name, page in PAGES.items():
+        for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]+)(#([\w-]+))?\)", page):
+            assert (DOCS / target).exists(), f"{name} links to {target}"
+            if anchor and target.endswith(".md"):
+                heads = re.findall(r"^#+ (.*)$", (DOCS / target).read_text(), flags=re.MULTILINE)
+                assert anchor in [re.sub(r"[^\w\s-]", "", head.lower()).strip().replace(" ", "-") for head in heads]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs pip install latpred[docs]")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "index.html").exists()
+    assert not (tmp_path / "site" / "reference.py").exists()
