@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from latpred.plot.measured import Measured
     from latpred.prediction import Curve, Setting
 
+FAR_BELOW = 1000.0  # below the least latency over this, a clock is not followed: it would squeeze everything else
 MOST_MARKERS = 24  # with more points than that, a line says more without them
 _LABEL_SHARE = 0.17  # of the axis, below which a region has no room for its name
 
@@ -72,7 +73,7 @@ def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = N
             known.batches, known.latency_ms, known.spread_ms, fmt="D", color=style.BLACK, mfc="white", mew=0.8,
             elinewidth=0.8, zorder=4, label="measured",
         )  # fmt: skip
-    _scales(ax, span)
+    _scales(ax, span, least=least_shown([found]))
     ax.set_title(title(found.setting), pad=13)
     _legend(ax)
     return ax
@@ -97,7 +98,7 @@ def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
             "marker": style.MARKERS[index % len(style.MARKERS)] if len(one) <= MOST_MARKERS else "",
         }
         ax.plot(one.batches[order], one.latency_ms[order], label=name, **look)
-    _scales(ax, span_of(np.concatenate([one.batches for one in curves])))
+    _scales(ax, span_of(np.concatenate([one.batches for one in curves])), least=least_shown(curves))
     ax.set_title(_common_title(curves))
     ax.legend()
     return ax
@@ -126,6 +127,11 @@ def regions(found: Curve, span: tuple[float, float]) -> list[Region]:
         ends.append(Region(regime, low, high))
         low = high
     return ends
+
+
+def least_shown(curves: Sequence[Curve]) -> float:
+    """Milliseconds at which the axis ends at the latest."""
+    return min(float(one.interval_ms.min()) for one in curves) / FAR_BELOW
 
 
 def span_of(batches: np.ndarray) -> tuple[float, float]:
@@ -176,11 +182,12 @@ def _too_large(ax: Axes, found: Curve) -> None:
         )  # fmt: skip
 
 
-def _scales(ax: Axes, span: tuple[float, float]) -> None:
+def _scales(ax: Axes, span: tuple[float, float], least: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
+    ax.set_ylim(bottom=max(ax.get_ylim()[0], least))
     ax.set_xlim(*span)
     ax.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
     ax.xaxis.set_minor_locator(NullLocator())

@@ -92,7 +92,7 @@ def shares(predictions: Sequence[Prediction]) -> Spec:
         .encode(
             x=alt.X("ms:Q", title="time (ms)"),
             y=alt.Y("row:N", sort=order, title=None),
-            color=_colours("ops", names),
+            color=_colours("ops", names, columns=2),
             order="order:Q",
             tooltip=[alt.Tooltip("row:N", title="clock"), alt.Tooltip("ops:N"), _hint("ms", "milliseconds")],
         )
@@ -162,7 +162,7 @@ def _lines(found: Sequence[Curve], shown: Any, batch: alt.X) -> list[Any]:
         for one in found
         for row in _points(one)
         for name in SERIES
-        if row[value[name]] > 0  # a logarithmic axis has no zero
+        if row[value[name]] >= shapes.least_shown(found)
     ]
     names = list(SERIES)
     colours = alt.Scale(domain=names, range=[SERIES[name][0] for name in names])
@@ -243,8 +243,9 @@ def _latency(name: str, found: Sequence[Curve]) -> alt.Y:
     """The same axis for all that is drawn, with room for the regimes' names at the top."""
     import altair as alt
 
-    shown = [ms for one in found for point in one for ms in (*point.interval_ms, point.overhead_ms, point.compute_ms)]
-    scale = alt.Scale(type="log", domain=[min(ms for ms in shown if ms > 0) / 1.2, max(shown) * 2], nice=False)
+    drawn = [ms for one in found for point in one for ms in (*point.interval_ms, point.overhead_ms, point.compute_ms)]
+    least = min(ms for ms in drawn if ms >= shapes.least_shown(found))
+    scale = alt.Scale(type="log", domain=[least / 1.2, max(drawn) * 2], nice=False)
     return alt.Y(f"{name}:Q", title="latency (ms)", scale=scale, axis=alt.Axis(format=",~g", tickCount=5))
 
 
@@ -254,11 +255,11 @@ def _hint(name: str, title: str | None = None) -> alt.Tooltip:
     return alt.Tooltip(f"{name}:Q", format=",.3~g", title=title or f"{name} (ms)")
 
 
-def _colours(name: str, names: Sequence[str]) -> alt.Color:
+def _colours(name: str, names: Sequence[str], columns: int = 3) -> alt.Color:
     import altair as alt
 
     scale = alt.Scale(domain=list(names), range=[look.colour for look in style.looks(names).values()])
-    return alt.Color(f"{name}:N", scale=scale, legend=alt.Legend(title=None, **_LEGEND))
+    return alt.Color(f"{name}:N", scale=scale, legend=alt.Legend(title=None, **{**_LEGEND, "columns": columns}))
 
 
 def _document(chart: Any, height: int) -> Spec:

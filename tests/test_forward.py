@@ -1,0 +1,67 @@
+"""One forward pass unfolded: it ends when the predictor says, and its trace is one that viewers open."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
+
+from latpred.forward import DEVICE, HOST, WAIT, forward_pass
+from latpred.graph import ModelGraph
+from latpred.predictor import Predictor
+
+FITS = tuple(
+    kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=1e7)
+    for family in ("gemm", "elementwise")
+)
+SMALL = graph(*[op for _ in range(6) for op in (linear(4, 64, module_calls=3), view(), add(256))])
+LARGE = graph(*[op for _ in range(6) for op in (linear(), view(), add(100_000))])
+WAITING = graph(linear(), add(syncs=1), linear(4, 64), add(syncs=2), linear())
+
+
+def predictor(**changes: object) -> Predictor:
+    return Predictor(profile(device(**changes), FITS, {"eager": dispatch()}))
+
+
+@pytest.mark.parametrize("net", [SMALL, LARGE, WAITING], ids=["host-bound", "device-bound", "synchronising"])
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("clock", [{}, {"queue": 2}, {"asynchronous": False}], ids=["queue", "short queue", "in turns"])
+def test_it_ends_when_the_prediction_says(net: ModelGraph, batch: int, clock: dict[str, object]) -> None:
+    known = predictor(**clock)
+    found = forward_pass(known, net, batch)
+    assert found.prediction.latency_ms == known.predict(net, batch).latency_ms
+    assert max(span.end_us for span in found.spans) / 1e3 == pytest.approx(found.prediction.latency_ms)
+    assert found.busy_us(HOST) / 1e3 == pytest.approx(found.prediction.overhead_ms)
+
+
+def test_spans_of_a_row_follow_each_other_and_kernels_their_launch() -> None:
+    found = forward_pass(predictor(), SMALL)
+    for name in (HOST, DEVICE):
+        spans = found.row(name)
+        assert all(a.end_us <= b.start_us + 1e-9 for a, b in zip(spans, spans[1:], strict=False))
+    launched = {span.step: span.end_us for span in found.row(HOST) if span.kind != WAIT}
+    assert len(found.row(DEVICE)) == SMALL.launches()
+    assert all(kernel.start_us >= launched[kernel.step] + 4.0 - 1e-9 for kernel in found.row(DEVICE))
+    assert {span.kind for span in found.row(DEVICE)} == {"gemm", "elementwise"}
+    assert found.row(HOST)[1].module == "layer"
+
+
+def test_gaps_are_where_the_device_waits_for_the_host() -> None:
+    waiting, busy = forward_pass(predictor(), SMALL).gaps, forward_pass(predictor(), LARGE, 64).gaps
+    assert waiting.total_us > 10 * busy.total_us
+    assert 0 < waiting.longest_us < waiting.total_us
+
+
+def test_the_trace_is_in_chromes_format() -> None:
+    found = forward_pass(predictor(), SMALL, 2)
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert document["schema"] == "latpred.timeline/1"
+    events = document["traceEvents"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == len(found.spans) == len(found.to_frame())
+    assert all(event["dur"] >= 0 and {"ts", "pid", "tid", "name", "cat"} <= set(event) for event in complete)
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {1: "host", 2: "device"}
+    starts, ends = ([event["id"] for event in events if event["ph"] == phase] for phase in "sf")
+    assert starts == ends == list(range(SMALL.launches()))

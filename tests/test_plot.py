@@ -1,0 +1,202 @@
+"""Figures draw the numbers they are given, in every odd case, and say what is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from explanationdata import explanation, prediction
+from factories import add, device, dispatch, graph, kernel_fit, linear, profile
+from tabledata import measured, predicted
+
+from latpred import accuracy, plot
+from latpred.errors import MissingPackageError, TableError, UsageError
+from latpred.forward import forward_pass
+from latpred.graph import ModelGraph
+from latpred.plot import bars, style
+from latpred.plot.curves import regions, span_of
+from latpred.prediction import Curve
+from latpred.predictor import Predictor
+
+FITS = tuple(
+    kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=2e6, spread=0.1)
+    for family in ("gemm", "elementwise")
+)
+NET = graph(*[op for _ in range(8) for op in (linear(4, 256), add(256))])
+
+
+def predictor(**changes: object) -> Predictor:
+    return Predictor(profile(device(**changes), FITS, {"eager": dispatch(spread=0.05)}))
+
+
+def curve(*batches: int, net: ModelGraph = NET, **changes: object) -> Curve:
+    return predictor(**changes).curve(net, batches)
+
+
+def labels(ax: object) -> list[str]:
+    return [text.get_text() for text in ax.get_legend().get_texts()]  # type: ignore[attr-defined]
+
+
+def line(ax: object, label: str) -> np.ndarray:
+    (found,) = [one for one in ax.get_lines() if one.get_label() == label]  # type: ignore[attr-defined]
+    return np.asarray(found.get_ydata())
+
+
+def test_a_curve_shows_its_numbers() -> None:
+    found = curve(1, 4, 16, 64, 256)
+    ax = found.plot(plot.blank())
+    assert line(ax, "predicted latency") == pytest.approx(found.latency_ms)
+    assert line(ax, "overhead (host)") == pytest.approx(found.overhead_ms)
+    assert line(ax, "compute (device)") == pytest.approx(found.compute_ms)
+    batch, low, high = found.crossover
+    assert f"crossover {batch} (90 %: {low} to {high})" in labels(ax)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert {"framework-bound", "compute-bound"} <= {text.get_text() for text in ax.texts}
+    assert ax.get_figure().get_size_inches()[0] == style.COLUMN_IN
+
+
+def test_regimes_change_at_the_crossover() -> None:
+    found = curve(1, 4, 16, 64, 256)
+    first, second = regions(found, span_of(found.batches))
+    assert (first.regime, second.regime) == ("framework-bound", "compute-bound")
+    assert first.high == second.low == found.crossover_batch
+
+
+def test_batches_in_any_order_and_one_figure_of_its_own() -> None:
+    from matplotlib import pyplot
+
+    ax = curve(64, 1, 8).plot()
+    assert line(ax, "predicted latency") == pytest.approx(curve(1, 8, 64).latency_ms)
+    pyplot.close(ax.get_figure())
+
+
+@pytest.mark.parametrize("batches", [(1,), tuple(range(1, 201))], ids=["one", "200"])
+def test_one_batch_and_many(batches: tuple[int, ...], tmp_path: Path) -> None:
+    ax = curve(*batches).plot(plot.blank())
+    assert len(line(ax, "predicted latency")) == len(batches)
+    assert plot.save(plot.figure_of(ax), tmp_path / "curve.svg").stat().st_size > 1000
+
+
+def test_a_curve_without_a_crossover() -> None:
+    still = graph(*[add(8, read_bytes=add(8).read_bytes._replace(per_sample=0)) for _ in range(3)])
+    found = curve(1, 2, 4, net=still)
+    assert found.crossover_batch is None or found.crossover_batch > 4
+    ax = found.plot(plot.blank())
+    assert not [name for name in labels(ax) if name.startswith("crossover")]
+    assert [text.get_text() for text in ax.texts] == ["framework-bound"]
+
+
+def test_what_exceeds_the_memory_is_marked() -> None:
+    found = curve(1, 4096, memory_bytes=2**20)
+    ax = found.plot(plot.blank())
+    assert line(ax, "exceeds the memory") == pytest.approx(found.latency_ms[1:])
+
+
+def test_measured_points_from_numbers_and_from_a_table(tmp_path: Path) -> None:
+    found = curve(1, 8)
+    ax = found.plot(plot.blank(), measured={8: 2.0, 1: 1.0})
+    assert "measured" in labels(ax)
+    table = found.to_frame()[[*_KEYS, "latency_s"]].assign(spread_s=1e-5, n=3, run="a", stack="", latency_s=[0.001, 0.002])
+    table.to_csv(tmp_path / "measured.csv", index=False)
+    for source in (table, tmp_path / "measured.csv"):
+        ax = found.plot(plot.blank(), measured=source)
+        (points,) = [one for one in ax.get_lines() if one.get_marker() == "D"]
+        assert np.asarray(points.get_ydata()) == pytest.approx([1.0, 2.0])
+    with pytest.raises(TableError, match="Nothing was measured of example-net"):
+        found.plot(plot.blank(), measured=table.assign(model="another"))
+
+
+_KEYS = ("machine", "device", "runtime", "precision", "model", "batch", "input_kind", "input_size", "protocol")
+
+
+def test_several_curves_are_told_apart_by_what_differs() -> None:
+    one, other = curve(1, 8), curve(1, 8, name="other")
+    ax = plot.latencies([one, other], plot.blank())
+    assert labels(ax) == ["example", "other"]
+    assert len({(item.get_linestyle(), item.get_marker()) for item in ax.get_lines()}) == 2
+
+
+def test_runtimes_and_shares_of_an_explanation(tmp_path: Path) -> None:
+    found = explanation(prediction("eager", 10.0), prediction("compile", 8.0))
+    figure = found.plot()
+    above, below = figure.axes
+    assert [text.get_text() for text in above.get_yticklabels()] == ["compile", "eager"]
+    assert [bar.get_width() for bar in above.containers[0]] == [8.0, 10.0]
+    assert [text.get_text() for text in below.get_yticklabels()] == [
+        f"{name} {clock}" for name in ("compile", "eager") for clock in ("host", "device")
+    ]
+    drawn = sum(bar.get_width() for bars_of in below.containers for bar in bars_of)
+    assert drawn == pytest.approx(2 * sum(share.host_ms + share.device_ms for share in prediction().breakdown))
+    plot.save(figure, tmp_path / "explanation.pdf")
+
+
+def test_many_classes_share_the_last_colour() -> None:
+    point = curve(8)[0]
+    costs = point.costs._replace(
+        names=tuple("abcdefghijk"), ops=np.ones(11, int), host_us=np.arange(11.0), device_us=np.arange(11.0)
+    )
+    from dataclasses import replace
+
+    many = replace(point, costs=costs)
+    names = bars.largest([many])
+    assert names == [*"kjihgfe", "other"]
+    assert bars.times(many, "other", names) == pytest.approx((0.006, 0.006))
+    assert len(set(style.looks(names).values())) == len(names)
+
+
+def test_a_validation_shows_every_cell(tmp_path: Path) -> None:
+    cells = [("bert", batch) for batch in (1, 2, 4)] + [("resnet", batch) for batch in (1, 2, 4)]
+    truth = measured([(model, batch, 0.01 * batch) for model, batch in cells])
+    guess = predicted([(model, batch, 0.011 * batch) for model, batch in cells])
+    report = accuracy.compare(guess, truth)
+    ax = plot.agreement(report, plot.blank())
+    (points,) = [one for one in ax.get_lines() if one.get_label() == "cell"]
+    assert sorted(points.get_ydata()) == pytest.approx(sorted(0.011 * batch * 1e3 for _, batch in cells))
+    figure = report.plot()
+    by_model = figure.axes[-1]
+    assert {text.get_text() for text in by_model.get_yticklabels()} == {"bert", "resnet"}
+    plot.save(figure, tmp_path / "validation.png")
+    shown = report._repr_html_()
+    assert shown.count("<table>") == shown.count("</table>") == 5
+    assert "resnet" in shown
+
+
+def test_two_clocks_in_whole_and_close(tmp_path: Path) -> None:
+    found = forward_pass(predictor(), graph(*[op for _ in range(30) for op in (linear(4, 64), add(256))]))
+    figure = plot.two_clocks(found)
+    whole, close = figure.axes
+    assert whole.get_xlim()[1] == pytest.approx(found.prediction.latency_ms)
+    low, high = close.get_xlim()
+    inside = [kernel for kernel in found.row("device") if low <= kernel.start_us / 1e3 and kernel.end_us / 1e3 <= high]
+    assert len(inside) >= 36
+    named = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"gemm", "elementwise", "waiting"} <= named
+    plot.save(figure, tmp_path / "clocks.png")
+
+
+def test_without_matplotlib_there_is_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'latpred\[plot\]'"):
+        curve(1, 8).plot()
+
+
+def test_where_a_figure_cannot_go(tmp_path: Path) -> None:
+    figure = plot.figure()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        plot.save(figure, tmp_path / "file" / "curve.png")
+    with pytest.raises(UsageError, match=r"end it in \.png, \.svg, \.pdf"):
+        plot.save(figure, tmp_path / "curve.gif")
+
+
+def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
+    files = [
+        plot.save(plot.figure_of(curve(1, 8).plot(plot.blank())), tmp_path / f"{name}.svg").read_bytes()
+        for name in ("a", "b")
+    ]
+    assert files[0] == files[1]
+
+
