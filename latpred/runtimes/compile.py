@@ -28,7 +28,7 @@ from latpred.schedule import Schedule
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
-VERSION = "1"  # of what a walk records; graphs of another one are made again
+VERSION = "2"  # of what a walk records; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
 _KEPT = "_latpred_compiled"
 
@@ -108,12 +108,11 @@ class Compile(Eager):
         return run
 
     def _compiled(self, model: Any) -> Any:
-        import torch
+        from latpred.runtimes import apart  # imports torch
 
         kept = model.__dict__.setdefault(_KEPT, _Kept())
         if self.name not in kept.by_runtime:
-            apart: dict[str, Any] = {"recompile_limit": MOST_SHAPES, "isolate_recompiles": True}
-            kept.by_runtime[self.name] = torch.compile(model, dynamic=False, mode=self.mode, **apart)
+            kept.by_runtime[self.name] = apart.compiled(model, MOST_SHAPES, mode=self.mode)
         return kept.by_runtime[self.name]
 
 

@@ -26,12 +26,12 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import RuntimeRefusalError
-from latpred.runtimes import fakecuda
+from latpred.runtimes import apart, fakecuda
 from latpred.runtimes.inductor_steps import Step, steps_of
 from latpred.tracing.entry import Entry, launching, leaves, quiet, sync
 from latpred.tracing.opinfo import Kind, OpInfo, describe
 
-SUPPORTED = ("2.13",)  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
+SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
 _LOGGERS = ("torch", "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
 _DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
@@ -100,7 +100,7 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> Forward:
             from torch._inductor.compile_fx import compile_fx
 
             with _capturing(recorder, target):
-                compiled = compile_with(model, backend=partial(compile_fx, inner_compile=recorder.inner))
+                compiled = compile_with(model, MANY, backend=partial(compile_fx, inner_compile=recorder.inner))
                 with recorder:
                     compiled(*positional, **named)
     except RuntimeRefusalError:
@@ -243,39 +243,16 @@ def _lower(module: Any, inputs: Sequence[Any], static: Sequence[int]) -> list[St
 
 @contextlib.contextmanager
 def _isolated() -> Iterator[Callable[..., Any]]:
-    """torch.compile whose results are kept apart from all others and go when the context ends."""
+    """torch.compile whose results and settings are gone when the context ends."""
     import torch._dynamo.config as dynamo
-    import torch._dynamo.eval_frame as frames
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
-    from torch._dynamo.convert_frame import input_codes
-
-    backends = set(frames.cached_backends)
-    made: list[Any] = []
-
-    def compile_with(model: torch.nn.Module, **options: Any) -> Any:
-        apart: dict[str, Any] = {"isolate_recompiles": True, "recompile_limit": MANY, **options}
-        made.append(torch.compile(model, dynamic=False, **apart))
-        return made[-1]
 
     patches = (dynamo.patch(_DYNAMO), functorch.patch(enable_autograd_cache=False), inductor.patch(_INDUCTOR))
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        try:
-            yield compile_with
-        finally:
-            regions = [one.dynamo_ctx._isolate_recompiles_id for one in made]
-            for code in _living(input_codes):
-                own = sum(len(frames._get_cache_entries_for_region(code, region)) for region in regions)
-                if own and own == frames._get_total_cache_entry_count(code):
-                    frames.reset_code(code)  # type: ignore[attr-defined]
-            for backend in set(frames.cached_backends) - backends:
-                del frames.cached_backends[backend]
-
-
-def _living(tracker: Any) -> list[Any]:
-    return [code for code in (reference() for reference in tracker.seen) if code is not None]
+        yield stack.enter_context(apart.removed_afterwards())
 
 
 @contextlib.contextmanager

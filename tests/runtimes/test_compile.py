@@ -21,7 +21,7 @@ from torch import nn
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
 from latpred.graph import Line
-from latpred.runtimes import inductor
+from latpred.runtimes import apart, inductor
 from latpred.runtimes.compile import Compile, CompileReduceOverhead
 from latpred.runtimes.compile_estimate import NOTE
 from latpred.runtimes.inductor_lines import Call, calls_of, ops_through
@@ -114,7 +114,6 @@ def real_calls(model: nn.Module, inputs: Any) -> Counter[str]:
         return SimpleNamespace(call=call, __file__="")
 
     dynamo, config = torch._dynamo.config, torch._inductor.config
-    options: dict[str, Any] = {"isolate_recompiles": True, "recompile_limit": 1000}
     with (
         mock.patch.object(GraphLowering, "compile_to_module", to_module),
         config.patch(force_disable_caches=True),  # type: ignore[attr-defined]
@@ -123,7 +122,7 @@ def real_calls(model: nn.Module, inputs: Any) -> Counter[str]:
         torch.inference_mode(),
     ):
         warnings.simplefilter("ignore")
-        compiled = torch.compile(model, dynamic=False, **options)
+        compiled = apart.compiled(model, 1000)
         compiled(**inputs) if isinstance(inputs, dict) else compiled(*inputs)
     return found
 
