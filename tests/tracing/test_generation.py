@@ -79,7 +79,7 @@ def test_the_graph_issues_what_generate_issues() -> None:
     model = gpt2()
     names = ("aten::addmm", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::argmax", "aten::embedding")
     ids = torch.full((2, 6), 5)
-    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         model.generate(  # type: ignore[operator]
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
