@@ -51,13 +51,11 @@ def placed_samples(runs: Sequence[NetworkRun], dispatch: DispatchFit) -> list[Ke
     for run, found in zip(runs, kernels, strict=True):
         for op, us, share in found:
             if op is not None and share >= LEAST_SHARE:
+                after_us = float(_terms(np.array([us]))[0] @ afterwork)
                 weight = 1.0 / (1.0 + (DISPATCH_DOUBT * (1.0 - share) / share) ** 2)
                 samples.append(
                     KernelSample(
-                        op.family,
-                        row_of(op, run.batch, resident=run.resident),
-                        (us + afterwork_us(us, afterwork)) / op.launches,
-                        weight,
+                        op.family, row_of(op, run.batch, resident=run.resident), (us + after_us) / op.launches, weight
                     )
                 )
     return samples
@@ -83,35 +81,13 @@ def _kernels(run: NetworkRun, dispatch: DispatchFit) -> list[Kernel]:
 
 
 def _afterwork(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
-    """What networks take beyond their dispatch and their kernels, as those kernels' work."""
-    times = [[kernel.us for kernel in found] for found in kernels]
-    left = [run.total_us - host_us(run, dispatch) - sum(us) for run, us in zip(runs, times, strict=True)]
-    return fit_afterwork(left, times, [run.total_us for run in runs])
-
-
-def fit_afterwork(
-    left_us: Sequence[float], kernels_us: Sequence[Sequence[float]], totals_us: Sequence[float]
-) -> Floats:
-    """Coefficients of what kernels leave behind, for `afterwork_us`.
-
-    Parameters
-    ----------
-    left_us : sequence of float
-        What each network's host took beyond its dispatch.
-    kernels_us : sequence of sequence of float
-        Times of its kernels.
-    totals_us : sequence of float
-        What the network took; errors count relative to it.
-    """
-    totals = np.array(totals_us)
-    terms = np.array([_terms(np.array(us)).sum(axis=0) for us in kernels_us])
-    coefficients: Floats = nnls(terms / totals[:, None], np.maximum(left_us, 0.0) / totals)[0]
+    """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
+    totals = np.array([run.total_us for run in runs])
+    explained = [host_us(run, dispatch) + sum(k.us for k in found) for run, found in zip(runs, kernels, strict=True)]
+    left = totals - np.array(explained)
+    terms = np.array([_terms(np.array([k.us for k in found])).sum(axis=0) for found in kernels])
+    coefficients: Floats = nnls(terms / totals[:, None], np.maximum(left, 0.0) / totals)[0]
     return coefficients
-
-
-def afterwork_us(us: float, coefficients: Floats) -> float:
-    """What a kernel of so many microseconds leaves behind."""
-    return float(_terms(np.array([us]))[0] @ coefficients)
 
 
 def _terms(us: Floats) -> Floats:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from latpred.calibration import networks, suite
 from latpred.calibration.cells import Cell
@@ -20,7 +19,6 @@ from latpred.calibration.device import Device
 from latpred.calibration.dispatchfit import with_parents
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
 from latpred.calibration.networks import NetworkSpec
-from latpred.calibration.placed import afterwork_us, fit_afterwork
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.studies import runs, wrapper
 from latpred.calibration.studies.solving import Column, System
@@ -221,24 +219,31 @@ def _host(timed: Sequence[Timed], beside: Mapping[Column, float], profile: Devic
 
 
 class Kernels(NamedTuple):
-    """How a call's time becomes its kernel's: calls that have nothing to do, and what kernels leave behind."""
+    """How a call's time becomes its kernel's: calls that have nothing to do, and what a kernel leaves behind."""
 
     idle: DispatchFit
-    afterwork: NDArray[np.float64]
+    afterwork: float
 
     def us(self, group: Group) -> float:
         """What a call takes beyond one that has nothing to do, with what the host takes longer after it."""
         own = _kernel_us(group, self.idle)
-        return own + afterwork_us(own, self.afterwork)
+        return own + self.afterwork * own**0.5
 
 
-def _afterwork(timed: Sequence[Timed], beside: Mapping[Column, float], idle: DispatchFit) -> NDArray[np.float64]:
-    """What kernels leave behind: passes take several times longer beside calls that do much than beside tiny ones."""
+def _afterwork(timed: Sequence[Timed], beside: Mapping[Column, float], idle: DispatchFit) -> float:
+    """What the host takes longer after a kernel of one microsecond; it grows with the root of the kernel's time.
+
+    Beside calls that do much a pass takes several times what it takes beside tiny ones: kernels push the host's own
+    code and data out of the caches, the more the longer they run, but no more than caches hold. A cold network's are
+    out from the beginning, so only others tell.
+    """
     sized = [one for one in timed if not one.spec.tiny]
-    left = [one.outside_us - sum(beside[name] * number for name, number in _steps(one).items()) for one in sized]
-    kernels = [[_kernel_us(group, idle) for group in one.groups] for one in sized]
-    totals = [one.outside_us + sum(group.us for group in one.groups) for one in sized]
-    return fit_afterwork(left, kernels, totals) if sized else np.zeros(3)
+    found = []
+    for one in [one for one in sized if not one.spec.cold] or sized:
+        usual_us = sum(beside[name] * number for name, number in _steps(one).items())
+        roots = sum(_kernel_us(group, idle) ** 0.5 for group in one.groups)
+        found.append(max(one.outside_us - usual_us, 0.0) / roots)
+    return float(np.median(found)) if found else 0.0
 
 
 def _kernel_us(group: Group, idle: DispatchFit) -> float:

@@ -119,17 +119,18 @@ def test_what_passes_beside_a_call_is_no_part_of_its_kernel(rows: list[Row], pro
 def test_what_takes_longer_beside_large_kernels_than_beside_tiny_ones_is_theirs(
     rows: list[Row], profile: DeviceProfile
 ) -> None:
-    share = 0.2
     after = []
     for one in rows:
-        outside = one.timings["outside"]
-        busy_us = 0.0 if suite.network_spec(one.cell).tiny else share * sum(one.calls_us)
-        slower = msgspec.structs.replace(outside, median_s=outside.median_s + busy_us / 1e6)
+        spec, outside = suite.network_spec(one.cell), one.timings["outside"]
+        left_us = 0.0 if spec.tiny else 3.0 * sum(us**0.5 for us in one.calls_us)
+        if spec.cold:  # tells nothing, whatever it is
+            left_us *= 100
+        slower = msgspec.structs.replace(outside, median_s=outside.median_s + left_us / 1e6)
         after.append(msgspec.structs.replace(one, timings={**one.timings, "outside": slower}))
     fit, other = (study.Compiled().fit(found, profile) for found in (rows, after))
-    assert other.kernel_scales["gemm"] == pytest.approx((1 + share) * fit.kernel_scales["gemm"], rel=0.05)
-    found, same = (one.kernels["fp32"]["generated"] for one in (other, fit))
-    assert found.activation_bytes_per_us == pytest.approx(same.activation_bytes_per_us / (1 + share), rel=0.1)
+    longer = [us / (us + 3.0 * us**0.5) for one in rows for us in one.calls_us[1::2] if us > 100]
+    ratio = fit.kernel_scales["gemm"] / other.kernel_scales["gemm"]
+    assert min(longer) < ratio < max(longer)
     assert host_cost(other, "kernel.generated") == pytest.approx(host_cost(fit, "kernel.generated"))
 
 
