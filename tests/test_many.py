@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 from factories import device, dispatch, kernel_fit, profile
@@ -96,6 +98,48 @@ def test_a_candidate_that_fails_says_why_and_the_rest_go_on() -> None:
 def test_the_first_failure_can_end_it() -> None:
     with pytest.raises(CandidateError, match=r"candidate 1 \(broken\): .*no such block"):
         predictor().predict_many([network(), broken, network()], errors="raise", inputs=INPUTS)
+
+
+class Twice(nn.Module):
+    """The same parts as `Once`, used otherwise."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(64, 64), nn.Dropout(0.5)
+        self.last = nn.Linear(64, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(self.layer(self.layer(x))))  # type: ignore[no-any-return]
+
+
+class Once(Twice):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.layer(x)))  # type: ignore[no-any-return]
+
+
+def test_what_one_candidate_leaves_behind_changes_no_other() -> None:
+    half = profile().kernels["fp32"]
+    shared = Predictor(
+        msgspec.structs.replace(
+            predictor().profile, kernels={"fp32": predictor().profile.kernels["fp32"], "fp16": half}
+        )
+    )
+    candidates = [kind(width).train(mode) for kind in (Once, Twice) for width in (8, 64) for mode in (True, False)]
+    questions = [
+        {"precision": precision, "runtime": runtime, "batch": batch, "inputs": (torch.zeros(2, *rows, 64),)}
+        for precision in ("fp32", "fp16")
+        for runtime in ("eager", "torchscript")
+        for batch in (1, 2, 9)
+        for rows in ((), (5,))
+    ]
+    random.Random(0).shuffle(questions)
+    for question in questions[:8]:
+        table = shared.predict_many(candidates, **question)
+        fresh = Predictor(shared.profile).predict_many(reversed(candidates), **question)
+        assert table.error.isna().all()
+        alone = fresh.iloc[::-1].reset_index(drop=True)
+        assert table.drop(columns="candidate").equals(alone.drop(columns="candidate"))
+        assert table.latency_ms.nunique() == 4  # training mode makes no difference, code and widths do
 
 
 def test_nothing_gives_an_empty_table() -> None:

@@ -2,7 +2,10 @@
 
 Two models of one structure have one key whatever they are called: the key is a digest of the eager walk, the runtime,
 the kind of device, and the versions and the code that matter. In memory for this process, on disk in the user's cache,
-both bounded; a cache that cannot be written is done without. Who knows a walk's key without the walk uses `look_up` and
+both bounded; a cache that cannot be written is done without, several processes may share one, and what another version
+wrote is made again. joblib.Memory keeps results across processes as well, but as pickles, which run whatever code was
+put into them, under keys of pickled arguments, and grows until somebody trims it; graphs are small JSON documents. Who
+knows a walk's key without the walk uses `look_up` and
 `keep`.
 """
 

@@ -6,6 +6,7 @@ A model that those tools refuse, and a graph without a model, get the runtime's 
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,7 +37,13 @@ def walked_by(runtime: str) -> str:
     found = runtimes.get(runtime)
     if eras.current():
         return "eager"
-    return found.walked_by if isinstance(found, Walker) else "eager"
+    return found.walked_by if _is_walker(found) else "eager"  # type: ignore[attr-defined]
+
+
+@cache
+def _is_walker(runtime: object) -> bool:
+    """Asked once: to compare an object with a protocol takes as long as to price a layer."""
+    return isinstance(runtime, Walker)
 
 
 def target_of(device_kind: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,3 +125,35 @@ def test_what_a_runtime_refuses_is_refused_once(monkeypatch: pytest.MonkeyPatch)
         assert refusal(of_source(source, "torchscript", "cpu")) == "aten::magic has no such form"
         store.forget()
     assert len(asked) == 1
+
+
+SHARING = """
+import sys
+sys.path.insert(0, {tests!r})
+from factories import add, graph, linear
+from latpred.runtimes import store
+
+store.MOST_ON_DISK_BYTES = 4000  # so that each process deletes what the other one wrote
+for turn in range(40):
+    store.forget()
+    made = graph(linear(), *[add()] * (turn % 8))
+    assert store.kept(graph(linear()), "onnxruntime", "cpu", str(turn % 8), lambda: made) == made
+"""
+
+
+def test_two_processes_share_a_folder() -> None:
+    script = SHARING.format(tests=str(Path(__file__).parents[1]))
+    workers = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [worker.communicate()[1] for worker in workers] == ["", ""]
+    assert all(file.name.endswith(".json.gz") for file in files())
+    assert all(ModelGraph.from_json(gzip.decompress(file.read_bytes())) for file in files())
+
+
+def test_two_versions_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetched() == (MADE, 1)
+    with monkeypatch.context() as newer:
+        newer.setattr(store, "VERSION", store.VERSION + 1)
+        assert fetched() == (MADE, 1)
+        assert fetched() == (MADE, 0)
+    assert fetched() == (MADE, 0)
+    assert len(files()) == 2
