@@ -6,7 +6,7 @@ They walk the model, let `latpred.finding` find the profile, and hand both to `l
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from latpred import runtimes
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from latpred.lengths import Lengths
+    from latpred.pace import Step
 
     Model = torch.nn.Module | str | os.PathLike[str] | ModelGraph
     Device = torch.device | str | os.PathLike[str]
@@ -216,6 +217,9 @@ def predict_many(
     seq: int | None = None,
     image: int | None = None,
     errors: str = "record",
+    n_jobs: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    progress: bool | Callable[[Step], None] | None = None,
 ) -> pd.DataFrame:
     """Predict many candidates of a search at once; what is learnt of one candidate serves the others.
 
@@ -232,6 +236,16 @@ def predict_many(
         As for `predict`; they hold for all candidates.
     errors : {"record", "raise"}
         A candidate that cannot be built, walked or predicted gets rows that say why ("record"), or ends everything.
+    n_jobs : int, optional
+        Processes that share the work, -1 for one on each core; without it, this process alone, or the workers of a
+        `joblib.parallel_config` that the call stands in, as backend="dask" or "ray". The table is the same to the bit.
+        A candidate that cannot be sent to a worker, or that kills it, is an error of its own.
+    resume : path, optional
+        A Parquet file: what it has is not predicted again, and what is new is added every few seconds. Rows are told
+        apart by the candidate's contents, the question, the profile, and the versions of latpred, torch and
+        transformers; candidates that failed are tried again.
+    progress : bool or callable, optional
+        True shows a bar with rate and time left on a terminal; a function is told each `latpred.pace.Step`.
 
     Returns
     -------
@@ -258,8 +272,8 @@ def predict_many(
 
     predictor = predictor_of(located(device))
     options = {"precision": precision, "protocol": protocol, "inputs": inputs, "seq": seq, "image": image}
-    asked = many.question(predictor, batch=batch, runtime=runtime, **options)  # type: ignore[arg-type]
-    return many.predict_many(predictor, candidates, asked, errors=errors)
+    running: dict[str, Any] = {"errors": errors, "n_jobs": n_jobs, "resume": resume, "progress": progress}
+    return many.predict_many(predictor, candidates, batch=batch, runtime=runtime, **options, **running)
 
 
 class Input(NamedTuple):

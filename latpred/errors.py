@@ -49,6 +49,12 @@ class CandidateError(LatpredError):
     """A candidate of a search could not be predicted; names it by its position."""
 
 
+class WorkerError(LatpredError):
+    """No worker of a run over several processes finishes anything."""
+
+    exit_code = 3
+
+
 class UnknownOpError(TraceError):
     """`strict` was asked for and an op has no cost formula."""
 

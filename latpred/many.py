@@ -20,7 +20,11 @@ from latpred.predictor import PROTOCOLS, Predictor, checked_batches
 from latpred.runtimes import walking
 
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
+
+    from latpred.pace import Tell
 
 ERRORS = ("record", "raise")
 
@@ -131,12 +135,23 @@ def question(
 
 
 def predict_many(
-    predictor: Predictor, candidates: Iterable[Any], asked: Question, *, errors: str = "record"
+    predictor: Predictor,
+    candidates: Iterable[Any],
+    *,
+    errors: str = "record",
+    n_jobs: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    progress: bool | Tell | None = None,
+    **asked: Any,
 ) -> pd.DataFrame:
-    """A table of all candidates; see `latpred.predict_many`."""
+    """A table of all candidates; see `latpred.predict_many`, of whose other parameters `asked` is made."""
+    from latpred.collecting import collect
+
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
-    return frame(row for numbered in enumerate(candidates) for row in rows_of(predictor, asked, *numbered, errors))
+    wanted = question(predictor, **asked)
+    running: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "progress": progress}
+    return frame(collect(predictor, candidates, wanted, errors=errors, **running))
 
 
 def evaluate(
@@ -161,6 +176,15 @@ def evaluate(
         With errors="raise", for the first candidate that fails.
     """
     return [row for position, candidate in numbered for row in rows_of(predictor, asked, position, candidate, errors)]
+
+
+def failed(asked: Question, position: int, candidate: Any, reason: str) -> list[Row]:
+    """Rows of a candidate of which there are no numbers."""
+    from latpred.tracing.candidates import title
+
+    name, precision = title(candidate), asked.precision or ""
+    cells = [(batch, runtime) for batch in asked.batches for runtime in asked.runtimes]
+    return [Row(position, name, *cell, precision, error=reason) for cell in cells]
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:

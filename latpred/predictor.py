@@ -77,7 +77,7 @@ class Predictor:
 
     def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = ()) -> None:
         self.profile = profile
-        self._caveats = tuple(caveats)
+        self.caveats = tuple(caveats)
         self._prices = PriceList(profile)
         self._priced: dict[str, IdentityCache[Schedule, Priced]] = {}
 
@@ -190,15 +190,15 @@ class Predictor:
         schedule = runtimes.get(runtime).lower(lowered, batch)
         return schedule, self._price(schedule, lowered), self._device(runtime)
 
-    def predict_many(self, candidates: Iterable[Any], *, errors: str = "record", **asked: Any) -> pd.DataFrame:
+    def predict_many(self, candidates: Iterable[Any], **asked: Any) -> pd.DataFrame:
         """Predict many candidates of a search; parameters, table and errors as for `latpred.predict_many`."""
         from latpred import many
 
-        return many.predict_many(self, candidates, many.question(self, **asked), errors=errors)
+        return many.predict_many(self, candidates, **asked)
 
     def __getstate__(self) -> dict[str, Any]:
         """The profile and the caveats; prices are made anew."""
-        return {"profile": self.profile, "caveats": self._caveats}
+        return {"profile": self.profile, "caveats": self.caveats}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start afresh from the profile."""
@@ -312,7 +312,7 @@ class Predictor:
                 source=profile.provenance,
                 created=profile.created,
                 machine=profile.machine,
-                caveats=(*self._caveats, *_own_caveats(profile, asked, priced)),
+                caveats=(*self.caveats, *_own_caveats(profile, asked, priced)),
             ),
             landmarks=Landmarks(lambda batches, shift: self._course(asked, batches, shift)),
         )
