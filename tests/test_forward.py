@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
@@ -39,7 +40,7 @@ def test_spans_of_a_row_follow_each_other_and_kernels_their_launch() -> None:
     found = forward_pass(predictor(), SMALL)
     for name in (HOST, DEVICE):
         spans = found.row(name)
-        assert all(a.end_us <= b.start_us + 1e-9 for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a.end_us <= b.start_us + 1e-9 for a, b in pairwise(spans))
     launched = {span.step: span.end_us for span in found.row(HOST) if span.kind != WAIT}
     assert len(found.row(DEVICE)) == SMALL.launches()
     assert all(kernel.start_us >= launched[kernel.step] + 4.0 - 1e-9 for kernel in found.row(DEVICE))
@@ -49,8 +50,9 @@ def test_spans_of_a_row_follow_each_other_and_kernels_their_launch() -> None:
 
 def test_gaps_are_where_the_device_waits_for_the_host() -> None:
     waiting, busy = forward_pass(predictor(), SMALL).gaps, forward_pass(predictor(), LARGE, 64).gaps
-    assert waiting.total_us > 10 * busy.total_us
-    assert 0 < waiting.longest_us < waiting.total_us
+    assert busy.longest_us == pytest.approx(1.0)  # what the device itself takes between two kernels
+    assert waiting.longest_us > 5.0
+    assert waiting.total_us > 5 * busy.total_us
 
 
 def test_the_trace_is_in_chromes_format() -> None:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from explanationdata import explanation, prediction
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile
@@ -20,6 +19,7 @@ from latpred.plot import bars, style
 from latpred.plot.curves import regions, span_of
 from latpred.prediction import Curve
 from latpred.predictor import Predictor
+from latpred.tables import KEYS
 
 FITS = tuple(
     kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=2e6, spread=0.1)
@@ -99,7 +99,9 @@ def test_measured_points_from_numbers_and_from_a_table(tmp_path: Path) -> None:
     found = curve(1, 8)
     ax = found.plot(plot.blank(), measured={8: 2.0, 1: 1.0})
     assert "measured" in labels(ax)
-    table = found.to_frame()[[*_KEYS, "latency_s"]].assign(spread_s=1e-5, n=3, run="a", stack="", latency_s=[0.001, 0.002])
+    table = found.to_frame()[[*KEYS, "latency_s"]].assign(
+        spread_s=1e-5, n=3, run="a", stack="", latency_s=[0.001, 0.002]
+    )
     table.to_csv(tmp_path / "measured.csv", index=False)
     for source in (table, tmp_path / "measured.csv"):
         ax = found.plot(plot.blank(), measured=source)
@@ -107,9 +109,6 @@ def test_measured_points_from_numbers_and_from_a_table(tmp_path: Path) -> None:
         assert np.asarray(points.get_ydata()) == pytest.approx([1.0, 2.0])
     with pytest.raises(TableError, match="Nothing was measured of example-net"):
         found.plot(plot.blank(), measured=table.assign(model="another"))
-
-
-_KEYS = ("machine", "device", "runtime", "precision", "model", "batch", "input_kind", "input_size", "protocol")
 
 
 def test_several_curves_are_told_apart_by_what_differs() -> None:
@@ -198,5 +197,3 @@ def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
         for name in ("a", "b")
     ]
     assert files[0] == files[1]
-
-

