@@ -22,9 +22,6 @@ WARM = 3  # forward passes before the first that counts: some runtimes settle on
 SINGLE, ISSUE = Plan(most=80), Plan(loops=1, most=80)
 MOST_LAUNCHES = 480  # under way at once: half of what the queue of a GPU holds, as libraries launch more than is walked
 QUEUED = 12  # forward passes in a queue, where they are that short
-DEVICE_BOUND = 1.2  # period over issue time from which the host is surely the faster
-PERIOD = Plan(most=40)
-LONG_S = 3e-4  # latency whose first and last microseconds do not matter: it tells of the device by itself
 
 
 def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> dict[str, Timing]:
@@ -44,7 +41,7 @@ def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> d
     Returns
     -------
     dict of Timing
-        "single"; where the host is never made to wait also "issue" and, where the device's time can be told, "queued".
+        "single"; where the host is never made to wait also "issue" and, where the stream is PyTorch's own, "queued".
     """
     with device.errors():
         call = device.prepare_model(*_subject(device, cell, spec, graph), cell.runtime)
@@ -56,15 +53,12 @@ def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> d
     if graph.syncs(spec.batch) or launches > MOST_LAUNCHES or getattr(runtime, "waits", False):
         return timings
     timings["issue"] = timing.issue(device, call, ISSUE)
-    if not getattr(runtime, "own_stream", False):
-        loops = min(QUEUED, MOST_LAUNCHES // max(launches, 1))
-        return timings | {"queued": timing.queued(device, call, Plan(loops=loops, most=40))}
-    if timings["single"].median_s > LONG_S:
+    if getattr(runtime, "own_stream", False):
+        # Nothing can be put before what it queues. Back to back its passes would tell of the device too, but of its
+        # average: what is slow now and then is in every such timing, where most single passes go without it.
         return timings
-    period = timing.pipelined(device, call, PERIOD)
-    if period.median_s > DEVICE_BOUND * timings["issue"].median_s:
-        timings["queued"] = period  # the host keeps ahead, so the device alone sets the period
-    return timings
+    loops = min(QUEUED, MOST_LAUNCHES // max(launches, 1))
+    return timings | {"queued": timing.queued(device, call, Plan(loops=loops, most=40))}
 
 
 def _subject(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> tuple[Any, Any]:

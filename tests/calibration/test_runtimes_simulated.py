@@ -23,7 +23,7 @@ from latpred.profile import DeviceProfile, DispatchFit
 COSTS = TrueCosts()
 CELLS = 26
 SEED = 11
-# Of a runtime with a stream of its own only periods and latencies can be timed, which tell less of single kernels.
+# Of a runtime with a stream of its own only latencies can be timed, which tell less of single kernels.
 FROM_OUTSIDE = ("onnxruntime",)
 FAMILIES = ("elementwise", "norm", "copy", "softmax")
 # What each runtime's steps are called, by what they compute; "view" launches nothing.
@@ -127,7 +127,7 @@ def test_gaps_of_graphs_come_back(calibrated: Calibrated) -> None:
 
 
 def test_factors_on_kernels_come_back(calibrated: Calibrated) -> None:
-    true, off = COSTS.runtimes[calibrated.runtime], 0.12 if calibrated.runtime in FROM_OUTSIDE else 0.04
+    true, off = COSTS.runtimes[calibrated.runtime], 0.06 if calibrated.runtime in FROM_OUTSIDE else 0.04
     for family in FAMILIES:
         assert calibrated.fit.kernel_scales[family] == pytest.approx(true.factor(family), rel=off), family
 
@@ -143,7 +143,6 @@ def test_kernels_that_eager_has_none_of_get_times_of_their_own(calibrated: Calib
 
 def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibrated: Calibrated) -> None:
     runtime, whole = calibrated.runtime, eager_profile()
-    off = 0.04 if runtime in FROM_OUTSIDE else 0.03
     known = msgspec.structs.replace(whole, runtimes={**whole.runtimes, runtime: calibrated.fit})
     predictor, simulated = Predictor(known), SimulatedDevice()
     for seed in range(1000, 1008):
@@ -152,7 +151,7 @@ def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibr
             for protocol in ("single", "pipelined"):
                 found = predictor.predict(net, batch, runtime=runtime, protocol=protocol).latency_ms
                 true_ms = simulated.true_latency_s(net, batch, runtime, protocol) * 1e3
-                assert found == pytest.approx(true_ms, rel=off), (seed, batch, protocol)
+                assert found == pytest.approx(true_ms, rel=0.03), (seed, batch, protocol)
 
 
 def test_judges_are_never_fitted(calibrated: Calibrated) -> None:
