@@ -19,15 +19,19 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter
 from spaces import encoders, residual
 
 import latpred
 
 SPACES = {"encoders": encoders, "residual": residual}
+LABEL = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none"}
 ALIKE = 1.1  # multiply-adds within this factor count as equal
 # Blue and orange tell apart in every kind of colour vision; filled and open, dark and light do without colour.
-FRAMEWORK = {"marker": "s", "facecolors": "none", "edgecolors": "#E69F00", "s": 26, "linewidths": 1.3}
-DEVICE = {"marker": "o", "color": "#0B4F8A", "s": 20, "linewidths": 0}
+STYLES = {
+    "the framework rules": {"marker": "s", "facecolors": "none", "edgecolors": "#E69F00", "s": 26, "linewidths": 1.3},
+    "the device rules": {"marker": "o", "color": "#0B4F8A", "s": 20, "linewidths": 0},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         precision=asked.precision,
         **space.INPUT,
     )
-    figure, axes = plt.subplots(1, len(batches), figsize=(4.8 * len(batches), 4.2), squeeze=False)
+    figure, axes = plt.subplots(1, len(batches), figsize=(4.8 * len(batches), 4.2), squeeze=False, layout="constrained")
     for batch, panel in zip(batches, axes[0], strict=True):
         part = table[table["batch"] == batch]
         found = latpred.agreement(part["macs"], part["latency_ms"])
@@ -62,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in pair.itertuples():
             print(f"  {row.macs / 1e9:9.2f} GMACs {row.latency_ms:9.2f} ms   {choices[row.candidate]}")
     axes[0][0].set_ylabel("predicted latency (ms)")
-    axes[0][0].legend(loc="upper left", frameon=False, fontsize=9)
+    handles = [axes[0][0].scatter([], [], label=label, **style) for label, style in STYLES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(f"{asked.candidates} random {asked.space} on {asked.device}, {asked.precision}, eager", fontsize=11)
-    figure.tight_layout()
     figure.savefig(asked.out, dpi=150)
     print(asked.out)
 
@@ -85,17 +89,18 @@ def worst_pair(table: pd.DataFrame) -> pd.DataFrame:
 def draw(panel: Any, table: pd.DataFrame, pair: pd.DataFrame, title: str) -> None:
     """One scatter plot, with the pair ringed."""
     framework = table["regime"] == "framework-bound"
-    for part, style, label in (
-        (table[framework], FRAMEWORK, "framework rules"),
-        (table[~framework], DEVICE, "device rules"),
-    ):
-        panel.scatter(part["macs"] / 1e9, part["latency_ms"], label=label, **style)
+    for part, style in zip((table[framework], table[~framework]), STYLES.values(), strict=True):
+        panel.scatter(part["macs"] / 1e9, part["latency_ms"], **style)
     panel.scatter(pair["macs"] / 1e9, pair["latency_ms"], s=150, facecolors="none", edgecolors="black", linewidths=1.4)
     panel.plot(pair["macs"] / 1e9, pair["latency_ms"], color="black", linewidth=1, linestyle=":")
     low, high = pair["latency_ms"]
     middle = (pair["macs"].iloc[0] / 1e9, (low * high) ** 0.5)
-    panel.annotate(f"{high / low:.1f} x", middle, xytext=(8, 0), textcoords="offset points", fontsize=9)
+    panel.annotate(f"{high / low:.1f} x", middle, xytext=(8, 0), textcoords="offset points", bbox=LABEL, fontsize=9)
     panel.set(xscale="log", yscale="log", xlabel="multiply-adds (GMACs)")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if axis is panel.yaxis else (1,)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
     panel.set_title(title, fontsize=10)
     panel.grid(color="0.9", linewidth=0.6)
     panel.set_axisbelow(True)

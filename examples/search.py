@@ -62,33 +62,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     limit = latpred.predict_many([space.candidate(**space.REFERENCE)], **where)["latency_ms"].item()
     budget = LatencyBudget(limit, **where)
     reference = Found(space.REFERENCE, budget.check(space.candidate(**space.REFERENCE)))
-    show_scaling(space, DEEPER[asked.space], reference, budget)
+    grown = scaled(space, DEEPER[asked.space], budget)
+    show_scaling(reference, grown)
 
     within_latency = search(space, budget, asked, limit_macs=None)
     within_macs = search(space, budget, asked, limit_macs=reference.spent.macs)
-    shown = {
-        "the reference": reference,
-        "the most within its latency": largest(within_latency, limit),
-        "the most within its multiply-adds, no slower": largest(within_macs, limit),
-    }
-    for title, found in shown.items():
+    ours, theirs = largest(within_latency, limit), largest(within_macs, limit)
+    winners = {"the most within its latency": ours, "the most within its multiply-adds, no slower": theirs}
+    for title, found in {"the reference": reference, **winners}.items():
         print(f"{title:<46}{found}")
-    ours, theirs = list(shown.values())[1:]
     print(f"a limit on latency found {ours.spent.parameters / theirs.spent.parameters:.2f} x the parameters")
     print(f"{2 * asked.trials} trials in {time.perf_counter() - start:.0f} s")
     if asked.measure:
-        measure(space, shown)
+        measure(space, {"the reference": reference, **grown, **winners})
 
 
-def show_scaling(space: ModuleType, deeper: tuple[str, ...], reference: Found, budget: LatencyBudget) -> None:
-    """Print what the reference takes when it is twice as wide, and when it is twice as deep."""
+def scaled(space: ModuleType, deeper: tuple[str, ...], budget: LatencyBudget) -> dict[str, Found]:
+    """The reference made twice as wide, and twice as deep."""
+    found = {}
+    for title, names in (("twice as wide", (WIDER,)), ("twice as deep", deeper)):
+        choice = space.REFERENCE | {name: 2 * space.REFERENCE[name] for name in names}
+        found[title] = Found(choice, budget.check(space.candidate(**choice)))
+    return found
+
+
+def show_scaling(reference: Found, grown: dict[str, Found]) -> None:
+    """Print what width and depth cost."""
     print(f"{'':14}parameters  multiply-adds  latency")
     before = reference.spent
-    for title, names in (("twice as wide", (WIDER,)), ("twice as deep", deeper)):
-        grown = space.REFERENCE | {name: 2 * space.REFERENCE[name] for name in names}
-        spent = budget.check(space.candidate(**grown))
-        size, macs = spent.parameters / before.parameters, spent.macs / before.macs
-        print(f"{title:14}{size:8.2f} x{macs:13.2f} x{spent.latency_ms / before.latency_ms:7.2f} x")
+    for title, found in grown.items():
+        after = found.spent
+        size, macs = after.parameters / before.parameters, after.macs / before.macs
+        print(f"{title:14}{size:8.2f} x{macs:13.2f} x{after.latency_ms / before.latency_ms:7.2f} x")
 
 
 def search(
@@ -124,13 +129,15 @@ def largest(found: Sequence[Found], limit_ms: float) -> Found:
 
 
 def measure(space: ModuleType, shown: dict[str, Found]) -> None:
-    """Time networks on the CPU, in turns, and print it beside the predictions."""
+    """Time networks on the CPU, in turns, and print it beside the predictions, also as multiples of the first."""
     models = {title: space.build(**found.choice) for title, found in shown.items()}
     table = latpred.measure(models, [1], device="cpu", repeats=REPEATS, **space.INPUT)
-    print("measured on this machine's CPU, in single precision:")
-    for row in table.itertuples():
-        predicted = shown[row.model].spent.latency_ms
-        print(f"{row.model:<46}{row.latency_s * 1e3:8.2f} ms, predicted {predicted:.2f} ms")
+    measured_ms = dict(zip(table["model"], table["latency_s"] * 1e3, strict=True))
+    first, *_ = shown
+    print("on this machine's CPU, in single precision:     measured         predicted")
+    for title, found in shown.items():
+        pair = [(measured_ms[title], measured_ms[first]), (found.spent.latency_ms, shown[first].spent.latency_ms)]
+        print(f"{title:<46}" + "".join(f"{ms:8.2f} ms{ms / base:5.2f} x" for ms, base in pair))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,13 @@ def test_a_module_that_is_ready_is_used_as_it_is() -> None:
     assert module_subject("mine", mine, image=4).make("cpu", "fp32")[0] is mine
 
 
+def test_a_module_is_walked_in_every_runtime_from_its_recipe() -> None:
+    pytest.importorskip("onnxruntime")
+    subject = module_subject("mine", conv().eval(), image=4)
+    assert [subject.walk("fp32", runtime).runtime for runtime in ("eager", "onnxruntime")] == ["eager", "onnxruntime"]
+    assert subject.make("meta", "fp32")[1](3, "meta")[0].is_meta
+
+
 def test_integer_inputs_stay_integers() -> None:
     subject = module_subject("table", nn.Embedding(10, 4).eval(), torch.zeros(1, 7, dtype=torch.long))
     _, inputs = subject.make("cpu", "fp16")

@@ -1,0 +1,140 @@
+"""The examples about searching run, and show what they say they show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from profiledata import profile
+
+import latpred
+from latpred import profiles
+
+
+def found_ratio(text: str) -> float:
+    (ratio,) = re.findall(r"a limit on latency found (\d+\.\d\d) x the parameters", text)
+    return float(ratio)
+
+
+def grown(text: str, title: str) -> list[float]:
+    """Parameters, multiply-adds and latency as multiples of the reference's."""
+    (line,) = re.findall(rf"^{title} .*$", text, flags=re.MULTILINE)
+    return [float(number) for number in re.findall(r"(\d+\.\d\d) x", line)]
+
+
+@pytest.mark.parametrize(("space", "trials", "least"), [("encoders", 30, 1.5), ("residual", 2, 1.0)])
+def test_on_a_gpu_width_is_free_and_a_limit_on_latency_finds_it(
+    space: str, trials: int, least: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    from search import main
+
+    main(["--space", space, "--trials", str(trials)])
+    text = capsys.readouterr().out
+    wider, deeper = grown(text, "twice as wide"), grown(text, "twice as deep")
+    assert wider[0] > 3.5  # parameters
+    assert wider[2] < 1.05  # latency
+    assert deeper[2] > 1.7
+    assert found_ratio(text) >= least
+
+
+def test_on_a_cpu_width_is_not_free(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    from search import main
+
+    main(["--device", "epyc-shared", "--precision", "fp32", "--trials", "20"])
+    text = capsys.readouterr().out
+    assert grown(text, "twice as wide")[2] > 3.0
+    assert found_ratio(text) < 1.5
+
+
+def test_winners_are_measured_beside_their_predictions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    import search
+    from spaces import encoders
+
+    profiles.save(profile())
+    tiny = {"depth": (1, 2), "width": (32, 64), "heads": (2,)}
+    monkeypatch.setattr(encoders, "CHOICES", tiny)
+    monkeypatch.setattr(encoders, "REFERENCE", {"depth": 1, "width": 32, "heads": 2})
+    monkeypatch.setattr(encoders, "INPUT", {"seq": 8})
+    monkeypatch.setattr(search, "REPEATS", 1)
+    search.main(["--device", "cpu", "--precision", "fp32", "--trials", "4", "--measure"])
+    lines = capsys.readouterr().out.partition("on this machine's CPU")[2].splitlines()[1:]
+    titles = [
+        "the reference",
+        "twice as wide",
+        "twice as deep",
+        "the most within its latency",
+        "the most within its mu",
+    ]
+    assert [line[: len(title)] for line, title in zip(lines, titles, strict=True)] == titles
+    assert all(re.search(r"\d+\.\d\d ms +\d+\.\d\d x +\d+\.\d\d ms +\d+\.\d\d x$", line) for line in lines)
+
+
+def test_multiply_adds_mislead_where_the_framework_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    from macs_mislead import main
+
+    main(["--candidates", "15", "--out", str(tmp_path / "figure.png")])
+    text = capsys.readouterr().out
+    first, last = (float(tau) for tau in re.findall(r"Kendall tau of multiply-adds (-?\d\.\d\d)", text))
+    assert first < 0.7 < last
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_worst_pair_has_like_multiply_adds() -> None:
+    pytest.importorskip("matplotlib")
+    import pandas as pd
+    from macs_mislead import worst_pair
+
+    table = pd.DataFrame({"macs": [1.0, 1.05, 1.2, 1.21, 9.0], "latency_ms": [3.0, 1.0, 9.0, 8.0, 100.0]})
+    assert worst_pair(table)["latency_ms"].tolist() == [1.0, 3.0]
+
+
+def test_networks_are_drawn_the_same_again_and_none_twice() -> None:
+    from rank_check import drawn
+
+    found = drawn(30, seed=1)
+    assert found == drawn(30, seed=1) != drawn(30, seed=2)
+    assert len({str(which) for which in found.values()}) == len(found) == 60
+
+
+def test_rank_check_measures_resumes_and_replays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    import pandas as pd
+    import rank_check
+    from spaces import encoders, residual
+
+    from latpred.calibration.timing import Plan
+
+    profiles.save(profile())
+    monkeypatch.setattr(rank_check, "RUNTIMES", ("eager",))
+    monkeypatch.setattr(rank_check, "VISIT", Plan(least=3, most=3, budget_s=0.01, warmup_s=0.0))
+    monkeypatch.setattr(encoders, "TINY", {"depth": (1,), "width": (16, 32, 64), "heads": (2,)})
+    monkeypatch.setattr(residual, "TINY", {**residual.TINY, "width": (4, 8)})
+    asked = ["--candidates", "3", "--shots", "2", "--draws", "2", "--out", str(tmp_path)]
+    rank_check.main(asked)
+    report = capsys.readouterr().out
+    line = r"^(encoders|residual) +eager +(1|16) +3( +(-?\d\.\d{3}|nan)){5}( +\d+\.\d%){3}$"
+    assert len(re.findall(line, report, re.MULTILINE)) == 4
+    assert len(re.findall(r"of 2 by more than the repeat noise", report)) == 2
+    cells = pd.read_parquet(tmp_path / "cells.parquet")
+    assert len(cells) == 12
+    assert (
+        cells[["latency_s", "predicted_s", "first_s", "second_s", "macs", "parameters", "modules"]]
+        .gt(0)
+        .to_numpy()
+        .all()
+    )
+
+    monkeypatch.setattr(latpred, "measure", lambda *_, **__: pytest.fail("measured again"))
+    rank_check.main(asked)
+    assert capsys.readouterr().out == report
+    rank_check.main([*asked[:-2], "--replay", str(tmp_path)])
+    assert capsys.readouterr().out == report
