@@ -1,0 +1,58 @@
+"""Figure 1: multiply-adds against latency. At batch 1 a model with fewer of them is not faster; at large batches it is.
+
+python examples/framework_tax/fig01_macs.py --device rtx-8000
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import hypot, log
+
+import shared
+from scipy.stats import kendalltau
+
+import latpred
+
+MODELS = (
+    *("bert-base", "distilbert", "squeezebert", "albert", "fnet", "electra-small", "mobilebert"),
+    *("resnet-18", "resnet-50", "resnet-101", "mobilenet-v2", "efficientnet-b0", "vit-base-32"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw a panel for the smallest and one for the largest batch."""
+    asked = shared.asked(__doc__, "fig01_macs", arguments, batches=(1, 64))
+    models = asked.models_or(*MODELS)
+    found = shared.curves(asked, [(model, model, "eager") for model in models])
+    giga = {model: latpred.trace(model).macs(1) / 1e9 for model in found}
+    batches = (asked.batches[0], asked.batches[-1])
+    with shared.panels(asked, 2) as axes:
+        for ax, batch in zip(axes, batches, strict=True):
+            at = list(asked.batches).index(batch)
+            x = [giga[model] for model in found]
+            y = [float(one.latency_ms[at]) for one in found.values()]
+            ax.scatter(x, y, s=14, color=shared.style.BLUE, label="predicted")
+            ax.margins(x=0.2)
+            for model, one, two in zip(found, x, y, strict=True):
+                offset = (0, 4) if above(one, two, x, y) else (0, -8)
+                ax.annotate(model, (one, two), fontsize=5.5, ha="center", xytext=offset, textcoords="offset points")
+                shared.over(ax, 1, *measured_at(asked, model, giga[model], batch))
+            tau = kendalltau(x, y).statistic
+            shared.against(ax, "gigaMACs per sample", shared.title(asked, f"batch {batch}, Kendall tau {tau:.2f}"))
+            shared.table(["model", "GMACs", f"ms at {batch}"], [(m, a, b) for m, a, b in zip(found, x, y, strict=True)])
+
+
+def above(one: float, two: float, x: Sequence[float], y: Sequence[float]) -> bool:
+    """Whether the name of a point goes above it: away from the point that is nearest."""
+    others = [(hypot(log(a / one), log(b / two)), b) for a, b in zip(x, y, strict=True) if (a, b) != (one, two)]
+    return not others or two >= min(others)[1]
+
+
+def measured_at(asked: shared.Asked, model: str, giga: float, batch: int) -> tuple[list[float], list[float]]:
+    """The measured point of a model at one batch."""
+    points = dict(zip(*shared.measured(asked, model), strict=True))
+    return ([giga], [points[batch]]) if batch in points else ([], [])
+
+
+if __name__ == "__main__":
+    main()
