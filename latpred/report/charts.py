@@ -34,22 +34,22 @@ def curve(found: Sequence[Curve]) -> Spec:
     chosen = alt.param(name="runtime", value=names[0], bind=alt.binding_select(options=names, name="Runtime shown: "))
     one = len(names) == 1
     shown = alt.datum.runtime == (names[0] if one else chosen)
-    points = [row for each in found for row in _points(each)]
     batch = _batch_axis(found)
     layers = [
-        *_regions(found, shown),
-        _crossovers(found, shown),
-        alt.Chart(alt.Data(values=points))
+        *_shading(shown),
+        _crossover(shown),
+        alt.Chart(alt.NamedData("points"))
         .mark_line(color="#999999", strokeWidth=1)
         .encode(x=batch, y=_latency("latency", found), detail="runtime:N"),
-        alt.Chart(alt.Data(values=points))
+        alt.Chart(alt.NamedData("points"))
         .transform_filter(shown)
         .mark_area(color=style.BLUE, opacity=0.2)
         .encode(x=batch, y=_latency("low", found), y2="high:Q"),
         *_lines(found, shown, batch),
     ]
     chart = alt.layer(*layers)
-    return _document(chart if one else chart.add_params(chosen), 330)
+    rows = {"points": _all_points(found), "clocks": _clocks(found), "regions": _regions(found), "marks": _marks(found)}
+    return _document(chart if one else chart.add_params(chosen), 330, rows)
 
 
 def runtimes(predictions: Sequence[Prediction]) -> Spec:
@@ -58,7 +58,7 @@ def runtimes(predictions: Sequence[Prediction]) -> Spec:
 
     rows = [_row(point) for point in predictions]
     order = [point.runtime for point in predictions]
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("runtime:N", sort=order, title=None))
+    base = alt.Chart(alt.NamedData("rows")).encode(y=alt.Y("runtime:N", sort=order, title=None))
     hover = [
         alt.Tooltip("runtime:N"),
         _hint("latency"),
@@ -71,7 +71,7 @@ def runtimes(predictions: Sequence[Prediction]) -> Spec:
         x=alt.X("latency:Q", title="latency (ms)"), tooltip=hover
     )
     spans = base.mark_rule(strokeWidth=1.5).encode(x="low:Q", x2="high:Q", tooltip=hover)
-    return _document(alt.layer(shown, spans), 40 + 28 * len(rows))
+    return _document(alt.layer(shown, spans), 40 + 28 * len(rows), {"rows": rows})
 
 
 def shares(predictions: Sequence[Prediction]) -> Spec:
@@ -87,7 +87,7 @@ def shares(predictions: Sequence[Prediction]) -> Spec:
     ]
     order = [f"{point.runtime} {clock}" for point in predictions for clock in ("host", "device")]
     chart = (
-        alt.Chart(alt.Data(values=rows))
+        alt.Chart(alt.NamedData("rows"))
         .mark_bar(stroke="white", strokeWidth=0.8)
         .encode(
             x=alt.X("ms:Q", title="time (ms)"),
@@ -97,7 +97,7 @@ def shares(predictions: Sequence[Prediction]) -> Spec:
             tooltip=[alt.Tooltip("row:N", title="clock"), alt.Tooltip("ops:N"), _hint("ms", "milliseconds")],
         )
     )
-    return _document(chart, 60 + 22 * len(order))
+    return _document(chart, 60 + 22 * len(order), {"rows": rows})
 
 
 def two_clocks(found: ForwardPass) -> Spec:
@@ -121,7 +121,7 @@ def two_clocks(found: ForwardPass) -> Spec:
     ]
     hover = [alt.Tooltip("name:N"), alt.Tooltip("module:N"), alt.Tooltip("us:Q", format=".1f", title="microseconds")]
     chart = (
-        alt.Chart(alt.Data(values=rows))
+        alt.Chart(alt.NamedData("rows"))
         .mark_bar(stroke=style.BLACK, strokeWidth=0.3, height={"band": 0.8})
         .encode(
             x=alt.X("start:Q", title="time since the call (ms)", scale=alt.Scale(domain=[start, end], nice=False)),
@@ -131,11 +131,43 @@ def two_clocks(found: ForwardPass) -> Spec:
             tooltip=hover,
         )
     )
-    return _document(chart, 150)
+    return _document(chart, 150, {"rows": rows})
 
 
-def _points(found: Curve) -> list[Spec]:
-    return [_row(point) for point in sorted(found, key=lambda point: point.batch)]
+def _all_points(found: Sequence[Curve]) -> list[Spec]:
+    return [_row(point) for one in found for point in sorted(one, key=lambda point: point.batch)]
+
+
+def _clocks(found: Sequence[Curve]) -> list[Spec]:
+    """Latency, overhead and compute as series of their own, as far as the axis goes down."""
+    value = {LATENCY: "latency", OVERHEAD: "overhead", COMPUTE: "compute"}
+    return [
+        {**row, "series": name, "ms": row[value[name]]}
+        for row in _all_points(found)
+        for name in SERIES
+        if row[value[name]] >= shapes.least_shown(found)
+    ]
+
+
+def _regions(found: Sequence[Curve]) -> list[Spec]:
+    return [
+        {"runtime": one.setting.runtime, "regime": region.regime, "from": region.low, "to": region.high, "tint": tint}
+        for one in found
+        for region in shapes.regions(one, shapes.span_of(one.batches))
+        for tint in [style.REGIONS[region.regime]]
+    ]
+
+
+def _marks(found: Sequence[Curve]) -> list[Spec]:
+    """Crossovers within the batches that are shown."""
+    rows = []
+    for one in found:
+        batch, low, high = one.crossover
+        first, last = shapes.span_of(one.batches)
+        if batch is not None and first < batch <= last and batch > 1:
+            ends = {"low": max(low or 1, first), "high": min(high or last, last)}
+            rows.append({"runtime": one.setting.runtime, "crossover": batch, **ends})
+    return rows
 
 
 def _row(point: Prediction) -> Spec:
@@ -156,19 +188,11 @@ def _row(point: Prediction) -> Spec:
 def _lines(found: Sequence[Curve], shown: Any, batch: alt.X) -> list[Any]:
     import altair as alt
 
-    value = {LATENCY: "latency", OVERHEAD: "overhead", COMPUTE: "compute"}
-    rows = [
-        {**row, "series": name, "ms": row[value[name]]}
-        for one in found
-        for row in _points(one)
-        for name in SERIES
-        if row[value[name]] >= shapes.least_shown(found)
-    ]
     names = list(SERIES)
     colours = alt.Scale(domain=names, range=[SERIES[name][0] for name in names])
     dashes = alt.Scale(domain=names, range=[SERIES[name][1] for name in names])
     legend = alt.Legend(title=None, symbolType="stroke", symbolSize=500, **{**_LEGEND, "columns": 2})
-    base = alt.Chart(alt.Data(values=rows)).transform_filter(shown).encode(x=batch, y=_latency("ms", found))
+    base = alt.Chart(alt.NamedData("clocks")).transform_filter(shown).encode(x=batch, y=_latency("ms", found))
     lines = base.mark_line(strokeWidth=2).encode(
         color=alt.Color("series:N", scale=colours, legend=legend),
         strokeDash=alt.StrokeDash("series:N", scale=dashes, legend=legend),
@@ -189,16 +213,10 @@ def _lines(found: Sequence[Curve], shown: Any, batch: alt.X) -> list[Any]:
     return [lines, dots]
 
 
-def _regions(found: Sequence[Curve], shown: Any) -> list[Any]:
+def _shading(shown: Any) -> list[Any]:
     import altair as alt
 
-    rows = [
-        {"runtime": one.setting.runtime, "regime": region.regime, "from": region.low, "to": region.high, "tint": tint}
-        for one in found
-        for region in shapes.regions(one, shapes.span_of(one.batches))
-        for tint in [style.REGIONS[region.regime]]
-    ]
-    base = alt.Chart(alt.Data(values=rows)).transform_filter(shown)
+    base = alt.Chart(alt.NamedData("regions")).transform_filter(shown)
     tinted = base.mark_rect(opacity=1).encode(x=alt.X("from:Q"), x2="to:Q", color=alt.Color("tint:N", scale=None))
     named = (
         base.transform_calculate(middle="sqrt(datum.from * datum.to)")
@@ -208,17 +226,10 @@ def _regions(found: Sequence[Curve], shown: Any) -> list[Any]:
     return [tinted, named]
 
 
-def _crossovers(found: Sequence[Curve], shown: Any) -> Any:
+def _crossover(shown: Any) -> Any:
     import altair as alt
 
-    rows = []
-    for one in found:
-        batch, low, high = one.crossover
-        first, last = shapes.span_of(one.batches)
-        if batch is not None and first < batch <= last and batch > 1:
-            ends = {"low": max(low or 1, first), "high": min(high or last, last)}
-            rows.append({"runtime": one.setting.runtime, "crossover": batch, **ends})
-    base = alt.Chart(alt.Data(values=rows)).transform_filter(shown)
+    base = alt.Chart(alt.NamedData("marks")).transform_filter(shown)
     hover = [
         alt.Tooltip("crossover:Q"), alt.Tooltip("low:Q", format=".0f", title="from"),
         alt.Tooltip("high:Q", format=".0f", title="to"),
@@ -262,7 +273,7 @@ def _colours(name: str, names: Sequence[str], columns: int = 3) -> alt.Color:
     return alt.Color(f"{name}:N", scale=scale, legend=alt.Legend(title=None, **{**_LEGEND, "columns": columns}))
 
 
-def _document(chart: Any, height: int) -> Spec:
+def _document(chart: Any, height: int, rows: dict[str, list[Spec]]) -> Spec:
     """As wide as its container. Its marks are hidden from screen readers, who have the caption and the table."""
     whole = (
         chart.properties(width="container", height=height, background="white")
@@ -271,5 +282,6 @@ def _document(chart: Any, height: int) -> Spec:
         .configure_legend(labelFontSize=12)
         .configure_view(stroke=None)
     )
-    found: Spec = whole.to_dict(validate=False)  # a third of the time; what is wrong shows in the browser's tests
-    return found
+    # What is wrong with a document shows in the browser's tests; checking it here takes a third of the time.
+    found: Spec = whole.to_dict(validate=False)
+    return {**found, "datasets": rows}
