@@ -64,6 +64,7 @@ def transformers(predictor: Predictor, count: int) -> None:
     """Random BERT-like configs."""
     configs = berts(random.Random(0))
     print(f"BERT-like configs, {len(WIDTHS)} widths x {len(DEPTHS)} depths, 128 tokens")
+    predictor.predict_many(islice(configs, 1))  # imports transformers
     first = count // 10
     rate("first, from config to prediction", first, lambda: predictor.predict_many(islice(configs, first)))
     print("  candidates   ms each   a second   peak memory")
