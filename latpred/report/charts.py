@@ -141,11 +141,12 @@ def _all_points(found: Sequence[Curve]) -> list[Spec]:
 def _clocks(found: Sequence[Curve]) -> list[Spec]:
     """Latency, overhead and compute as series of their own, as far as the axis goes down."""
     value = {LATENCY: "latency", OVERHEAD: "overhead", COMPUTE: "compute"}
+    least = shapes.least_shown(found)
     return [
         {**row, "series": name, "ms": row[value[name]]}
         for row in _all_points(found)
         for name in SERIES
-        if row[value[name]] >= shapes.least_shown(found)
+        if row[value[name]] >= least
     ]
 
 
@@ -255,8 +256,8 @@ def _latency(name: str, found: Sequence[Curve]) -> alt.Y:
     import altair as alt
 
     drawn = [ms for one in found for point in one for ms in (*point.interval_ms, point.overhead_ms, point.compute_ms)]
-    least = min(ms for ms in drawn if ms >= shapes.least_shown(found))
-    scale = alt.Scale(type="log", domain=[least / 1.2, max(drawn) * 2], nice=False)
+    bottom = shapes.least_shown(found)
+    scale = alt.Scale(type="log", domain=[min(ms for ms in drawn if ms >= bottom) / 1.2, max(drawn) * 2], nice=False)
     return alt.Y(f"{name}:Q", title="latency (ms)", scale=scale, axis=alt.Axis(format=",~g", tickCount=5))
 
 
