@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from statistics import median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -55,7 +56,10 @@ def main() -> None:
     fresh = copies(graph)
 
     print(f"{MODEL}, {SEQ} tokens, profile {predictor.profile.name}: {len(graph.ops)} ops")
-    show("graph to prediction, a graph not seen before", once := timed(lambda: predictor.predict(next(fresh), 8)))
+    other = count(9)  # a batch not asked for before needs kernel times that nothing has needed before
+    show("graph to prediction, nothing seen before", once := timed(lambda: predictor.predict(next(fresh), next(other))))
+    show("graph to prediction, a new graph of known layers", timed(lambda: predictor.predict(next(fresh), 8)))
+    show("graph to prediction, the same graph at a new batch", timed(lambda: predictor.predict(graph, next(other))))
     show("graph to prediction, the same graph again", timed(lambda: predictor.predict(graph, 8)))
     many = timed(lambda: predictor.curve(next(fresh), range(1, 65)))
     show("graph to 64-point curve", many, f"{many / once:.1f} x one point")
