@@ -122,7 +122,7 @@ def kernel_fit(spec: Spec, precision: str, family: str) -> KernelFit:
     """A plain roofline of one family in one precision."""
     share = PRODUCTS.get(family)
     width = spec.bandwidth_bytes_per_us * BANDWIDTH_SHARE
-    return KernelFit(
+    return KernelFit.plain(
         family=family,
         floor_us=FLOOR_US,
         macs_per_us=_rate(spec, precision, share) if share else 0.0,
@@ -130,15 +130,6 @@ def kernel_fit(spec: Spec, precision: str, family: str) -> KernelFit:
         activation_bytes_per_us=width,
         saturation=_saturation(spec, family) if share else {},
         multiprocessors=spec.multiprocessors,
-        features=(),
-        length_scales=(),
-        amplitude=0.0,
-        noise=0.0,
-        points=(),
-        targets=(),
-        noise_factors=(),
-        error=0.0,
-        spread=0.0,
     )
 
 

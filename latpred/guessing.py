@@ -12,21 +12,11 @@ def guess(profile: DeviceProfile, fits: dict[str, KernelFit], spread: float) -> 
     rates = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
     widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
     width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
-    return KernelFit(
+    return KernelFit.plain(
         family="other",
         floor_us=float(np.median([fit.floor_us for fit in fits.values()])),
         macs_per_us=float(np.median(rates)) if rates else 0.0,
         weight_bytes_per_us=width,
         activation_bytes_per_us=width,
-        saturation={},
-        multiprocessors=0,
-        features=(),
-        length_scales=(),
-        amplitude=0.0,
-        noise=0.0,
-        points=(),
-        targets=(),
-        noise_factors=(),
-        error=0.0,
         spread=spread,
     )

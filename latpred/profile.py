@@ -110,6 +110,43 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     leaf_scales: dict[str, float] = {}
     tiling: dict[str, float] = {}
 
+    @classmethod
+    def plain(
+        cls,
+        family: str,
+        floor_us: float,
+        *,
+        macs_per_us: float,
+        weight_bytes_per_us: float,
+        activation_bytes_per_us: float,
+        saturation: dict[str, float] | None = None,
+        multiprocessors: int = 0,
+        features: tuple[str, ...] = (),
+        error: float = 0.0,
+        spread: float = 0.0,
+        tiling: dict[str, float] | None = None,
+    ) -> KernelFit:
+        """A roofline that no residual corrects."""
+        return cls(
+            family=family,
+            floor_us=floor_us,
+            macs_per_us=macs_per_us,
+            weight_bytes_per_us=weight_bytes_per_us,
+            activation_bytes_per_us=activation_bytes_per_us,
+            saturation=saturation or {},
+            multiprocessors=multiprocessors,
+            features=features,
+            length_scales=(),
+            amplitude=0.0,
+            noise=0.0,
+            points=(),
+            targets=(),
+            noise_factors=(),
+            error=error,
+            spread=spread,
+            tiling=tiling or {},
+        )
+
 
 class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is a runtime's own: its host costs, and where its kernels are not PyTorch's.

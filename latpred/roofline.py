@@ -159,7 +159,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             found = tilefit.fit_constants(inputs, times, weights, self.multiprocessors)
             if found.cost < _WORTH_TILES * tilefit.robust_cost(plain):
                 floor, tiling = found.floor, found.values
-        return KernelFit(
+        return KernelFit.plain(
             family=self.family,
             floor_us=_short(floor),
             macs_per_us=_rate(terms.compute),
@@ -168,14 +168,6 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             saturation={name: _short(size) for name, size in terms.half_sizes.items()},
             multiprocessors=self.multiprocessors,
             features=(*layout(self.family).names, *extra_names(product, self.multiprocessors, bool(tiling))),
-            length_scales=(),
-            amplitude=0.0,
-            noise=0.0,
-            points=(),
-            targets=(),
-            noise_factors=(),
-            error=0.0,
-            spread=0.0,
             tiling={name: _short(value) for name, value in tiling.items()},
         )
 

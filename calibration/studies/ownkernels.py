@@ -51,22 +51,13 @@ def own_fits(rates: Mapping[Own, tuple[float, ...]], profile: DeviceProfile) -> 
     found: dict[str, dict[str, KernelFit]] = {}
     for own, (launch_us, byte_us, mac_us) in rates.items():
         rate = _rate(byte_us)
-        found.setdefault(own.precision, {})[own.family] = KernelFit(
+        found.setdefault(own.precision, {})[own.family] = KernelFit.plain(
             family=own.family,
             floor_us=round(launch_us, 5),
             macs_per_us=_rate(mac_us),
             weight_bytes_per_us=rate,
             activation_bytes_per_us=rate,
-            saturation={},
             multiprocessors=profile.device.multiprocessors,
-            features=(),
-            length_scales=(),
-            amplitude=0.0,
-            noise=0.0,
-            points=(),
-            targets=(),
-            noise_factors=(),
-            error=0.0,
             spread=SPREAD,
         )
     return found

@@ -178,7 +178,7 @@ def _kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, accuracy:
     product = multiplies(family)
     slots = ("waves", "outputs", "k", "n") if product else ()
     bytes_us = _short(1.0 / numbers["activations"])
-    return KernelFit(
+    return KernelFit.plain(
         family=family,
         floor_us=_short(numbers["floor"]),
         macs_per_us=_short(1.0 / numbers["compute"]) if product else 0.0,
@@ -186,13 +186,6 @@ def _kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, accuracy:
         activation_bytes_per_us=bytes_us,
         saturation={name: _short(numbers[name]) for name in slots},
         multiprocessors=spec.multiprocessors if product else 0,
-        features=(),
-        length_scales=(),
-        amplitude=0.0,
-        noise=0.0,
-        points=(),
-        targets=(),
-        noise_factors=(),
         error=accuracy.median if accuracy else 0.5,
         spread=_short(accuracy.large_batch / 1.645) if accuracy else 0.5,
     )
