@@ -67,7 +67,7 @@ def test_every_family_gives_the_graphs_of_full_walks(name: str, config: dict[str
 
 def test_random_berts() -> None:
     stacks, choose = Counted(), random.Random(0)
-    for _ in range(60):
+    for _ in range(40):
         heads = choose.choice((1, 2, 4))
         given = bert(
             choose.randint(1, 9),
@@ -76,7 +76,7 @@ def test_random_berts() -> None:
             intermediate_size=choose.choice((32, 80)),
         )
         assert stacks.graph(given, seq=8) == whole(given, seq=8)
-    assert stacks.made > 20
+    assert stacks.made > 10
 
 
 def test_nothing_passes_between_precisions_inputs_and_code() -> None:
@@ -84,9 +84,8 @@ def test_nothing_passes_between_precisions_inputs_and_code() -> None:
     for _ in range(2):
         for options in ({"seq": 8}, {"seq": 9}, {"seq": 8, "precision": "fp16"}):
             for changes in ({}, {"hidden_act": "relu"}, {"attn_implementation": "eager"}):
-                for depth in (5, 6):
-                    given = bert(depth, **changes)
-                    assert stacks.graph(given, **options) == whole(given, **options)
+                given = bert(5, **changes)
+                assert stacks.graph(given, **options) == whole(given, **options)
     with names.attention("eager"):
         assert stacks.graph(bert(6), seq=8) == whole(bert(6), seq=8)
 
