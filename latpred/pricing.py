@@ -184,11 +184,13 @@ class PriceList:
             return self._profile.runtimes[runtime]
         except KeyError:
             known = ", ".join(self._profile.runtimes) or "none"
-            missing = runtimes.get(runtime).available()
+            kind = self._profile.device.kind
+            where = {"cpu": "", "cuda": " --device cuda:0"}.get(kind, f" --device {kind}")
+            missing = None if kind == "simulated" else runtimes.get(runtime).available()
             first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
-                f"Measure them with: latpred calibrate --runtimes {runtime}{first}"
+                f"Measure them with: latpred calibrate{where} --runtimes {runtime}{first}"
             ) from None
 
     def fits(self, precision: str) -> dict[str, KernelFit]:

@@ -16,6 +16,7 @@ from latpred.errors import ProfileError, UsageError
 from latpred.graph import Line, ModelGraph
 from latpred.landmarks import MOST, first_true
 from latpred.predictor import Predictor
+from latpred.pricing import PriceList
 from latpred.profile import DeviceProfile
 
 CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=0.0)
@@ -220,6 +221,20 @@ def test_max_batch() -> None:
 def test_impossible_batches(batch: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Predictor(profile()).predict(one_gemm(), batch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("cpu", "latpred calibrate --runtimes torchscript"),
+        ("cuda", "latpred calibrate --device cuda:0 --runtimes torchscript"),
+        ("simulated", "latpred calibrate --device simulated --runtimes torchscript"),
+    ],
+)
+def test_a_runtime_that_is_missing_is_calibrated_on_the_profiles_device(kind: str, command: str) -> None:
+    known = profile(device(kind=kind))
+    with pytest.raises(ProfileError, match=f"Measure them with: {command}"):
+        PriceList(known).dispatch("torchscript")
 
 
 def test_other_wrong_questions() -> None:
