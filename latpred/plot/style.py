@@ -41,7 +41,7 @@ MARKERS = "osD^vPX"
 FILLS = (BLUE, ORANGE, GREEN, SKY, VERMILION, YELLOW, PURPLE, GREY)
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++", "oo", "--")
 
-_RC: dict[str, Any] = {
+_RC: Any = {
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.labelsize": 7.5,
