@@ -67,3 +67,29 @@ def test_width_batch_and_length_are_free_where_the_host_sets_the_pace() -> None:
         assert other.latency_ms / flat.latency_ms < 1.1
     assert flat.regime == "framework-bound"
     assert 5.0 < flat.latency_ms < 25.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torchscript_costs_the_host_less_and_the_device_about_as_much(name: str, graphs: dict[str, ModelGraph]) -> None:
+    profile = profiles.load(name)
+    assert profile.acceptance.runtimes == {"torchscript": True}
+    assert "median" in profile.protocol["leave-one-model-out, torchscript"]
+    predictor = Predictor(profile)
+    eager, scripted = (
+        predictor.curve(graphs["fp32"], BATCHES, runtime=runtime, protocol="pipelined")
+        for runtime in ("eager", "torchscript")
+    )
+    assert scripted.overhead_ms[0] < eager.overhead_ms[0]
+    assert 0.5 < scripted.compute_ms[-1] / eager.compute_ms[-1] < 1.4
+
+
+def test_explain_compares_the_runtimes_as_they_ran_then_and_says_what_the_others_lack() -> None:
+    from latpred import explain
+
+    found = explain("distilbert-base-uncased", device="rtx-8000", precision="fp16", protocol="pipelined")
+    assert [choice.runtime for choice in found.choices] == ["torchscript", "eager"]
+    for choice in found.choices:
+        assert "attention" not in choice.prediction.costs.names  # nothing fused it then
+        assert "softmax" in choice.prediction.costs.names
+    assert {one.runtime for one in found.excluded} >= {"cuda-graphs", "onnxruntime", "compile"}
+    assert all(one.reason for one in found.excluded)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latpred import baselines, metrics
+from latpred import metrics
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.parameters import EAGER
 from latpred.calibration.tablefit.published import Accuracy
@@ -207,7 +207,7 @@ def accuracy(judged: Judged) -> Accuracy:
     )
 
 
-# -- knees and baselines -------------------------------------------------------------------------------------------
+# -- knees ---------------------------------------------------------------------------------------------------------
 
 
 def knees(judged: Judged, ratio: float = KNEE) -> tuple[int, float]:
@@ -238,13 +238,3 @@ def _curves(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
     for _, curve in frame.sort_values("batch").groupby(keys, sort=True):
         if curve["batch"].nunique() >= 4 and curve["batch"].min() == 1:
             yield curve
-
-
-def simple(judged: Judged) -> dict[str, Errors]:
-    """Errors of the baselines that need no device, each fitted on the models that were not left out."""
-    frame = judged.frame[judged.frame["runtime"] == EAGER]
-    found = {}
-    for one in baselines.all_baselines(frame.reset_index(drop=True)):
-        if one.latency_s is not None:
-            found[one.idea] = metrics.errors(one.latency_s, frame["latency_s"], list(frame["model"]))
-    return found

@@ -109,9 +109,10 @@ def profile_of(problem: Problem, fits: Mapping[str, Fitted], gpu: str, name: str
     factors = _host_factors(problem, numbers[EAGER], gpu, EAGER)
     runtimes = {EAGER: _dispatch(problem, numbers[EAGER], EAGER, factors, accuracy)}
     for runtime, fit in fits.items():
-        hosts = _host_factors(problem, numbers[runtime], gpu, runtime)
-        if runtime != EAGER and hosts:
-            plain = _dispatch(problem, numbers[runtime], runtime, hosts, fit.accuracy)
+        if runtime != EAGER and _host_factors(problem, numbers[runtime], gpu, runtime):
+            same = _host_factors(problem, numbers[runtime], gpu, EAGER)
+            shifted = [factor * _shift(problem, numbers[runtime], runtime) for factor in same]
+            plain = _dispatch(problem, numbers[runtime], runtime, shifted, fit.accuracy)
             own = _kernels_of(problem, numbers[runtime], gpu, runtime, fit.accuracy)
             runtimes[runtime] = msgspec.structs.replace(plain, kernels=own)
     return DeviceProfile(
@@ -135,6 +136,21 @@ def _host_factors(problem: Problem, numbers: _Numbers, gpu: str, runtime: str) -
     mine = (rows.gpu == gpu) & (rows.runtime == runtime)
     where = sorted(set(zip(rows.run[mine], rows.group[mine], strict=True)))
     return [numbers.run(str(run), str(group)) for run, group in where]
+
+
+def _shift(problem: Problem, numbers: _Numbers, runtime: str) -> float:
+    """Host factors of a runtime's runs over those of eager's, GPU by GPU the middle one, in the mean over GPUs.
+
+    A profile is about one host for all its runtimes, and a GPU's runs in two runtimes were often on different hosts.
+    All hosts together are taken to be as fast in both, so that what remains belongs to the runtime.
+    """
+    middles = []
+    for gpu in sorted(set(problem.law.rows.gpu)):
+        both = [_host_factors(problem, numbers, gpu, name) for name in (runtime, EAGER)]
+        if all(both):
+            middles.append([float(np.log(np.median(factors))) for factors in both])
+    own, eager = np.mean(middles, axis=0)
+    return float(np.exp(own - eager))
 
 
 def _dispatch(

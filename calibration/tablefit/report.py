@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from latpred.calibration.tablefit import leaveout
+from latpred.calibration.tablefit import leaveout, simple
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.leaveout import Coverage, Judged
 from latpred.calibration.tablefit.parameters import EAGER
@@ -17,7 +17,7 @@ from latpred.metrics import Errors
 
 SCHEMA = "latpred.leave-out/1"
 # How often the law was changed and judged by leaving out models of the framework-tax table before it was as it is.
-FORMS_TRIED = 52
+FORMS_TRIED = 55
 _SHOWN = 8
 
 
@@ -32,7 +32,7 @@ class LeaveOut:
     figures : Mapping[str, Errors]
         Errors by test and runtime.
     baselines : Mapping[str, Errors]
-        Of simpler predictors, on the eager rows, a model left out.
+        Of simpler predictors, on the eager rows, a model or a GPU left out.
     knees : tuple[int, float]
         Curves that bend, and the share of knees within a factor of two.
     coverage : Mapping[str, Coverage]
@@ -109,7 +109,7 @@ def report_of(problem: Problem, by: str, parts: list[Judged]) -> LeaveOut:
     return LeaveOut(
         by=by,
         figures=figures,
-        baselines=leaveout.simple(eager) if by == "model" else {},
+        baselines=_baselines(problem, by, eager),
         knees=leaveout.knees(eager),
         coverage=leaveout.conformal(eager),
         by_model=eager.errors("model"),
@@ -120,6 +120,15 @@ def report_of(problem: Problem, by: str, parts: list[Judged]) -> LeaveOut:
             f"{FORMS_TRIED} forms of the law were judged on the framework-tax table by leaving out models.",
         ),
     )
+
+
+def _baselines(problem: Problem, by: str, eager: Judged) -> dict[str, Errors]:
+    """Simpler predictors of eager rows, where there are any to compare with."""
+    if not (problem.law.rows.runtime == EAGER).any():
+        return {}
+    if by == "model":
+        return simple.for_models(problem, eager)
+    return simple.for_gpus(problem) if by == "gpu" else {}
 
 
 def _errors(errors: Errors) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from tablefitdata import GPUS, MODELS, graphs, solved, table, truth
 
 from latpred import Predictor, profiles
-from latpred.calibration.tablefit import leaveout
+from latpred.calibration.tablefit import leaveout, simple
 from latpred.calibration.tablefit.api import evaluate_left_out, fit_profile, fit_profiles
 from latpred.calibration.tablefit.engines import as_run_by
 from latpred.calibration.tablefit.fit import Problem
@@ -227,3 +227,22 @@ def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
     assert scripted.macs(4) == engine.macs(4) == graph.macs(4)
     assert not any(op.python_calls or op.module_calls for op in scripted.ops)
     assert scripted.bytes(4) < graph.bytes(4)
+
+
+def test_simpler_predictors_are_judged_on_the_same_rows(fitted: tuple[Problem, np.ndarray]) -> None:
+    made = fitted[0]
+    models = simple.for_models(made, leaveout.by_model(made))
+    assert models[simple.TREES].cells == len(made.model)
+    assert models["a + b x MACs"].cells == len(made.model)
+    gpus = simple.for_gpus(made)
+    assert list(gpus) == [f"{simple.NEAREST}, 2080Ti as RTX-8000", f"{simple.NEAREST}, RTX-8000 as 2080Ti"]
+    assert gpus[f"{simple.NEAREST}, 2080Ti as RTX-8000"].cells == len(made.model) // 2
+    assert 0.0 < gpus[f"{simple.NEAREST}, 2080Ti as RTX-8000"].median < 0.5
+
+
+def test_trees_see_nothing_of_a_model_that_is_left_out(fitted: tuple[Problem, np.ndarray]) -> None:
+    spoilt = table()
+    mine = spoilt["model"] == "wide"
+    spoilt.loc[mine, "latency_s"] *= np.linspace(0.5, 2.0, int(mine.sum()))
+    plain, changed = (simple.by_trees(each)[fitted[0].model == "wide"] for each in (fitted[0], solved(spoilt)[0]))
+    np.testing.assert_array_equal(plain, changed)
