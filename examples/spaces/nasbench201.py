@@ -65,7 +65,8 @@ class Cell(nn.Module):
         nodes = [x]
         edges = iter(self.operations)
         for _ in range(3):
-            nodes.append(sum(next(edges)(node) for node in nodes[1:]) + next(edges)(nodes[0]))
+            # As published: the sum starts from 0, which costs one more addition for each node.
+            nodes.append(sum(next(edges)(node) for node in nodes))
         return nodes[-1]
 
 

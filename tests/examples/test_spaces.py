@@ -74,13 +74,14 @@ def test_nasbench201_has_15625_cells_that_are_read_back() -> None:
 def test_a_cell_connects_the_nodes_that_its_string_names() -> None:
     from spaces import nasbench201
 
-    # Node 3 is 0 + 1 + 2, where 1 is 0, and 2 is nothing of 0 and all of 1.
+    # Node 3 is 0 + 1 + 2, where 1 is 0, and 2 is nothing of 0 and all of 1: three times the input.
     cell = nasbench201.decoded(
         "|skip_connect~0|+|none~0|skip_connect~1|+|skip_connect~0|skip_connect~1|skip_connect~2|"
     )
     assert nasbench201.Cell(cell, 4)(torch.ones(1, 4, 2, 2)).unique().tolist() == [3.0]
-    lone = nasbench201.decoded("|none~0|+|skip_connect~0|none~1|+|none~0|skip_connect~1|skip_connect~2|")
-    assert nasbench201.Cell(lone, 4)(torch.ones(1, 4, 2, 2)).unique().tolist() == [1.0]
+    # Node 2 is twice the input, and node 3 is node 2 alone.
+    last = nasbench201.decoded("|skip_connect~0|+|skip_connect~0|skip_connect~1|+|none~0|none~1|skip_connect~2|")
+    assert nasbench201.Cell(last, 4)(torch.ones(1, 4, 2, 2)).unique().tolist() == [2.0]
 
 
 def test_fbnet_c_is_the_one_that_timm_has() -> None:
