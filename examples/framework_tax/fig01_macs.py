@@ -1,4 +1,4 @@
-"""Figure 1: multiply-adds against latency. At batch 1 a model with fewer of them is not faster; at large batches it is.
+"""Figure 1: multiply-adds against latency. At batch 1 on a GPU, one says next to nothing about the other.
 
 python examples/framework_tax/fig01_macs.py --device rtx-8000
 """
@@ -6,7 +6,6 @@ python examples/framework_tax/fig01_macs.py --device rtx-8000
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot, log
 
 import shared
 from scipy.stats import kendalltau
@@ -31,21 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             at = list(asked.batches).index(batch)
             x = [giga[model] for model in found]
             y = [float(one.latency_ms[at]) for one in found.values()]
-            ax.scatter(x, y, s=14, color=shared.style.BLUE, label="predicted")
-            ax.margins(x=0.2)
-            for model, one, two in zip(found, x, y, strict=True):
-                offset = (0, 4) if above(one, two, x, y) else (0, -8)
-                ax.annotate(model, (one, two), fontsize=5.5, ha="center", xytext=offset, textcoords="offset points")
-                shared.over(ax, 1, *measured_at(asked, model, giga[model], batch))
+            for index, (one, two) in enumerate(zip(x, y, strict=True)):
+                colour = shared.style.LINES[index % 7]
+                fill = colour if index < 7 else "none"  # the second seven are hollow
+                marker = shared.style.MARKERS[index % 7]
+                ax.plot(one, two, linestyle="", marker=marker, ms=5, color=colour, mfc=fill)
+            for index, model in enumerate(found):
+                shared.over(ax, index, *measured_at(asked, model, giga[model], batch))
             tau = kendalltau(x, y).statistic
             shared.against(ax, "gigaMACs per sample", shared.title(asked, f"batch {batch}, Kendall tau {tau:.2f}"))
             shared.table(["model", "GMACs", f"ms at {batch}"], [(m, a, b) for m, a, b in zip(found, x, y, strict=True)])
-
-
-def above(one: float, two: float, x: Sequence[float], y: Sequence[float]) -> bool:
-    """Whether the name of a point goes above it: away from the point that is nearest."""
-    others = [(hypot(log(a / one), log(b / two)), b) for a, b in zip(x, y, strict=True) if (a, b) != (one, two)]
-    return not others or two >= min(others)[1]
+        axes[0].figure.legend(axes[0].lines[: len(found)], list(found), loc="outside lower center", ncols=5)
 
 
 def measured_at(asked: shared.Asked, model: str, giga: float, batch: int) -> tuple[list[float], list[float]]:

@@ -189,10 +189,10 @@ def draw(ax: Axes, index: int, label: str, x: Sequence[float], y: Sequence[float
 
 
 def over(ax: Axes, index: int, x: Sequence[float], y: Sequence[float]) -> None:
-    """Measured points over the predicted line of the same index: hollow diamonds."""
+    """Measured points over the predicted line of the same index: crosses."""
     if len(x):
         colour = style.LINES[index % len(style.LINES)]
-        ax.plot(x, y, linestyle="", marker="D", markersize=4.5, mfc="none", mec=colour, mew=0.9)
+        ax.plot(x, y, linestyle="", marker="x", markersize=5, color=colour, markeredgewidth=1.1)
 
 
 def against(ax: Axes, x: str, title: str) -> None:
