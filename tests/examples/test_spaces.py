@@ -84,6 +84,27 @@ def test_a_cell_connects_the_nodes_that_its_string_names() -> None:
     assert nasbench201.Cell(last, 4)(torch.ones(1, 4, 2, 2)).unique().tolist() == [2.0]
 
 
+def test_each_operation_stands_on_its_own_edge() -> None:
+    """Operation i multiplies by a number of its own, so the sum tells which node each one took."""
+    from spaces import nasbench201
+
+    class Times(nn.Module):
+        def __init__(self, factor: int) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    cell = nasbench201.Cell(("none",) * 6, 4)
+    factors = (2, 3, 5, 7, 11, 13)
+    cell.operations = nn.ModuleList(map(Times, factors))
+    nodes = [1]
+    for _, to in ((0, 1), (0, 2), (0, 3)):
+        nodes.append(sum(f * nodes[a] for f, (a, b) in zip(factors, nasbench201.EDGES, strict=True) if b == to))
+    assert cell(torch.ones(1)).item() == nodes[-1]
+
+
 def test_fbnet_c_is_the_one_that_timm_has() -> None:
     timm = pytest.importorskip("timm")
     from spaces import fbnet
