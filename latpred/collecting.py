@@ -6,7 +6,7 @@ The rows come out in the order of the candidates.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,15 +39,16 @@ def collect(
         With errors="raise", for a candidate that fails.
     """
     jobs = _workers(n_jobs)
-    total = len(candidates) if hasattr(candidates, "__len__") else 0
+    total = len(candidates) if isinstance(candidates, Sized) else 0
     keeping = nullcontext() if resume is None else opened(resume, predictor, asked)
     with shown(progress) as tell, keeping as kept:
         run = _Run(kept, Pace("candidates", total, tell))
         new = run.unfinished(candidates)
-        if jobs == 1:
-            parts = (many.evaluate(predictor, [one], asked, errors=errors) for one in new)
-        else:
-            parts = spread(predictor, new, asked, jobs)
+        parts: Iterable[list[Row]] = (
+            (many.evaluate(predictor, [one], asked, errors=errors) for one in new)
+            if jobs == 1
+            else spread(predictor, new, asked, jobs)
+        )
         for rows in parts:
             run.take(rows)
             if errors == "raise":

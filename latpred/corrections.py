@@ -182,7 +182,7 @@ class Law:
         groups = len(self.host) + len(self.kernel)
         is_host = np.arange(groups) < len(self.host)
         design = np.column_stack((np.ones(groups), is_host, ~is_host, np.eye(groups)))
-        return design, np.array([level.whole, level.host, level.device, *[level.classes] * groups])
+        return design.astype(float), np.array([level.whole, level.host, level.device, *[level.classes] * groups])
 
     def _left_out(self, theta: Floats, design: Floats, precision: Floats) -> Floats:
         """Errors that each architecture's rows would have, had they had no part: exact where the law is linear."""

@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from latpred import many, profile_codec
@@ -22,6 +23,7 @@ from latpred.predictor import Predictor
 Numbered = list[tuple[int, Any]]
 
 FIRST_CHUNK, LARGEST_CHUNK = 4, 64
+ROUND = 8  # chunks for each worker of a backend that gives results back all at once
 CHUNK_S = 0.5  # how long a worker should have with a chunk: long beside sending it, short beside a run
 HOPELESS = 3  # pieces that fail alone, one after the other and before anything succeeded: the workers are to blame
 _MOST_KEPT = 4  # predictors that a worker keeps
@@ -96,7 +98,10 @@ def spread(
                 crew.succeeded = True
                 yield rows
         except Exception:  # a worker died, or what it was sent cannot be sent: each piece will say so by itself
-            for chunk in flight.under_way():
+            unfinished = flight.under_way()
+            if not unfinished:
+                raise
+            for chunk in unfinished:
                 yield from crew.alone(chunk)
             continue
         if flight.broken is not None:
@@ -167,11 +172,15 @@ class _Crew:
     def run(self, chunks: Iterable[tuple[int, Numbered]]) -> Iterator[tuple[int, list[Row]]]:
         """Rows of chunks, in the order in which workers finish."""
         from joblib import Parallel, delayed
+        from joblib.parallel import get_active_backend
 
         # With two jobs at least, even a single piece is done by a worker.
-        team = Parallel(max(2, self._jobs), batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered")
-        done: Iterator[tuple[int, list[Row]]] = team(delayed(work)(self._ticket, *chunk) for chunk in chunks)
-        return done
+        jobs, tasks = max(2, self._jobs), (delayed(work)(self._ticket, *chunk) for chunk in chunks)
+        if get_active_backend()[0].supports_return_generator:
+            yield from Parallel(jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered")(tasks)
+            return
+        while some := list(islice(tasks, ROUND * jobs)):  # ray's gives nothing back before it has everything
+            yield from Parallel(jobs, batch_size=1, pre_dispatch="all")(some)
 
     def alone(self, chunk: Numbered) -> Iterator[list[Row]]:
         """Rows of a chunk that nothing else is done beside; where that fails, of each of its candidates."""
