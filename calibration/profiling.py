@@ -45,7 +45,7 @@ def device_events(events: Iterable[Any]) -> list[Event]:
     return [
         Event(event.name, float(event.device_time_total))
         for event in events
-        if event.device_type != torch.autograd.DeviceType.CPU and not event.is_user_annotation
+        if event.device_type.name != "CPU" and not event.is_user_annotation
     ]
 
 
