@@ -8,6 +8,7 @@ nothing downloaded; networks of torchvision and timm stand in `suites` by their 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import transformers
@@ -120,6 +121,7 @@ def modernbert() -> nn.Module:
 
 def deberta_v3() -> nn.Module:
     """DeBERTa V3 with its bucketed relative positions, 3 layers of width 384."""
+    v3: dict[str, Any] = {"position_buckets": 64, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
     config = transformers.DebertaV2Config(
         vocab_size=VOCABULARY,
         hidden_size=384,
@@ -128,11 +130,9 @@ def deberta_v3() -> nn.Module:
         intermediate_size=1536,
         type_vocab_size=0,
         relative_attention=True,
-        position_buckets=64,
         pos_att_type=["c2p", "p2c"],
         position_biased_input=False,
-        share_att_key=True,
-        norm_rel_ebd="layer_norm",
+        **v3,
     )
     return transformers.DebertaV2Model(config)
 

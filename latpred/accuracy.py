@@ -194,7 +194,7 @@ def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
         return {}
     known = cells.dropna(subset=columns)
     return {
-        str(runtime): metrics.launches(*(group[name] for name in columns), list(group["model"]))
+        str(runtime): metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
         for runtime, group in known.groupby("runtime", sort=False)
     }
 

@@ -86,6 +86,8 @@ def conformal(sizes: ArrayLike, exchangeable: int = 0, level: float = 0.90) -> f
         Absolute errors.
     exchangeable : int
         How many of them are errors of their own, where several belong to one model; default: all.
+    level : float
+        Probability that the next error is no larger.
 
     Examples
     --------

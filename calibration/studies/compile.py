@@ -6,6 +6,7 @@ each costs the host. Where a device is waited for, whole networks have to do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -227,7 +228,7 @@ class Kernels(NamedTuple):
     def us(self, group: Group) -> float:
         """What a call takes beyond one that has nothing to do, with what the host takes longer after it."""
         own = _kernel_us(group, self.idle)
-        return own + self.afterwork * own**0.5
+        return own + self.afterwork * math.sqrt(own)
 
 
 def _afterwork(timed: Sequence[Timed], beside: Mapping[Column, float], idle: DispatchFit) -> float:

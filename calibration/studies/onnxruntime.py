@@ -129,8 +129,8 @@ class OnnxStudy(WholeNetworks):
     def _watched(self, cell: Cell, made: Made, times: int) -> tuple[float, ...]:
         """Median microseconds of every node; what the nodes do is kept for the fit."""
         feeds = [made.feed] * (times + 1)
-        between = {"between": self._evict} if cell.dims["cold"] else {}
-        seen = onnx_session.watch(made.model, feeds, target="cpu", threads=_threads(), **between)
+        between = self._evict if cell.dims["cold"] else tuple
+        seen = onnx_session.watch(made.model, feeds, target="cpu", threads=_threads(), between=between)
         self._ops[cell.key] = _ops(seen, made)
         return tuple(np.median([[event.us for event in run] for run in seen.runs[1:]], axis=0).tolist())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -110,7 +110,7 @@ def _patches(found: ForwardPass) -> list[Patch]:
     """For the legend: every class that occurs, whether in the close-up or not."""
     from matplotlib.patches import Patch
 
-    line = {"edgecolor": style.BLACK, "linewidth": 0.4}
+    line: dict[str, Any] = {"edgecolor": style.BLACK, "linewidth": 0.4}
     look = style.looks(kinds(found))
     made = [Patch(facecolor=one.colour, hatch=one.hatch, label=kind, **line) for kind, one in look.items()]
     present = {span.kind for span in found.spans}

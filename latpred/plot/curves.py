@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
     names = _labels(curves)
     for index, (one, name) in enumerate(zip(curves, names, strict=True)):
         order = np.argsort(one.batches)
-        look = {
+        look: dict[str, Any] = {
             "color": style.LINES[index % len(style.LINES)],
             "linestyle": style.DASHES[index % len(style.DASHES)],
             "marker": style.MARKERS[index % len(style.MARKERS)] if len(one) <= MOST_MARKERS else "",

@@ -108,7 +108,7 @@ def validation(report: Report, into: Figure | None = None) -> Figure:
     """
     height = max(3.0, 0.9 + 0.16 * len(report.by_model) + 1.5)
     into = into or style.figure(style.PAGE_IN, height)
-    left, right = into.subfigures(1, 2, width_ratios=(1, 1))
+    left, right = into.subfigures(1, 2, width_ratios=(1, 1))  # type: ignore[misc]
     agreement(report, left.subplots())
     above, below = right.subplots(2, 1, height_ratios=(1.2, 0.5 + 0.16 * len(report.by_model)))
     errors_by_batch(report, above)

@@ -22,10 +22,11 @@ def compiled(model: torch.nn.Module, most: int, **options: Any) -> Any:
     Older versions have no limit of a model's own, so there the process's own is raised where it is lower.
     """
     if REGIONS:
-        return torch.compile(model, dynamic=False, isolate_recompiles=True, recompile_limit=most, **options)
-    import torch._dynamo.config as dynamo
+        options |= {"isolate_recompiles": True, "recompile_limit": most}
+    else:
+        import torch._dynamo.config as dynamo
 
-    dynamo.recompile_limit = max(dynamo.recompile_limit, most)  # type: ignore[attr-defined]
+        dynamo.recompile_limit = max(dynamo.recompile_limit, most)
     return torch.compile(model, dynamic=False, **options)
 
 
@@ -35,7 +36,7 @@ def removed_afterwards() -> Iterator[Callable[..., Any]]:
     import torch._dynamo.config as dynamo
     import torch._dynamo.eval_frame as frames
 
-    backends, limit = set(frames.cached_backends), dynamo.recompile_limit  # type: ignore[attr-defined]
+    backends, limit = set(frames.cached_backends), dynamo.recompile_limit
     before = set() if REGIONS else {code for code in _codes() if _entries(code)}
     made: list[Any] = []
 
@@ -46,7 +47,7 @@ def removed_afterwards() -> Iterator[Callable[..., Any]]:
     try:
         yield compile_with
     finally:
-        dynamo.recompile_limit = limit  # type: ignore[attr-defined]
+        dynamo.recompile_limit = limit
         for code in _codes():
             if _all_from(made, code) if REGIONS else _entries(code) and code not in before:
                 frames.reset_code(code)  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ def walked_by(runtime: str) -> str:
     found = runtimes.get(runtime)
     if eras.current():
         return "eager"
-    return found.walked_by if _is_walker(found) else "eager"  # type: ignore[attr-defined]
+    return found.walked_by if _is_walker(found) else "eager"  # type: ignore[attr-defined, arg-type]
 
 
 @cache

@@ -58,7 +58,7 @@ def walkable(candidate: Any) -> Walkable:
     'meta'
     """
     if isinstance(candidate, os.PathLike):
-        return os.fspath(candidate)
+        return str(os.fspath(candidate))
     if isinstance(candidate, (torch.nn.Module, str, ModelGraph)):
         return candidate
     config = names.is_config(candidate)
