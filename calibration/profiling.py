@@ -33,7 +33,7 @@ def profile(call: Callable[[], object], synchronize: Callable[[], None]) -> Seen
     call()
     synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         for _ in range(FORWARDS):
             call()
         synchronize()

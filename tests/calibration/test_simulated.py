@@ -321,6 +321,7 @@ def test_simulation_shares_no_code_with_the_predictor():
         "latpred",  # its registry of runtimes
         "latpred.calibration",
         "latpred.calibration.machine",
+        "latpred.calibration.profiling",
         "latpred.calibration.builders",
         "latpred.calibration.cells",
         "latpred.calibration.device",
