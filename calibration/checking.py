@@ -22,7 +22,7 @@ from latpred.calibration.session import Row, measured
 from latpred.calibration.synchronous import Synchronous
 from latpred.drift import Check
 from latpred.errors import CalibrationError, ProfileError, UsageError
-from latpred.profile import BENCHMARK, CUDNN, DeviceProfile, Machine
+from latpred.profile import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, Machine
 
 BUDGET_S = 25.0
 LEAST_S = 1.0
@@ -137,6 +137,11 @@ def _demand_own(profile: DeviceProfile) -> None:
         raise ProfileError(
             f"profile {profile.name!r} was not measured here ({profile.provenance}), so nothing of it can be timed "
             "again. Calibrate this machine, then check that profile: latpred calibrate"
+        )
+    if ADAPTED in profile.protocol:
+        raise ProfileError(
+            f"profile {profile.name!r} was adapted, {profile.protocol[ADAPTED]}, so its cells no longer are what it "
+            "predicts. Check the profile that it was adapted from."
         )
     if not profiles.is_own(profile.machine):
         here: Machine = identity(threads=1)

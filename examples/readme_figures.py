@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GPU, CPU = "rtx-8000", "epyc-shared"
-MODEL, RECORDING = "bert-base-uncased", "epyc-shared-fresh"
+MODEL, RECORDING = "bert-base-uncased", "epyc-shared-blind"
 
 
 def curve() -> Figure:

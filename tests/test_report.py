@@ -11,6 +11,7 @@ import pytest
 from reportdata import half_unknown, network, saved, studied
 
 from latpred import report
+from latpred.advice import recommended
 from latpred.errors import MissingPackageError, UsageError
 from latpred.report import page, words
 from latpred.units import format_duration
@@ -75,9 +76,9 @@ def test_it_says_everything_in_one_file(tmp_path: Path) -> None:
     assert found.text.count("framework-bound") >= 2
 
 
-def test_the_answer_is_that_of_the_fastest_runtime() -> None:
+def test_the_answer_is_that_of_the_runtime_advised() -> None:
     (one,) = studied(network())
-    point = one.explanation.fastest.prediction
+    point = recommended(one.explanation).prediction
     answer = words.answer(one)
     assert f"to take {format_duration(point.latency_ms / 1e3)} in cuda-graphs on example" in answer
     assert [curve.setting.runtime for curve in one.curves] == ["cuda-graphs", "eager"]

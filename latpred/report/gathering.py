@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from latpred.advice import recommended
 from latpred.api import Input, as_walked, predict
 from latpred.eras import walked_for
 from latpred.explaining import explain
@@ -31,7 +32,7 @@ class Studied:
     explanation : Explanation
         The runtimes side by side at the smallest batch.
     curves : tuple[Curve, ...]
-        Of each of them, in the same order.
+        Of each of them, the runtime that is advised first.
     forward : ForwardPass
         Of eager, or of the fastest runtime where eager is not known.
     graph : ModelGraph
@@ -94,7 +95,8 @@ def gather(
     given = Input(inputs, seq, image, precision, memory_format)
     asked = {**where, **given._asdict(), "protocol": protocol}
     found = explain(model, min(batches), runtimes=runtimes, progress=progress, **asked)
-    curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in found.choices)
+    advised_first = sorted(found.choices, key=lambda choice: choice is not recommended(found))
+    curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in advised_first)
     chosen = (found.eager or found.fastest).runtime
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
     graph = _graph(model, given, chosen, predictor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from latpred import advice
 from latpred import explanation_text as tables
 from latpred.landmarks import Z90, Landmark
 from latpred.profile_text import age
@@ -21,14 +22,14 @@ _OFTEN_NAMED = 4
 
 
 def answer(studied: Studied) -> str:
-    """The latency in the fastest runtime, what sets it, and from which batch on that changes."""
-    found = studied.explanation
-    point, setting = found.fastest.prediction, found.fastest.prediction.setting
+    """The latency in the runtime that the advice names, what sets it, and from which batch on that changes."""
+    point = advice.recommended(studied.explanation).prediction
+    setting = point.setting
     size = _SIZES.get(setting.input_kind, "").format(setting.input_size)
     what = ", ".join(part for part in (size, setting.precision, f"batch {point.batch}") if part)
     low, high = point.interval_ms
     return (
-        f"One forward pass ({what}) is predicted to take {_ms(point.latency_ms)} in {found.fastest.runtime} on "
+        f"One forward pass ({what}) is predicted to take {_ms(point.latency_ms)} in {setting.runtime} on "
         f"{setting.device} (90 % interval: {_ms(low)} to {_ms(high)}). {_regime(point)}"
     )
 

@@ -19,7 +19,7 @@ from latpred.calibration import anchors, calibrate
 from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
 from latpred.cli import main
 from latpred.errors import DeviceError, NoProfileError, ProfileError, UsageError
-from latpred.profile import DeviceProfile
+from latpred.profile import ADAPTED, DeviceProfile
 
 CELLS = 230  # after which every dispatch cell and tiny network and some kernels were timed
 GUARD = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "drift_guard.py"))
@@ -90,6 +90,11 @@ def test_a_profile_of_another_machine() -> None:
 def test_a_profile_that_nobody_measured(name: str) -> None:
     with pytest.raises(ProfileError, match=r"was not measured here .*latpred calibrate"):
         latpred.check(name)
+
+
+def test_an_adapted_profile_no_longer_predicts_its_cells() -> None:
+    with pytest.raises(ProfileError, match=r"was adapted, from cpu on .* Check the profile that it was adapted from"):
+        latpred.check(profile(protocol={ADAPTED: "from cpu on 2026-11-21: eager by host and device"}))
 
 
 def test_a_profile_without_cells() -> None:
