@@ -74,9 +74,9 @@ def parse(command: str) -> None:
         assert inner is not None, command
         found = inner
     given = zip(["", *words], words, strict=False)
-    found.make_context(
-        "shown", ["/dev/null" if word.endswith(".csv") and before != "-o" else word for before, word in given]
-    )
+    existing = ["/dev/null" if word.endswith(".csv") and before != "-o" else word for before, word in given]
+    # Below the program's own context, since a verb keeps the first form of --help that it is asked for.
+    found.make_context("shown", existing, parent=click.Context(main, **main.context_settings))
 
 
 def run(command: str, exits: tuple[int, ...] = (0,)) -> str:

@@ -77,7 +77,8 @@ def test_every_verb_has_an_example_that_its_own_parser_accepts(path: tuple[str, 
         given = zip(["", *arguments], arguments, strict=False)
         existing = ["/dev/null" if word.endswith(".csv") and before != "-o" else word for before, word in given]
         existing = [folder if word.endswith("/") else word for word in existing]
-        command.make_context("example", existing)
+        # Below the program's own context, since a verb keeps the first form of --help that it is asked for.
+        command.make_context("example", existing, parent=click.Context(main, **main.context_settings))
 
 
 def test_a_misspelt_verb_suggests_the_nearest() -> None:

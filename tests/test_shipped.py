@@ -17,12 +17,14 @@ class Shipped(NamedTuple):
     cells: int
     median: float
     p90: float
+    wide: bool = False  # whether its intervals are known to hold more than they say
 
 
 RECORDINGS = (
     Shipped("xeon-shared", "xeon-shared", 220, 0.08, 0.24),
     Shipped("epyc-shared-blind", "epyc-shared", 208, 0.08, 0.20),
-    Shipped("epyc-shared-runtimes", "epyc-shared", 198, 0.08, 0.22),
+    Shipped("epyc-shared-compile", "epyc-shared", 64, 0.10, 0.24, wide=True),
+    Shipped("epyc-shared-runtimes", "epyc-shared", 234, 0.08, 0.24),
 )
 
 
@@ -41,8 +43,8 @@ def test_predictions_of_models_that_no_fit_saw(replayed: tuple[Shipped, dict[str
 
 
 def test_intervals_hold_what_they_say(replayed: tuple[Shipped, dict[str, Any]]) -> None:
-    coverage = replayed[1]["coverage"]
-    assert coverage["low"] < 0.95
+    shipped, coverage = replayed[0], replayed[1]["coverage"]
+    assert (coverage["low"] < 0.95) != shipped.wide
     assert coverage["high"] > 0.85
 
 
