@@ -84,10 +84,8 @@ def conformal(sizes: ArrayLike, exchangeable: int = 0, level: float = 0.90) -> f
     ----------
     sizes : array
         Absolute errors.
-    exchangeable : int
-        How many of them are errors of their own, where several belong to one model; default: all.
-    level : float
-        Probability that the next error is no larger.
+    exchangeable, level
+        How many of them are errors of their own, where several belong to one model (default: all); the probability.
 
     Examples
     --------
