@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latpred import prediction_forms
 from latpred.prediction import Provenance
 from latpred.units import format_bytes, format_duration
 
@@ -301,7 +302,6 @@ def _basis(point: GenerationPrediction) -> list[tuple[str, str]]:
 
 
 def _asked(point: GenerationPrediction) -> dict[str, Any]:
-    provenance = point.provenance
     return {
         "model": point.model,
         "runtime": point.runtime,
@@ -310,14 +310,7 @@ def _asked(point: GenerationPrediction) -> dict[str, Any]:
         "prompt": point.prompt,
         "new_tokens": point.new_tokens,
         "cache": point.cache,
-        "provenance": {
-            "profile": provenance.profile,
-            "source": provenance.source,
-            "created": provenance.created,
-            "cpu": provenance.machine.cpu,
-            "accelerator": provenance.machine.accelerator,
-            "caveats": list(provenance.caveats),
-        },
+        "provenance": prediction_forms.origin(point.provenance),
     }
 
 

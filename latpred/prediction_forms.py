@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-    from latpred.prediction import Prediction, Setting
+    from latpred.prediction import Prediction, Provenance, Setting
 
 
 def asked(setting: Setting) -> dict[str, Any]:
     """What a prediction or curve was asked for, and what it rests on."""
-    provenance = setting.provenance
     return {
         "model": setting.model,
         "input_kind": setting.input_kind,
@@ -22,14 +21,19 @@ def asked(setting: Setting) -> dict[str, Any]:
         "device": setting.device,
         "protocol": setting.protocol,
         "inputs_on": setting.inputs_on,
-        "provenance": {
-            "profile": provenance.profile,
-            "source": provenance.source,
-            "created": provenance.created,
-            "cpu": provenance.machine.cpu,
-            "accelerator": provenance.machine.accelerator,
-            "caveats": list(provenance.caveats),
-        },
+        "provenance": origin(setting.provenance),
+    }
+
+
+def origin(provenance: Provenance) -> dict[str, Any]:
+    """The profile that a prediction rests on."""
+    return {
+        "profile": provenance.profile,
+        "source": provenance.source,
+        "created": provenance.created,
+        "cpu": provenance.machine.cpu,
+        "accelerator": provenance.machine.accelerator,
+        "caveats": list(provenance.caveats),
     }
 
 
