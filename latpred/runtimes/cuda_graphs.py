@@ -7,7 +7,7 @@ leaves out checks that read values back. Inputs stay where they lay when the gra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -142,15 +142,18 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
             call()
     before.wait_stream(side)
     torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     try:
         # Other threads may do as they please: only what this one does can end up in the graph.
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool, stream=side, capture_error_mode="thread_local"):
             for _ in repeat(None, count):
                 output = call()
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        torch.cuda.set_stream(before)
+        _recover(device, pool)
+        short = _of_memory(error)
+        if short is not None:
+            raise short from None
         reason = _forbidden(error)
         if reason is None:  # only what capturing forbids is an answer; the rest is an error
             raise
@@ -162,6 +165,35 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
     graph.replay()  # the first replay uploads the graph
     torch.cuda.synchronize(device)
     return graph, output
+
+
+def _recover(device: torch.device, pool: tuple[int, int]) -> None:
+    """Put PyTorch back to where it was before a capture that failed, which it does not do by itself.
+
+    Its generator of random numbers still believes that a graph is being captured, so that nothing random works any
+    more, and its allocator asks before every block whether that goes into the graph. Another capture, which succeeds,
+    frees the generator.
+    """
+    import torch
+
+    own: Any = torch._C
+    with suppress(RuntimeError):  # the allocator's word that the capture was ended in good order after all
+        own._cuda_endAllocateToPool(device.index or 0, pool)
+        own._cuda_releasePool(device.index or 0, pool)  # else nobody would: only a graph that is whole gives it back
+    number = torch.zeros(1, device=device)
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        number.add_(1.0)
+    torch.cuda.synchronize(device)
+
+
+def _of_memory(error: BaseException | None) -> BaseException | None:
+    """The lack of memory that made a capture fail, if that did; ending the capture is then an error of its own."""
+    import torch
+
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__context__
+    return error
 
 
 def waits(graph: ModelGraph) -> bool:

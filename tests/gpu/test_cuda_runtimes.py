@@ -81,6 +81,8 @@ def test_a_wait_is_refused_and_leaves_the_gpu_as_it_was(gpu: CudaDevice, measuri
         capture(lambda: x.sum().item(), gpu.torch_device)
     assert torch.cuda.current_stream(gpu.torch_device) == before
     assert gpu.time_replayed(lambda: x.sum().item(), 2) is None
+    assert torch.rand(8, device="cuda:0").std() > 0  # the generator knows that the capture is over
+    torch.manual_seed(0)
     graph, output = capture(lambda: x + 1, gpu.torch_device)
     graph.replay()
     gpu.synchronize()

@@ -122,6 +122,14 @@ def test_the_reason_of_a_failed_capture_is_the_first_one() -> None:
     assert cuda_graphs._forbidden(RuntimeError("CUDA error: an illegal memory access")) is None
 
 
+def test_a_capture_that_ran_out_of_memory_is_not_taken_for_one_that_is_forbidden() -> None:
+    first = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    last = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    last.__context__ = first
+    assert cuda_graphs._of_memory(last) is first
+    assert cuda_graphs._of_memory(RuntimeError("CUDA error: operation not permitted when stream is capturing")) is None
+
+
 def test_what_a_source_says_of_itself_stays() -> None:
     source = source_of(Checking(), INPUTS)
     walked = CudaGraphs().walk(source, "cuda")
