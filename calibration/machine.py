@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
@@ -24,7 +24,8 @@ STACK = ("torch", "transformers", "numpy", "onnxruntime")
 class GpuState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a GPU was doing at one moment.
 
-    `throttled` names the reasons for which it runs below its clocks; idling is none.
+    `throttled` names the reasons for which it runs below its clocks; idling is none. A number is 0 where the driver does
+    not tell it.
     """
 
     name: str
@@ -121,15 +122,23 @@ def _management_library() -> Iterator[Any]:
 
 
 def _read_state(nvml: Any, handle: Any) -> GpuState:
+    """What the driver tells; 0 of what it keeps to itself, as it does of a share of a GPU or within a container."""
+
+    def told(ask: Callable[..., Any], *given: Any, otherwise: Any = 0) -> Any:
+        try:
+            return ask(*given)
+        except nvml.NVMLError:
+            return otherwise
+
     return GpuState(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        name=_text(told(nvml.nvmlDeviceGetName, handle, otherwise="")),
         driver=_text(nvml.nvmlSystemGetDriverVersion()),
-        sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        sm_max_mhz=nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
-        memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        throttled=_throttle_reasons(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        sm_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        sm_max_mhz=told(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        memory_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        temperature_c=told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        power_w=told(nvml.nvmlDeviceGetPowerUsage, handle) / 1000,
+        throttled=_throttle_reasons(nvml, told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
     )
 
 

@@ -91,6 +91,15 @@ def test_gpu_state_is_read_and_the_library_closed_again(library):
     assert library.open_count == [0]
 
 
+def test_what_a_driver_keeps_to_itself_does_not_hide_the_rest(library):
+    def kept(*_):
+        raise FakeError
+
+    library.nvml.nvmlDeviceGetPowerUsage = library.nvml.nvmlDeviceGetCurrentClocksThrottleReasons = kept
+    state = machine.gpu_state("00000000:3B:00.0")
+    assert (state.driver, state.sm_mhz, state.power_w, state.throttled) == ("570.1", 1200, 0.0, ())
+
+
 def test_unknown_gpu_has_no_state_and_the_library_is_closed(library):
     assert machine.gpu_state("00000000:FF:00.0") is None
     assert library.open_count == [0]
