@@ -38,10 +38,13 @@ if TYPE_CHECKING:
     from latpred.ranking import agreement as agreement
     from latpred.ranking import rank as rank
     from latpred.tracing import trace as trace
+    from latpred.tracing.choices import Choice as Choice
+    from latpred.tracing.supernet import Supernet as Supernet
 
     __version__: str
 
 _HOMES = {
+    "Choice": "latpred.tracing.choices",
     "Curve": "latpred.prediction",
     "Explanation": "latpred.explanation",
     "GenerationCurve": "latpred.generation",
@@ -53,6 +56,7 @@ _HOMES = {
     "Prediction": "latpred.prediction",
     "Predictor": "latpred.predictor",
     "agreement": "latpred.ranking",
+    "Supernet": "latpred.tracing.supernet",
     "adapt": "latpred.adapting",
     "calibrate": "latpred.calibration",
     "check": "latpred.calibration",

@@ -8,11 +8,13 @@ the image between them. "none" multiplies by zero, as in the published code: it 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from itertools import product
 
 from torch import Tensor, nn
 
+import latpred
 from latpred.errors import UsageError
 
 OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
@@ -42,23 +44,42 @@ def decoded(encoding: str) -> tuple[str, ...]:
 
 def build(encoding: str, classes: int = 10, channels: int = 16, cells: int = 5) -> nn.Module:
     """The network that repeats a cell: 10 classes for CIFAR-10, 100 for CIFAR-100, 120 for ImageNet16-120."""
-    operations = decoded(encoding)
+    names = decoded(encoding)
+    return _network(lambda edge, width: operation(names[edge], width), classes, channels, cells)
+
+
+@cache
+def supernet(classes: int = 10, image: int = PIXELS) -> latpred.Supernet:
+    """All networks at once, one choice for each edge; made in a second, and only once in a process."""
+
+    def edge(number: int, width: int) -> nn.Module:
+        return latpred.Choice(str(number), {name: operation(name, width) for name in OPERATIONS})
+
+    return latpred.Supernet(partial(_network, edge, classes), image=image)
+
+
+def graph(encoding: str, classes: int = 10, image: int = PIXELS) -> latpred.ModelGraph:
+    """What `latpred.trace(build(encoding), image=image)` gives, without building or walking anything."""
+    return supernet(classes, image).graph({str(edge): name for edge, name in enumerate(decoded(encoding))})
+
+
+def _network(edge: Callable[[int, int], nn.Module], classes: int, channels: int = 16, cells: int = 5) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
     for stage in range(3):
         width = channels << stage
         if stage:
             layers.append(Halving(width // 2, width))
-        layers += [Cell(operations, width) for _ in range(cells)]
+        layers += [Cell(edge(number, width) for number in range(len(EDGES))) for _ in range(cells)]
     layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
     return nn.Sequential(*layers).eval()
 
 
 class Cell(nn.Module):
-    """Four nodes, each the sum of what the operations make of the nodes before it."""
+    """Four nodes, each the sum of what the operations on its edges make of the nodes before it."""
 
-    def __init__(self, operations: tuple[str, ...], channels: int) -> None:
+    def __init__(self, operations: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.operations = nn.ModuleList(_operation(name, channels) for name in operations)
+        self.operations = nn.ModuleList(operations)
 
     def forward(self, x: Tensor) -> Tensor:
         """The last node."""
@@ -91,7 +112,8 @@ class Halving(nn.Module):
         return self.shortcut(x) + self.body(x)
 
 
-def _operation(name: str, channels: int) -> nn.Module:
+def operation(name: str, channels: int) -> nn.Module:
+    """One operation by its name."""
     if name == "none":
         return Zero()
     if name == "skip_connect":

@@ -45,7 +45,7 @@ def walkable(candidate: Any) -> Walkable:
     Parameters
     ----------
     candidate : nn.Module, str, path, ModelGraph, transformers config or callable
-        A config becomes its base model (`AutoModel`). A callable takes no arguments and returns an nn.Module.
+        A config becomes its base model (`AutoModel`). A callable takes no arguments and returns a module or a graph.
 
     Raises
     ------
@@ -74,8 +74,8 @@ def walkable(candidate: Any) -> Walkable:
     except Exception as error:
         text = " ".join(str(error).split()) or "no message"
         raise UsageError(f"building the model failed: {type(error).__name__}: {text}") from error
-    if not isinstance(built, torch.nn.Module):
-        raise UsageError(f"the function returned a {type(built).__name__}; it must return an nn.Module")
+    if not isinstance(built, (torch.nn.Module, ModelGraph)):
+        raise UsageError(f"the function returned a {type(built).__name__}; it must return an nn.Module or a ModelGraph")
     return built
 
 

@@ -87,6 +87,19 @@ class HostWork:
         """Take back Python calls that were not the model's, and this one."""
         self._calls[1] -= calls + 1
 
+    def forget_module(self) -> None:
+        """Take back a module call that was not the model's."""
+        self._calls[0] -= 1
+
+    def so_far(self) -> tuple[int, int, int]:
+        """How many ops there were, and the module and Python calls since the last of them; to be asked in a pause."""
+        return len(self.modules), self._calls[0], self._calls[1]
+
+    def maker(self, tensor: torch.Tensor) -> int | None:
+        """The op that made a tensor's memory; None for memory that was there before."""
+        wanted = _watched(tensor).cdata
+        return next((op for op, watched in self._alive.items() if any(w.cdata == wanted for w in watched)), None)
+
     def after(self, entry: Entry, out: Any) -> None:
         """Note an op that was just handled, and the memory that went since the one before."""
         index = len(self.modules)

@@ -173,11 +173,12 @@ def _ops(parts: Sequence[_Part], live: Sequence[Line], nested: Sequence[bool], h
         )
     ]
     if host.module_calls[-1] or host.python_calls[-1]:
-        ops.append(_closing(live, host))
+        ops.append(closing(live[-1] if live else Line(0), host.module_calls[-1], host.python_calls[-1]))
     return tuple(ops)
 
 
-def _closing(live: Sequence[Line], host: HostWork) -> Op:
+def closing(live: Line, module_calls: int, python_calls: int) -> Op:
+    """What Python does after the last op."""
     return Op(
         name=RETURN,
         module="",
@@ -185,7 +186,7 @@ def _closing(live: Sequence[Line], host: HostWork) -> Op:
         family="",
         dtype="",
         dims={},
-        live_bytes=live[-1] if live else Line(0),
-        module_calls=host.module_calls[-1],
-        python_calls=host.python_calls[-1],
+        live_bytes=live,
+        module_calls=module_calls,
+        python_calls=python_calls,
     )

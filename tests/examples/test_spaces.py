@@ -74,14 +74,22 @@ def test_nasbench201_has_15625_cells_that_are_read_back() -> None:
 def test_a_cell_connects_the_nodes_that_its_string_names() -> None:
     from spaces import nasbench201
 
+    def given(names: tuple[str, ...]) -> list[float]:
+        cell = nasbench201.Cell(nasbench201.operation(name, 4) for name in names)
+        return cell(torch.ones(1, 4, 2, 2)).unique().tolist()
+
     # Node 3 is 0 + 1 + 2, where 1 is 0, and 2 is nothing of 0 and all of 1: three times the input.
     cell = nasbench201.decoded(
         "|skip_connect~0|+|none~0|skip_connect~1|+|skip_connect~0|skip_connect~1|skip_connect~2|"
     )
-    assert nasbench201.Cell(cell, 4)(torch.ones(1, 4, 2, 2)).unique().tolist() == [3.0]
+    assert nasbench201.Cell(nasbench201.operation(name, 4) for name in cell)(
+        torch.ones(1, 4, 2, 2)
+    ).unique().tolist() == [3.0]
     # Node 2 is twice the input, and node 3 is node 2 alone.
     last = nasbench201.decoded("|skip_connect~0|+|skip_connect~0|skip_connect~1|+|none~0|none~1|skip_connect~2|")
-    assert nasbench201.Cell(last, 4)(torch.ones(1, 4, 2, 2)).unique().tolist() == [2.0]
+    assert nasbench201.Cell(nasbench201.operation(name, 4) for name in last)(
+        torch.ones(1, 4, 2, 2)
+    ).unique().tolist() == [2.0]
 
 
 def test_each_operation_stands_on_its_own_edge() -> None:
@@ -96,9 +104,8 @@ def test_each_operation_stands_on_its_own_edge() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * self.factor
 
-    cell = nasbench201.Cell(("none",) * 6, 4)
     factors = (2, 3, 5, 7, 11, 13)
-    cell.operations = nn.ModuleList(map(Times, factors))
+    cell = nasbench201.Cell(map(Times, factors))
     nodes = [1]
     for _, to in ((0, 1), (0, 2), (0, 3)):
         nodes.append(sum(f * nodes[a] for f, (a, b) in zip(factors, nasbench201.EDGES, strict=True) if b == to))

@@ -1,0 +1,268 @@
+"""Supernet: a network with choices is walked once for each option; any architecture is then put together from that.
+
+An architecture's walk is what all have in common, with the ops of the chosen options in the places of the choices.
+Three things cross the borders between them and are counted anew: Python calls, which belong to the next op wherever it
+lies; memory, which lives until the last of those who hold it lets go; and parameters.
+
+That is done only where it was seen to be right: the architectures that were walked, one of them with options mixed,
+are put together again and compared with their walks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import torch
+
+from latpred.errors import TraceError, UsageError
+from latpred.graph import ZERO, Line, ModelGraph, Op
+from latpred.identity import Recent
+from latpred.tracing.candidates import walkable
+from latpred.tracing.choices import Choice
+from latpred.tracing.derive import derived
+from latpred.tracing.inputs import from_example
+from latpred.tracing.lines import closing
+from latpred.tracing.precisions import DTYPES, dtype_of
+from latpred.tracing.segments import ENTANGLED, Segment, Watched, plus, segments
+from latpred.tracing.twin import make_twin
+
+MOST_PIECES = 50_000  # runs of ops that architectures share
+MOST_PATTERNS = 512  # combinations of which options make memory
+
+Pattern = tuple[Line | None, ...]
+Owner = tuple[str, str] | None  # label and option, None for what all architectures have
+_NOBODY = ("", "")
+
+
+class Supernet:
+    """All architectures of a network with `latpred.Choice`s in it, each as a graph in a fraction of a millisecond.
+
+    The graph of an architecture is what `latpred.trace` gives of the network with the chosen layers in place of the
+    choices. Only paths of modules may differ where an option is None, since layers behind it move up in a Sequential.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or callable
+        With choices in it; or a function that builds it, which is called on the meta device, without initialisation.
+    inputs, seq, image, precision
+        As for `latpred.trace`.
+
+    Attributes
+    ----------
+    choices : dict[str, tuple[str, ...]]
+        The options of each label.
+
+    Raises
+    ------
+    UsageError
+        When there is nothing to choose, options of a choice give tensors of different shapes, or an argument is wrong.
+    TraceError
+        When the network cannot be walked, or does not go together from its layers.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> layers = {"3": nn.Conv2d(8, 8, 3, padding=1), "7": nn.Conv2d(8, 8, 7, padding=3), "none": None}
+    >>> supernet = Supernet(nn.Sequential(nn.Conv2d(3, 8, 1), Choice("kernel", layers), nn.ReLU()), image=32)
+    >>> supernet.graph({"kernel": "7"}).launches(), supernet.graph({"kernel": "none"}).launches()
+    (3, 2)
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Callable[[], torch.nn.Module],
+        inputs: Any = None,
+        *,
+        seq: int | None = None,
+        image: int | None = None,
+        precision: str | None = None,
+    ) -> None:
+        model = walkable(model)
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"{model!r} is no network with choices; give an nn.Module or a function that builds one")
+        if precision is not None:
+            dtype_of(precision)  # which says when there is no such precision
+        given = derived(model, seq, image) if inputs is None else from_example(inputs)
+        watched = Watched(make_twin(model, DTYPES.get(precision or "")), given)
+        self.choices = _options(watched.choices)
+        self._weights = _weights(watched)
+        rules = _architectures(watched.choices)
+        walks = [watched.walked(rule, type(model).__name__, precision) for rule in rules]
+        first = walks[0]
+        self._graph = first.graph
+        self._labels = [span.choice.label for span in first.spans]
+        self._segments = [segments(walks, place) for place in range(len(self._labels))]
+        self._events, self._closing = watched.common(first)
+        self._bases: Recent[list[Line]] = Recent(MOST_PATTERNS)
+        self._pieces: dict[tuple[object, ...], tuple[Op, ...]] = {}
+        for walked in walks:
+            if tuple(self._ops([span.option for span in walked.spans])) != walked.graph.ops:
+                raise TraceError(ENTANGLED)
+
+    def graph(self, chosen: Mapping[str, str], name: str | None = None) -> ModelGraph:
+        """The graph of one architecture.
+
+        Parameters
+        ----------
+        chosen : mapping of str to str
+            An option for each label.
+        name : str, optional
+            What tables call it; by default the class of the network.
+
+        Raises
+        ------
+        UsageError
+            When a label has no option, or there is no such label or option.
+        """
+        for label, options in self.choices.items():
+            if chosen.get(label) not in options:
+                raise UsageError(
+                    f"choice {label!r} has no option {chosen[label]!r}; it has: {', '.join(options)}"
+                    if label in chosen
+                    else f"nothing was chosen for {label!r}; give one of: {', '.join(options)}"
+                )
+        if len(chosen) > len(self.choices):
+            extra = next(label for label in chosen if label not in self.choices)
+            raise UsageError(f"there is no choice {extra!r}; the network has: {', '.join(self.choices)}")
+        weights = [self._weights[label, option] for label, option in chosen.items()]
+        common = self._weights[None]
+        return msgspec.structs.replace(
+            self._graph,
+            model=name or self._graph.model,
+            parameters=common[0] + sum(each[0] for each in weights),
+            parameter_bytes=common[1] + sum(each[1] for each in weights),
+            ops=tuple(self._ops([chosen[label] for label in self._labels])),
+        )
+
+    def _ops(self, options: list[str]) -> list[Op]:
+        """The ops of one architecture, by the option in each place."""
+        chosen = [found[option] for found, option in zip(self._segments, options, strict=True)]
+        pattern = tuple([segment.size for segment in chosen])
+        bases = self._bases.get(pattern, lambda: self._alive_before(pattern))
+        if len(self._pieces) > MOST_PIECES:
+            self._pieces.clear()
+        ops: list[Op] = []
+        places = zip(chosen, options, strict=True)
+        module_calls = python_calls = 0
+        for index, (event, base) in enumerate(zip(self._events, bases, strict=True)):
+            segment, option = (event.segment, "") if event.segment else next(places)
+            module_calls += event.module_calls
+            python_calls += event.python_calls
+            if segment.ops:
+                key = (index, option, base, module_calls, python_calls)
+                piece = self._pieces.get(key)
+                if piece is None:
+                    piece = self._pieces[key] = _moved(segment, base, module_calls, python_calls)
+                ops += piece
+                module_calls = python_calls = 0
+            module_calls += segment.module_calls
+            python_calls += segment.python_calls
+        module_calls += self._closing.module_calls
+        python_calls += self._closing.python_calls
+        if module_calls or python_calls:
+            ops.append(closing(ops[-1].live_bytes if ops else ZERO, module_calls, python_calls))
+        return ops
+
+    def _alive_before(self, pattern: Pattern) -> list[Line]:
+        """Bytes alive before each event; `pattern` says what memory each choice makes."""
+        events, sizes = self._events, iter(pattern)
+        makers: list[int | None] = []  # whose memory an event gives: its own, an earlier one's, or the input's
+        made: dict[int, Line] = {}
+        deaths: dict[int, int | None] = {}
+        for index, event in enumerate(events):
+            size = event.segment.size if event.segment else next(sizes)
+            maker = index if size is not None else None if event.source is None else makers[event.source]
+            makers.append(maker)
+            if size is not None:
+                made[index], deaths[index] = size, event.death
+            elif maker is not None:
+                known = deaths[maker]
+                deaths[maker] = None if known is None or event.death is None else max(known, event.death)
+        change = [ZERO] * (len(events) + 1)
+        change[0] = self._graph.input_bytes
+        for index, size in made.items():
+            change[index + 1] = plus(change[index + 1], size)
+            death = deaths[index]
+            if death is not None:
+                change[death] = plus(change[death], size, -1)
+        return list(accumulate(change[:-1], plus))
+
+
+def _moved(segment: Segment, base: Line, module_calls: int, python_calls: int) -> tuple[Op, ...]:
+    """A segment's ops as an architecture has them."""
+    replace, first = msgspec.structs.replace, segment.ops[0]
+    calls = {"module_calls": first.module_calls + module_calls, "python_calls": first.python_calls + python_calls}
+    ops = (replace(first, **calls), *segment.ops[1:])
+    return tuple(replace(op, live_bytes=plus(base, live)) for op, live in zip(ops, segment.live, strict=True))
+
+
+def _options(choices: list[Choice]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for choice in choices:
+        if found.setdefault(choice.label, choice.names) != choice.names:
+            raise UsageError(
+                f"choices of label {choice.label!r} have different options: {', '.join(found[choice.label])} and "
+                f"{', '.join(choice.names)}; give each its own label"
+            )
+    if not found:
+        raise UsageError("the network has no latpred.Choice in it; latpred.trace takes it as it is")
+    return found
+
+
+def _architectures(choices: list[Choice]) -> list[Callable[[Choice], int]]:
+    """Rules that choose an option's number: each option somewhere, and then options mixed."""
+    layers = {id(choice): [n for n, layer in enumerate(choice.options) if layer is not None] for choice in choices}
+    places = {id(choice): place for place, choice in enumerate(choices)}
+    most = max(len(numbers) for numbers in layers.values())
+
+    def same(number: int) -> Callable[[Choice], int]:
+        return lambda choice: layers[id(choice)][min(number, len(layers[id(choice)]) - 1)]
+
+    def mixed(choice: Choice) -> int:
+        numbers = layers[id(choice)]
+        return numbers[places[id(choice)] % len(numbers)]
+
+    return [*(same(number) for number in range(most)), mixed]
+
+
+def _weights(watched: Watched) -> dict[Owner, tuple[int, int]]:
+    """Parameters, and bytes of parameters and buffers, of each option; under None of what is always there."""
+    parts: dict[Owner, list[torch.nn.Module]] = {None: list(_around(watched.target()))}
+    for choice in watched.choices:
+        for name, layer in zip(choice.names, choice.options, strict=True):
+            parts.setdefault((choice.label, name), []).extend([] if layer is None else layer.modules())
+    owners: dict[int, Owner] = {}
+    return {owner: _counted(owner, layers, owners) for owner, layers in parts.items()}
+
+
+def _around(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """A module and all within it that lies in no choice."""
+    yield module
+    if not isinstance(module, Choice):
+        for child in module.children():
+            yield from _around(child)
+
+
+def _counted(owner: Owner, layers: list[torch.nn.Module], owners: dict[int, Owner]) -> tuple[int, int]:
+    """Parameters and bytes of some layers, each once; `owners` says whose the tensors are that were counted before."""
+    parameters, size = 0, 0
+    for layer in layers:
+        for tensor in (*layer._parameters.values(), *layer._buffers.values()):
+            if tensor is None or owners.get(id(tensor), _NOBODY) == owner:
+                continue
+            if id(tensor) in owners:
+                raise TraceError(
+                    f"{_named(owner)} shares weights with {_named(owners[id(tensor)])}, so that they cannot be counted "
+                    "apart; give each option weights of its own"
+                )
+            owners[id(tensor)] = owner
+            parameters += tensor.numel() if isinstance(tensor, torch.nn.Parameter) else 0
+            size += tensor.numel() * tensor.dtype.itemsize
+    return parameters, size
+
+
+def _named(owner: Owner) -> str:
+    return "the network around the choices" if owner is None else f"option {owner[1]!r} of choice {owner[0]!r}"

@@ -1,0 +1,168 @@
+"""Architectures put together from a supernet: the graphs that walks of them give, or a refusal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import latpred
+from latpred.errors import LatpredError, TraceError, UsageError
+from latpred.tracing import trace
+
+IMAGE = {"image": 8}
+
+
+class Mixed(nn.Module):
+    """Places of every kind: after each other, beside each other, one that is called twice, and memory that lives on."""
+
+    def __init__(self, place: Callable[[str, dict[str, nn.Module | None]], nn.Module]) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.first, self.second = place("first", layers()), place("second", layers())
+        self.again = place("again", layers())
+        self.plain = nn.Sequential(place("last", layers()), place("last", layers()), nn.Flatten())
+        self.head = nn.Linear(4 * 8 * 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        left, right = self.first(x), self.second(x)
+        x = self.again(self.again(left + right))
+        return helped(self.head(self.plain(x + left)))
+
+
+def helped(x: torch.Tensor) -> torch.Tensor:
+    """Python after the last op."""
+    return (lambda: x)()
+
+
+def layers() -> dict[str, nn.Module | None]:
+    return {
+        "conv": nn.Sequential(nn.Conv2d(4, 8, 1), nn.GELU(), nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4)),
+        "identity": nn.Identity(),
+        "in place": nn.ReLU(inplace=True),
+        "twice": nn.Sequential(nn.Tanh(), nn.Sigmoid()),
+    }
+
+
+def chosen(label: str, options: dict[str, nn.Module | None], architecture: dict[str, str]) -> nn.Module:
+    layer = options[architecture[label]]
+    assert layer is not None
+    return layer
+
+
+def test_every_architecture_is_what_its_walk_gives() -> None:
+    supernet = latpred.Supernet(Mixed(latpred.Choice), **IMAGE)
+    assert list(supernet.choices) == ["first", "second", "again", "last"]
+    draw = random.Random(0)
+    for _ in range(12):
+        architecture = {label: draw.choice(options) for label, options in supernet.choices.items()}
+        whole = Mixed(lambda label, options, these=architecture: chosen(label, options, these))
+        assert supernet.graph(architecture) == trace(whole, **IMAGE)
+
+
+def test_a_layer_that_is_not_there() -> None:
+    def network(*middle: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 1), *middle, nn.ReLU())
+
+    layer = nn.Conv2d(4, 4, 3, padding=1)
+    supernet = latpred.Supernet(network(latpred.Choice("middle", {"conv": layer, "none": None})), **IMAGE)
+    assert supernet.graph({"middle": "conv"}) == trace(network(layer), **IMAGE)
+    without, whole = supernet.graph({"middle": "none"}), trace(network(), **IMAGE)
+    assert [op.module for op in without.ops] == ["0", "2"]
+    assert [op.module for op in whole.ops] == ["0", "1"]  # all that differs
+    moved = tuple(latpred.graph.msgspec.structs.replace(op, module=str(i)) for i, op in enumerate(without.ops))
+    assert latpred.graph.msgspec.structs.replace(without, ops=moved) == whole
+
+
+def test_functions_inputs_and_precisions() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(latpred.Choice("width", {"8": nn.Linear(4, 8), "same": nn.Linear(4, 8, bias=False)}))
+
+    inputs = torch.zeros(1, 4)
+    graph = latpred.Supernet(build, inputs, precision="fp16").graph({"width": "same"}, name="small")
+    whole = trace(nn.Sequential(nn.Linear(4, 8, bias=False)), inputs, precision="fp16")
+    assert (graph.model, graph.parameters, graph.parameter_bytes) == ("small", 32, 64)
+    assert graph.ops == whole.ops
+
+
+def test_a_choice_is_the_layer_that_is_chosen() -> None:
+    choice = latpred.Choice("sign", {"plus": nn.Identity(), "none": None, "tanh": nn.Tanh()})
+    x = torch.ones(2)
+    assert choice(x) is x
+    choice.chosen = "none"
+    assert choice(x) is x
+    choice.chosen = "tanh"
+    assert choice(x).tolist() == torch.tanh(x).tolist()
+
+
+def sequential(**options: nn.Module | None) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), latpred.Choice("c", options))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "said"),
+    [
+        (
+            lambda: sequential(a=nn.Conv2d(4, 4, 1), b=nn.Conv2d(4, 6, 1)),
+            UsageError,
+            r"of choice 'c' at '1' do not fit.*: 'a' gives \(3, 4, 8, 8\) in .*, 'b' \(3, 6, 8, 8\) in",
+        ),
+        (
+            lambda: sequential(a=nn.Conv2d(4, 6, 1), b=None),
+            UsageError,
+            r"'b' leaves \(2, 4, 8, 8\) in .* as it is, 'a' gives \(2, 6, 8, 8\) in",
+        ),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 1)), UsageError, "no latpred.Choice in it"),
+        (lambda: sequential(a=None), UsageError, "'c' has no layer to choose"),
+        (lambda: sequential(a=latpred.Choice("d", {"e": nn.ReLU()})), UsageError, "'d' lies within another"),
+        (lambda: "resnet18", UsageError, "returned a str"),
+        (
+            lambda: nn.Sequential(sequential(a=nn.ReLU()), latpred.Choice("c", {"b": nn.ReLU()})),
+            UsageError,
+            "label 'c' have different options: a and b",
+        ),
+    ],
+)
+def test_what_is_no_supernet_is_refused(build: Callable[[], nn.Module], error: type[LatpredError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        latpred.Supernet(build, **IMAGE)
+
+
+def test_shared_weights_are_refused() -> None:
+    layer = nn.Conv2d(3, 3, 1)
+    network = nn.Sequential(layer, latpred.Choice("c", {"tied": layer, "free": nn.Conv2d(3, 3, 1)}))
+    with pytest.raises(TraceError, match="shares weights with"):
+        latpred.Supernet(network, **IMAGE)
+
+
+class Looking(nn.Module):
+    """What it does around a choice depends on the option."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3, 1)
+        self.choice = latpred.Choice("c", {"relu": nn.ReLU(), "none": nn.Identity()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        out = self.choice(x)
+        return out if out is x else out + x
+
+
+def test_a_forward_that_looks_at_its_layers_is_refused() -> None:
+    with pytest.raises(TraceError, match="around a choice depends on the option"):
+        latpred.Supernet(Looking(), **IMAGE)
+
+
+def test_wrong_choices_are_refused() -> None:
+    supernet = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE)
+    with pytest.raises(UsageError, match="nothing was chosen for 'c'; give one of: a, b"):
+        supernet.graph({})
+    with pytest.raises(UsageError, match="choice 'c' has no option 'd'; it has: a, b"):
+        supernet.graph({"c": "d"})
+    with pytest.raises(UsageError, match="no choice 'e'; the network has: c"):
+        supernet.graph({"c": "a", "e": "a"})
