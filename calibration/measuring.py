@@ -27,7 +27,7 @@ from latpred.calibration.device import Device, open_device
 from latpred.calibration.subjects import Models, Subject, subjects_of
 from latpred.calibration.tempo import Metronome, steady
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
-from latpred.runtimes.walking import target_of
+from latpred.runtimes.walking import lacking, target_of
 
 VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
 """Effort of one visit: short, because a cell is visited again in every round."""
@@ -153,8 +153,10 @@ def demand_runtime(runtime: str, device: Device) -> None:
     MissingPackageError
         When it is not installed; the message says how to install it.
     """
-    missing = runtimes.get(runtime).available()
-    if missing and device.info().kind != "simulated":
+    runtimes.get(runtime)  # a misspelt one is said even where everything is simulated
+    kind = device.info().kind
+    missing = None if kind == "simulated" else lacking(runtime, target_of(kind))
+    if missing:
         raise MissingPackageError(f"{runtime} cannot run here: {missing}")
 
 

@@ -1,4 +1,4 @@
-"""What a profiler sees of one forward pass: how many kernels the device ran, and how long they took together.
+"""What a profiler sees of one forward pass: ops that launched something, kernels that ran, how long they took together.
 
 Device times here carry the profiler's own cost; latencies are `timing`'s business.
 """
@@ -14,9 +14,15 @@ FORWARDS = 3
 
 
 class Seen(NamedTuple):
-    """Launches of one forward pass, seconds of them all, and fills of memory, which latpred does not count."""
+    """What one forward pass launched.
+
+    launches : ops that gave the device something to do, which is what latpred walks; a library may take several kernels
+    for one, and what a graph replays is launched by none. kernels, kernel_s : kernels that ran, and seconds of them
+    all. fills : of memory, which latpred does not count.
+    """
 
     launches: float
+    kernels: float
     kernel_s: float
     fills: float
 
@@ -37,7 +43,8 @@ def profile(call: Callable[[], object], synchronize: Callable[[], None]) -> Seen
         for _ in range(FORWARDS):
             call()
         synchronize()
-    return summed(device_events(profiler.events() or ()), FORWARDS)
+    events = list(profiler.events() or ())
+    return summed(device_events(events), launching_ops(events), FORWARDS)
 
 
 def device_events(events: Iterable[Any]) -> list[Event]:
@@ -49,17 +56,24 @@ def device_events(events: Iterable[Any]) -> list[Event]:
     ]
 
 
-def summed(events: Iterable[Event], forwards: int) -> Seen:
+def launching_ops(events: Iterable[Any]) -> int:
+    """How many of a profiler's events are ops that launched a kernel, or a copy within the device."""
+    return sum(
+        event.device_type.name == "CPU" and any(_counts(kernel.name) for kernel in event.kernels) for event in events
+    )
+
+
+def summed(events: Iterable[Event], ops: int, forwards: int) -> Seen:
     """Kernels and copies within the device, for each forward pass; copies from and to the host are none of its work.
 
-    >>> summed([Event("gemm", 4.0), Event("Memcpy HtoD", 9.0), Event("Memset (Device)", 1.0)], forwards=1)
-    Seen(launches=1.0, kernel_s=4e-06, fills=1.0)
+    >>> summed([Event("gemm", 4.0), Event("Memcpy HtoD", 9.0), Event("Memset (Device)", 1.0)], ops=1, forwards=1)
+    Seen(launches=1.0, kernels=1.0, kernel_s=4e-06, fills=1.0)
     """
-    launches, fills, microseconds = 0, 0, 0.0
-    for event in events:
-        if event.name.startswith("Memset"):
-            fills += 1
-        elif not event.name.startswith("Memcpy") or "DtoD" in event.name:
-            launches += 1
-            microseconds += event.microseconds
-    return Seen(launches / forwards, microseconds * 1e-6 / forwards, fills / forwards)
+    found = list(events)
+    times = [event.microseconds for event in found if _counts(event.name)]
+    fills = sum(event.name.startswith("Memset") for event in found)
+    return Seen(ops / forwards, len(times) / forwards, sum(times) * 1e-6 / forwards, fills / forwards)
+
+
+def _counts(name: str) -> bool:
+    return not name.startswith(("Memset", "Memcpy")) or "DtoD" in name

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from latpred import tables
+from latpred import runtimes, tables
 from latpred.calibration import conditions, timing
 from latpred.calibration.device import Call, Device, open_device
 from latpred.calibration.measuring import OUT_OF_MEMORY, REFUSED, VISIT, Pace, Step, demand_runtime, failure_of
@@ -35,11 +35,16 @@ MOST_ENDS = 3  # runs that may end in one and the same setting before it is pass
 
 
 class Done(NamedTuple):
-    """How far a recording is: where it is kept, settings measured and planned by stage, and what to know."""
+    """How far a recording is.
+
+    folder : where it is kept. stages : settings measured and planned, by name. notes : what to know. failed : by reason,
+    settings that were tried in vain.
+    """
 
     folder: Path
     stages: dict[str, tuple[int, int]]
     notes: tuple[str, ...]
+    failed: dict[str, list[str]]
 
     @property
     def complete(self) -> bool:
@@ -107,7 +112,12 @@ def record(
             stage: (sum(one.key in notebook.entries for one in settings), len(settings))
             for stage, settings in planned.items()
         }
-    return Done(folder, counts, (*wanted.notes, *notes))
+        failed: dict[str, list[str]] = {}
+        for setting in chosen:
+            entry = notebook.entries.get(setting.key)
+            if entry is not None and entry.status != tables.OK:
+                failed.setdefault(entry.status, []).append(setting.key)
+    return Done(folder, counts, (*wanted.notes, *notes), failed)
 
 
 def _check_stages(wanted: Plan, stages: Sequence[str]) -> None:
@@ -168,8 +178,8 @@ class _Bench:
             graph, unwalked = self._walk(setting)
             call = self._prepared(setting, graph)
             found = {name: timing.timed(self._device, call, name, self._effort) for name in timing.PROTOCOLS}
-            sides = self._sides(call, graph)
-            profiled = self._profile(call) if setting.profiled else {}
+            sides = self._sides(call, setting, graph)
+            profiled = self._profile(call, setting) if setting.profiled else {}
         except (UsageError, DeviceError):
             raise
         except Exception as error:  # a model's own forward may raise anything; the table says what
@@ -231,16 +241,19 @@ class _Bench:
                 held.model, held.inputs(setting.batch, self._device.name), setting.runtime
             )
 
-    def _sides(self, call: Call, graph: ModelGraph | None) -> dict[str, Any]:
-        """Host and device timed alone; unknown where the host waits for the device in mid-pass, or does its work."""
+    def _sides(self, call: Call, setting: Setting, graph: ModelGraph | None) -> dict[str, Any]:
+        """Host and device timed alone; unknown where the host waits for the device, and in a stream of the runtime's."""
         if not self._device.asynchronous or graph is None or graph.syncs(1) or graph.syncs(2):
+            return {}
+        runtime = runtimes.get(setting.runtime)
+        if getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False):
             return {}
         host_s = timing.issue(self._device, call, ISSUES).median_s
         device_s = timing.queued(self._device, call, ISSUES).median_s
         regime = "framework-bound" if host_s > device_s else "compute-bound"
         return {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
 
-    def _profile(self, call: Call) -> dict[str, Any]:
+    def _profile(self, call: Call, setting: Setting) -> dict[str, Any]:
         """What a profiler counts; nothing where it may not look."""
         look = getattr(self._device, "profile", None)
         if look is None:
@@ -249,9 +262,15 @@ class _Bench:
             seen = look(call)
         except RuntimeError:  # containers often forbid it
             return {}
-        if not seen.launches:
+        if not seen.kernels:
             return {}
-        return {"launches": seen.launches, "x_kernels_s": f"{seen.kernel_s:.6g}", "x_fills": f"{seen.fills:g}"}
+        found = {
+            tables.KERNELS: f"{seen.kernels:g}",
+            "x_kernels_s": f"{seen.kernel_s:.6g}",
+            "x_fills": f"{seen.fills:g}",
+        }
+        # What is replayed is launched by no op, so there is nothing to hold the walk against.
+        return {"launches": seen.launches, **found} if setting.runtime == "eager" and seen.launches else found
 
     def _state(self) -> dict[str, Any]:
         """The GPU's clocks just after."""

@@ -256,8 +256,8 @@ class SimulatedDevice:
         try:
             kernels_us = self._capture(call)
         except DeviceError:
-            return Seen(0, 0.0, 0)
-        return Seen(len(kernels_us), sum(kernels_us) * 1e-6, 0)
+            return Seen(0, 0, 0.0, 0)
+        return Seen(len(kernels_us), len(kernels_us), sum(kernels_us) * 1e-6, 0)
 
     def true_costs(self) -> TrueCosts:
         """The truth, for tests to compare with."""

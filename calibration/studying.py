@@ -22,7 +22,7 @@ from latpred.calibration.studies import runs
 from latpred.calibration.studies.base import Study
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import DeviceProfile
-from latpred.runtimes.walking import demand_suited, target_of, unsuited
+from latpred.runtimes.walking import demand_suited, lacking, target_of, unsuited
 
 EAGER = fitting.EAGER
 ALL = "all"
@@ -53,11 +53,10 @@ def hindrance(name: str, device: Device) -> str | None:
     """
     kind = device.info().kind
     runtime = runtimes.get(name)
-    simulated = kind == "simulated"
     reason = unsuited(name, target_of(kind))
-    if reason is None and not (simulated and hasattr(runtime, "needs")):
-        reason = runtime.available()
-    return reason
+    if reason is None and kind == "simulated":
+        return None if hasattr(runtime, "needs") else runtime.available()
+    return reason or lacking(name, target_of(kind))
 
 
 def named(asked: str | Sequence[str], device: Device) -> tuple[str, ...]:

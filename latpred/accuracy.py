@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from latpred import baselines, metrics, tables
-from latpred.accuracy_report import CurvePoint, Report, Score, Targets
+from latpred.accuracy_report import CAPTURED, CurvePoint, Report, Score, Targets
 from latpred.errors import TableError
 from latpred.metrics import Coverage, Errors, Noise, Rank
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["CurvePoint", "Report", "Score", "Targets", "compare", "evaluate"]
 
 GOOD_FACTOR = 1.25
+SMALL_BATCH = 8  # up to which the host's share of latency is large
 _SIDES = ("predicted", "measured")
 _GROUP = ("machine", "device", "runtime", "precision", "protocol")
 _BUT_RUNTIME = ("machine", "device", "precision", "protocol", "model", "input_kind", "input_size", "batch")
@@ -118,7 +119,7 @@ def evaluate(
 
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
     cells = joined.rows.assign(error=joined.rows["latency_s_predicted"] / joined.rows["latency_s_measured"] - 1)
-    noise = _noise(cells)
+    noise, small = _noise(cells), cells[cells["batch"] <= SMALL_BATCH]
     tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
     notes = [
         *joined.notes,
@@ -131,6 +132,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         by_batch=_by(cells.sort_values("batch", kind="stable"), cells["batch"]),
         by_decade=_by(cells.sort_values("batch", kind="stable"), cells["batch"].map(metrics.decade)),
         by_model=_by(cells, cells["model"]),
+        small_by_runtime=_by(small, small["runtime"]),
         rank=_rank(cells, cells["latency_s_predicted"], tolerance),
         rank_by_batch={
             str(batch): _rank(group, group["latency_s_predicted"], tolerance)
@@ -188,15 +190,23 @@ def _speedups(cells: pd.DataFrame) -> dict[str, metrics.Speedups]:
 
 
 def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
-    """By runtime: launches as walked against those that a profiler saw, where one looked."""
+    """By runtime: launches as walked against those that a profiler saw, where one looked.
+
+    What a captured graph replays is launched by no op: its kernels are held against those that eager ran.
+    """
     columns = [f"launches_{side}" for side in _SIDES]
-    if not set(columns) <= set(cells.columns):
-        return {}
-    known = cells.dropna(subset=columns)
-    return {
-        str(runtime): metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
-        for runtime, group in known.groupby("runtime", sort=False)
-    }
+    found: dict[str, metrics.Launches] = {}
+    if set(columns) <= set(cells.columns):
+        for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False):
+            found[str(runtime)] = metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
+    if tables.KERNELS in cells:
+        known = cells.assign(kernels=pd.to_numeric(cells[tables.KERNELS], errors="coerce")).dropna(subset="kernels")
+        same = _present(cells, _BUT_RUNTIME)
+        eager, replayed = (known[known["runtime"] == runtime] for runtime in ("eager", CAPTURED))
+        pairs = replayed.merge(eager[[*same, "kernels"]], on=same, suffixes=("", "_eager"))
+        if len(pairs):
+            found[CAPTURED] = metrics.launches(pairs["kernels_eager"], pairs["kernels"], list(pairs["model"]))
+    return found
 
 
 def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -231,7 +241,7 @@ def _crossover(cells: pd.DataFrame) -> CurvePoint:
     known = cells.dropna(subset=both) if set(both) <= set(cells.columns) else cells.iloc[:0]
     if len(known) == 0:
         return _curve_point(cells, metrics.elbow, "flat latency over the slope at the largest batches")
-    predicted, measured = (_per_curve(known, metrics.first_batch, f"overhead_s_{s}", f"compute_s_{s}") for s in _SIDES)
+    predicted, measured = (_per_curve(known, metrics.crossing, f"overhead_s_{s}", f"compute_s_{s}") for s in _SIDES)
     return _factors(predicted, measured, "measured overhead and compute")
 
 

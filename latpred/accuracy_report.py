@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCHEMA = "latpred.accuracy/1"
+CAPTURED = "cuda-graphs"  # replays the kernels of eager
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class Report:
         Over all cells.
     by_runtime, by_batch, by_decade, by_model : dict[str, Errors]
         The same by group.
+    small_by_runtime : dict[str, Errors]
+        By runtime over batches 1 to 8, where the host's share of latency is large.
     rank : Rank
         Kendall tau over pairs of models at one batch size, pooled over batch sizes.
     rank_by_batch : dict[str, Rank]
@@ -85,7 +88,8 @@ class Report:
     speedups : dict[str, Speedups]
         Of each other runtime over eager.
     launches : dict[str, Launches]
-        By runtime, walked launches against those that a profiler counted; empty where none did.
+        By runtime, walked launches against those that a profiler counted, and kernels that a captured graph replays
+        against eager's; empty where no profiler looked.
     crossover, knee : CurvePoint
         Errors of the batch sizes at which the curves turn.
     regime : float
@@ -109,6 +113,7 @@ class Report:
     by_batch: dict[str, Errors]
     by_decade: dict[str, Errors]
     by_model: dict[str, Errors]
+    small_by_runtime: dict[str, Errors]
     rank: Rank
     rank_by_batch: dict[str, Rank]
     fastest: Fastest

@@ -14,18 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-NEAR = 0.10
-"""A prediction within this share of the measurement counts as near."""
-
-SPEEDUP_NEAR = 0.15
-"""A predicted speed-up within this share of the measured one counts as near."""
-
-LAUNCHES_NEAR = 0.02
-"""The same for numbers of launches."""
-
-KNEE_RATIO = 1.5
-"""The knee is where latency exceeds this many times the flat latency."""
-
+# A prediction within this share of the measurement counts as near: of latencies, of speed-ups, of numbers of launches.
+NEAR, SPEEDUP_NEAR, LAUNCHES_NEAR = 0.10, 0.15, 0.02
+KNEE_RATIO = 1.5  # the knee is where latency exceeds this many times the flat latency
 _BOOTSTRAPS = 2000
 
 
@@ -155,13 +146,7 @@ def knee(batches: ArrayLike, latency: ArrayLike, ratio: float = KNEE_RATIO) -> f
     2.828
     """
     b, y = _sorted(batches, latency)
-    level = ratio * y[0]
-    above = np.flatnonzero(y > level)
-    if above.size == 0:
-        return float("nan")
-    k = int(above[0])
-    x0, x1, y0, y1 = np.log(b[k - 1]), np.log(b[k]), np.log(y[k - 1]), np.log(y[k])
-    return float(np.exp(x0 + (np.log(level) - y0) / (y1 - y0) * (x1 - x0)))
+    return _reaching(b, y, ratio * y[0])
 
 
 def elbow(batches: ArrayLike, latency: ArrayLike) -> float:
@@ -183,11 +168,14 @@ def elbow(batches: ArrayLike, latency: ArrayLike) -> float:
     return float(where) if b[0] < where < b[-1] else float("nan")
 
 
-def first_batch(batches: ArrayLike, overhead: ArrayLike, compute: ArrayLike) -> float:
-    """Crossover batch where both clocks are known: the smallest batch whose compute is not below its overhead."""
-    b, o, c = np.asarray(batches, float), np.asarray(overhead, float), np.asarray(compute, float)
-    past = b[c >= o]
-    return float(past.min()) if past.size else float("nan")
+def crossing(batches: ArrayLike, overhead: ArrayLike, compute: ArrayLike) -> float:
+    """Crossover batch where both clocks are known: where compute reaches overhead; NaN when it never does.
+
+    >>> round(crossing([1, 4, 16], [8.0, 8.0, 8.0], [1.0, 4.0, 16.0]), 3)
+    8.0
+    """
+    b, share = _sorted(batches, np.asarray(compute, float) / np.asarray(overhead, float))
+    return _reaching(b, share, 1.0)
 
 
 def factor(predicted: float, measured: float) -> float:
@@ -393,6 +381,15 @@ def _sorted(batches: ArrayLike, latency: ArrayLike) -> tuple[Floats, Floats]:
     b, y = np.asarray(batches, float), np.asarray(latency, float)
     order = np.argsort(b)
     return b[order], y[order]
+
+
+def _reaching(b: Floats, y: Floats, level: float) -> float:
+    """Where a curve gets to a level; between two batches it is a straight line in the logarithms."""
+    past = np.flatnonzero(y >= level)
+    if past.size == 0:
+        return float("nan")
+    part = slice(max(int(past[0]) - 1, 0), int(past[0]) + 1)
+    return float(np.exp(np.interp(np.log(level), np.log(y[part]), np.log(b[part]))))
 
 
 def _mean(values: Floats) -> float:

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from latpred.accuracy_report import CurvePoint, Report
+from latpred.accuracy_report import CAPTURED, CurvePoint, Report
 from latpred.metrics import Errors
 
 _SHOWN = 8
@@ -63,6 +63,7 @@ def _tables(report: Report) -> tuple[Table, ...]:
     taus = {batch: _number(rank.tau) for batch, rank in report.rank_by_batch.items()}
     return (
         _errors_table("runtime", report.by_runtime),
+        *([_errors_table("batch 1 to 8", report.small_by_runtime)] if report.small_by_runtime else []),
         _errors_table("batch", report.by_batch, taus),
         _errors_table("batches", report.by_decade),
         _errors_table("model", _worst_first(report.by_model)),
@@ -121,8 +122,9 @@ def _facts(report: Report) -> Iterable[str]:
         found = (f"{name} {_percent(s.near)} of {s.cells} cells" for name, s in report.speedups.items())
         yield f"Speed-up over eager within 15 %: {', '.join(found)}."
     for runtime, count in report.launches.items():
+        what = "Kernels replayed against eager's" if runtime == CAPTURED else "Launches walked against profiled"
         yield (
-            f"Launches walked against profiled, {runtime}: exact in {_percent(count.exact)} of cells of "
+            f"{what}, {runtime}: exact in {_percent(count.exact)} of cells of "
             f"{count.models} models, within 2 % in {_percent(count.near)}, {_percent(count.worst)} off at most."
         )
     yield _curve_fact("Crossover batch", report.crossover)

@@ -31,6 +31,7 @@ KEYS = ("machine", "device", "runtime", "precision", "model", "batch", "input_ki
 CURVE_KEYS = tuple(key for key in KEYS if key != "batch")
 BASELINE_PREFIX = "baseline_"
 NOTE_PREFIX = "x_"
+KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 OK = "ok"
 
 

@@ -77,7 +77,25 @@ def test_interval_coverage_regime_and_measured_clocks() -> None:
     assert report.coverage.share == pytest.approx(inside / 20)
     assert report.regime == 0.75
     assert report.crossover.basis == "measured overhead and compute"
-    assert report.crossover.median == 2.0  # batch 4 predicted, 2 measured
+    assert report.crossover.median == pytest.approx(2.0)  # batch 4 predicted, 2 measured
+
+
+def test_small_batches_have_errors_of_their_own() -> None:
+    report = accuracy.compare(off_by(0.2), measured(truth_cells()))
+    assert report.small_by_runtime["eager"].cells == sum(batch <= 8 for _, batch, _ in truth_cells())
+    assert "batch 1 to 8" in report.text()
+
+
+def test_kernels_of_a_captured_graph_are_held_against_those_of_eager() -> None:
+    cells = [("bert", 1, 2.0), ("vit", 1, 3.0)]
+    found = {"eager": ["150", "90"], "cuda-graphs": ["150", "91"]}
+    guess, real = (
+        pd.concat([table(cells, runtime=name, **more(name)) for name in found], ignore_index=True)
+        for table, more in ((predicted, lambda _: {}), (measured, lambda name: {"x_kernels": found[name]}))
+    )
+    count = accuracy.compare(guess, real).launches["cuda-graphs"]
+    assert (count.models, count.exact, count.near) == (2, 0.5, 1.0)
+    assert "Kernels replayed against eager's, cuda-graphs: exact in 50.0 %" in accuracy.compare(guess, real).text()
 
 
 def test_speed_ups_over_eager_by_runtime() -> None:

@@ -76,9 +76,11 @@ def test_elbow(latency: list[float], where: float) -> None:
     assert metrics.elbow([1, 2, 4, 8, 16], latency) == pytest.approx(where, nan_ok=True)
 
 
-def test_first_batch_where_compute_rules() -> None:
-    assert metrics.first_batch([4, 1, 2], [3, 3, 3], [4, 1, 2]) == 4
-    assert math.isnan(metrics.first_batch([1, 2], [3, 3], [1, 2]))
+def test_crossing_where_compute_reaches_overhead() -> None:
+    assert metrics.crossing([4, 1, 2], [3, 3, 3], [4, 1, 3]) == pytest.approx(2)
+    assert metrics.crossing([1, 16], [4, 4], [1, 16]) == pytest.approx(4)  # between two batches that were measured
+    assert metrics.crossing([1, 2], [3, 3], [4, 5]) == 1
+    assert math.isnan(metrics.crossing([1, 2], [3, 3], [1, 2]))
 
 
 def test_coverage_bootstrap_is_clustered_and_repeatable() -> None:

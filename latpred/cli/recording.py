@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from latpred.calibration.recorder import Done
 
 _COUNTS = ("measured", "planned")
+_SHOWN = 3  # settings named of those that failed alike
 _PLANNED = {
     "batches": "--batch",
     "seq": "--seq",
@@ -77,12 +78,20 @@ def rows(done: Done) -> pd.DataFrame:
 def document(done: Done) -> dict[str, object]:
     """How far a recording is, as JSON holds it."""
     stages = {name: dict(zip(_COUNTS, counts, strict=True)) for name, counts in done.stages.items()}
-    return {"schema": "latpred.recorded/1", "folder": str(done.folder), "stages": stages, "complete": done.complete}
+    return {
+        "schema": "latpred.recorded/1",
+        "folder": str(done.folder),
+        "stages": stages,
+        "complete": done.complete,
+        "failed": done.failed,
+    }
 
 
 def _show(done: Done, console: Console) -> None:
     for name, (measured, planned) in done.stages.items():
         console.print(f"{name:<18}{measured:>5} of {planned:>5}", markup=False, highlight=False)
+    for reason, keys in done.failed.items():
+        console.print(f"{len(keys)} in vain, {reason}: {_some(keys)}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"kept in {done.folder}", markup=False, highlight=False, soft_wrap=True)
     if not done.complete:
         console.print("The same command again goes on where this stopped.", highlight=False)
@@ -90,3 +99,8 @@ def _show(done: Done, console: Console) -> None:
 
 def _given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _some(keys: list[str]) -> str:
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return ", ".join(keys[:_SHOWN]) + more

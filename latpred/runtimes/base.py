@@ -30,6 +30,8 @@ class Runtime(Protocol):
         On CUDA its kernels run in a stream that is not PyTorch's, so that events in PyTorch's see nothing of them.
     waits : bool, optional
         On CUDA a call of what it builds may return only when the device is done.
+    available_on : callable, optional
+        As `available`, for a kind of device ("cpu" or "cuda") that not every installation serves.
     """
 
     name: str

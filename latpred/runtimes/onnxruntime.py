@@ -59,6 +59,13 @@ class OnnxRuntime:
         """None when models can be exported and run here, else what is missing."""
         return onnx_session.missing()
 
+    def available_on(self, target: str) -> str | None:
+        """The same for a kind of device: a GPU needs the CUDA provider."""
+        missing = self.available()
+        if missing is None and target == "cuda" and onnx_session.CUDA not in onnx_session.providers():
+            missing = f"this onnxruntime has no CUDA provider; run: {onnx_session.GPU_PIP}"
+        return missing
+
     def lower(self, graph: ModelGraph, batch: int) -> Schedule:
         """One step per executed node."""
         schedules = self._schedules.get(graph, lambda _: {})

@@ -67,6 +67,18 @@ def unsuited(runtime: str, target: str) -> str | None:
     )
 
 
+def lacking(runtime: str, target: str) -> str | None:
+    """None when a runtime can build models on a kind of device that is here, else what is missing and how to get it.
+
+    >>> lacking("eager", "cpu") is None
+    True
+    """
+    found = runtimes.get(runtime)
+    asked = getattr(found, "available_on", None)
+    missing: str | None = found.available() if asked is None else asked(target)
+    return missing
+
+
 def demand_suited(runtime: str, target: str) -> None:
     """Refuse a runtime on a kind of device that it cannot run on.
 

@@ -10,11 +10,11 @@ import torch
 from profiledata import profile
 from torch import nn
 
-from latpred import recording, tables, tracing
+from latpred import recording, runtimes, tables, tracing
 from latpred.calibration import recorder, suite_paper
 from latpred.calibration.measuring import Step
 from latpred.calibration.notebook import FOLDER, LINES, Notebook
-from latpred.calibration.profiling import Event, device_events, summed
+from latpred.calibration.profiling import Event, device_events, launching_ops, summed
 from latpred.calibration.simulated import SimulatedDevice
 from latpred.calibration.subjects import Subject, module_subject
 from latpred.calibration.suite_paper import Plan, Setting, Stage
@@ -58,6 +58,8 @@ def test_a_recording_holds_everything_that_was_planned(tmp_path: Path) -> None:
     assert set(table["regime"]) == {"framework-bound"}
     assert (table["overhead_s"] > table["compute_s"]).all()
     assert table["launches"].dropna().tolist() == [2.0] * 8
+    assert table[tables.KERNELS].tolist().count("2") == 8
+    assert done.failed == {}
     merged = tables.merge_repeats(table)
     assert (merged["repeat_ratio"].notna().sum(), len(merged)) == (4, 10)
 
@@ -187,19 +189,34 @@ def test_what_a_profiler_saw_is_summed_by_kind() -> None:
     from types import SimpleNamespace
 
     device, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    gemm, split, fill = (SimpleNamespace(name=name) for name in ("gemm", "splitKreduce", "Memset (Device)"))
     events = [
-        SimpleNamespace(name=name, device_type=where, device_time_total=time, is_user_annotation=marked)
-        for name, where, time, marked in (
-            ("gemm", device, 4.0, False),
-            ("Memcpy DtoD (Device -> Device)", device, 1.0, False),
-            ("Memcpy HtoD (Pageable -> Device)", device, 9.0, False),
-            ("Memset (Device)", device, 1.0, False),
-            ("forward", device, 20.0, True),
-            ("aten::linear", host, 4.0, False),
+        SimpleNamespace(
+            name=name, device_type=where, device_time_total=time, is_user_annotation=marked, kernels=list(launched)
+        )
+        for name, where, time, marked, launched in (
+            ("gemm", device, 4.0, False, ()),
+            ("splitKreduce", device, 2.0, False, ()),
+            ("Memcpy DtoD (Device -> Device)", device, 1.0, False, ()),
+            ("Memcpy HtoD (Pageable -> Device)", device, 9.0, False, ()),
+            ("Memset (Device)", device, 1.0, False, ()),
+            ("forward", device, 20.0, True, ()),
+            ("aten::addmm", host, 4.0, False, (gemm, split)),
+            ("aten::zero_", host, 4.0, False, (fill,)),
+            ("aten::linear", host, 4.0, False, ()),
         )
     ]
-    assert summed(device_events(events), forwards=1) == (2.0, pytest.approx(5e-6), 1.0)
-    assert summed([Event("gemm", 6.0)] * 3, forwards=3) == (1.0, pytest.approx(6e-6), 0.0)
+    assert launching_ops(events) == 1
+    assert summed(device_events(events), 1, forwards=1) == (1.0, 3.0, pytest.approx(7e-6), 1.0)
+    assert summed([Event("gemm", 6.0)] * 3, 3, forwards=3) == (1.0, 1.0, pytest.approx(6e-6), 0.0)
+
+
+def test_what_runs_in_a_stream_of_its_own_has_no_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(runtimes.get("eager")), "own_stream", True, raising=False)
+    run(tmp_path, stages=["first"])
+    table = recording.load(tmp_path).table
+    assert "overhead_s" not in table or table["overhead_s"].isna().all()
+    assert set(table["status"]) == {tables.OK}
 
 
 def forbidden(*_: object, **__: object) -> None:

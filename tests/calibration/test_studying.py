@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from latpred import home, profiles, runtimes
-from latpred.calibration import calibrate, campaign, fitting, session, studies, studying
+from latpred.calibration import calibrate, campaign, fitting, measuring, session, studies, studying
 from latpred.calibration.campaign import Progress
 from latpred.calibration.device import open_device
 from latpred.calibration.session import Row, directory, read_rows
@@ -23,7 +23,8 @@ from latpred.calibration.simulated import SimulatedDevice
 from latpred.cli import main
 from latpred.errors import MissingPackageError, UsageError
 from latpred.pricing import host_cost
-from latpred.profile import DeviceProfile
+from latpred.profile import DeviceInfo, DeviceProfile
+from latpred.runtimes import onnx_session
 
 FEW = 190  # cells after which eager has a profile
 MORE = 26  # cells of another runtime
@@ -290,3 +291,15 @@ def test_the_command_line_extends_a_profile_and_shows_every_runtime(monkeypatch:
     assert [line.split()[0] for line in lines if " us per call" in line] == ["eager", "plain"]
     document = json.loads(run("profiles", "show", "simulated", "--json").stdout)
     assert document["profile"]["runtimes"].keys() == {"eager", "plain"}
+
+
+def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu(SimulatedDevice):
+        def info(self) -> DeviceInfo:
+            return msgspec.structs.replace(super().info(), kind="cuda")
+
+    monkeypatch.setattr(onnx_session, "providers", lambda: (onnx_session.CPU,))
+    assert "has no CUDA provider" in str(studying.hindrance("onnxruntime", OnGpu()))
+    assert studying.hindrance("onnxruntime", open_device("cpu")) is None
+    with pytest.raises(MissingPackageError, match="has no CUDA provider"):
+        measuring.demand_runtime("onnxruntime", OnGpu())
