@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from latpred.features import NATIVE, native
 from latpred.graph import Op
+from latpred.kernelrows import columns
 from latpred.ops.families import root
-from latpred.pricing import columns
 from latpred.profile import KernelFit
 from latpred.roofline import RooflineRegressor, scale_leaf
 

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.clocks import Timeline
 from latpred.errors import ProfileError
-from latpred.features import NATIVE, WORK, Floats, layout
+from latpred.features import NATIVE, Floats
 from latpred.graph import Line, Op
 from latpred.guessing import guess
+from latpred.kernelrows import Row, Rows
 from latpred.kerneltime import KernelModel
 from latpred.kinds import kind
 from latpred.ops.classes import kind_of
@@ -36,8 +37,6 @@ SUBSTITUTES = {
     "conv_grouped": ("conv",),
     "conv_transpose": ("conv",),
 }
-
-Row = tuple[Line, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +130,7 @@ class PriceList:
         self._profile = profile
         self._models: dict[tuple[int, bool], KernelModel] = {}
         self._guesses: dict[str, KernelModel] = {}
+        self._known: dict[tuple[str, str, bool], Rows] = {}
 
     def price(self, schedule: Schedule, precision: str, *, resident: bool = False) -> Priced:
         """Attach costs to a schedule.
@@ -144,8 +144,8 @@ class PriceList:
         """
         dispatch = self.dispatch(schedule.runtime)
         self.fits(precision)
-        rows, kernel_row, unmeasured = self._kernel_rows(schedule, precision, resident)
-        share = schedule.kernel_share * np.array([entry.scale for entry in rows.values()])[kernel_row]
+        rows, kernel_row = self._rows(schedule.runtime, precision, resident).of(schedule)
+        share = schedule.kernel_share * np.array([row.scale for row in rows])[kernel_row]
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
         host_us = _host_times(schedule, dispatch)
@@ -168,7 +168,7 @@ class PriceList:
             class_rows=class_rows,
             families=_one_hot(rows, order),
             live=_lines(op.live_bytes for op in schedule.ops),
-            unmeasured=unmeasured,
+            unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.measured)),
             estimated=any(op.estimated for op in schedule.ops),
         )
 
@@ -210,43 +210,11 @@ class PriceList:
             )
         return fits
 
-    def _kernel_rows(
-        self, schedule: Schedule, precision: str, resident: bool
-    ) -> tuple[dict[tuple[object, ...], _Entry], NDArray[np.int64], tuple[str, ...]]:
-        """Distinct rows, and which of them each kernel is."""
-        rows: dict[tuple[object, ...], _Entry] = {}
-        unmeasured: dict[str, None] = {}
-        kernel_row: list[int] = []
-        ops = schedule.ops
-        seen: dict[tuple[object, ...], int] = {}
-        for index, family in zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True):
-            op = ops[index]
-            # Ops that a walk found alike share these objects, whose identities are compared faster than their values.
-            same = (
-                family,
-                op.dtype,
-                id(op.dims),
-                id(op.macs),
-                id(op.weight_bytes),
-                id(op.read_bytes),
-                id(op.write_bytes),
-            )
-            known = seen.get(same)
-            if known is not None:
-                kernel_row.append(known)
-                continue
-            key = (family, op.dtype, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
-            entry = rows.get(key)
-            if entry is None:
-                model, leaf_scale, scale, measured = self._model(op, family, precision, schedule.runtime)
-                if not measured:
-                    unmeasured[family] = None
-                guessed = op.estimated or not measured
-                lines = columns(op, model.fit.family, resident=resident)
-                entry = rows[key] = _Entry(len(rows), model, family, lines, leaf_scale, scale, guessed)
-            seen[same] = entry.index
-            kernel_row.append(entry.index)
-        return rows, np.array(kernel_row, dtype=np.int64), tuple(unmeasured)
+    def _rows(self, runtime: str, precision: str, resident: bool) -> Rows:
+        key = runtime, precision, resident
+        if key not in self._known:
+            self._known[key] = Rows(lambda op, family: self._model(op, family, precision, runtime), resident)
+        return self._known[key]
 
     def _model(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, float, bool]:
         """The fit for an op's kernel, its leaf's scale, the runtime's, and whether the family was measured at all."""
@@ -278,37 +246,6 @@ class PriceList:
         return self._models[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A distinct row: its number in order of appearance, what prices it, and what the runtime makes of that time."""
-
-    index: int
-    model: KernelModel
-    family: str
-    columns: Row
-    leaf_scale: float
-    scale: float
-    guessed: bool
-
-
-def columns(op: Op, family: str, *, resident: bool = False) -> Row:
-    """An op's work and dimensions, in the columns of a family.
-
-    Weights come from memory each time, unless they are `resident` in the cache: then they are read like activations.
-
-    An op priced by another family than its own lacks some of its dimensions: elements are then counted as 4 bytes each,
-    and everything else as 1.
-    """
-    elements = Line(op.write_bytes.constant // 4, op.write_bytes.per_sample // 4)
-    missing = {"numel": elements}
-    dims = layout(family).columns[len(WORK) :]
-    weights, reads = op.weight_bytes, op.read_bytes
-    if resident:
-        weights, reads = Line(0), Line(reads.constant + weights.constant, reads.per_sample + weights.per_sample)
-    work = (op.macs, weights, reads, op.write_bytes)
-    return (*work, *(op.dims.get(name) or missing.get(name) or Line(1) for name in dims))
-
-
 def host_cost(fit: DispatchFit, name: str) -> float:
     """Dispatch cost of a class: its own, that of the nearest more general class, or that of any op."""
     known: str | None = name
@@ -331,24 +268,21 @@ def _with_call(schedule: Schedule) -> Schedule:
     return replace(schedule, kernel_step=schedule.kernel_step + 1, sync=np.concatenate(([0], schedule.sync)))
 
 
-def _grouped(rows: dict[tuple[object, ...], _Entry]) -> tuple[tuple[Group, ...], NDArray[np.int64]]:
+def _grouped(rows: list[Row]) -> tuple[tuple[Group, ...], NDArray[np.int64]]:
     """Rows sorted by the fit that prices them, and where each of them went."""
-    by_model: dict[int, list[_Entry]] = {}
-    for entry in rows.values():
-        by_model.setdefault(id(entry.model), []).append(entry)
-    ordered = [entry for entries in by_model.values() for entry in entries]
-    leaf_scales = np.array([entry.leaf_scale for entry in ordered])
-    least_spread = np.array([ESTIMATED_SPREAD if entry.guessed else 0.0 for entry in ordered])
+    by_model: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_model.setdefault(id(row.model), []).append(index)
     groups, first = [], 0
-    for entries in by_model.values():
-        lines = _lines(line for entry in entries for line in entry.columns).reshape(len(entries), -1, 2)
-        part = slice(first, first + len(entries))
-        groups.append(
-            Group(entries[0].model, first, lines[:, :, 0], lines[:, :, 1], leaf_scales[part], least_spread[part])
-        )
-        first += len(entries)
+    for indices in by_model.values():
+        own = [rows[index] for index in indices]
+        lines = np.array([row.columns for row in own])
+        leaf_scales = np.array([row.leaf_scale for row in own])
+        least_spread = np.array([ESTIMATED_SPREAD if row.guessed else 0.0 for row in own])
+        groups.append(Group(own[0].model, first, lines[:, :, 0], lines[:, :, 1], leaf_scales, least_spread))
+        first += len(own)
     order = np.empty(len(rows), dtype=np.int64)
-    order[[entry.index for entry in ordered]] = np.arange(len(rows))
+    order[list(chain.from_iterable(by_model.values()))] = np.arange(len(rows))
     return tuple(groups), order
 
 
@@ -357,17 +291,17 @@ def _lines(lines: Iterable[Line]) -> Floats:
     return np.fromiter(chain.from_iterable(lines), dtype=float).reshape(-1, 2)
 
 
-def _one_hot(rows: dict[tuple[object, ...], _Entry], order: NDArray[np.int64]) -> Floats:
-    roots = _positions(root(entry.family) for entry in rows.values())
+def _one_hot(rows: list[Row], order: NDArray[np.int64]) -> Floats:
+    roots = _positions(root(row.family) for row in rows)
     matrix = np.zeros((len(set(roots)), len(rows)))
     matrix[roots, order] = 1.0
     return matrix
 
 
-def _usual(rows: dict[tuple[object, ...], _Entry], order: NDArray[np.int64]) -> Floats:
+def _usual(rows: list[Row], order: NDArray[np.int64]) -> Floats:
     """Spread that each row's fit had on its own samples; nothing is usual about a row that is only guessed."""
     spreads = np.empty(len(rows))
-    spreads[order] = [0.0 if entry.guessed else entry.model.fit.spread for entry in rows.values()]
+    spreads[order] = [0.0 if row.guessed else row.model.fit.spread for row in rows]
     return spreads
 
 

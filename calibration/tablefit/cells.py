@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from latpred.calibration.tablefit.priors import multiplies
 from latpred.features import Floats, read
 from latpred.graph import Line, ModelGraph, Op
+from latpred.kernelrows import columns
 from latpred.kinds import kind
 from latpred.ops.families import root
-from latpred.pricing import columns
 
 Ints = NDArray[np.int64]
 

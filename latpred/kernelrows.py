@@ -1,0 +1,112 @@
+"""Kernel rows: the distinct work of a schedule, and what prices it, known again in the next schedule.
+
+Ops of one layer do the same work wherever the layer stands, in a model and in the many candidates of a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.features import WORK, Floats, layout
+from latpred.graph import Line, Op
+from latpred.kerneltime import KernelModel
+from latpred.schedule import Schedule
+
+MOST_KNOWN = 20_000  # ops whose row is remembered
+
+Priceable = Callable[[Op, str], tuple[KernelModel, float, float, bool]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A distinct row: what prices it, and what the runtime makes of that time. There is one object for each.
+
+    `columns` holds the constant and the slope of each of the family's columns.
+    """
+
+    model: KernelModel
+    family: str
+    columns: Floats
+    leaf_scale: float
+    scale: float
+    measured: bool
+    guessed: bool
+
+
+class Rows:
+    """Rows of one precision in one runtime.
+
+    Parameters
+    ----------
+    priceable : callable
+        From an op and its kernel's family to a model, the leaf's scale, the runtime's, and whether it was measured.
+    resident : bool
+        Whether weights stay in the cache; see `columns`.
+    """
+
+    def __init__(self, priceable: Priceable, resident: bool) -> None:
+        self._priceable = priceable
+        self._resident = resident
+        self._tables: tuple[dict[tuple[object, ...], tuple[Row, Op]], dict[tuple[object, ...], Row]] = {}, {}
+
+    def of(self, schedule: Schedule) -> tuple[list[Row], NDArray[np.int64]]:
+        """Distinct rows in order of appearance, and which of them each kernel is."""
+        if len(self._tables[0]) > MOST_KNOWN:
+            self._tables = {}, {}  # both anew: there must not be two objects of one row
+        known, rows = self._tables
+        found: dict[Row, int] = {}
+        kernel_row: list[int] = []
+        ops = schedule.ops
+        for index, family in zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True):
+            op = ops[index]
+            # Ops that a walk found alike share these objects, whose identities are compared faster than their values.
+            same = (
+                family,
+                op.name,
+                op.dtype,
+                op.estimated,
+                id(op.dims),
+                id(op.macs),
+                id(op.weight_bytes),
+                id(op.read_bytes),
+                id(op.write_bytes),
+            )
+            pair = known.get(same)
+            if pair is None:  # the op is kept, so that nothing else gets these identities
+                pair = known[same] = self._row(rows, op, family), op
+            kernel_row.append(found.setdefault(pair[0], len(found)))
+        return list(found), np.array(kernel_row, dtype=np.int64)
+
+    def _row(self, rows: dict[tuple[object, ...], Row], op: Op, family: str) -> Row:
+        aten = op.name.startswith("aten::")
+        work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
+        key = (family, aten, op.dtype, op.estimated, *work)
+        row = rows.get(key)
+        if row is None:
+            model, leaf_scale, scale, measured = self._priceable(op, family)
+            lines = np.array(columns(op, model.fit.family, resident=self._resident), dtype=float)
+            guessed = op.estimated or not measured
+            row = rows[key] = Row(model, family, lines, leaf_scale, scale, measured, guessed)
+        return row
+
+
+def columns(op: Op, family: str, *, resident: bool = False) -> tuple[Line, ...]:
+    """An op's work and dimensions, in the columns of a family.
+
+    Weights come from memory each time, unless they are `resident` in the cache: then they are read like activations.
+
+    An op priced by another family than its own lacks some of its dimensions: elements are then counted as 4 bytes each,
+    and everything else as 1.
+    """
+    elements = Line(op.write_bytes.constant // 4, op.write_bytes.per_sample // 4)
+    missing = {"numel": elements}
+    dims = layout(family).columns[len(WORK) :]
+    weights, reads = op.weight_bytes, op.read_bytes
+    if resident:
+        weights, reads = Line(0), Line(reads.constant + weights.constant, reads.per_sample + weights.per_sample)
+    work = (op.macs, weights, reads, op.write_bytes)
+    return (*work, *(op.dims.get(name) or missing.get(name) or Line(1) for name in dims))
