@@ -130,11 +130,12 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
 
     def macs(self, batch: int = 1) -> int:
         """Multiply-adds of one forward pass."""
-        return sum(op.macs.at(batch) for op in self.at(batch))
+        lines = [op.macs for op in self.at(batch)]
+        return sum([line[0] for line in lines]) + batch * sum([line[1] for line in lines])
 
     def launches(self, batch: int = 1) -> int:
         """Device launches of one forward pass."""
-        return sum(op.launches for op in self.at(batch))
+        return sum([op.launches for op in self.at(batch)])
 
     def syncs(self, batch: int = 1) -> int:
         """Host synchronisations inside one forward pass."""

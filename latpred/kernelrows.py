@@ -37,6 +37,16 @@ class Row:
     guessed: bool
 
 
+class _Known:
+    """What is remembered of ops; all of it is forgotten together, since there must not be two objects of one row."""
+
+    def __init__(self) -> None:
+        self.by_op: dict[tuple[int, str], Row] = {}
+        self.by_parts: dict[tuple[object, ...], Row] = {}
+        self.by_work: dict[tuple[object, ...], Row] = {}
+        self.ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
+
+
 class Rows:
     """Rows of one precision in one runtime.
 
@@ -51,46 +61,43 @@ class Rows:
     def __init__(self, priceable: Priceable, resident: bool) -> None:
         self._priceable = priceable
         self._resident = resident
-        self._tables: tuple[dict[tuple[object, ...], tuple[Row, Op]], dict[tuple[object, ...], Row]] = {}, {}
+        self._known = _Known()
 
     def of(self, schedule: Schedule) -> tuple[list[Row], NDArray[np.int64]]:
         """Distinct rows in order of appearance, and which of them each kernel is."""
-        if len(self._tables[0]) > MOST_KNOWN:
-            self._tables = {}, {}  # both anew: there must not be two objects of one row
-        known, rows = self._tables
-        found: dict[Row, int] = {}
-        kernel_row: list[int] = []
-        ops = schedule.ops
-        for index, family in zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True):
-            op = ops[index]
-            # Ops that a walk found alike share these objects, whose identities are compared faster than their values.
-            same = (
-                family,
-                op.name,
-                op.dtype,
-                op.estimated,
-                id(op.dims),
-                id(op.macs),
-                id(op.weight_bytes),
-                id(op.read_bytes),
-                id(op.write_bytes),
-            )
-            pair = known.get(same)
-            if pair is None:  # the op is kept, so that nothing else gets these identities
-                pair = known[same] = self._row(rows, op, family), op
-            kernel_row.append(found.setdefault(pair[0], len(found)))
-        return list(found), np.array(kernel_row, dtype=np.int64)
+        if len(self._known.ops) > MOST_KNOWN:
+            self._known = _Known()
+        known = self._known
+        ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
+        keys = list(zip(map(id, ops), schedule.kernel_family, strict=True))
+        found = list(map(known.by_op.get, keys))
+        rows = [row or self._seen(known, key, op) for row, key, op in zip(found, keys, ops, strict=True)]
+        numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+        return list(numbers), np.array([numbers[row] for row in rows], dtype=np.int64)
 
-    def _row(self, rows: dict[tuple[object, ...], Row], op: Op, family: str) -> Row:
+    def _seen(self, known: _Known, key: tuple[int, str], op: Op) -> Row:
+        """The row of an op that is new; the same walk may have found others like it."""
+        family = key[1]
+        shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
+        # Ops that a walk found alike share these objects, whose identities are compared faster than their values.
+        parts = (family, op.name, op.dtype, op.estimated, *map(id, shared))
+        row = known.by_parts.get(parts)
+        if row is None:
+            row = known.by_parts[parts] = self._row(known, op, family)
+        known.by_op[key] = row
+        known.ops.append(op)
+        return row
+
+    def _row(self, known: _Known, op: Op, family: str) -> Row:
         aten = op.name.startswith("aten::")
         work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
         key = (family, aten, op.dtype, op.estimated, *work)
-        row = rows.get(key)
+        row = known.by_work.get(key)
         if row is None:
             model, leaf_scale, scale, measured = self._priceable(op, family)
             lines = np.array(columns(op, model.fit.family, resident=self._resident), dtype=float)
             guessed = op.estimated or not measured
-            row = rows[key] = Row(model, family, lines, leaf_scale, scale, measured, guessed)
+            row = known.by_work[key] = Row(model, family, lines, leaf_scale, scale, measured, guessed)
         return row
 
 

@@ -97,7 +97,7 @@ class Supernet:
         self._segments = [segments(walks, place) for place in range(len(self._labels))]
         self._events, self._closing = watched.common(first)
         self._bases: Recent[list[Line]] = Recent(MOST_PATTERNS)
-        self._pieces: dict[tuple[object, ...], tuple[Op, ...]] = {}
+        self._pieces: dict[tuple[int, Line, int, int], tuple[Op, ...]] = {}
         for walked in walks:
             if tuple(self._ops([span.option for span in walked.spans])) != walked.graph.ops:
                 raise TraceError(ENTANGLED)
@@ -142,20 +142,21 @@ class Supernet:
         chosen = [found[option] for found, option in zip(self._segments, options, strict=True)]
         pattern = tuple([segment.size for segment in chosen])
         bases = self._bases.get(pattern, lambda: self._alive_before(pattern))
-        if len(self._pieces) > MOST_PIECES:
-            self._pieces.clear()
+        pieces = self._pieces if len(self._pieces) < MOST_PIECES else {}
+        self._pieces = pieces
         ops: list[Op] = []
-        places = zip(chosen, options, strict=True)
+        places = iter(chosen)
         module_calls = python_calls = 0
-        for index, (event, base) in enumerate(zip(self._events, bases, strict=True)):
-            segment, option = (event.segment, "") if event.segment else next(places)
-            module_calls += event.module_calls
-            python_calls += event.python_calls
+        for (segment, more_module_calls, more_python_calls, _, _), base in zip(self._events, bases, strict=True):
+            if segment is None:
+                segment = next(places)
+            module_calls += more_module_calls
+            python_calls += more_python_calls
             if segment.ops:
-                key = (index, option, base, module_calls, python_calls)
-                piece = self._pieces.get(key)
+                key = (id(segment), base, module_calls, python_calls)
+                piece = pieces.get(key)
                 if piece is None:
-                    piece = self._pieces[key] = _moved(segment, base, module_calls, python_calls)
+                    piece = pieces[key] = _moved(segment, base, module_calls, python_calls)
                 ops += piece
                 module_calls = python_calls = 0
             module_calls += segment.module_calls
