@@ -37,8 +37,8 @@ MOST_ENDS = 3  # runs that may end in one and the same setting before it is pass
 class Done(NamedTuple):
     """How far a recording is.
 
-    folder : where it is kept. stages : settings measured and planned, by name. notes : what to know. failed : by reason,
-    settings that were tried in vain.
+    folder : where it is kept. stages : settings measured and planned, by name. notes : what to know. failed : settings
+    that could not be measured, by reason.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ def record(
     Parameters
     ----------
     name : str
-        Name of a plan: "paper" or "heldout".
+        Name of a plan: "paper", "heldout" or "check".
     folder : Path
         Where the recording goes, and the notebook from which a later run goes on.
     device : str or Device
@@ -242,7 +242,7 @@ class _Bench:
             )
 
     def _sides(self, call: Call, setting: Setting, graph: ModelGraph | None) -> dict[str, Any]:
-        """Host and device timed alone; unknown where the host waits for the device, and in a stream of the runtime's."""
+        """Host and device timed alone; unknown where the host waits in mid-pass, and in a stream that is not PyTorch's."""
         if not self._device.asynchronous or graph is None or graph.syncs(1) or graph.syncs(2):
             return {}
         runtime = runtimes.get(setting.runtime)

@@ -1,5 +1,7 @@
 """What to measure on a GPU, in the order of its worth: the study of "The Framework Tax", and models kept out of fits.
 
+"check" is a minute or two in which everything is tried once.
+
 A plan is a list of stages, a stage a list of settings (one model at one batch size in one runtime and precision).
 Whoever runs out of time part-way has what matters most. Nothing is built here; `recorder` measures.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import transformers
 from torch import nn
@@ -31,6 +34,7 @@ CORE = (
     "wavlm-base",
 )
 MORE = ("fnet-base", "resnet-101", "resnet-152", "bert-large-uncased")
+REPEATED = 4  # models that are measured again, for the repeat noise
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WIDTHS = (128, 256, 512, 1024, 1536)
@@ -38,7 +42,8 @@ DEPTHS = (2, 4, 8, 16, 24)
 CAPTURED = ("eager", "cuda-graphs")
 FIRST = (*CAPTURED, "torchscript")
 COMPILED = ("compile", "compile-reduce-overhead", "onnxruntime", "onnxruntime-cuda-graphs")
-PLANS = ("paper", "heldout")
+TRIED = ("distilbert-base-uncased", "resnet-18")
+PLANS = ("paper", "heldout", "check")
 _VOCABULARY, _LENGTH = 30522, 128
 
 
@@ -103,9 +108,9 @@ def plan(name: str) -> Plan:
     --------
     >>> plan("gpu")
     Traceback (most recent call last):
-    latpred.errors.UsageError: There is no plan to measure 'gpu' by. Use one of paper, heldout.
+    latpred.errors.UsageError: There is no plan to measure 'gpu' by. Use one of paper, heldout, check.
     """
-    makers: dict[str, Callable[[], Plan]] = {"paper": _paper, "heldout": _heldout}
+    makers: dict[str, Callable[[], Plan]] = {"paper": _paper, "heldout": _heldout, "check": _check}
     if name not in makers:
         raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(PLANS)}.")
     return makers[name]()
@@ -116,18 +121,19 @@ def _paper() -> Plan:
     more, _ = _named(MORE)
     lengths = [subject for length in LENGTHS for subject in subjects_of("bert-base-uncased", seq=length)]
     shapes = [*(_bert(width, 12) for width in WIDTHS), *(_bert(768, layers) for layers in DEPTHS)]
-    every = (*FIRST, *COMPILED)
+    every, fp16 = (*FIRST, *COMPILED), ("fp16",)
     stages = (
-        ("core", _grid(core, (1, 4, 16, 64), ("fp16",), FIRST, profiled=True)),
-        ("again", _grid(core, (1, 16), ("fp16",), FIRST, number=2)),
-        ("batches", _grid(core, BATCHES, ("fp16",), FIRST)),
-        ("lengths", _grid(lengths, (1,), ("fp16",), every)),
-        ("shapes", _grid(shapes, (1, 16), ("fp16",), CAPTURED)),
-        ("compiled", _grid(core, (1, 4, 16, 64), ("fp16",), COMPILED)),
+        ("core", _grid(core, (1, 4, 16, 64), fp16, FIRST, profiled=True)),
+        ("again", _grid(core[:REPEATED], (1, 16), fp16, FIRST, number=2)),
+        ("shapes", _grid(shapes, (1, 16), fp16, CAPTURED)),
+        ("lengths", _grid(lengths, (1,), fp16, FIRST)),
+        ("compiled", _grid(core, (1, 16), fp16, COMPILED)),
+        ("batches", _grid(core, BATCHES, fp16, FIRST)),
+        ("more-models", _grid(more, BATCHES, fp16, FIRST)),
         ("fp32", _grid(core, BATCHES, ("fp32",), FIRST)),
-        ("more models", _grid(more, BATCHES, ("fp16",), FIRST)),
-        ("other precisions", _grid(core, (1, 4, 16, 64), ("bf16", "tf32"), CAPTURED)),
-        ("the rest", _grid([*core, *more], BATCHES, ("fp16", "fp32", "bf16", "tf32"), every)),
+        ("more-compiled", chain(_grid(lengths, (1,), fp16, COMPILED), _grid(core, (4, 64), fp16, COMPILED))),
+        ("other-precisions", _grid(core, (1, 4, 16, 64), ("bf16", "tf32"), CAPTURED)),
+        ("the-rest", _grid([*core, *more], BATCHES, ("fp16", "fp32", "bf16", "tf32"), every)),
     )
     return Plan("paper", _each_once(stages), notes)
 
@@ -136,13 +142,20 @@ def _heldout() -> Plan:
     models, notes = _named(suites.get("heldout").names)
     stages = (
         ("core", _grid(models, (1, 4, 16, 64), ("fp16",), FIRST, profiled=True)),
-        ("again", _grid(models, (1, 16), ("fp16",), FIRST, number=2)),
+        ("again", _grid(models[:REPEATED], (1, 16), ("fp16",), FIRST, number=2)),
+        ("compiled", _grid(models, (1, 16), ("fp16",), COMPILED)),
         ("batches", _grid(models, BATCHES, ("fp16",), FIRST)),
         ("fp32", _grid(models, BATCHES, ("fp32",), FIRST)),
-        ("compiled", _grid(models, (1, 4, 16, 64), ("fp16",), COMPILED)),
-        ("the rest", _grid(models, BATCHES, ("fp16", "fp32", "bf16", "tf32"), (*FIRST, *COMPILED))),
+        ("the-rest", _grid(models, BATCHES, ("fp16", "fp32", "bf16", "tf32"), (*FIRST, *COMPILED))),
     )
     return Plan("heldout", _each_once(stages), notes)
+
+
+def _check() -> Plan:
+    """Two models once in every runtime: does all of it work here?"""
+    models, notes = _named(TRIED)
+    settings = _grid(models, (1,), ("fp16",), (*FIRST, *COMPILED), profiled=True)
+    return Plan("check", _each_once([("every-runtime", settings)]), notes)
 
 
 def _named(names: Sequence[str]) -> tuple[list[Subject], tuple[str, ...]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-PLANS = ("paper", "heldout")
+PLANS = ("paper", "heldout", "check")
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,13 @@ def test_unknown_stages_and_runtimes(tmp_path: Path) -> None:
         run(tmp_path, runtimes=["magic"])
 
 
-@pytest.mark.parametrize("name", suite_paper.PLANS)
+def test_a_check_tries_every_runtime_once() -> None:
+    settings = suite_paper.plan("check").stages[0].settings
+    assert len(settings) == 2 * 7
+    assert {setting.batch for setting in settings} == {1}
+
+
+@pytest.mark.parametrize("name", ["paper", "heldout"])
 def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
     plan = suite_paper.plan(name)
     settings = [setting for stage in plan.stages for setting in stage.settings]

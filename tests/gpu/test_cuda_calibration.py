@@ -25,7 +25,7 @@ from latpred.tracing import names, trace
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-BUDGET_S = 100.0
+BUDGET_S = 70.0
 GEMM = {"m": 2048, "n": 2048, "k": 2048}
 MODELS = ("distilbert-base-uncased", "gpt2", "resnet-18", "resnet-50", "vit-base-patch32-224")
 

@@ -1,4 +1,7 @@
-"""Every runtime on a real GPU: skipped where there is none, or where what a runtime needs is not installed."""
+"""Every runtime on a real GPU: skipped where there is none, or where what a runtime needs is not installed.
+
+`pytest tests/gpu -m "not slow"` takes some three minutes; calibrating all runtimes, which is slow, seven more.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ BUDGET_S = 420.0
 
 def installed() -> list[str]:
     """Runtimes that can be built here."""
-    return [name for name in runtimes.built_in() if runtimes.get(name).available() is None]
+    return [name for name in runtimes.built_in() if walking.lacking(name, "cuda") is None]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def measuring() -> Iterator[None]:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("runtime", [name for name in runtimes.built_in() if name != "eager"])
 def test_what_is_built_computes_what_eager_does(gpu: CudaDevice, measuring: None, runtime: str, spec) -> None:
-    missing = runtimes.get(runtime).available()
+    missing = walking.lacking(runtime, "cuda")
     if missing is not None:
         pytest.skip(missing)
     model, inputs = runs.built(spec, "fp32", "cuda:0"), runs.inputs_of(spec, "fp32", "cuda:0")
@@ -128,6 +131,7 @@ def calibrated(gpu: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield calibrate(gpu, budget_s=BUDGET_S, precisions=("fp32",), runtimes="all")
 
 
+@pytest.mark.slow
 def test_runtimes_that_are_here_are_calibrated(calibrated: DeviceProfile) -> None:
     assert set(installed()) <= calibrated.runtimes.keys(), calibrated.acceptance.checks
     for name, fit in calibrated.runtimes.items():
@@ -136,6 +140,7 @@ def test_runtimes_that_are_here_are_calibrated(calibrated: DeviceProfile) -> Non
         assert (fit.gap_us is not None) == (name in REPLAYED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", runtimes.built_in())
 def test_every_runtime_is_predicted(gpu: CudaDevice, calibrated: DeviceProfile, runtime: str) -> None:
     if runtime not in calibrated.runtimes:
@@ -151,3 +156,14 @@ def test_every_runtime_is_predicted(gpu: CudaDevice, calibrated: DeviceProfile, 
         errors.append(abs(predicted_ms / (row.latency_s * 1e3) - 1))
     assert float(np.median(errors)) < 0.3
     assert latpred.predict("resnet-18", runtime=runtime, device="cuda:0").latency_ms > 0
+
+
+def test_a_profiler_sees_as_many_kernels_in_a_replay_as_in_eager(gpu: CudaDevice, measuring: None) -> None:
+    spec = SPECS[0]
+    model, inputs = runs.built(spec, "fp16", "cuda:0"), runs.inputs_of(spec, "fp16", "cuda:0")
+    eager, replayed = (gpu.profile(gpu.prepare_model(model, inputs, name)) for name in ("eager", "cuda-graphs"))
+    if not eager.kernels:
+        pytest.skip("a profiler may not look at this GPU")
+    assert eager.launches == networks.graph(spec, "fp16").launches(spec.batch)
+    assert replayed.kernels == eager.kernels >= eager.launches
+    assert replayed.launches == 0
