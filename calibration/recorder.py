@@ -242,7 +242,7 @@ class _Bench:
             )
 
     def _sides(self, call: Call, setting: Setting, graph: ModelGraph | None) -> dict[str, Any]:
-        """Host and device timed alone; unknown where the host waits in mid-pass, and in a stream that is not PyTorch's."""
+        """Host and device timed alone; unknown where the host waits in mid-pass, or the stream is not PyTorch's."""
         if not self._device.asynchronous or graph is None or graph.syncs(1) or graph.syncs(2):
             return {}
         runtime = runtimes.get(setting.runtime)
