@@ -8,10 +8,12 @@ a pointwise convolution.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 from torch import Tensor, nn
 
+import latpred
 from latpred.errors import UsageError
 
 BLOCKS = (*(f"ir_k{kernel}_{kind}" for kernel in (3, 5) for kind in ("e1", "s2", "e3", "e6")), "skip")
@@ -47,18 +49,41 @@ C = """ir_k3_e1
 
 def build(blocks: Sequence[str] | str, last: int = 1984, classes: int = 1000) -> nn.Module:
     """The network of a list of blocks, or a text of them; `last` is the width of the last pointwise convolution."""
+    names = _listed(blocks)
+    return _network(lambda place, *shape: _block(names[place], *shape), last, classes)
+
+
+@cache
+def supernet(last: int = 1984, classes: int = 1000, image: int = PIXELS) -> latpred.Supernet:
+    """All networks at once, one choice for each place; made in seconds, and only once in a process."""
+
+    def choice(place: int, *shape: int) -> nn.Module:
+        return latpred.Choice(str(place), {name: _block(name, *shape) for name in BLOCKS})
+
+    return latpred.Supernet(partial(_network, choice, last, classes), image=image)
+
+
+def graph(blocks: Sequence[str] | str, **options: int) -> latpred.ModelGraph:
+    """What `latpred.trace` gives of the network, without building or walking it; `options` are those of `supernet`."""
+    return supernet(**options).graph({str(place): name for place, name in enumerate(_listed(blocks))})
+
+
+def _network(block: Callable[..., nn.Module], last: int, classes: int) -> nn.Module:
+    entering, place = STAGES[0][0], 0
+    layers: list[nn.Module] = [_convolution(3, entering, 3, stride=2)]
+    for leaving, count, stride in STAGES:
+        for number in range(count):
+            layers.append(block(place, entering, leaving, 1 if number else stride))
+            entering, place = leaving, place + 1
+    layers += [_convolution(entering, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)]
+    return nn.Sequential(*layers).eval()
+
+
+def _listed(blocks: Sequence[str] | str) -> Sequence[str]:
     listed = blocks.split() if isinstance(blocks, str) else blocks
     if len(listed) != PLACES:
         raise UsageError(f"An FBNet has {PLACES} blocks, not {len(listed)}; 'skip' stands where there is none.")
-    names = iter(listed)
-    entering = STAGES[0][0]
-    layers: list[nn.Module] = [_convolution(3, entering, 3, stride=2)]
-    for leaving, count, stride in STAGES:
-        for place in range(count):
-            layers.append(_block(next(names), entering, leaving, stride if place == 0 else 1))
-            entering = leaving
-    layers += [_convolution(entering, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)]
-    return nn.Sequential(*layers).eval()
+    return listed
 
 
 class Residual(nn.Module):

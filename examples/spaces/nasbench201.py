@@ -49,21 +49,21 @@ def build(encoding: str, classes: int = 10, channels: int = 16, cells: int = 5) 
 
 
 @cache
-def supernet(classes: int = 10, image: int = PIXELS) -> latpred.Supernet:
+def supernet(classes: int = 10, channels: int = 16, cells: int = 5, image: int = PIXELS) -> latpred.Supernet:
     """All networks at once, one choice for each edge; made in a second, and only once in a process."""
 
-    def edge(number: int, width: int) -> nn.Module:
-        return latpred.Choice(str(number), {name: operation(name, width) for name in OPERATIONS})
+    def choice(edge: int, width: int) -> nn.Module:
+        return latpred.Choice(str(edge), {name: operation(name, width) for name in OPERATIONS})
 
-    return latpred.Supernet(partial(_network, edge, classes), image=image)
-
-
-def graph(encoding: str, classes: int = 10, image: int = PIXELS) -> latpred.ModelGraph:
-    """What `latpred.trace(build(encoding), image=image)` gives, without building or walking anything."""
-    return supernet(classes, image).graph({str(edge): name for edge, name in enumerate(decoded(encoding))})
+    return latpred.Supernet(partial(_network, choice, classes, channels, cells), image=image)
 
 
-def _network(edge: Callable[[int, int], nn.Module], classes: int, channels: int = 16, cells: int = 5) -> nn.Module:
+def graph(encoding: str, **options: int) -> latpred.ModelGraph:
+    """What `latpred.trace` gives of the network, without building or walking it; `options` are those of `supernet`."""
+    return supernet(**options).graph({str(edge): name for edge, name in enumerate(decoded(encoding))})
+
+
+def _network(edge: Callable[[int, int], nn.Module], classes: int, channels: int, cells: int) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
     for stage in range(3):
         width = channels << stage

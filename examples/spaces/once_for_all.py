@@ -7,10 +7,12 @@ place in ks and e all the same. The image side is chosen with it, from 128 to 22
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 from torch import Tensor, nn
 
+import latpred
 from latpred.errors import UsageError
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
@@ -23,29 +25,75 @@ _STRIDES = (2, 2, 2, 1, 2)
 _SMOOTH = (False, False, True, True, True)  # hard swish in place of ReLU
 _SQUEEZED = (False, True, False, True, True)  # squeeze and excitation
 _DIVISOR = 8
+_ABSENT = "absent"
 
 
 def build(
     ks: Sequence[int] | int, e: Sequence[int] | int, d: Sequence[int] | int, width: float = 1.0, classes: int = 1000
 ) -> nn.Module:
     """A network of the space; a single number stands for as many of it as are needed."""
-    kernels = _checked("ks", ks, BLOCKS, KERNELS)
-    expansions = _checked("e", e, BLOCKS, EXPANSIONS)
-    depths = _checked("d", d, STAGES, DEPTHS)
+    kernels, expansions, depths = _decoded(ks, e, d)
+
+    def block(place: int, *shape: int, **style: bool) -> nn.Module | None:
+        kept = place % 4 < depths[place // 4]
+        return Block(*shape, kernels[place], expansions[place], **style) if kept else None
+
+    return _network(block, width, classes)
+
+
+@cache
+def supernet(width: float = 1.0, classes: int = 1000, image: int = PIXELS) -> latpred.Supernet:
+    """All networks at once, one choice for each block; made in seconds, and only once in a process."""
+
+    def choice(place: int, *shape: int, **style: bool) -> nn.Module:
+        layers = {_named(k, e): Block(*shape, k, e, **style) for k in KERNELS for e in EXPANSIONS}
+        return latpred.Choice(str(place), layers if place % 4 < DEPTHS[0] else {**layers, _ABSENT: None})
+
+    return latpred.Supernet(partial(_network, choice, width, classes), image=image)
+
+
+def graph(
+    ks: Sequence[int] | int, e: Sequence[int] | int, d: Sequence[int] | int, **options: float
+) -> latpred.ModelGraph:
+    """What `latpred.trace` gives of the network, but for the paths of modules behind a block that is not kept.
+
+    Nothing is built or walked; `options` are those of `supernet`.
+    """
+    kernels, expansions, depths = _decoded(ks, e, d)
+    kept = [place % 4 < depths[place // 4] for place in range(BLOCKS)]
+    named = [_named(kernels[place], expansions[place]) if kept[place] else _ABSENT for place in range(BLOCKS)]
+    return supernet(**options).graph({str(place): name for place, name in enumerate(named)})
+
+
+def _network(block: Callable[..., nn.Module | None], width: float, classes: int) -> nn.Module:
     entering = divisible(16 * width)
-    layers = [_convolution(3, entering, 3, 2, smooth=True), Block(entering, divisible(16 * width), 3, 1)]
+    first = [_convolution(3, entering, 3, 2, smooth=True), Block(entering, divisible(16 * width), 1, 3, 1)]
+    layers: list[nn.Module | None] = [*first]
     entering = divisible(16 * width)
-    for stage, depth in enumerate(depths):
+    for place in range(BLOCKS):
+        stage, number = divmod(place, 4)
         leaving = divisible(_WIDTHS[stage] * width)
-        for place in range(4 * stage, 4 * stage + depth):
-            stride = _STRIDES[stage] if place == 4 * stage else 1
-            style = {"smooth": _SMOOTH[stage], "squeezed": _SQUEEZED[stage]}
-            layers.append(Block(entering, leaving, kernels[place], expansions[place], stride, **style))
-            entering = leaving
+        style = {"smooth": _SMOOTH[stage], "squeezed": _SQUEEZED[stage]}
+        layers.append(block(place, entering, leaving, 1 if number else _STRIDES[stage], **style))
+        entering = leaving
     wide, last = divisible(960 * width), divisible(1280 * width)
     layers += [_convolution(entering, wide, 1, smooth=True), nn.AdaptiveAvgPool2d(1)]
     layers += [nn.Conv2d(wide, last, 1, bias=False), nn.Hardswish(), nn.Flatten(), nn.Linear(last, classes)]
-    return nn.Sequential(*layers).eval()
+    return nn.Sequential(*(layer for layer in layers if layer is not None)).eval()
+
+
+def _decoded(
+    ks: Sequence[int] | int, e: Sequence[int] | int, d: Sequence[int] | int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return (
+        _checked("ks", ks, BLOCKS, KERNELS),
+        _checked("e", e, BLOCKS, EXPANSIONS),
+        _checked("d", d, STAGES, DEPTHS),
+    )
+
+
+def _named(kernel: int, expansion: int) -> str:
+    return f"kernel {kernel}, expansion {expansion}"
 
 
 def divisible(channels: float) -> int:
@@ -61,9 +109,9 @@ class Block(nn.Module):
         self,
         entering: int,
         leaving: int,
+        stride: int,
         kernel: int,
         expansion: int,
-        stride: int = 1,
         *,
         smooth: bool = False,
         squeezed: bool = False,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from factories import device, dispatch, kernel_fit, profile
@@ -35,7 +37,8 @@ NOTE8_31MS = {
 
 def walked(build: Any, *encoding: Any, image: int, **more: Any) -> ModelGraph:
     with torch.device("meta"):
-        return latpred.trace(build(*encoding, **more), image=image)
+        model = build(*encoding, **more)
+    return latpred.trace(model, image=image)
 
 
 # As NATS-Bench's api.get_cost_info prints them: https://github.com/D-X-Y/NATS-Bench/issues/18, /24 and /36.
@@ -194,14 +197,59 @@ def test_a_bad_encoding_says_what_is_wrong(space: str, encoding: tuple[Any, ...]
         import_module(f"spaces.{space}").build(*encoding)
 
 
+def cpu() -> Predictor:
+    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
+    families = ("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
+    return Predictor(profile(info, tuple(kernel_fit(name) for name in families), {"eager": dispatch()}))
+
+
 def test_encodings_are_candidates() -> None:
     from spaces import nasbench201
 
-    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    families = ("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
-    predictor = Predictor(profile(info, tuple(kernel_fit(name) for name in families), {"eager": dispatch()}))
+    predictor = cpu()
     cells = [FIRST, SECOND, "|none~0|"]
     table = predictor.predict_many((partial(nasbench201.build, cell) for cell in cells), image=32)
     assert table["error"].isna().tolist() == [True, True, False]
     assert "is no NAS-Bench-201 cell" in table["error"][2]
     assert table["latency_ms"][1] > table["latency_ms"][0]
+
+
+def test_graphs_of_nasbench201_are_those_of_the_networks() -> None:
+    from spaces import nasbench201
+
+    draw = random.Random(0)
+    small = {"cells": 1, "image": 32}
+    cells = draw.sample(list(nasbench201.encodings()), 30)
+    wholes = [walked(nasbench201.build, cell, **small) for cell in cells] + [walked(nasbench201.build, FIRST, image=32)]
+    parts = [nasbench201.graph(cell, **small) for cell in cells] + [nasbench201.graph(FIRST)]
+    assert parts == wholes
+    predictor = cpu()
+    table = predictor.predict_many(parts, batch=[1, 64])
+    assert table.equals(predictor.predict_many(wholes, batch=[1, 64]))
+    assert len({*table["latency_ms"]}) > len(cells)
+    with pytest.raises(UsageError, match="is no NAS-Bench-201 cell"):
+        nasbench201.graph("|none~0|")
+
+
+def test_graphs_of_fbnets_are_those_of_the_networks() -> None:
+    from spaces import fbnet
+
+    draw = random.Random(0)
+    for blocks in (fbnet.A, [draw.choice(fbnet.BLOCKS) for _ in range(fbnet.PLACES)]):
+        assert fbnet.graph(blocks, image=64) == walked(fbnet.build, blocks, image=64)
+
+
+def test_graphs_of_once_for_all_networks_differ_in_paths_alone() -> None:
+    from spaces import once_for_all
+
+    for encoding in (NOTE8_22MS, NOTE8_31MS):
+        whole, parts = walked(once_for_all.build, image=64, **encoding), once_for_all.graph(**encoding, image=64)
+        assert unnamed(parts) == unnamed(whole)
+    full = {"ks": 7, "e": 6, "d": 4}
+    assert once_for_all.graph(**full, image=64) == walked(once_for_all.build, image=64, **full)
+
+
+def unnamed(graph: ModelGraph) -> ModelGraph:
+    """A graph whose ops do not say in which module they are."""
+    replace = msgspec.structs.replace
+    return replace(graph, ops=tuple(replace(op, module="") for op in graph.ops))
