@@ -5,7 +5,7 @@ Each rule looks at numbers and gives a clause or nothing. "Faster" is said only 
 
 from __future__ import annotations
 
-from latpred.explanation import Choice, Explanation, Outlook, Room
+from latpred.explanation import Choice, Explanation, Outlook, Ratio, Room
 from latpred.units import format_bytes
 
 LITTLE = 0.9  # of the latency: what takes more than that is no gain worth a change
@@ -51,6 +51,8 @@ def runtime(found: Explanation, chosen: Choice) -> str:
         return f"run it in {chosen.runtime}, the fastest of those compared" + (f", or in {rivals}" if rivals else "")
     if chosen.runtime == "eager":
         others = _others(tuple(name for name in (found.fastest.runtime, *found.rivals) if name != "eager"))
+        if others and found.fastest.speedup is not None and not found.fastest.speedup.alike:
+            return _measure_both(found.fastest.runtime, found.fastest.speedup)
         return f"stay with eager: {others} may be as fast, but not surely faster" if others else "stay with eager"
     gain = chosen.speedup
     rivals = _others(tuple(name for name in found.rivals if name != "eager"))
@@ -103,6 +105,11 @@ def unknown(found: Explanation) -> str:
         return ""
     command = f"latpred calibrate --runtimes {','.join(names)}"
     return f"what {_others(tuple(names))} would bring is not known before: {command}"
+
+
+def _measure_both(name: str, gain: Ratio) -> str:
+    times = f"{gain.times:.2f} times as fast, but not surely faster ({gain.low:.2f} to {gain.high:.2f})"
+    return f"stay with eager, or measure both: {name} is predicted {times}"
 
 
 def _spare(outlook: Outlook) -> str:

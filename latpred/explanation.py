@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "latpred.explanation/1"
 NEARLY_FREE, CHEAP = 1.05, 1.2  # times the latency now, up to which something may grow
+ALIKE = 1.2  # times as long, up to which nothing is said to differ unless the intervals do
 
 
 class Ratio(NamedTuple):
@@ -36,6 +37,11 @@ class Ratio(NamedTuple):
     def equal(self) -> bool:
         """Whether either may be the faster one."""
         return self.low <= 1.0 <= self.high
+
+    @property
+    def alike(self) -> bool:
+        """Whether either may be the faster one, and neither is predicted to be so by much."""
+        return self.equal and 1 / ALIKE < self.times < ALIKE
 
 
 @dataclass(frozen=True, slots=True)

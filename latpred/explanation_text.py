@@ -152,7 +152,9 @@ def _speedup(choice: Choice) -> str:
 
 
 def _verdict(found: Ratio) -> str:
-    return ", about equal" if found.equal else ""
+    if not found.equal:
+        return ""
+    return ", about equal" if found.alike else ", not sure"
 
 
 def _batch(found: Landmark) -> str:

@@ -382,9 +382,10 @@ def _own_caveats(profile: DeviceProfile, asked: Asked, priced: Priced) -> list[s
     if profile.provenance == datasheet.PROVENANCE:
         said.append(datasheet.CAVEAT)
     elif not profile.acceptance.passed:
-        said.append("the profile failed its acceptance gate; see: latpred profiles show")
+        said.append(f"the profile failed its acceptance gate; see: latpred profiles show {profile.name}")
     elif not profile.acceptance.runtimes.get(runtime, True):
-        said.append(f"what the profile says of {runtime} failed its acceptance gate; see: latpred profiles show")
+        see = f"latpred profiles show {profile.name}"
+        said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
     if graph.memory_format == "channels_last" and "channels_last" not in profile.protocol.get("memory_format", ""):
         said.append("convolutions were measured in the contiguous format: in channels_last they may differ")
     if priced.estimated:

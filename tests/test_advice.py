@@ -27,6 +27,12 @@ def test_eager_stays_where_nobody_can_say_that_something_is_faster() -> None:
     assert advise(found) == "Stay with eager: compile may be as fast, but not surely faster."
 
 
+def test_a_runtime_that_is_much_faster_by_the_middle_but_not_surely_is_to_be_measured() -> None:
+    found = explanation(prediction("eager", 10.0, factor=3.0), prediction("compile", 5.0, factor=3.0))
+    assert recommended(found).runtime == "eager"
+    assert advise(found).startswith("Stay with eager, or measure both: compile is predicted 2.00 times as fast, but ")
+
+
 def test_eager_stays_where_all_else_is_slower() -> None:
     assert advise(explanation(prediction("eager", 1.0), prediction("compile", 9.5))) == "Stay with eager."
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-c
 
 WIDTHS = (400, 1600)
 CHARTS = 4
+PAPER_PX = 680  # of A4 between margins of 15 mm, at 96 to the inch
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +98,23 @@ def test_a_point_tells_its_numbers(browser: Any, path: Path) -> None:
 
 def test_on_paper_all_tables_are_open(browser: Any, path: Path) -> None:
     page = Opened(browser, path, 1600).page
-    assert page.locator("details[open]").count() == 0
+    count = "document.querySelectorAll('details[open]').length"
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.openOnPaper = {count}; }})")
+    assert page.evaluate(count) == 0
     assert page.pdf()[:4] == b"%PDF"
-    assert page.locator("details[open]").count() == 4
+    assert page.evaluate("window.openOnPaper") == 4
+
+
+def test_on_paper_no_chart_is_cut(browser: Any, path: Path) -> None:
+    page = Opened(browser, path, 1600).page
+    widths = "[...document.querySelectorAll('.chart svg')].map((svg) => svg.width.baseVal.value)"
+    on_screen = page.evaluate(widths)
+    assert max(on_screen) > PAPER_PX
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert max(page.evaluate(widths)) <= PAPER_PX
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_function(f"Math.max(...{widths}) == {max(on_screen)}")
+    assert page.locator("details[open]").count() == 0
 
 
 def test_it_is_small(path: Path) -> None:

@@ -68,7 +68,7 @@ def runtimes(predictions: Sequence[Prediction]) -> Spec:
         _hint("compute"),
     ]
     shown = base.mark_bar(color=style.SKY, stroke=style.BLACK, strokeWidth=0.5).encode(
-        x=alt.X("latency:Q", title="latency (ms)"), tooltip=hover
+        x=alt.X("latency:Q", title="latency (ms)", axis=alt.Axis(tickCount=8)), tooltip=hover
     )
     spans = base.mark_rule(strokeWidth=1.5).encode(x="low:Q", x2="high:Q", tooltip=hover)
     return _document(alt.layer(shown, spans), 40 + 28 * len(rows), {"rows": rows})
@@ -90,7 +90,7 @@ def shares(predictions: Sequence[Prediction]) -> Spec:
         alt.Chart(alt.NamedData("rows"))
         .mark_bar(stroke="white", strokeWidth=0.8)
         .encode(
-            x=alt.X("ms:Q", title="time (ms)"),
+            x=alt.X("ms:Q", title="time (ms)", axis=alt.Axis(tickCount=6)),
             y=alt.Y("row:N", sort=order, title=None),
             color=_colours("ops", names, columns=2),
             order="order:Q",

@@ -220,7 +220,7 @@ def test_predictions_carry_the_caveat_of_their_own_runtime_only(finished: Device
     both = {**finished.runtimes, "plain": finished.runtimes["eager"]}
     predictor = Predictor(msgspec.structs.replace(finished, acceptance=passed, runtimes=both))
     net = graph(linear(), add())
-    said = "what the profile says of plain failed its acceptance gate; see: latpred profiles show"
+    said = f"what the profile says of plain failed its acceptance gate; see: latpred profiles show {finished.name}"
     assert said not in predictor.predict(net).provenance.caveats
     assert said in predictor.predict(net, runtime="plain").provenance.caveats
 
