@@ -61,9 +61,22 @@ def present() -> Iterator[None]:
         (compile_fx, "_recursive_joint_graph_passes", _joint_passes(compile_fx._recursive_joint_graph_passes)),
     )
     with contextlib.ExitStack() as stack:
+        _forget()
+        stack.callback(_forget)
         for owner, name, value in patches:
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
+
+
+def _forget() -> None:
+    """Drop what Inductor keeps of a device: this one's answers are not to serve a real one, nor the other way round."""
+    from torch._inductor import utils
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    for answer in (DeviceProperties.create, utils.is_big_gpu, utils.get_max_num_sms):
+        clear: Any = getattr(answer, "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 def moved(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any], Any]:

@@ -1,0 +1,13 @@
+"""The GPU that exists for Inductor only: what it answered is not kept for a real one."""
+
+from __future__ import annotations
+
+from torch._inductor.runtime.hints import DeviceProperties
+
+from latpred.runtimes import fakecuda
+
+
+def test_inductor_keeps_no_answer_of_a_device_that_does_not_exist() -> None:
+    with fakecuda.present():
+        assert DeviceProperties.create(fakecuda.DEVICE).multi_processor_count == 132
+    assert DeviceProperties.create.cache_info().currsize == 0
