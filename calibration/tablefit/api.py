@@ -33,7 +33,7 @@ def fit_profile(
     """Fit a profile of one GPU to a table of published latencies.
 
     All GPUs and runs of the table are fitted together: what they share is learnt from all of them. Eager is fitted by
-    itself; rows of TorchScript, where they are of PyTorch 1.12, together with eager.
+    itself; rows of TorchScript, where they are of PyTorch 1.12, tell its own costs and leave the rest as eager has it.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def fit_profiles(
     if progress is not None:
         progress("fitting")
     runtime = whole.law.rows.runtime
-    thetas = {name: whole.solve((runtime == name) | (runtime == EAGER)).theta for name in sorted(set(runtime))}
+    thetas = whole.thetas()
     judged = leaveout.by_model(whole, progress) if judge else None
     found = {}
     for gpu in only or sorted(set(whole.law.rows.gpu[runtime == EAGER])):

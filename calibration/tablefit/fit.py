@@ -14,10 +14,11 @@ from latpred import specs, tables
 from latpred.calibration.tablefit import reading, walks
 from latpred.calibration.tablefit.blocks import Rows
 from latpred.calibration.tablefit.cells import CellKey, cells_of
-from latpred.calibration.tablefit.engines import as_run_by
+from latpred.calibration.tablefit.engines import SCRIPTED, as_run_by
 from latpred.calibration.tablefit.law import Law
+from latpred.calibration.tablefit.parameters import EAGER
 from latpred.calibration.tablefit.priors import Form
-from latpred.calibration.tablefit.solving import Solution, solve
+from latpred.calibration.tablefit.solving import Beliefs, Solution, solve
 from latpred.errors import TableError, UnknownGpuError
 from latpred.features import Floats
 from latpred.graph import ModelGraph
@@ -26,6 +27,7 @@ from latpred.units import US_PER_S
 Known = MutableMapping[walks.WalkKey, ModelGraph]
 TOKENS, PIXELS = "seq", "image"
 FEWEST_MODELS = 2
+HELD = 0.003  # standard deviation of what is as good as known
 _ROW = ["device", "runtime", "precision", "model", "batch", "input_kind", "input_size", "run"]
 
 
@@ -70,6 +72,31 @@ class Problem:
     def solve(self, keep: NDArray[np.bool_] | None = None) -> Solution:
         """Fit to all rows, or to those of a mask."""
         return solve(self.law, self.weights(keep))
+
+    def thetas(self, keep: NDArray[np.bool_] | None = None) -> dict[str, Floats]:
+        """Parameters of every runtime, fitted to all rows or to those of a mask.
+
+        Eager's come first. A scripted model runs the same kernels on the same hosts: its rows tell what is its own, and
+        leave alone what eager's rows tell. An engine chooses kernels itself, and is fitted together with eager.
+        """
+        runtime = self.law.rows.runtime
+        used = np.ones(len(runtime), bool) if keep is None else keep
+        eager = used & (runtime == EAGER)
+        found: dict[str, Floats] = {}
+        for name in sorted(set(runtime), key=lambda name: (name != EAGER, name)):
+            own = used & (runtime == name)
+            if name in SCRIPTED and eager.any():
+                found[name] = solve(self.law, self.weights(own), self._held(found[EAGER], eager)).theta
+            else:
+                found[name] = self.solve(own | eager).theta
+        return found
+
+    def _held(self, theta: Floats, used: NDArray[np.bool_]) -> Beliefs:
+        """Beliefs in which everything that such rows bear on stays as they were fitted."""
+        told = np.unique(np.concatenate([block.needed for block in self.law.blocks if used[block.rows].any()]))
+        means, widths = self.law.parameters.means, self.law.parameters.widths
+        means[told], widths[told] = theta[told], HELD
+        return Beliefs(means, widths)
 
 
 def problem(

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from latpred import metrics
 from latpred.calibration.tablefit.fit import Problem
-from latpred.calibration.tablefit.parameters import EAGER
 from latpred.calibration.tablefit.published import Accuracy
 from latpred.features import Floats
 from latpred.metrics import Errors
@@ -119,26 +118,15 @@ def by_run(problem: Problem, progress: Progress | None = None) -> Judged:
 
 
 def _judge(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> Judged:
-    parts = []
-    for fold in _by_runtime(problem, folds):
-        if not fold.judged.any():
-            continue
+    parts, runtime = [], problem.law.rows.runtime
+    for fold in folds:
         if progress is not None:
             progress(f"{title}: {fold.name}")
-        theta = problem.solve(fold.seen).theta
-        predicted = np.exp(problem.law.predict(theta)) / 1e6
-        own = problem.table.cells[fold.judged]
-        parts.append(own.assign(predicted_s=predicted[fold.judged], **dict(problem.work[fold.judged])))
+        for name, theta in problem.thetas(fold.seen).items():
+            judged = fold.judged & (runtime == name)
+            predicted = np.exp(problem.law.predict(theta)[judged]) / 1e6
+            parts.append(problem.table.cells[judged].assign(predicted_s=predicted, **dict(problem.work[judged])))
     return Judged(title, pd.concat(parts, ignore_index=True))
-
-
-def _by_runtime(problem: Problem, folds: Sequence[Fold]) -> Iterator[Fold]:
-    """Folds of one runtime each: eager is fitted by itself, another runtime together with eager."""
-    runtime = problem.law.rows.runtime
-    for name in sorted(set(runtime)):
-        for fold in folds:
-            known = (runtime == name) | (runtime == EAGER)
-            yield Fold(f"{fold.name}, {name}", fold.seen & known, fold.judged & (runtime == name))
 
 
 def _anchors(problem: Problem, mine: Mask) -> Mask:

@@ -134,8 +134,8 @@ class Form:
     library_half: float = 0.35
     runtime_host: float = 0.5
     runtime_class: float = 0.15
-    runtime_product: float = 0.1
-    runtime_kernel: float = 0.1
+    runtime_product: float = 0.005
+    runtime_kernel: float = 0.05
     knee: float = 6.0
     knee_width: float = 0.3
     noise: float = 0.12

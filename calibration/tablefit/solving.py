@@ -28,6 +28,13 @@ class Solution(NamedTuple):
     steps: int
 
 
+class Beliefs(NamedTuple):
+    """Means and widths of all parameters."""
+
+    means: Floats
+    widths: Floats
+
+
 class _Point(NamedTuple):
     """Loss at some parameters with its gradient and an approximation of its Hessian."""
 
@@ -36,7 +43,7 @@ class _Point(NamedTuple):
     hessian: Floats
 
 
-def solve(law: Law, weights: Floats, start: Floats | None = None) -> Solution:
+def solve(law: Law, weights: Floats, beliefs: Beliefs | None = None) -> Solution:
     """The parameters that rows and beliefs together make likeliest.
 
     Parameters
@@ -45,12 +52,12 @@ def solve(law: Law, weights: Floats, start: Floats | None = None) -> Solution:
         With its rows.
     weights : ndarray
         Of each row; 0 leaves one out.
-    start : ndarray, optional
-        Where to begin; default: at what is believed.
+    beliefs : Beliefs, optional
+        What is believed before any row is seen, where the search begins; default: the law's own.
     """
-    parameters = law.parameters
-    means, precision = parameters.means, 1.0 / parameters.widths**2
-    theta = means.copy() if start is None else start.copy()
+    means, widths = beliefs or (law.parameters.means, law.parameters.widths)
+    precision = 1.0 / widths**2
+    theta = means.copy()
     damping, steps = 1e-3, 0
     point = _point(law, weights, theta, means, precision)
     while steps < MOST_STEPS:

@@ -175,7 +175,18 @@ def test_the_report_names_what_is_worst(fitted: tuple[Problem, np.ndarray]) -> N
     assert latpred.median < simple.median
 
 
-def test_each_runtime_is_fitted_with_eager_and_eager_by_itself() -> None:
+def test_scripted_rows_leave_alone_what_eager_rows_tell() -> None:
+    scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
+    scripted["latency_s"] *= 1.5
+    both, joint = solved(pd.concat([table(), scripted], ignore_index=True))
+    found = both.thetas()
+    shared = [index for name, index in both.law.parameters.names.items() if name[0] in ("kernel", "gpu", "host")]
+    moved, together = (np.abs(other - found["eager"])[shared].max() for other in (found["torchscript"], joint))
+    assert moved < 0.02
+    assert together > 5 * moved
+
+
+def test_each_runtime_leaves_the_fit_of_eager_as_it_is() -> None:
     scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
     scripted["latency_s"] *= 0.9
     both, _ = solved(pd.concat([table(), scripted], ignore_index=True))
