@@ -53,11 +53,10 @@ class Entry:
 
     def make(self) -> Any:
         """The op's result on the meta device."""
-        made = [
-            None if spec is None else torch.empty_strided(spec[0], spec[1], dtype=spec[2], device=_META)
-            for spec in self.specs or ()
-        ]
-        return made[0] if self.container is None else self.container(made)
+        assert self.specs is not None
+        if self.container is None:
+            return _made(self.specs[0])
+        return self.container([_made(spec) for spec in self.specs])
 
 
 class EntryCache:
@@ -182,6 +181,10 @@ def _with_specs(entry: Entry, out: Any, counts: tuple[int, ...]) -> Entry:
     simple = all(part is None or isinstance(part, torch.Tensor) for part in parts)
     specs = tuple(_spec(part) for part in parts) if simple else None
     return replace(entry, counts=counts, specs=specs, container=container)
+
+
+def _made(spec: Spec | None) -> torch.Tensor | None:
+    return None if spec is None else torch.empty_strided(spec[0], spec[1], dtype=spec[2], device=_META)
 
 
 def _spec(tensor: torch.Tensor | None) -> Spec | None:

@@ -29,6 +29,7 @@ Handler = Callable[["Walk", Overload, OpInfo, Args, Options], Any]
 
 _META = torch.device("meta")
 _ON_META, _REAL = 1, 2
+_PLAIN = frozenset({int, float, bool, type(None), torch.dtype})
 
 
 class UnknowableError(TraceError):
@@ -39,19 +40,22 @@ def _sign(values: Iterable[Any], key: list[Any]) -> int:
     """Append what decides an op's shapes to `key`; tell where its tensors are."""
     places = 0
     for value in values:
-        if isinstance(value, Tensor):
+        kind = value.__class__
+        if kind in _PLAIN:
+            key += (value, kind)  # 1, 1.0 and True are equal, but promote differently
+        elif isinstance(value, Tensor):
             key += (value.shape, value.stride(), value.dtype, value.is_inference())
             places |= _ON_META if value.is_meta else _REAL
         elif isinstance(value, (list, tuple)):
             key.append(len(value))
             places |= _sign(value, key)
         else:
-            key += (value, value.__class__)  # 1, 1.0 and True are equal, but promote differently
+            key += (value, kind)
     return places
 
 
-def _signature(func: Overload, args: Args, options: Options) -> tuple[Hashable, int]:
-    key: list[Any] = [func]
+def _signature(info: OpInfo, args: Args, options: Options) -> tuple[Hashable, int]:
+    key: list[Any] = [info]
     places = _sign(args, key)
     if options:
         key += options
@@ -81,7 +85,7 @@ def _moved(args: Args, options: Options) -> tuple[Args, Options]:
 
 def fresh(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """An op whose results are new and whose shapes follow from its arguments' shapes."""
-    key, places = _signature(func, args, options)
+    key, places = _signature(info, args, options)
     entry = walk.known.get(key)
     if entry is not None and places & _ON_META and entry.specs is not None:
         return walk.record(entry, entry.make())
@@ -110,7 +114,7 @@ def maybe(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options
     """A view where the strides allow it, else a copy."""
     if info.short == "resolve_neg" and not args[0].is_meta and not args[0].dtype.is_floating_point:
         return walk.record(sync(info, args[0]), args[0])  # the last that is seen of .tolist() and .numpy()
-    key, places = _signature(func, args, options)
+    key, places = _signature(info, args, options)
     entry = walk.known.get(key)
     if entry is None:
         out = func(*args, **options)
@@ -125,7 +129,7 @@ def maybe(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options
 
 def mutable(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """An op that writes into its first argument."""
-    key, places = _signature(func, args, options)
+    key, places = _signature(info, args, options)
     entry = walk.known.get(key)
     target = args[0] if args and isinstance(args[0], Tensor) else None
     inplace = target is not None and info.name.startswith("aten::") and info.short.endswith("_")
@@ -197,7 +201,10 @@ def dropout(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Optio
     given = dict(zip(info.arguments, args, strict=False)) | options
     if given["train"] and given["p"]:
         return fresh(walk, func, info, args, options)
-    return walk.record(quiet(info, view=False), given["input"])
+    entry = walk.known.get(info)
+    if entry is None:
+        entry = walk.known[info] = quiet(info, view=False)
+    return walk.record(entry, given["input"])
 
 
 def matmul(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
@@ -206,7 +213,7 @@ def matmul(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Option
     shape = whole_matmul(x, y)
     if shape is None:
         return decompose(walk, func, info, args, options)
-    key, places = _signature(func, args, options)
+    key, places = _signature(info, args, options)
     entry = walk.known.get(key)
     out = torch.empty(shape, dtype=x.dtype, device=_META) if places & _ON_META else func(*args)
     if entry is None:
@@ -244,7 +251,7 @@ def pick(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options)
 
 def _index(walk: Walk, func: Overload, info: OpInfo, args: Args) -> Any:
     indices, masked = _without_masks(args[1])
-    key, places = _signature(func, (args[0], indices, masked), {})
+    key, places = _signature(info, (args[0], indices, masked), {})
     entry = walk.known.get(key)
     if entry is not None and places & _ON_META:
         return walk.record(entry, entry.make())

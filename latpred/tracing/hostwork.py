@@ -22,7 +22,7 @@ _CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
-_GONE: Callable[[int], bool] = torch.Storage._expired  # type: ignore[attr-defined]
+_GONE: Callable[[int], bool] = torch.UntypedStorage._expired
 NEW = 4  # the column of Entry.counts that holds bytes of new storage
 # Setting the hook anew makes Python 3.12 and later instrument every function again; there a flag silences it instead.
 CHEAP_HOOK = sys.version_info < (3, 12)
@@ -106,17 +106,23 @@ class HostWork:
         self.modules.append(self._stack[-1])
         self._flush()
         # Asked of torch itself: dozens of storages are alive at each of hundreds of ops.
-        for birth in [birth for birth, watched in self._alive.items() if _GONE(watched[0].cdata)]:
+        gone = [birth for birth, watched in self._alive.items() if _GONE(watched[0].cdata)]
+        if gone:
+            self._bury(gone, index)
+        if entry.counts[NEW]:
+            watched = [_watched(tensor) for tensor in leaves(out)]
+            if watched:
+                self._alive[index] = watched
+
+    def _bury(self, births: list[int], index: int) -> None:
+        """Note which of these ops has nothing left of the memory it made."""
+        for birth in births:
             watched = self._alive[birth]
             while watched and _GONE(watched[0].cdata):
                 del watched[0]
             if not watched:
                 self.deaths[birth] = index
                 del self._alive[birth]
-        if entry.counts[NEW]:
-            watched = [_watched(tensor) for tensor in leaves(out)]
-            if watched:
-                self._alive[index] = watched
 
     def _flush(self) -> None:
         calls = self._calls
@@ -147,6 +153,8 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
             code = frame.f_code
             if code is _LOOKUP:
                 calls[2] = 1
+                if CHEAP_HOOK:
+                    sys.setprofile(None)  # until the walk has handled the op that is looked up
                 return
             if code is _CALL:
                 calls[0] += 1

@@ -104,8 +104,10 @@ def trace(
         raise UsageError(f"a {type(model).__name__} cannot be traced; give an nn.Module or a model's name")
     else:
         given = derived(model, seq, image) if inputs is None else from_example(inputs)
-    twin = make_twin(model, DTYPES.get(precision or ""), memory_format == "channels_last")
-    graph = Tracer(twin, given, memory_format == "channels_last").graph(name, precision, memory_format)
+    channels_last = memory_format == "channels_last"
+    with _no_collection():
+        twin = make_twin(model, DTYPES.get(precision or ""), channels_last)
+        graph = Tracer(twin, given, channels_last).graph(name, precision, memory_format)
     if strict:
         _demand_known(graph)
     return graph

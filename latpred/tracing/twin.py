@@ -22,8 +22,7 @@ _META = torch.device("meta")
 _KEPT_NUMEL = 1 << 20
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), torch.dtype, torch.device, torch.Size, type})
-_MAPPINGS = (OrderedDict, dict)
-_CONTAINERS = (list, tuple, set, dict, OrderedDict)
+_CONTAINERS = frozenset({list, tuple, set, dict, OrderedDict})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,13 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
     paths: dict[int, str] = {}
     weights: dict[int, Tensor] = {}
     buffers: dict[int, Tensor] = {}
-    for path, part in module.named_modules():
-        paths[id(part)] = path
-        weights.update((id(p), p) for p in part._parameters.values() if p is not None)
-        buffers.update((id(b), b) for b in part._buffers.values() if b is not None)
+    for part in _named(module, "", paths):
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                weights[id(parameter)] = parameter
+        for buffer in part._buffers.values():
+            if buffer is not None:
+                buffers[id(buffer)] = buffer
     tensors = {**weights, **buffers}
     floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), dtype or torch.float32)
     return Twin(
@@ -86,6 +88,17 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
         parameter_bytes=sum(t.numel() * t.dtype.itemsize for t in tensors.values()),
         dtype=floating,
     )
+
+
+def _named(module: torch.nn.Module, path: str, paths: dict[int, str]) -> list[torch.nn.Module]:
+    """The modules of a tree, each once and in the order of `named_modules`; their paths go into `paths`."""
+    paths[id(module)] = path
+    found = [module]
+    prefix = f"{path}." if path else ""
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in paths:
+            found += _named(child, prefix + name, paths)
+    return found
 
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
@@ -122,7 +135,7 @@ class _Copier:
             kind = type(value)
             if kind in _IMMUTABLE:
                 continue
-            if kind in _MAPPINGS and not value:
+            if kind in _CONTAINERS and not value:
                 state[name] = kind()  # the hooks that a module does not have, a dozen of them
             elif name in _REGISTERED:
                 state[name] = kind([(key, self._part(part)) for key, part in value.items()])

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from latpred.tracing.entry import CACHE, Entry
 from latpred.tracing.handlers import HANDLERS
 from latpred.tracing.hostwork import HostWork
-from latpred.tracing.opinfo import describe
+from latpred.tracing.opinfo import Kind, describe
 
 _NO_OPTIONS: dict[str, Any] = {}
+_HANDLERS = tuple(HANDLERS[kind] for kind in Kind)  # by number: a dict would ask the kind for its hash at every op
 
 
 class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,15 +76,18 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if info is None:
             info = self.infos[func] = describe(func)
         self.current = info.name
-        out = HANDLERS[info.kind](self, func, info, args, options)
+        out = _HANDLERS[info.kind](self, func, info, args, options)
         self.current = ""
         return out
 
     def record(self, entry: Entry, out: Any) -> Any:
         """Keep one op's entry and pass its result on."""
         self.entries.append(entry)
-        self.nested.append(self._depth > 0 and self._inner > 0)
-        self._inner += 1
+        if self._depth:
+            self.nested.append(self._inner > 0)
+            self._inner += 1
+        else:
+            self.nested.append(False)
         if self._host is not None:
             self._host.after(entry, out)
         return out

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import latpred
+from latpred.tracing.twin import make_twin
 
 
 class Stateful(nn.Module):
@@ -112,3 +113,12 @@ def test_a_model_made_in_inference_mode_has_weights_too() -> None:
         model = nn.Linear(4, 4)
     (op,) = (op for op in latpred.trace(model, torch.zeros(1, 4)).ops if op.launches)
     assert op.weight_bytes.at(1) == 4 * 20
+
+
+def test_modules_are_named_as_torch_names_them() -> None:
+    shared = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model = nn.Sequential(nn.ModuleDict({"a": shared, "b": nn.ModuleList([shared, nn.Identity()])}), shared[0])
+    model.register_module("absent", None)
+    twin = make_twin(model)
+    assert twin.paths == {id(part): path for path, part in twin.module.named_modules()}
+    assert set(twin.paths.values()) == {path for path, _ in model.named_modules()}
