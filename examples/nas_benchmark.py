@@ -4,7 +4,9 @@
 
 Seconds are those of one core's CPU, so that other jobs on the machine count for little. Transformers come as configs
 drawn at random: "first" is while the widths are met for the first time and each is walked once, "warm" is afterwards.
-NAS-Bench-201 networks come as strings, all different. Without a profile of this machine a made-up one stands in.
+NAS-Bench-201 networks come as strings, all different: put together from walks of a supernet, and a few of them built
+and walked each. --workers 2 also sets two workers beside two processes that know nothing of each other, by the clock,
+for which the machine must be idle. Without a profile of this machine a made-up one stands in.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import cProfile
 import os
 import pstats
 import random
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,7 +40,8 @@ WIDTHS = [(heads, 64 * heads, 512 * steps) for heads in (2, 4, 6, 8, 10, 12) for
 DEPTHS = range(1, 13)
 # What the time goes into: a stage, and the function whose time it is, with all that it calls.
 STAGES = {
-    "graphs put together from layers": ("stacks.py", "graph"),
+    "graphs of transformers, from layers": ("stacks.py", "graph"),
+    "graphs of cells, from a supernet": ("nasbench201.py", "graph"),
     "a schedule for the runtime": ("eager.py", "lower"),
     "dispatch costs and distinct kernels": ("pricing.py", "price"),
     "kernel times": ("pricing.py", "rows_at"),
@@ -51,13 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", help="name or path of a profile (default: this machine's)")
     parser.add_argument("--candidates", type=int, default=2000, help="transformers to predict (default: 2000)")
-    parser.add_argument("--cells", type=int, default=20, help="NAS-Bench-201 networks to predict (default: 20)")
+    parser.add_argument("--cells", type=int, default=2000, help="NAS-Bench-201 networks to predict (default: 2000)")
+    parser.add_argument("--built", type=int, default=20, help="of these, how many to build as well (default: 20)")
+    parser.add_argument("--workers", type=int, default=0, help="compare so many workers with processes (default: not)")
+    parser.add_argument("--alone", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     predictor = Predictor(profiles.find(options.profile) if options.profile else usual_profile())
+    if options.alone:
+        print(by_the_clock(predictor, options.alone))
+        return
     print(f"profile {predictor.profile.name}, batch 1, eager, one core")
     transformers(predictor, options.candidates)
-    cells(predictor, options.cells)
+    cells(predictor, options.cells, options.built)
+    if options.workers:
+        beside(predictor, options)
 
 
 def transformers(predictor: Predictor, count: int) -> None:
@@ -67,12 +79,7 @@ def transformers(predictor: Predictor, count: int) -> None:
     predictor.predict_many(islice(configs, 1))  # imports transformers
     first = count // 10
     rate("first, from config to prediction", first, lambda: predictor.predict_many(islice(configs, first)))
-    print("  candidates   ms each   a second   peak memory")
-    done = 0
-    for step in steps(count):
-        seconds = cpu(lambda step=step: predictor.predict_many(islice(configs, step)))
-        done += step
-        print(f"  {done:10,}{seconds / step * 1e3:10.2f}{step / seconds:11,.0f}{peak_megabytes():11,.0f} MB")
+    show_growth(predictor, configs, count)
     some = list(islice(configs, min(count, 200)))
     rate("warm, configs made beforehand", len(some), lambda: predictor.predict_many(some))
     show_stages(lambda: predictor.predict_many(some))
@@ -80,18 +87,55 @@ def transformers(predictor: Predictor, count: int) -> None:
     rate("models that are there already, each walked", len(graphs), lambda: predictor.predict_many(graphs))
 
 
-def cells(predictor: Predictor, count: int) -> None:
-    """NAS-Bench-201 networks, all different, then the same ones again."""
+def cells(predictor: Predictor, count: int, built: int) -> None:
+    """NAS-Bench-201 networks, all different; then some of them from their modules."""
     encodings = list(nasbench201.encodings())
     random.Random(0).shuffle(encodings)
+    print(f"NAS-Bench-201, {len(encodings):,} cells in random order")
+    print(f"  {'walks of the supernet, once':<46}{cpu(nasbench201.supernet) * 1e3:9.0f} ms")
+    show_growth(predictor, map(nasbench201.graph, encodings * (1 + count // len(encodings))), count)
+    some = encodings[: min(count, 200)]
+    rate("graphs alone, without a prediction", len(some), lambda: [nasbench201.graph(each) for each in some])
+    show_stages(lambda: predictor.predict_many(map(nasbench201.graph, some)))
     ask = partial(predictor.predict_many, image=nasbench201.PIXELS)
-    ask([partial(nasbench201.build, encodings.pop())])
-    chosen = encodings[:count]
-    print(f"NAS-Bench-201, {count} cells")
-    rate("from string to prediction", count, lambda: ask(partial(nasbench201.build, each) for each in chosen))
-    built: list[Any] = []
-    rate("of that, building", count, lambda: built.extend(walkable(partial(nasbench201.build, e)) for e in chosen))
-    rate("without building, from module to prediction", count, lambda: ask(built))
+    ask([partial(nasbench201.build, encodings[-1])])
+    builders = [partial(nasbench201.build, each) for each in encodings[:built]]
+    rate("built and walked, from string to prediction", built, lambda: ask(builders))
+    modules: list[Any] = []
+    rate("of that, building", built, lambda: modules.extend(map(walkable, builders)))
+    rate("modules that are there already, each walked", built, lambda: ask(modules))
+
+
+def beside(predictor: Predictor, options: argparse.Namespace) -> None:
+    """What workers reach, and as many processes that know nothing of each other."""
+    count, workers = options.cells, options.workers
+    command = [sys.executable, __file__, "--alone", str(count // workers)]
+    command += ["--profile", options.profile] if options.profile else []
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(workers)]
+    apart = sum(float(process.communicate()[0]) for process in started)
+    together = by_the_clock(predictor, count, n_jobs=workers)
+    print(f"  {workers} processes {apart:,.0f} a second by the clock, {workers} workers {together:,.0f}", end="")
+    print(f": {together / apart:.2f} of that")
+
+
+def by_the_clock(predictor: Predictor, count: int, n_jobs: int | None = None) -> float:
+    """NAS-Bench-201 networks a second, once all is warm."""
+    encodings = list(nasbench201.encodings())
+    random.Random(0).shuffle(encodings)
+    candidates = [partial(nasbench201.graph, each) for each in encodings[:count]]
+    predictor.predict_many(candidates, n_jobs=n_jobs)
+    start = time.perf_counter()
+    predictor.predict_many(candidates, n_jobs=n_jobs)
+    return count / (time.perf_counter() - start)
+
+
+def show_growth(predictor: Predictor, candidates: Iterator[Any], count: int) -> None:
+    """Print rate and memory as more and more candidates are predicted."""
+    print("  candidates   ms each   a second   peak memory")
+    for done in range(count // 5, count + 1, count // 5):
+        seconds = cpu(lambda: predictor.predict_many(islice(candidates, count // 5)))
+        each = seconds / (count // 5)
+        print(f"  {done:10,}{each * 1e3:10.2f}{1 / each:11,.0f}{peak_megabytes():11,.0f} MB")
 
 
 def berts(choose: random.Random) -> Iterator[Any]:
@@ -113,11 +157,6 @@ def config_builder(config: Any) -> Callable[[], torch.nn.Module]:
     from latpred.tracing.names import build_config
 
     return lambda: build_config(config)
-
-
-def steps(count: int) -> Iterable[int]:
-    """`count` in five parts."""
-    return [count // 5] * 5
 
 
 def rate(what: str, count: int, call: Callable[[], object]) -> None:
@@ -147,8 +186,8 @@ def show_stages(call: Callable[[], object]) -> None:
     stats = pstats.Stats(profiler)
     found = {(Path(file).name, name): values[3] for (file, _, name), values in stats.stats.items()}  # type: ignore[attr-defined]
     total = stats.total_tt  # type: ignore[attr-defined]
-    print("  where the time goes, warm")
-    shares = {stage: found.get(key, 0.0) / total for stage, key in STAGES.items()}
+    print("  where the time goes, warm, under a profiler")
+    shares = {stage: found[key] / total for stage, key in STAGES.items() if key in found}
     for stage, share in shares.items():
         print(f"    {stage:<44}{share:7.0%}")
     print(f"    {'everything else':<44}{1 - sum(shares.values()):7.0%}")

@@ -227,7 +227,8 @@ def predict_many(
     ----------
     candidates : iterable
         Modules, functions without arguments that build one (called on the meta device, without initialisation),
-        transformers configs (their base model), names, or graphs. A generator will do.
+        transformers configs (their base model), names, or graphs and functions that give them (`latpred.Supernet` has
+        the graphs of many architectures quickly). A generator will do.
     batch : int or sequence of int
         Batch sizes.
     runtime : str or sequence of str

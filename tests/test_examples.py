@@ -49,12 +49,14 @@ def test_unequal_lengths_prints_predicted_beside_measured(capsys: pytest.Capture
 def test_nas_benchmark_prints_rates_memory_and_shares(capsys: pytest.CaptureFixture[str]) -> None:
     profiles.save(profile())
     main = runpy.run_path(str(EXAMPLES / "nas_benchmark.py"))["main"]
-    main(["--candidates", "10", "--cells", "1"])
+    main(["--candidates", "10", "--cells", "10", "--built", "1", "--workers", "1"])
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"profile \S+, batch 1, eager, one core", lines[0])
     assert [line.split()[0] for line in lines[4:9]] == ["2", "4", "6", "8", "10"]
     rates = [line for line in lines if re.fullmatch(r"  \S.+ +\d+\.\d\d ms each +[\d,]+ a second", line)]
-    assert len(rates) == 6
+    assert len(rates) == 7
     shares = [int(line.rpartition(" ")[2].rstrip("%")) for line in lines if line.endswith("%")]
-    assert len(shares) == 7
-    assert sum(shares) == pytest.approx(100, abs=4)
+    assert len(shares) == 14
+    assert sum(shares[:7]) == pytest.approx(100, abs=4)
+    assert sum(shares[7:]) == pytest.approx(100, abs=4)
+    assert re.fullmatch(r"  1 processes [\d,]+ a second by the clock, 1 workers [\d,]+: \d+\.\d\d of that", lines[-1])

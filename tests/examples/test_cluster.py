@@ -1,0 +1,30 @@
+"""The example about clusters gives one table on every engine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from profiledata import profile
+
+from latpred import profiles
+
+
+@pytest.mark.slow
+def test_engines_started_here_give_the_serial_table(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    pytest.importorskip("ray")
+    profiles.save(profile())
+    table = tmp_path / "table.parquet"
+    script = Path(__file__).parents[2] / "examples" / "search_cluster.py"
+    asked = ["--candidates", "8", "--engines", "dask,ray", "--no-efficiency", "--resume", str(table)]
+    done = subprocess.run([sys.executable, script, *asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    serial, *engines = done.stdout.splitlines()
+    assert re.fullmatch(r"serial +\d+\.\d candidates a second", serial)
+    assert [line.split()[0] for line in engines] == ["dask", "ray"]
+    assert all(line.endswith("candidates a second, the same table") for line in engines)
+    assert table.stat().st_size > 0
