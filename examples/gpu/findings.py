@@ -220,6 +220,7 @@ def learning(profile: DeviceProfile) -> Figure | None:
     ax.plot([one.seconds for one in profile.learning], [100 * one.error for one in profile.learning], marker="o")
     ax.set_xlabel("seconds of calibration")
     ax.set_ylabel("median error (%)")
+    ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
     ax.set_title(f"{profile.name}, networks that no fit saw")
     return made
