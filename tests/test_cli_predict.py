@@ -113,6 +113,27 @@ def predict(*arguments: str) -> dict:
 
 
 @pytest.mark.usefixtures("calibrated")
+def test_numbers_are_whole_in_a_narrow_terminal(models: str) -> None:
+    shown = CliRunner(env={"COLUMNS": "50"}).invoke(main, ["predict", f"{models}:picture", "--image", "32"])
+    assert shown.exit_code == 0, shown.output
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown.stdout
+    assert shown.stdout.splitlines()[1].split()[-1] == "samples/s"
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_a_terminal_without_unicode_gets_no_sparkline(models: str) -> None:
+    shown = CliRunner(charset="ascii").invoke(main, ["curve", f"{models}:picture", "--image", "32", "--batch", "1,2,4"])
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:5]] == ["batch", "1", "2", "4"]
+
+
+def test_a_missing_onnx_file_is_missing_in_any_runtime() -> None:
+    shown = run("predict", "nowhere.onnx")
+    assert shown.exit_code == 2
+    assert "There is no file nowhere.onnx" in shown.stderr
+
+
+@pytest.mark.usefixtures("calibrated")
 def test_the_table_has_a_row_per_batch_and_fits_a_terminal(models: str) -> None:
     shown = run("predict", f"{models}:picture", "--image", "32", "--batch", "1,8,512")
     lines = shown.stdout.splitlines()

@@ -6,6 +6,7 @@ import runpy
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from latpred import recording, tables
@@ -52,6 +53,41 @@ def test_a_script_prints_numbers_and_writes_a_figure(
     assert f"wrote {figure}" in said
     numbers = [cell for line in said for cell in line.split() if cell.replace(".", "").isdigit()]
     assert len(numbers) >= 4
+
+
+def test_crosses_are_one_entry_of_the_legend(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    monkeypatch.syspath_prepend(str(FOLDER))
+    shared = runpy.run_path(str(FOLDER / "shared.py"))
+    ax = Figure().subplots()
+    for index in range(2):
+        shared["draw"](ax, index, f"model {index}", [1, 8], [1.0, 2.0 + index])
+        shared["over"](ax, index, [1, 8], [1.1, 2.2])
+    shared["against"](ax, "batch", "two")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["model 0", "model 1", "measured"]
+
+
+def test_of_a_model_measured_at_several_lengths_the_usual_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    shared = runpy.run_path(str(FOLDER / "shared.py"))
+    same = {"model": "m", "runtime": "eager", "protocol": "single", "precision": "fp32"}
+    cells = [(1, 128, 2e-3), (8, 128, 3e-3), (1, 512, 9e-3)]
+    table = pd.DataFrame([{**same, "batch": b, "input_size": n, "latency_s": s} for b, n, s in cells])
+    monkeypatch.setitem(shared["measured"].__globals__, "recorded", lambda name: table)
+    asked = shared["asked"]("", "x", ["--device", "xeon-shared", "--recording", "r", "--batches", "1,8"])
+    assert shared["measured"](asked, "m") == ([1, 8], [2.0, 3.0])
+    assert shared["measured"](asked, "m", input_size=512) == ([1], [9.0])
+
+
+def test_a_figure_of_nothing_is_not_written(
+    main: Callable[[str, list[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = tmp_path / "none.png"
+    with pytest.raises(SystemExit, match="nothing is left to draw"):
+        main("fig04_runtimes", ["--device", "rtx-8000", "--models", "no-such-model", "-o", str(figure)])
+    assert "no-such-model" in capsys.readouterr().out
+    assert not figure.exists()
 
 
 def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 shared.curve(asked, model, runtime, seq=length, batches=[first]).latency_ms[0] for length in lengths
             ]
             shared.draw(right, index, runtime, lengths, took)
+            known = {n: dict(zip(*shared.measured(asked, model, runtime, input_size=n), strict=True)) for n in lengths}
+            seen = [length for length in lengths if first in known[length]]
+            shared.over(right, index, seen, [known[length][first] for length in seen])
             shared.table([runtime[:14], "ms"], zip(one.batches, map(float, one.latency_ms), strict=True))
         shared.against(left, "batch", shared.title(asked, model))
         shared.against(right, "tokens", shared.title(asked, f"{model}, batch {first}"))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from latpred.prediction import Curve
 
 LEAST_SPAN = 5.0  # of the largest over the smallest latency that axes show
+MEASURED = "measured"
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -118,6 +119,8 @@ def curves(what: Asked, wanted: Iterable[tuple[str, Any, str]], **given: Any) ->
             found[label] = curve(what, model, runtime, **given)
         except LatpredError as error:
             print(f"{label} is left out: {error}")
+    if not found:
+        raise SystemExit("nothing is left to draw")
     return found
 
 
@@ -150,7 +153,10 @@ def measured(what: Asked, model: str, runtime: str = "eager", **columns: Any) ->
     table = recorded(what.recording)
     wanted = {"model": model, "runtime": runtime, "protocol": what.protocol, "precision": what.precision, **columns}
     keep = np.logical_and.reduce([table[name] == value for name, value in wanted.items()])
-    rows = table[keep & table["batch"].isin(what.batches)].sort_values("batch")
+    found = table[keep]
+    if "input_size" not in columns and len(found):  # of a model measured at several lengths, the one measured most
+        found = found[found["input_size"] == found["input_size"].mode().iloc[-1]]
+    rows = found[found["batch"].isin(what.batches)].sort_values("batch")
     return rows["batch"].tolist(), [1e3 * seconds for seconds in rows["latency_s"]]
 
 
@@ -192,7 +198,11 @@ def over(ax: Axes, index: int, x: Sequence[float], y: Sequence[float]) -> None:
     """Measured points over the predicted line of the same index: crosses."""
     if len(x):
         colour = style.LINES[index % len(style.LINES)]
-        ax.plot(x, y, linestyle="", marker="x", markersize=5, color=colour, markeredgewidth=1.1)
+        named = MEASURED in ax.get_legend_handles_labels()[1]
+        ax.plot(
+            x, y, linestyle="", marker="x", markersize=5, color=colour, markeredgewidth=1.1,
+            label=None if named else MEASURED,
+        )  # fmt: skip
 
 
 def against(ax: Axes, x: str, title: str) -> None:
@@ -207,11 +217,22 @@ def against(ax: Axes, x: str, title: str) -> None:
     ax.set_xlabel(x)
     ax.set_ylabel("latency (ms)")
     ax.set_title(title)
-    labels = ax.get_legend_handles_labels()[1]
+    handles, labels = _measured_last(ax)
     if len(labels) > 3 or any(len(label) > 20 for label in labels):
-        style.legend_below(ax, 0.42)
+        style.legend_below(ax, 0.42, handles=handles)
     elif labels:
-        ax.legend()
+        ax.legend(handles=handles)
+
+
+def _measured_last(ax: Axes) -> tuple[list[Any], list[str]]:
+    """What the legend holds; crosses of all colours are one entry, in black."""
+    from matplotlib.lines import Line2D
+
+    pairs = list(zip(*ax.get_legend_handles_labels(), strict=True))
+    kept = [(handle, label) for handle, label in pairs if label != MEASURED]
+    if len(kept) < len(pairs):
+        kept.append((Line2D([], [], linestyle="", marker="x", color=style.BLACK, label=MEASURED), MEASURED))
+    return [handle for handle, _ in kept], [label for _, label in kept]
 
 
 def title(what: Asked, text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +80,9 @@ class VerbGroup(SuggestingGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
         try:
             return super().invoke(ctx)
         except LatpredError as error:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Print = Callable[["Console"], None]
+WIDTH = 80
 
 
 def emit(
@@ -90,7 +91,9 @@ def _write(path: Path | None, text: str) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(soft_wrap=False, highlight=False)
+    console = Console(soft_wrap=False, highlight=False)
+    console.width = max(console.width, WIDTH)  # a narrower terminal wraps lines, where rich would cut numbers short
+    return console
 
 
 def _plain(text: Print) -> str:
@@ -99,5 +102,5 @@ def _plain(text: Print) -> str:
     from rich.console import Console
 
     stream = io.StringIO()
-    text(Console(file=stream, width=80, highlight=False, force_terminal=False))
+    text(Console(file=stream, width=WIDTH, highlight=False, force_terminal=False))
     return stream.getvalue()

@@ -22,7 +22,7 @@ COLUMNS = ("batch", "latency", "90 % interval", "overhead", "compute", "regime",
 def print_curve(curve: Curve, console: Console, *, sparkline: bool = False) -> None:
     """Print what was asked, the table, the batch at which the regime changes, provenance and caveats."""
     console.print(_title(curve.setting), style="bold", markup=False, soft_wrap=True)
-    if sparkline and len(curve) > 1:
+    if sparkline and len(curve) > 1 and console.encoding.startswith("utf"):
         console.print(_spark(curve), markup=False, soft_wrap=True)
     console.print(_table(curve))
     for line in _facts(curve):

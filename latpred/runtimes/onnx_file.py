@@ -93,13 +93,13 @@ def check_file(path: str | os.PathLike[str], runtime: str = "onnxruntime") -> Pa
     MissingPackageError
         When onnxruntime is not installed.
     """
-    if not runtime.startswith("onnxruntime"):
-        raise refuse(path, runtime)
     file = Path(path)
     if not file.is_file():
         beside = sorted(one.name for one in file.parent.glob(f"*{SUFFIX}")) if file.parent.is_dir() else []
         there = f" There are: {', '.join(beside[:5])}." if beside else " Check the path, or export the model to it."
         raise UsageError(f"There is no file {file}.{there}")
+    if not runtime.startswith("onnxruntime"):
+        raise refuse(path, runtime)
     onnx_session.require()
     return file
 
