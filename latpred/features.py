@@ -45,6 +45,8 @@ _NATIVE_PRODUCT: Powers = {
     "copies": {"batch": 1, "groups": 1},
 }
 _CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
+# Counts of what a family's loops do to each value, which take time of their own.
+EFFORTS = {"generated": ("plain", "math", "strided", "looked_up")}
 NATIVE = "conv_native"
 _VECTOR = 16  # values that one instruction of a CPU takes
 _MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}
@@ -54,6 +56,8 @@ _LIBRARY_PIXELS = 20480  # nor are single images of fewer values, on any number 
 _FEATURES: dict[str, Powers] = {
     **{family: {name: {name: 1} for name in dims} for family, dims in DIMS.items()},
     **dict.fromkeys(_CONVOLUTIONS, _CONV_FEATURES),
+    # What its loops do is in the roofline.
+    "generated": {name: {name: 1} for name in ("numel", "cols", "parts")},
     "attention": {
         "heads": {"batch": 1, "heads": 1},
         **{name: {name: 1} for name in ("queries", "keys", "head_dim", "masked")},
@@ -78,21 +82,24 @@ class Layout(NamedTuple):
     """How the columns of a family become features.
 
     columns : work, then dimensions. names : features before the roofline's own. powers : (dims, features) exponents.
-    product : (dims, 4) exponents of m, n, k and copies; None for families that multiply nothing.
+    product : (dims, 4) exponents of m, n, k and copies; None for families that multiply nothing. efforts : columns
+    of the counts that `EFFORTS` names.
     """
 
     columns: tuple[str, ...]
     names: tuple[str, ...]
     powers: Floats
     product: Floats | None
+    efforts: slice
 
 
 class Inputs(NamedTuple):
-    """Rows of a family, ready for the roofline: work, log features, and m, n, k and copies."""
+    """Rows of a family, ready for the roofline: work, log features, m, n, k and copies, and counts of efforts."""
 
     work: Floats
     logs: Floats
     product: Floats | None
+    efforts: Floats
 
 
 @cache
@@ -109,11 +116,14 @@ def layout(family: str) -> Layout:
     features, product = _FEATURES[name], _PRODUCTS.get(name)
     names = tuple(features) if product is not None else (*features, "bytes")
     names = (*names, "padding") if name == NATIVE else names
+    counted = EFFORTS.get(name, ())
+    first = len(WORK) + (dims.index(counted[0]) if counted else len(dims))
     return Layout(
         columns=(*WORK, *dims),
         names=names,
         powers=_matrix(dims, features),
         product=None if product is None else _matrix(dims, product),
+        efforts=slice(first, first + len(counted)),
     )
 
 
@@ -139,11 +149,11 @@ def read(family: str, rows: Floats) -> Inputs:
     logs = log_dims @ form.powers
     if form.product is None:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
-        return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None)
+        return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, rows[:, form.efforts])
     product = np.exp(log_dims @ form.product)
     if name_of(family) == NATIVE:
         logs = np.concatenate((logs, _padding(product[:, 0])[:, None]), axis=1)
-    return Inputs(work, logs, product)
+    return Inputs(work, logs, product, rows[:, form.efforts])
 
 
 def _padding(count: Floats) -> Floats:

@@ -164,6 +164,8 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Terms:
     compute = work[:, 0] * _inverse(fit.macs_per_us)
     if inputs.product is not None:
         compute = compute * idleness(fit.saturation, inputs.product, fit.multiprocessors)
+    if fit.efforts:
+        compute = compute + inputs.efforts @ np.array(fit.efforts)
     return Terms(fit.floor_us, compute, memory)
 
 

@@ -88,6 +88,8 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     tiling : dict[str, float]
         Constants of `latpred.tiling`, which then stand for the rates and the saturation; empty where a roofline fits
         as well.
+    efforts : tuple[float, ...]
+        Microseconds of each thing that `latpred.features.EFFORTS` counts for the family; empty where it counts none.
     """
 
     family: str
@@ -109,6 +111,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     scale: float = 1.0
     leaf_scales: dict[str, float] = {}
     tiling: dict[str, float] = {}
+    efforts: tuple[float, ...] = ()
 
     @classmethod
     def plain(
@@ -125,6 +128,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
         error: float = 0.0,
         spread: float = 0.0,
         tiling: dict[str, float] | None = None,
+        efforts: tuple[float, ...] = (),
     ) -> KernelFit:
         """A roofline that no residual corrects."""
         return cls(
@@ -145,6 +149,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
             error=error,
             spread=spread,
             tiling=tiling or {},
+            efforts=efforts,
         )
 
 

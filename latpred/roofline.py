@@ -169,6 +169,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             multiprocessors=self.multiprocessors,
             features=(*layout(self.family).names, *extra_names(product, self.multiprocessors, bool(tiling))),
             tiling={name: _short(value) for name, value in tiling.items()},
+            efforts=_shorts(terms.efforts),
         )
 
 
@@ -210,12 +211,13 @@ def scale_leaf(fit: KernelFit, rows: Any, times: Any) -> float:
 class _Terms:
     """A roofline's parameters, as microseconds per unit of work and half sizes."""
 
-    def __init__(self, logs: Floats, active: tuple[str, ...]) -> None:
+    def __init__(self, logs: Floats, active: tuple[str, ...], count: int) -> None:
         values = dict(zip(active, np.exp(logs).tolist(), strict=True))
         self.floor: float = values.pop("floor")
         self.compute: float = values.pop("compute", 0.0)
         self.weights: float = values.pop("weights", 0.0)
         self.activations: float = values.pop("activations", 0.0)
+        self.efforts: Floats = np.array([values.pop(name, 0.0) for name in _efforts(count)])
         self.half_sizes: dict[str, float] = values
 
     def at(self, inputs: Inputs, multiprocessors: int) -> Floats:
@@ -224,6 +226,7 @@ class _Terms:
         compute = work[:, 0] * self.compute
         if inputs.product is not None:
             compute = compute * idleness(self.half_sizes, inputs.product, multiprocessors)
+        compute = compute + inputs.efforts @ self.efforts
         memory = work[:, 1] * self.weights + (work[:, 2] + work[:, 3]) * self.activations
         time: Floats = np.maximum(self.floor + np.hypot(compute, memory), TINY_US)
         return time
@@ -234,12 +237,12 @@ def _fit_terms(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: 
     from scipy.optimize import least_squares
 
     guess = _first_guess(inputs, times, multiprocessors)
-    active = tuple(guess)
+    active, efforts = tuple(guess), inputs.efforts.shape[1]
     middle = np.log(list(guess.values()))
     precision = np.sqrt(weights)
 
     def errors(logs: Floats) -> Floats:
-        off = precision * np.log(_Terms(logs, active).at(inputs, multiprocessors) / times)
+        off = precision * np.log(_Terms(logs, active, efforts).at(inputs, multiprocessors) / times)
         both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
         return both
 
@@ -250,7 +253,7 @@ def _fit_terms(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: 
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None
-    return _Terms(best.x, active)
+    return _Terms(best.x, active, efforts)
 
 
 def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[str, float]:
@@ -264,11 +267,19 @@ def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[st
     for name, (own, amount) in columns.items():
         if (own > 0).any():
             guess[name] = float(np.quantile(times[own > 0] / amount[own > 0], 0.1))
+    for name, counts in zip(_efforts(inputs.efforts.shape[1]), inputs.efforts.T, strict=True):
+        if (counts > 0).any():
+            guess[name] = float(np.quantile(times[counts > 0] / counts[counts > 0], 0.1))
     if inputs.product is not None and "compute" in guess:
         guess |= dict.fromkeys(("m", "n", "k"), _HALF_SIZE)
         if multiprocessors:
             guess |= {"waves": 0.1, "outputs": _OUTPUTS * multiprocessors}
     return guess
+
+
+def _efforts(count: int) -> list[str]:
+    """Names of the parameters of so many efforts."""
+    return [f"effort {index}" for index in range(count)]
 
 
 def _rate(us_per_unit: float) -> float:

@@ -13,6 +13,7 @@ from factories import kernel_fit
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
+from latpred.features import EFFORTS, layout
 from latpred.kerneltime import KernelModel
 from latpred.profile import KernelFit
 from latpred.roofline import RooflineRegressor, evaluate, scale_leaf
@@ -198,3 +199,19 @@ def test_by_hand() -> None:
     row = np.array([[3e6, 4e3, 2e3, 2e3, 10.0, 64.0, 64.0]])
     assert evaluate(kernel_fit("gemm", saturation={"m": 10.0}), row) == pytest.approx([12.0])
     assert evaluate(kernel_fit("gemm", saturation={"m": 10.0}, scale=1.5), row) == pytest.approx([18.0])
+
+
+def test_what_loops_do_takes_time_of_its_own() -> None:
+    rng = np.random.default_rng(0)
+    numel, costly = 10 ** rng.uniform(3, 6, 40), rng.integers(0, 10, 40)
+    rows = np.zeros((40, len(layout("generated").columns)))
+    rows[:, 2] = rows[:, 3] = 4 * numel
+    named = {"numel": numel, "cols": np.ones(40), "parts": np.ones(40), "math": costly * numel}
+    for name, values in named.items():
+        rows[:, layout("generated").columns.index(name)] = values
+    us = 2.0 + np.hypot(8 * numel / 2e4, costly * numel * 1.4e-3)
+    fit = RooflineRegressor("generated").fit(rows, us).to_fit()
+    math = EFFORTS["generated"].index("math")
+    assert fit.efforts[math] == pytest.approx(1.4e-3, rel=0.1)
+    assert evaluate(fit, rows) == pytest.approx(us, rel=0.1)
+    assert RooflineRegressor("softmax").fit(rows[:, :6] + 1, us).to_fit().efforts == ()

@@ -24,10 +24,14 @@ class Study(Protocol):
         Name of the runtime; every cell has it as `Cell.runtime`.
     seconds : float
         What a full calibration spends on it by default; a quick one spends a third.
+    folds : int
+        Parts that the networks of the fit fall into, so that each judges a fit of the others, where networks that judge
+        are too few to tell how wide intervals must be; 0 where they are not.
     """
 
     runtime: str
     seconds: float
+    folds: int
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Cells without end, the most valuable first.

@@ -6,7 +6,6 @@ each costs the host. Where a device is waited for, whole networks have to do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from latpred.calibration.studies.solving import Column, System
 from latpred.calibration.studies.whole import WholeNetworks, effort, in_turns
 from latpred.calibration.tempo import TEMPO
 from latpred.errors import CalibrationError
-from latpred.features import WORK
+from latpred.features import layout
 from latpred.graph import Op
 from latpred.ops.families import root
 from latpred.pricing import PriceList, host_cost
@@ -37,7 +36,8 @@ from latpred.runtimes.inductor_steps import GENERATED_CLASS, JOINED_CLASS
 from latpred.runtimes.walking import target_of
 from latpred.units import US_PER_S
 
-SECONDS = 150.0
+SECONDS = 240.0
+FOLDS = 8
 FEWEST = 3  # networks below which nothing is fitted
 # Kinds in the order of what a compilation of one teaches. Recurrent networks are hardly compiled at all.
 TINY_KINDS = ("encoder", "window", "mobile", "mixer")
@@ -49,9 +49,15 @@ TURN = ("tiny", "sized", "judge", "sized")
 REPEATS, CALLS_S = 30, 0.3
 OUTSIDE = "outside"  # the timing of what a pass takes beside its calls
 LEAST_US = 0.05  # of a kernel whose call took no longer than a call that does nothing
-TOLD_US = 5.0  # kernel time from which a call tells how fast a library kernel is
-SHRINKAGE = 2.0  # calls' worth of belief that a library kernel takes what it takes in eager
-FIXED = ("fixed",)
+IDLE = 0.25  # quantile of the calls of tiny networks: not all of their kernels have next to nothing to do
+GENERATED_FAMILY = "generated"
+CALL_DOUBT = 0.2  # relative error of what a library call takes, the eager profile's own included
+CALL_DOUBT_US = 10.0  # and in microseconds: the host's part of a call is less sure than its kernel's
+PUSHING_US = 30.0  # a kernel of that length has pushed out half of what it can
+LIBRARY_CALL = (8.0, 8.0)  # microseconds of the host that such a call is believed to cost, and the doubt
+SCALE_DOUBT = 0.3  # how far a library kernel's time is believed to lie from eager's
+FIXED, CALL = ("fixed",), ("call",)
+_COLS = layout(GENERATED_FAMILY).columns.index("cols")
 # What is believed of the host before anything is measured, in microseconds: value and doubt.
 BELIEFS = {"guards": (10.0, 10.0), "input": (0.15, 0.15), "call": (0.7, 0.5)}
 
@@ -86,6 +92,7 @@ class Compiled(WholeNetworks):
 
     def __init__(self, runtime: str = "compile") -> None:
         super().__init__(runtime, SECONDS)
+        self.folds = FOLDS
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Tiny networks for the host's costs between sized ones, of a kind each; judges among them."""
@@ -131,10 +138,11 @@ class Compiled(WholeNetworks):
             )
         beside, idle = _beside(timed, profile), DispatchFit(with_parents(_idle_us(timed)), 0.0, 0.0, 0.0)
         kernels = Kernels(idle, _afterwork(timed, beside, idle))
+        calls, scales = _library(timed, kernels, profile)
         return msgspec.structs.replace(
-            _host(timed, beside, profile),
+            _host({**_idle_us(timed), **calls}, beside, profile),
             kernels=_generated(timed, kernels),
-            kernel_scales=_library(timed, kernels, profile),
+            kernel_scales=scales,
         )
 
 
@@ -185,7 +193,7 @@ def _idle_us(timed: Sequence[Timed]) -> dict[str, float]:
     calls: dict[str, list[float]] = {}
     for group in (group for one in _tiny(timed) for group in one.groups):
         calls.setdefault(group.ops[0].host_class, []).append(group.us)
-    return {name: float(np.median(us)) for name, us in calls.items()}
+    return {name: float(np.quantile(us, IDLE)) for name, us in calls.items()}
 
 
 def _beside(timed: Sequence[Timed], profile: DeviceProfile) -> dict[Column, float]:
@@ -205,11 +213,11 @@ def _steps(one: Timed) -> dict[Column, float]:
     return {FIXED: 1.0, ("guards",): float(guards), ("input",): float(inputs), ("call",): float(len(one.groups))}
 
 
-def _host(timed: Sequence[Timed], beside: Mapping[Column, float], profile: DeviceProfile) -> DispatchFit:
-    """What calls cost where they have next to nothing to do, and what a pass takes beside them."""
+def _host(calls: Mapping[str, float], beside: Mapping[Column, float], profile: DeviceProfile) -> DispatchFit:
+    """What calls of each class cost beside their kernels, and what a pass takes beside the calls."""
     eager = profile.runtimes["eager"]
     costs = {f"{EAGER}.{name}" if name else EAGER: us * eager.scale for name, us in eager.costs_us.items()}
-    costs |= with_parents({name: us + beside["call",] for name, us in _idle_us(timed).items()})
+    costs |= with_parents({name: us + beside["call",] for name, us in calls.items()})
     costs |= {GUARDS: beside["guards",], JOINED_CLASS: 0.0}
     return DispatchFit(
         costs_us={name: round(us, 5) for name, us in costs.items()},
@@ -227,24 +235,30 @@ class Kernels(NamedTuple):
 
     def us(self, group: Group) -> float:
         """What a call takes beyond one that has nothing to do, with what the host takes longer after it."""
-        own = _kernel_us(group, self.idle)
-        return own + self.afterwork * math.sqrt(own)
+        return _kernel_us(group, self.idle) + self.after_us(group)
+
+    def after_us(self, group: Group) -> float:
+        """What the host takes longer after a call, for what its kernel has pushed out of the caches."""
+        return self.afterwork * _pushed(_kernel_us(group, self.idle))
 
 
 def _afterwork(timed: Sequence[Timed], beside: Mapping[Column, float], idle: DispatchFit) -> float:
-    """What the host takes longer after a kernel of one microsecond; it grows with the root of the kernel's time.
+    """What the host takes longer after a kernel that has pushed all of its own out of the caches.
 
-    Beside calls that do much a pass takes several times what it takes beside tiny ones: kernels push the host's own
-    code and data out of the caches, the more the longer they run, but no more than caches hold. A cold network's are
-    out from the beginning, so only others tell.
+    Beside calls that do much a pass takes several times what it takes beside tiny ones: kernels push the host's code
+    and data out of the caches, the more the longer they run, but no more than caches hold.
     """
-    sized = [one for one in timed if not one.spec.tiny]
     found = []
-    for one in [one for one in sized if not one.spec.cold] or sized:
+    for one in [one for one in timed if not one.spec.tiny]:
         usual_us = sum(beside[name] * number for name, number in _steps(one).items())
-        roots = sum(_kernel_us(group, idle) ** 0.5 for group in one.groups)
-        found.append(max(one.outside_us - usual_us, 0.0) / roots)
+        pushed = sum(_pushed(_kernel_us(group, idle)) for group in one.groups)
+        found.append(max(one.outside_us - usual_us, 0.0) / pushed)
     return float(np.median(found)) if found else 0.0
+
+
+def _pushed(kernel_us: float) -> float:
+    """Share of the host's code and data that a kernel has pushed out of the caches."""
+    return kernel_us / (kernel_us + PUSHING_US)
 
 
 def _kernel_us(group: Group, idle: DispatchFit) -> float:
@@ -259,33 +273,48 @@ def _generated(timed: Sequence[Timed], kernels: Kernels) -> dict[str, dict[str, 
         for group in one.groups:
             if group.ops[0].host_class == GENERATED_CLASS:
                 row = _together([row_of(op, one.spec.batch, resident=one.resident) for op in group.ops])
-                sample = KernelSample(group.ops[0].family, row, kernels.us(group))
+                families = {op.family for op in group.ops}
+                family = families.pop() if len(families) == 1 else GENERATED_FAMILY
+                sample = KernelSample(family, row, kernels.us(group))
                 samples.setdefault(one.precision, []).append(sample)
     fits = {precision: fit_kernels(found) for precision, found in samples.items()}
     return {precision: found for precision, found in fits.items() if found}
 
 
 def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """Kernels that one call runs, as one: work, points and parts add up."""
-    work, (points, cols, parts) = np.sum(rows, axis=0)[: len(WORK)], np.array(rows)[:, len(WORK) :].T
-    return (*work.tolist(), float(points.sum()), float(cols.max()), float(parts.sum()))
+    """Kernels that one call runs, as one: all but the size of a result's sum adds up."""
+    summed = np.sum(rows, axis=0)
+    summed[_COLS] = np.max(rows, axis=0)[_COLS]
+    return tuple(summed.tolist())
 
 
-def _library(timed: Sequence[Timed], kernels: Kernels, profile: DeviceProfile) -> dict[str, float]:
-    """Time of library kernels over eager's, by family."""
-    logs: dict[str, list[float]] = {}
+def _library(
+    timed: Sequence[Timed], kernels: Kernels, profile: DeviceProfile
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What a call of each class of library kernels costs the host, and the kernels' time over eager's by family.
+
+    The two are told apart together, by calls that have little to do and calls that have much: some families have none
+    of the one kind, and what is left of a small kernel's call says nothing of the other.
+    """
+    system = System()
     prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": kernels.idle}))
     for one in timed:
         eager_us = _eager_us(one, prices)
         for group in one.groups:
-            usual = eager_us.get(id(group.ops[0]), 0.0)
-            if group.ops[0].host_class != GENERATED_CLASS and usual >= TOLD_US:
-                logs.setdefault(root(group.ops[0].family), []).append(float(np.log(kernels.us(group) / usual)))
-    return {family: _scale(found) for family, found in logs.items()}
-
-
-def _scale(logs: Sequence[float]) -> float:
-    return round(float(np.exp(np.median(logs) * len(logs) / (len(logs) + SHRINKAGE))), 4)
+            name, usual = group.ops[0].host_class, eager_us.get(id(group.ops[0]), 0.0)
+            if name != GENERATED_CLASS:
+                family = root(group.ops[0].family)
+                us = group.us if one.spec.tiny else group.us + kernels.after_us(group)
+                doubt = CALL_DOUBT * us + CALL_DOUBT_US
+                system.measured({("class", name): 1.0, ("scale", family): usual}, us, doubt)
+    system.believed({CALL: 1.0}, *LIBRARY_CALL)
+    for name in system.names("class"):
+        system.believed({("class", name): 1.0, CALL: -1.0}, 0.0, LIBRARY_CALL[1])
+    for family in system.names("scale"):
+        system.believed({("scale", family): 1.0}, 1.0, SCALE_DOUBT)
+    found = system.solve()
+    calls = {column[1]: us for column, us in found.items() if column[0] == "class"}
+    return calls, {column[1]: round(scale, 4) for column, scale in found.items() if column[0] == "scale"}
 
 
 def _eager_us(one: Timed, prices: PriceList) -> Mapping[int, float]:

@@ -17,6 +17,8 @@ from latpred.calibration.judging import Verdict
 from latpred.calibration.networks import NetworkSpec
 from latpred.calibration.precisions import cast
 from latpred.calibration.session import Row
+from latpred.calibration.studies.base import Study
+from latpred.errors import CalibrationError
 from latpred.graph import ModelGraph
 from latpred.profile import DeviceInfo, DeviceProfile, DispatchFit
 from latpred.runtimes.source import Source
@@ -101,24 +103,53 @@ def graph_on(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> Mode
 
 def runs_of(rows: Iterable[Row], info: DeviceInfo, *, judges: bool = False) -> list[Run]:
     """The networks among a runtime's rows: those that judge, or all others."""
-    chosen = [row for row in rows if row.cell.kind == "network" and suite.network_spec(row.cell).judge == judges]
+    chosen = [row for row in rows if row.cell.kind == "network" and _judges(row) == judges]
     return [_run(row, info) for row in chosen]
 
 
 def judged(
-    fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str
+    fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str, others: Sequence[Verdict] = ()
 ) -> tuple[DispatchFit, list[Verdict]]:
     """A runtime's fit with the spread of the networks that were kept out of it, and how it did on each.
 
-    Without such networks the fit stays as it is.
+    Without such networks the fit stays as it is. `others` are verdicts on networks of the fit by fits without them:
+    they tell of the spread too.
     """
-    whole = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
-    keys = [row.cell.key for row in rows if row.cell.kind == "network" and suite.network_spec(row.cell).judge]
-    runs = [NetworkRun(run.graph, run.batch, run.total_us) for run in runs_of(rows, profile.device, judges=True)]
-    found = judging.verdicts(whole, dict(zip(keys, runs, strict=True)), runtime)
+    found = _verdicts(fit, [row for row in rows if _judges(row)], profile, runtime)
     if not found:
         return fit, []
-    return msgspec.structs.replace(fit, spread=judging.network_spread(found)), found
+    return msgspec.structs.replace(fit, spread=judging.network_spread([*found, *others])), found
+
+
+def left_out(study: Study, rows: Sequence[Row], profile: DeviceProfile, folds: int) -> list[Verdict]:
+    """How fits of all but a few networks do on those few; tiny networks, which tell of the host alone, stay in all."""
+    judged = [row for row in rows if row.cell.kind == "network" and not _judges(row) and not _tiny(row)]
+    found: list[Verdict] = []
+    for fold in range(min(folds, len(judged))):
+        out = {row.cell.key for row in judged[fold::folds]}
+        try:
+            fit = study.fit([row for row in rows if row.cell.key not in out], profile)
+        except CalibrationError:
+            return []  # so few networks that every one is needed
+        found += _verdicts(fit, judged[fold::folds], profile, study.runtime)
+    return found
+
+
+def _judges(row: Row) -> bool:
+    return row.cell.kind == "network" and suite.network_spec(row.cell).judge
+
+
+def _tiny(row: Row) -> bool:
+    return suite.network_spec(row.cell).tiny
+
+
+def _verdicts(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str) -> list[Verdict]:
+    whole = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
+    found = (_run(row, profile.device) for row in rows)
+    judges = {
+        row.cell.key: NetworkRun(run.graph, run.batch, run.total_us) for row, run in zip(rows, found, strict=True)
+    }
+    return judging.verdicts(whole, judges, runtime)
 
 
 def _run(row: Row, info: DeviceInfo) -> Run:

@@ -53,6 +53,7 @@ class WholeNetworks:
     def __init__(self, runtime: str, seconds: float = SECONDS) -> None:
         self.runtime = runtime
         self.seconds = seconds
+        self.folds = 0
         self._metronome = Metronome()
         self._filler: torch.Tensor | None = None
 

@@ -43,7 +43,8 @@ DIMS: dict[str, tuple[str, ...]] = {
     "rnn": ("batch", "steps", "hidden", "inputs", "layers"),
     "sort": ("rows", "cols"),
     "factory": ("numel",),
-    "generated": ("numel", "cols", "parts"),  # what a compiler fused: points, results of how many, ops fused
+    # What a compiler fused: points, results of how many, ops fused; then what its loops do: see `inductor_loops`.
+    "generated": ("numel", "cols", "parts", "plain", "math", "strided", "looked_up"),
     "other": ("numel",),
 }
 

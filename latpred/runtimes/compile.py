@@ -28,7 +28,7 @@ from latpred.schedule import Schedule
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
-VERSION = "2"  # of what a walk records; graphs of another one are made again
+VERSION = "3"  # of what a walk records; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
 _KEPT = "_latpred_compiled"
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from latpred.features import EFFORTS
 from latpred.graph import Line, Op
 from latpred.runtimes.inductor import Compiled, Forward
 from latpred.tracing.entry import Entry
@@ -17,6 +18,7 @@ from latpred.tracing.entry import Entry
 GUARDS = "guards"  # host class of what a compiled graph costs before its first kernel
 EAGER = "eager"  # first part of the host class of an op that runs by itself between compiled graphs
 _WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
+_DONE = EFFORTS["generated"]
 
 
 class Call(NamedTuple):
@@ -136,8 +138,9 @@ def _line(two: int, three: int) -> Line:
 
 
 def _in_proportion(call: Call) -> tuple[tuple[Line, ...], Line]:
-    """Work and the first dimension grow with batch; weights and the other dimensions do not."""
-    grows = (0, 2, 3, len(_WORK) + 1)
+    """Work, what loops do and the first dimension grow with batch; weights and the other dimensions do not."""
+    first = len(_WORK) + 1
+    grows = {0, 2, 3, first} | {first + index for index, name in enumerate(call.dims) if name in _DONE}
     lines = tuple(
         Line(value % 2, value // 2) if index in grows else Line(value) for index, value in enumerate(call.counts)
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.fx.node import Node, map_arg
 
 from latpred.errors import RuntimeRefusalError
 from latpred.ops.families import DIMS, root
+from latpred.runtimes.inductor_loops import MATH, MOVES, evaluations, number, scattered
 from latpred.tracing.entry import Entry, dtype_name, launching, leaves, quiet
 from latpred.tracing.opinfo import Kind, describe
 
@@ -28,12 +28,6 @@ JOINED_CLASS = f"{GENERATED_CLASS}.joined"
 # Extern nodes that stand for no call on the device.
 _NO_CALL = frozenset({"MultiOutput", "AssertScalar", "DynamicScalar", "DynamicSelectStorageOffset", "DynamicSliceSize"})
 _NESTED = frozenset({"Conditional", "WhileLoop", "InvokeSubgraph"})
-_MATH = frozenset(
-    {
-        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "erfinv", "tanh", "sigmoid"),
-        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "pow", "lgamma"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +162,12 @@ def _is_weight(node: Node, weights: frozenset[str]) -> bool:
 
 def _generated(node: Any, graph: Any, weights: frozenset[str], joined: bool) -> Entry:
     parts = [part for part in node.get_nodes() if hasattr(part, "get_ranges")]
-    sizes = [(_number(graph, part.get_ranges()[0]), _number(graph, part.get_ranges()[1])) for part in parts]
+    sizes = [(number(graph, part.get_ranges()[0]), number(graph, part.get_ranges()[1])) for part in parts]
     points = max((outer * inner for outer, inner in sizes), default=1)
     cols = max((inner for _, inner in sizes), default=1)
     read, written, new = _moved(node, graph, weights)
-    dims = dict(zip(DIMS["generated"], (points, cols, len(parts)), strict=True))
+    loops = (*evaluations(graph, parts), *scattered(graph, parts))
+    dims = dict(zip(DIMS["generated"], (points, cols, len(parts), *loops), strict=True))
     family = f"generated.{_kind(parts)}"
     host_class = JOINED_CLASS if joined else GENERATED_CLASS
     dtype = dtype_name(_dtype(node, parts, graph))
@@ -182,12 +177,12 @@ def _generated(node: Any, graph: Any, weights: frozenset[str], joined: bool) -> 
 def _kind(parts: list[Any]) -> str:
     """What sets a generated kernel's speed beside its bytes."""
     used = {name for part in parts for name in part._body.op_counts}
-    reduces, costly = any(part.is_reduction() for part in parts), bool(used & _MATH)
+    reduces, costly = any(part.is_reduction() for part in parts), bool(used & MATH)
     if reduces:
         return "softmax" if costly else "reduction"
     if costly:
         return "math"
-    return "pointwise" if used - {"load", "store", "get_index", "index_expr", "constant", "to_dtype"} else "copy"
+    return "pointwise" if used - MOVES else "copy"
 
 
 def _dtype(node: Any, parts: list[Any], graph: Any) -> torch.dtype:
@@ -227,7 +222,7 @@ def _reached(node: Any, graph: Any, which: str, wanted: Any) -> dict[str, int]:
 
 def _dep_bytes(dep: Any, graph: Any) -> int:
     if type(dep).__name__ == "MemoryDep" and dep.is_indirect():
-        return _number(graph, dep.size) * int(graph.get_dtype(dep.name).itemsize)
+        return number(graph, dep.size) * int(graph.get_dtype(dep.name).itemsize)
     return int(dep.numbytes_hint())
 
 
@@ -241,10 +236,6 @@ def _buffer_bytes(graph: Any, name: str) -> int:
     if name in graph.removed_buffers:
         return 0
     try:
-        return _number(graph, [graph.get_numel(name)]) * int(graph.get_dtype(name).itemsize)
+        return number(graph, [graph.get_numel(name)]) * int(graph.get_dtype(name).itemsize)
     except (KeyError, NotImplementedError):  # several results, whose own nodes are counted
         return 0
-
-
-def _number(graph: Any, sizes: Iterable[Any]) -> int:
-    return prod(int(graph.sizevars.optimization_hint(size, fallback=1)) for size in sizes)

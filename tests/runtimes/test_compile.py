@@ -197,6 +197,7 @@ def test_generated_kernels_move_bytes(pair_on_cuda: Any) -> None:
     assert softmax.read_bytes == Line(0, 4 * 16)
     assert softmax.dims["cols"] == Line(16)
     assert relu.launches == softmax.launches == 1
+    assert (relu.dims["math"], softmax.dims["math"]) == (Line(0), Line(0, 16))
 
 
 def test_guards_come_first_and_count_what_they_check(pair_on_cuda: Any) -> None:
@@ -301,6 +302,38 @@ def test_other_kernels_at_another_batch_leave_a_note() -> None:
     assert [op.read_bytes for op in ops] == [Line(0, 2), Line(0, 3), Line(0, 4)]
     assert "3 kernels at batch 2 and 2 at batch 3" in note
     assert ops_through(two, two)[1] == ""
+
+
+def test_what_loops_do_grows_with_batch() -> None:
+    dims = ("numel", "cols", "parts", "plain", "math", "strided", "looked_up")
+    two = _call("a", 4)._replace(dims=dims, counts=(0, 0, 4, 4, 0, 8, 6, 2, 10, 12, 14, 16))
+    (one,), _ = ops_through([two], [])
+    assert {name: line.at(4) for name, line in one.dims.items()} == dict(
+        zip(dims, (16, 6, 2, 20, 24, 28, 32), strict=True)
+    )
+
+
+class _Scattering(torch.nn.Module):
+    """An activation that a pooling evaluates anew for each value of its window, a transposition and a lookup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(7))
+        self.register_buffer("index", torch.zeros(12, 12, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = torch.nn.functional.max_pool2d(torch.sigmoid(x), 2)  # (batch, 4, 12, 12)
+        return (pooled + self.table[self.index]).permute(0, 2, 3, 1).contiguous()
+
+
+def test_what_the_loops_of_a_kernel_do_is_counted() -> None:
+    walked = walk(_Scattering(), torch.zeros(2, 4, 24, 24), runtime="compile", target="cpu")
+    kernels = [op for op in walked.ops if op.name == "inductor::generated"]
+    done = {name: sum(op.dims[name].at(3) for op in kernels) for name in ("math", "strided", "looked_up")}
+    points = 3 * 4 * 12 * 12
+    assert done["math"] == 4 * points
+    assert points <= done["strided"] <= 6 * points
+    assert done["looked_up"] == points
 
 
 def _call(name: str, size: int) -> Call:
