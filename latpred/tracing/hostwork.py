@@ -22,7 +22,7 @@ _CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
-_GONE: Callable[[int], bool] = torch.UntypedStorage._expired
+_GONE: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
 NEW = 4  # the column of Entry.counts that holds bytes of new storage
 # Setting the hook anew makes Python 3.12 and later instrument every function again; there a flag silences it instead.
 CHEAP_HOOK = sys.version_info < (3, 12)
