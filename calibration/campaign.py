@@ -168,6 +168,11 @@ def _studied(
 ) -> DeviceProfile:
     """The profile with every other runtime of the plan."""
     priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
+    if not priced and set(plan) - {EAGER}:
+        raise CalibrationError(
+            "the time for eager ended before a single kernel was measured, and other runtimes rest on kernels; what was "
+            f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
+        )
     run = studying.Studies(device, session, priced)
     whole_s = sum(effort.seconds for effort in plan.values())
     before_s = plan[EAGER].seconds if EAGER in plan else 0.0

@@ -46,7 +46,7 @@ check) # does every part work here at all? two models, once in every runtime
     BUDGET="${BUDGET:-3m}" measure check
     ;;
 calibrate) # five minutes of measuring, all runtimes that can be had
-    calibrate --runtimes all --name "$name" --budget "${BUDGET:-5m}" | tee "$runs/said/calibration.txt"
+    calibrate --runtimes "${RUNTIMES:-all}" --name "$name" --budget "${BUDGET:-5m}" | tee "$runs/said/calibration.txt"
     ;;
 core) # what matters most: 12 models, batches 1, 4, 16 and 64, fp16, eager, CUDA graphs and TorchScript
     measure paper core again

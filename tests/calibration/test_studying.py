@@ -21,7 +21,7 @@ from latpred.calibration.device import open_device
 from latpred.calibration.session import Row, directory, read_rows
 from latpred.calibration.simulated import SimulatedDevice
 from latpred.cli import main
-from latpred.errors import MissingPackageError, UsageError
+from latpred.errors import CalibrationError, MissingPackageError, UsageError
 from latpred.pricing import host_cost
 from latpred.profile import DeviceInfo, DeviceProfile
 from latpred.runtimes import onnx_session
@@ -303,3 +303,8 @@ def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.Mo
     assert studying.hindrance("onnxruntime", open_device("cpu")) is None
     with pytest.raises(MissingPackageError, match="has no CUDA provider"):
         measuring.demand_runtime("onnxruntime", OnGpu())
+
+
+def test_without_a_kernel_no_other_runtime_is_studied(latpred_home: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"before a single kernel was measured.*--budget 5m"):
+        calibrate("simulated", cells=140, runtimes=("eager", "cuda-graphs"))
