@@ -170,7 +170,7 @@ def _studied(
     priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
     if not priced and set(plan) - {EAGER}:
         raise CalibrationError(
-            "the time for eager ended before a single kernel was measured, and other runtimes rest on kernels; what was "
+            "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
             f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
         )
     run = studying.Studies(device, session, priced)
