@@ -54,8 +54,9 @@ class Choice(torch.nn.Module):
         """What the chosen layer makes of a tensor."""
         probe = self.probe
         if probe is None:
-            layer = self.options[self.names.index(self.chosen)]
-            return x if layer is None else layer(x)
+            chosen: Any = self.options[self.names.index(self.chosen)]
+            out: torch.Tensor = x if chosen is None else chosen(x)
+            return out
         # Nothing else may be called here: Python calls are being counted.
         layer = probe.enter(self, x)
         return probe.leave(x, layer(x))
@@ -133,7 +134,7 @@ class Probe:
             host.forget_module()  # an architecture has the layer where its choice is
             begin, source = Place(*host.so_far()), host.maker(tensor)
         self._open.append((choice, number, begin, source))
-        layer = choice.options[number] if self.blanks is None else _blank(self.blanks[len(self.spans)])
+        layer: Any = choice.options[number] if self.blanks is None else _blank(self.blanks[len(self.spans)])
         if host is not None:
             host.resume()
         return layer

@@ -80,17 +80,17 @@ class Supernet:
         image: int | None = None,
         precision: str | None = None,
     ) -> None:
-        model = walkable(model)
-        if not isinstance(model, torch.nn.Module):
+        network = walkable(model)
+        if not isinstance(network, torch.nn.Module):
             raise UsageError(f"{model!r} is no network with choices; give an nn.Module or a function that builds one")
         if precision is not None:
             dtype_of(precision)  # which says when there is no such precision
-        given = derived(model, seq, image) if inputs is None else from_example(inputs)
-        watched = Watched(make_twin(model, DTYPES.get(precision or "")), given)
+        given = derived(network, seq, image) if inputs is None else from_example(inputs)
+        watched = Watched(make_twin(network, DTYPES.get(precision or "")), given)
         self.choices = _options(watched.choices)
         self._weights = _weights(watched)
         rules = _architectures(watched.choices)
-        walks = [watched.walked(rule, type(model).__name__, precision) for rule in rules]
+        walks = [watched.walked(rule, type(network).__name__, precision) for rule in rules]
         first = walks[0]
         self._graph = first.graph
         self._labels = [span.choice.label for span in first.spans]
