@@ -122,7 +122,7 @@ class Probe:
         self.spans, self._open = [], []
         self._host, self._batch = host, batch
 
-    def enter(self, choice: Choice, tensor: torch.Tensor) -> Callable[[torch.Tensor], Any]:
+    def enter(self, choice: Choice, tensor: torch.Tensor) -> Any:
         """Note where a choice begins, and give what it runs."""
         host = self._host
         if host is not None:

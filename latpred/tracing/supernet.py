@@ -231,7 +231,8 @@ def _architectures(choices: list[Choice]) -> list[Callable[[Choice], int]]:
 
 def _weights(watched: Watched) -> dict[Owner, tuple[int, int]]:
     """Parameters, and bytes of parameters and buffers, of each option; under None of what is always there."""
-    parts: dict[Owner, list[torch.nn.Module]] = {None: list(_around(watched.target()))}
+    root: Any = watched.target()
+    parts: dict[Owner, list[torch.nn.Module]] = {None: list(_around(root))}
     for choice in watched.choices:
         for name, layer in zip(choice.names, choice.options, strict=True):
             parts.setdefault((choice.label, name), []).extend([] if layer is None else layer.modules())
