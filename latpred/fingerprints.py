@@ -145,6 +145,7 @@ def _function(value: FunctionType | MethodType, seen: set[int]) -> Iterator[byte
     yield from _each((value.__code__, value.__defaults__, value.__kwdefaults__, cells), seen)
     for name in sorted(_names(value.__code__)):
         named = value.__globals__.get(name)
+        named = getattr(named, "__wrapped__", named)  # what `functools.cache` was put around
         if isinstance(named, _FOLLOWED):
             yield name.encode()
             yield from _parts(named, seen)

@@ -328,6 +328,16 @@ class Helped:
         return nn.Linear(self.width, self.width)
 
 
+def test_a_function_that_keeps_its_results_counts_by_its_code() -> None:
+    def build(width: int) -> Callable[[], nn.Module]:
+        scope: dict[str, Any] = {"__name__": "mine"}
+        exec(f"import functools\n@functools.cache\ndef width(): return {width}\ndef build(): return width()", scope)
+        found: Callable[[], nn.Module] = scope["build"]
+        return found
+
+    assert fingerprint(build(8)) == fingerprint(build(8)) != fingerprint(build(16))
+
+
 def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def build(): ...\n")
