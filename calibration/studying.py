@@ -126,8 +126,8 @@ class Studies:
             fit = study.fit(rows, profile)
             # On an asynchronous device networks are timed whole, and its judges are many.
             folds = 0 if profile.device.asynchronous else study.folds
-            others = runs.left_out(study, rows, profile, folds)
-            fit, verdicts = runs.judged(fit, rows, profile, study.runtime, others)
+            left_out = runs.left_out(study, rows, profile, folds)
+            fit, verdicts = runs.judged(fit, rows, profile, study.runtime, left_out)
         except (DeviceError, BusyError):
             raise
         except LatpredError as error:

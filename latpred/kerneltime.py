@@ -70,6 +70,7 @@ class KernelModel:
             covariance = self._covariance(self._points) + np.diag(noise)
             self._whiten = np.linalg.inv(np.linalg.cholesky(covariance)).T
             self._weights = self._whiten @ (np.array(fit.targets) @ self._whiten)
+            self._whiten_single = self._whiten.astype(np.float32)  # to read half as much; enough for a variance
 
     def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> Times:
         """Times of rows of `layout(family).columns`.
@@ -122,8 +123,8 @@ class KernelModel:
         if not len(self._points):
             return np.zeros(len(features)), np.full(len(features), self.fit.spread)
         covariance = self._covariance(features / self._scales)
-        whitened = covariance @ self._whiten
-        known = np.einsum("ij,ij->i", whitened, whitened)
+        whitened = covariance.astype(np.float32) @ self._whiten_single
+        known = np.einsum("ij,ij->i", whitened, whitened).astype(float)
         variance = np.maximum(self.fit.amplitude - known, 0.0) + self.fit.noise
         return covariance @ self._weights, np.sqrt(variance)
 
