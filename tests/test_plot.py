@@ -159,7 +159,7 @@ def test_a_validation_shows_every_cell(tmp_path: Path) -> None:
     assert {text.get_text() for text in by_model.get_yticklabels()} == {"bert", "resnet"}
     plot.save(figure, tmp_path / "validation.png")
     shown = report._repr_html_()
-    assert shown.count("<table>") == shown.count("</table>") == 5
+    assert shown.count("<table>") == shown.count("</table>") == 6
     assert "resnet" in shown
 
 

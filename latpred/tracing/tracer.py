@@ -184,7 +184,8 @@ class Tracer:
     def walk(self, batch: int, host: HostWork | None = None) -> Pass:
         """One forward pass at one batch size."""
         walk, target = self.recorder(host), self.target()
-        with torch.inference_mode(), _LOCK, enabled():
+        # A collection would run the finalizers of others, whose Python calls would be counted.
+        with torch.inference_mode(), _LOCK, enabled(), _no_collection():
             args, options = arguments(self._inputs, batch, self._twin.dtype, self._channels_last)
             try:
                 with walk, host or nullcontext():

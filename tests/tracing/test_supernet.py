@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 
@@ -166,3 +167,17 @@ def test_wrong_choices_are_refused() -> None:
         supernet.graph({"c": "d"})
     with pytest.raises(UsageError, match="no choice 'e'; the network has: c"):
         supernet.graph({"c": "a", "e": "a"})
+
+
+def test_python_that_watches_the_garbage_collector_is_not_counted() -> None:
+    threshold = gc.get_threshold()
+    gc.callbacks.append(lambda phase, info: None)
+    gc.set_threshold(20, 2, 2)
+    try:
+        supernet = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.pop()
+    assert supernet.graph({"c": "b"}) == latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE).graph(
+        {"c": "b"}
+    )
