@@ -24,8 +24,8 @@ STACK = ("torch", "transformers", "numpy", "onnxruntime")
 class GpuState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a GPU was doing at one moment.
 
-    `throttled` names the reasons for which it runs below its clocks; idling is none. A number is 0 where the driver does
-    not tell it.
+    `throttled` names the reasons for which it runs below its clocks; idling is none. A number is 0 where the driver
+    does not tell it.
     """
 
     name: str

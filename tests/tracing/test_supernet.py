@@ -174,7 +174,7 @@ def test_python_that_watches_the_garbage_collector_is_not_counted() -> None:
     gc.callbacks.append(lambda phase, info: None)
     gc.set_threshold(20, 2, 2)
     try:
-        supernet = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE)
+        watched = latpred.Supernet(sequential(a=nn.ReLU(), b=nn.GELU()), **IMAGE).graph({"c": "b"})
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.pop()
