@@ -145,7 +145,8 @@ def _function(value: FunctionType | MethodType, seen: set[int]) -> Iterator[byte
     yield from _each((value.__code__, value.__defaults__, value.__kwdefaults__, cells), seen)
     for name in sorted(_names(value.__code__)):
         named = value.__globals__.get(name)
-        named = getattr(named, "__wrapped__", named)  # what `functools.cache` was put around
+        if not isinstance(named, FunctionType):  # a decorator written in Python is followed itself, to what it wraps
+            named = getattr(named, "__wrapped__", named)  # what `functools.cache` was put around
         if isinstance(named, _FOLLOWED):
             yield name.encode()
             yield from _parts(named, seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -336,6 +337,19 @@ def test_a_function_that_keeps_its_results_counts_by_its_code() -> None:
         return found
 
     assert fingerprint(build(8)) == fingerprint(build(8)) != fingerprint(build(16))
+
+
+def test_a_decorator_counts_beside_what_it_wraps() -> None:
+    def build(times: int) -> Callable[[], nn.Module]:
+        def deeper(function: Callable[[], int]) -> Callable[[], int]:
+            return functools.wraps(function)(lambda: times * function())
+
+        scope: dict[str, Any] = {"__name__": "mine", "deeper": deeper}
+        exec("@deeper\ndef depth(): return 2\ndef build(): return depth()", scope)
+        found: Callable[[], nn.Module] = scope["build"]
+        return found
+
+    assert fingerprint(build(1)) == fingerprint(build(1)) != fingerprint(build(3))
 
 
 def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
