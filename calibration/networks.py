@@ -50,7 +50,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
-VERSION = 5  # of what a spec means; a journal of another version is not resumed
+VERSION = 6  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -189,13 +189,14 @@ def _residual(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     style = rng.choice(("basic", "bottleneck", "plain"))
     groups = rng.choice((1, 1, 1, 4, 8)) if style == "bottleneck" else 1
     squeeze = rng.random() < 0.2
+    window = rng.choice((3, 3, 3, 5, 5, 7))
 
     def block(c_in: int, c_out: int, stride: int) -> nn.Module:
         if style == "plain":
             bias = rng.random() < 0.5
-            return blocks.PlainBlock(c_in, c_out, stride, bias=bias)
+            return blocks.PlainBlock(c_in, c_out, stride, window, bias=bias)
         return blocks.ResidualBlock(
-            c_in, c_out, stride, groups=groups, bottleneck=style == "bottleneck", squeeze=squeeze
+            c_in, c_out, stride, window, groups=groups, bottleneck=style == "bottleneck", squeeze=squeeze
         )
 
     return _stages(rng, spec, block)

@@ -39,13 +39,15 @@ class SqueezeExcite(nn.Module):
 class ResidualBlock(nn.Module):
     """Basic or bottleneck residual block, optionally grouped and gated."""
 
-    def __init__(self, c_in: int, c_out: int, stride: int, *, groups: int, bottleneck: bool, squeeze: bool) -> None:
+    def __init__(
+        self, c_in: int, c_out: int, stride: int, window: int, *, groups: int, bottleneck: bool, squeeze: bool
+    ) -> None:
         super().__init__()
         middle = max(groups * 8, c_out // 4 // groups * groups) if bottleneck else c_out
-        first, last = (1, 1) if bottleneck else (3, 3)
+        first, last = (1, 1) if bottleneck else (window, window)
         self.body = nn.Sequential(
             conv_norm(c_in, middle, first, 1 if bottleneck else stride),
-            *([conv_norm(middle, middle, 3, stride, groups)] if bottleneck else []),
+            *([conv_norm(middle, middle, window, stride, groups)] if bottleneck else []),
             conv_norm(middle, c_out, last, 1, activation=None),
             *([SqueezeExcite(c_out)] if squeeze else []),
         )
@@ -62,9 +64,9 @@ class ResidualBlock(nn.Module):
 class PlainBlock(nn.Module):
     """A convolution as VGG has it, with pooling instead of stride."""
 
-    def __init__(self, c_in: int, c_out: int, stride: int, *, bias: bool) -> None:
+    def __init__(self, c_in: int, c_out: int, stride: int, window: int, *, bias: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(c_in, c_out, 3, padding=1, bias=bias)
+        self.conv = nn.Conv2d(c_in, c_out, window, padding=window // 2, bias=bias)
         self.act = nn.ReLU(inplace=True)
         self.pool = nn.MaxPool2d(2) if stride == 2 else nn.Identity()
 

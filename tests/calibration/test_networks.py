@@ -47,6 +47,16 @@ def test_the_kinds_are_all_drawn() -> None:
     assert {spec.kind for spec in SIZED} == set(KINDS)
 
 
+def test_residual_networks_have_dense_windows_of_every_usual_size() -> None:
+    drawn = [spec for spec in map(networks.draw, range(300)) if spec.kind == "residual"]
+    with torch.device("meta"):
+        models = [networks.build(spec) for spec in drawn]
+    convolutions = [part for model in models for part in model.modules() if isinstance(part, torch.nn.Conv2d)]
+    within = [part.kernel_size[0] for part in convolutions if part.groups == 1 and part.in_channels > 3]
+    assert {1, 3, 5, 7} <= set(within)
+    assert within.count(5) > len(drawn) / 2
+
+
 @pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_walk_is_the_stream_of_calls(spec: NetworkSpec, batch: int) -> None:
