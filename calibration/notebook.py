@@ -1,5 +1,6 @@
 """What a recorder has measured so far, kept so that nothing is lost however a run ends.
 
+What a profiler counted (number 0) has no rows of its own: it stands in those of the same setting as it was timed first.
 Beside the recording that it becomes, a folder holds `notebook/`: one line for each setting, forced to the disk as it is
 written, and the walked models. Two runs cannot use one folder at once.
 """
@@ -141,7 +142,7 @@ class Notebook:
 
     def save(self, device: str) -> Recording | None:
         """Write the recording of everything measured so far; None where that is nothing."""
-        if not self.entries:
+        if not any(entry.number for entry in self.entries.values()):
             return None
         head, machine = self._head, self._head.machine
         about = f"plan {head.plan} on {device} ({tables.machine_name(machine)}), {tables.stack_text(machine)}"
@@ -154,7 +155,13 @@ class Notebook:
     def _table(self, device: str) -> pd.DataFrame:
         machine = self._head.machine
         common = {"machine": tables.machine_name(machine), "device": device, "stack": tables.stack_text(machine)}
-        rows = [{**common, **row} for entry in self.entries.values() for row in _rows(entry, self._head.started)]
+        counted = {_setting(entry): entry.more for entry in self.entries.values() if not entry.number}
+        rows = [
+            {**common, **row, **(counted.get(_setting(entry), {}) if entry.number == 1 else {})}
+            for entry in self.entries.values()
+            if entry.number
+            for row in _rows(entry, self._head.started)
+        ]
         frame = pd.DataFrame(rows)
         texts = [name for name in frame if str(name).startswith(tables.NOTE_PREFIX) or name == "regime"]
         return tables.check(frame.fillna(dict.fromkeys(texts, "")), tables.MEASURED)
@@ -208,6 +215,11 @@ def _rows(entry: Entry, started: str) -> list[dict[str, Any]]:
         {**common, "protocol": protocol, "latency_s": median, "spread_s": spread, "n": count}
         for protocol, (median, spread, count) in (entry.timings or nothing).items()
     ]
+
+
+def _setting(entry: Entry) -> tuple[object, ...]:
+    """What was measured, whichever time it was."""
+    return entry.model, entry.input_kind, entry.input_size, entry.precision, entry.runtime, entry.batch
 
 
 def _make(machine: Machine) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """What a profiler sees of one forward pass: ops that launched something, kernels that ran, how long they took together.
 
-Device times here carry the profiler's own cost; latencies are `timing`'s business.
+Device times here carry the profiler's own cost; latencies are `timing`'s business. In a process that has profiled once
+every later launch takes longer, as PyTorch leaves the driver's callbacks in place: time first, profile last.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-FORWARDS = 3
+WARM_UPS, FORWARDS = 3, 3
 
 
 class Seen(NamedTuple):
@@ -36,7 +37,8 @@ class Event(NamedTuple):
 
 def profile(call: Callable[[], object], synchronize: Callable[[], None]) -> Seen:
     """What torch.profiler sees of a call on a CUDA device, averaged over a few."""
-    call()
+    for _ in range(WARM_UPS):
+        call()
     synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:

@@ -97,6 +97,7 @@ def record(
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
     with Notebook(folder, name, live.machine()) as notebook, conditions.stated():
         todo = [setting for setting in chosen if setting.key not in notebook.entries]
+        todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
         bench = _Bench(live, notebook, effort)
         pace = Pace(len(todo), budget_s, progress)
         try:
@@ -177,9 +178,10 @@ class _Bench:
             self._device.use_precision(setting.precision)
             graph, unwalked = self._walk(setting)
             call = self._prepared(setting, graph)
+            if setting.counted:
+                return self._counted(call, setting)
             found = {name: timing.timed(self._device, call, name, self._effort) for name in timing.PROTOCOLS}
             sides = self._sides(call, setting, graph)
-            profiled = self._profile(call, setting) if setting.profiled else {}
         except (UsageError, DeviceError):
             raise
         except Exception as error:  # a model's own forward may raise anything; the table says what
@@ -187,7 +189,7 @@ class _Bench:
             if status == OUT_OF_MEMORY:
                 self.clear()
             return self._entry(setting, status)
-        return self._entry(setting, unwalked or tables.OK, found, {**sides, **profiled, **self._state()})
+        return self._entry(setting, unwalked or tables.OK, found, {**sides, **self._state()})
 
     def clear(self) -> None:
         """Free the model."""
@@ -253,24 +255,22 @@ class _Bench:
         regime = "framework-bound" if host_s > device_s else "compute-bound"
         return {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
 
-    def _profile(self, call: Call, setting: Setting) -> dict[str, Any]:
-        """What a profiler counts; nothing where it may not look."""
+    def _counted(self, call: Call, setting: Setting) -> Entry:
+        """What a profiler counts, or why there is nothing of it."""
         look = getattr(self._device, "profile", None)
         if look is None:
-            return {}
-        try:
-            seen = look(call)
-        except RuntimeError:  # containers often forbid it
-            return {}
-        if not seen.kernels:
-            return {}
+            return self._entry(setting, f"{self._device.name} has no profiler")
+        seen = look(call)
+        if not seen.kernels:  # containers often forbid it
+            return self._entry(setting, "the profiler sees no kernel")
         found = {
             tables.KERNELS: f"{seen.kernels:g}",
             "x_kernels_s": f"{seen.kernel_s:.6g}",
             "x_fills": f"{seen.fills:g}",
         }
         # What is replayed is launched by no op, so there is nothing to hold the walk against.
-        return {"launches": seen.launches, **found} if setting.runtime == "eager" and seen.launches else found
+        walked = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
+        return self._entry(setting, tables.OK, {}, {**walked, **found})
 
     def _state(self) -> dict[str, Any]:
         """The GPU's clocks just after."""

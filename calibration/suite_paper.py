@@ -43,6 +43,7 @@ CAPTURED = ("eager", "cuda-graphs")
 FIRST = (*CAPTURED, "torchscript")
 COMPILED = ("compile", "compile-reduce-overhead", "onnxruntime", "onnxruntime-cuda-graphs")
 TRIED = ("distilbert-base-uncased", "resnet-18")
+COUNTED = 0  # number of a setting that is not timed: a profiler counts what it launches
 PLANS = ("paper", "heldout", "check")
 _VOCABULARY, _LENGTH = 30522, 128
 
@@ -60,9 +61,7 @@ class Setting:
     precision, runtime : str
         How it is run.
     number : int
-        1, or 2 where it is measured again to learn the repeat noise.
-    profiled : bool
-        Whether a profiler counts its launches too.
+        1; 2 where it is measured again to learn the repeat noise; 0 where a profiler counts its launches instead.
     """
 
     subject: Subject
@@ -70,7 +69,11 @@ class Setting:
     precision: str
     runtime: str
     number: int = 1
-    profiled: bool = False
+
+    @property
+    def counted(self) -> bool:
+        """Whether a profiler counts its launches and nothing is timed."""
+        return self.number == COUNTED
 
     @property
     def key(self) -> str:
@@ -123,8 +126,9 @@ def _paper() -> Plan:
     shapes = [*(_bert(width, 12) for width in WIDTHS), *(_bert(768, layers) for layers in DEPTHS)]
     every, fp16 = (*FIRST, *COMPILED), ("fp16",)
     stages = (
-        ("core", _grid(core, (1, 4, 16, 64), fp16, FIRST, profiled=True)),
+        ("core", _grid(core, (1, 4, 16, 64), fp16, FIRST)),
         ("again", _grid(core[:REPEATED], (1, 16), fp16, FIRST, number=2)),
+        ("launches", _launches(core)),
         ("shapes", _grid(shapes, (1, 16), fp16, CAPTURED)),
         ("lengths", _grid(lengths, (1,), fp16, FIRST)),
         ("compiled", _grid(core, (1, 16), fp16, COMPILED)),
@@ -141,8 +145,9 @@ def _paper() -> Plan:
 def _heldout() -> Plan:
     models, notes = _named(suites.get("heldout").names)
     stages = (
-        ("core", _grid(models, (1, 4, 16, 64), ("fp16",), FIRST, profiled=True)),
+        ("core", _grid(models, (1, 4, 16, 64), ("fp16",), FIRST)),
         ("again", _grid(models[:REPEATED], (1, 16), ("fp16",), FIRST, number=2)),
+        ("launches", _launches(models)),
         ("compiled", _grid(models, (1, 16), ("fp16",), COMPILED)),
         ("batches", _grid(models, BATCHES, ("fp16",), FIRST)),
         ("fp32", _grid(models, BATCHES, ("fp32",), FIRST)),
@@ -154,8 +159,8 @@ def _heldout() -> Plan:
 def _check() -> Plan:
     """Two models once in every runtime: does all of it work here?"""
     models, notes = _named(TRIED)
-    settings = _grid(models, (1,), ("fp16",), (*FIRST, *COMPILED), profiled=True)
-    return Plan("check", _each_once([("every-runtime", settings)]), notes)
+    settings = _grid(models, (1,), ("fp16",), (*FIRST, *COMPILED))
+    return Plan("check", _each_once([("every-runtime", settings), ("launches", _launches(models))]), notes)
 
 
 def _named(names: Sequence[str]) -> tuple[list[Subject], tuple[str, ...]]:
@@ -192,15 +197,18 @@ def _grid(
     runtimes: Sequence[str],
     *,
     number: int = 1,
-    profiled: bool = False,
 ) -> Iterator[Setting]:
-    """All combinations, model by model, so that each is built once; a profiler looks at batch 1 of what is captured."""
+    """All combinations, model by model, so that each is built once."""
     for precision in precisions:
         for subject in subjects:
             for runtime in runtimes:
                 for batch in batches:
-                    look = profiled and batch == 1 and runtime in CAPTURED
-                    yield Setting(subject, batch, precision, runtime, number, look)
+                    yield Setting(subject, batch, precision, runtime, number)
+
+
+def _launches(subjects: Sequence[Subject]) -> Iterator[Setting]:
+    """What a profiler counts: batch 1, as dispatched and as captured."""
+    return _grid(subjects, (1,), ("fp16",), CAPTURED, number=COUNTED)
 
 
 def _each_once(stages: Iterable[tuple[str, Iterator[Setting]]]) -> tuple[Stage, ...]:

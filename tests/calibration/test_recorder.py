@@ -14,7 +14,7 @@ from latpred import recording, runtimes, tables, tracing
 from latpred.calibration import recorder, suite_paper
 from latpred.calibration.measuring import Step
 from latpred.calibration.notebook import FOLDER, LINES, Notebook
-from latpred.calibration.profiling import Event, device_events, launching_ops, summed
+from latpred.calibration.profiling import Event, Seen, device_events, launching_ops, summed
 from latpred.calibration.simulated import SimulatedDevice
 from latpred.calibration.subjects import Subject, module_subject
 from latpred.calibration.suite_paper import Plan, Setting, Stage
@@ -33,10 +33,11 @@ def on_the_simulated_device() -> DeviceProfile:
 
 
 A, B = subject("a"), subject("b", 64)
-FIRST = Stage("first", tuple(Setting(one, batch, "fp32", "eager", profiled=True) for one in (A, B) for batch in (1, 4)))
+FIRST = Stage("first", tuple(Setting(one, batch, "fp32", "eager") for one in (A, B) for batch in (1, 4)))
 AGAIN = Stage("again", tuple(Setting(one, 1, "fp32", "eager", number=2) for one in (A, B)))
+COUNTS = Stage("launches", tuple(Setting(one, 1, "fp32", "eager", suite_paper.COUNTED) for one in (A, B)))
 CAPTURED = Stage("captured", (Setting(A, 1, "fp32", "cuda-graphs"),))
-SMALL = Plan("small", (FIRST, AGAIN, CAPTURED))
+SMALL = Plan("small", (FIRST, AGAIN, COUNTS, CAPTURED))
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +51,15 @@ def run(folder: Path, device: SimulatedDevice | None = None, **given: object) ->
 
 def test_a_recording_holds_everything_that_was_planned(tmp_path: Path) -> None:
     done = run(tmp_path)
-    assert done.stages == {"first": (4, 4), "again": (2, 2), "captured": (1, 1)}
+    assert done.stages == {"first": (4, 4), "again": (2, 2), "launches": (2, 2), "captured": (1, 1)}
     assert done.complete
     table = recording.load(tmp_path).table
     assert len(table) == 14  # each in both protocols
     assert set(table["status"]) == {tables.OK}
     assert set(table["regime"]) == {"framework-bound"}
     assert (table["overhead_s"] > table["compute_s"]).all()
-    assert table["launches"].dropna().tolist() == [2.0] * 8
-    assert table[tables.KERNELS].tolist().count("2") == 8
+    assert table["launches"].dropna().tolist() == [2.0] * 4  # at batch 1, as it was timed first
+    assert table[tables.KERNELS].tolist().count("2") == 4
     assert done.failed == {}
     merged = tables.merge_repeats(table)
     assert (merged["repeat_ratio"].notna().sum(), len(merged)) == (4, 10)
@@ -99,8 +100,23 @@ def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path) -> None:
     lines.write_bytes(lines.read_bytes() + b'{"type":"Entry","key":"torn')
     done = run(tmp_path, progress=lambda step: labels.append(step.label))
     assert done.complete
-    assert len(labels) == 8  # seven settings, one of them begun twice
+    assert len(labels) == 10  # nine settings, one of them begun twice
     assert len(recording.load(tmp_path).table) == 14
+
+
+def test_what_was_profiled_comes_last_and_is_no_row_of_its_own(tmp_path: Path) -> None:
+    labels: list[str] = []
+    run(tmp_path, stages=["launches"])
+    assert not (tmp_path / recording.MANIFEST).exists()  # nothing was timed yet
+    run(tmp_path / "all", progress=lambda step: labels.append(step.label))
+    assert [label[-1] for label in labels] == ["1"] * 4 + ["2"] * 2 + ["1"] + ["0"] * 2
+
+
+def test_a_profiler_that_sees_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedDevice, "profile", lambda *_: Seen(0.0, 0.0, 0.0, 0.0))
+    done = run(tmp_path, stages=["first", "launches"])
+    assert {reason: len(keys) for reason, keys in done.failed.items()} == {"the profiler sees no kernel": 2}
+    assert set(recording.load(tmp_path).table["status"]) == {tables.OK}
 
 
 def test_a_spent_budget_says_how_far_it_came(tmp_path: Path) -> None:
@@ -156,7 +172,7 @@ def test_another_plan_or_machine_needs_another_folder(tmp_path: Path, monkeypatc
 
 
 def test_unknown_stages_and_runtimes(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no stage 'last'\. Use one of first, again, captured\."):
+    with pytest.raises(UsageError, match=r"no stage 'last'\. Use one of first, again, launches, captured\."):
         run(tmp_path, stages=["last"])
     with pytest.raises(UsageError, match=r"no runtime 'magic'\. Use some of eager, cuda-graphs\."):
         run(tmp_path, runtimes=["magic"])
@@ -177,7 +193,8 @@ def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
     assert len({setting.subject.name for setting in first}) == 12
     assert len(first) == 12 * 4 * 3
     assert {setting.precision for setting in first} == {"fp16"}
-    assert sum(setting.profiled for setting in first) == 24
+    assert not any(setting.counted for setting in first)
+    assert sum(setting.counted for setting in settings) == 24
     assert {setting.batch for setting in settings} == set(suite_paper.BATCHES)
     assert {setting.precision for setting in settings} == {"fp32", "tf32", "fp16", "bf16"}
     assert len({setting.runtime for setting in settings}) == 7
