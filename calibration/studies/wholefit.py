@@ -48,7 +48,7 @@ UNITS = ("launch", "byte", "mac")
 class Parts:
     """One run taken apart.
 
-    steps : how many of each class. kernel_us : time of each family by the eager profile. own : launches, bytes and
+    steps : how many of each class, of some none. kernel_us : time of each family by the eager profile. own : launches, bytes and
     multiply-adds of families that the profile has no times of. kernels : how many it launches.
     """
 
@@ -104,15 +104,17 @@ def demand_enough(runs: Sequence[Run], runtime: str) -> None:
 def taken_apart(runs: Sequence[Run], profile: DeviceProfile, runtime: str) -> list[Parts]:
     """Steps and kernel times of every run."""
     bare = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: DispatchFit({}, 0.0, 0.0, 0.0)})
-    prices, lower = PriceList(bare), runtimes.get(runtime).lower
+    prices, here = PriceList(bare), runtimes.get(runtime)
+    # What models take and no network need take gets the cost that is believed of it, not that of an ordinary step.
+    sure = dict.fromkeys(getattr(here, "host_classes", ()), 0)
     found = []
     for run in runs:
-        schedule = lower(run.graph, run.batch)
+        schedule = here.lower(run.graph, run.batch)
         steps = Counter(schedule.host_class)
         steps[MODULE], steps[PYTHON] = int(schedule.module_calls.sum()), int(schedule.python_calls.sum())
         own = own_work(schedule, run.graph.precision, run.batch, profile)
         times = _family_us(schedule, run, prices, profile)
-        found.append(Parts(run, +steps, times, own, len(schedule.kernel_op)))
+        found.append(Parts(run, Counter(sure | dict(+steps)), times, own, len(schedule.kernel_op)))
     return _without_rare(found)
 
 

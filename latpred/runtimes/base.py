@@ -28,6 +28,8 @@ class Runtime(Protocol):
         The only kind of device it runs on, "cpu" or "cuda"; runtimes without this attribute run on any.
     own_stream : bool, optional
         On CUDA its kernels run in a stream that is not PyTorch's, so that events in PyTorch's see nothing of them.
+    host_classes : tuple of str, optional
+        Classes of steps that a model may take even where no network that it was calibrated on does.
     waits : bool, optional
         On CUDA a call of what it builds may return only when the device is done.
     available_on : callable, optional

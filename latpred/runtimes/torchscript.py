@@ -42,6 +42,7 @@ class TorchScript:
     name = "torchscript"
     walked_by = "torchscript"
     options = "2"  # raise it whenever the graphs change that are made here
+    host_classes = (INTERPRETED,)
 
     def __init__(self) -> None:
         self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()

@@ -119,6 +119,11 @@ def test_host_costs_come_back(calibrated: Calibrated) -> None:
     assert fit.fixed_us + guards_us == pytest.approx(true.call_us, abs=3.0)
 
 
+def test_what_no_network_takes_costs_what_is_believed_of_it(calibrated: Calibrated) -> None:
+    if calibrated.runtime == "torchscript":  # whose models take hundreds of such steps
+        assert 0 < calibrated.fit.costs_us["node.interpreter"] < 0.5
+
+
 def test_gaps_of_graphs_come_back(calibrated: Calibrated) -> None:
     if COSTS.runtimes[calibrated.runtime].replay_us is None:
         assert calibrated.fit.gap_us is None
