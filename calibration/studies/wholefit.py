@@ -48,8 +48,8 @@ UNITS = ("launch", "byte", "mac")
 class Parts:
     """One run taken apart.
 
-    steps : how many of each class, of some none. kernel_us : time of each family by the eager profile. own : launches, bytes and
-    multiply-adds of families that the profile has no times of. kernels : how many it launches.
+    steps : how many of each class, of some none. kernel_us : time of each family by the eager profile. own : launches,
+    bytes and multiply-adds of families that the profile has no times of. kernels : how many it launches.
     """
 
     run: Run
