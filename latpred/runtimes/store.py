@@ -15,6 +15,7 @@ import contextlib
 import gzip
 import hashlib
 import os
+import re
 import secrets
 import zlib
 from collections import OrderedDict
@@ -62,7 +63,7 @@ def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Calla
     ModelGraph
         Under the name of `graph`.
     """
-    key = _key((structure(graph), runtime, target, options, graph.stack.get("torch", "")))
+    key = _key((structure(graph), runtime, target, options, _public(graph.stack.get("torch", ""))))
     found = _MEMORY.get(key) or _read(_file(runtime, key))
     if found is None:
         found = make()
@@ -95,6 +96,15 @@ def forget() -> None:
 def folder() -> Path:
     """Where the files are, one folder for each runtime."""
     return home.cache_dir() / "graphs"
+
+
+def _public(version: str) -> str:
+    """A version of PyTorch without what it was built for: models are taken apart alike with and without CUDA.
+
+    >>> _public("2.11.0+cu130"), _public("2.11.0+cpu"), _public("2.12.0a0+git1f3a")
+    ('2.11.0', '2.11.0', '2.12.0a0+git1f3a')
+    """
+    return re.sub(r"\+(cpu|cu\d+)$", "", version)
 
 
 def _key(parts: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
@@ -52,6 +53,15 @@ def test_another_process_finds_what_was_made() -> None:
     assert fetched() == (MADE, 1)
     assert fetched() == (MADE, 0)
     assert fetched("another version") == (MADE, 1)
+
+
+def test_builds_with_and_without_cuda_share_what_was_made() -> None:
+    made = []
+    for version in ("2.11.0+cpu", "2.11.0+cu130", "2.12.0+cu130"):
+        store.forget()
+        one = msgspec.structs.replace(GIVEN, stack={"torch": version})
+        store.kept(one, "torchscript", "cuda", "", lambda version=version: made.append(version) or MADE)  # type: ignore[misc, func-returns-value]
+    assert made == ["2.11.0+cpu", "2.12.0+cu130"]
 
 
 @pytest.mark.parametrize(
