@@ -1,6 +1,7 @@
 """Measure text generation: transformers' own `generate()`, greedy, timed whole and for its first token alone.
 
-How cells are visited in rounds is `measuring`'s business; here a call of `generate()` becomes a subject to measure.
+How cells are visited in rounds is `measuring`'s business; here a call of `generate()` becomes a subject to measure, or
+its walk where the device is simulated.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import pandas as pd
 import torch
 from torch import nn
 
 from latpred.calibration import timing
-from latpred.calibration.device import Device
+from latpred.calibration.device import Device, open_device
 from latpred.calibration.measuring import REPEATS, Step, measure
 from latpred.calibration.subjects import SEED, Inputs, Subject, keep_lively, moved
-from latpred.errors import DeviceError, UsageError
+from latpred.errors import UsageError
 from latpred.generation import GenerationCurve, input_kind
+from latpred.graph import ModelGraph
 from latpred.tables import OK
 from latpred.tracing.decoders import decoder, demand_room
+from latpred.tracing.generation import trace_generation
 
 
 def measure_generation(
@@ -45,7 +49,7 @@ def measure_generation(
     batches : iterable of int
         Batch sizes.
     device, precision, repeats, plan, progress
-        As for `measure`; the simulated device runs no model and is refused.
+        As for `measure`; the simulated device runs the walk of what is generated.
 
     Returns
     -------
@@ -58,24 +62,22 @@ def measure_generation(
     UsageError
         As for `predict_generation` and `measure`.
     DeviceError
-        When the device is not there, or is the simulated one.
+        When the device is not there.
 
     Examples
     --------
     >>> measure_generation("gpt2", 128, 16, [1, 8])  # doctest: +SKIP
     """
-    if (device if isinstance(device, str) else device.name) == "simulated":
-        raise DeviceError(
-            "The simulated device runs no model, so nothing generates on it. Use device='cpu' or 'cuda:0'."
-        )
     name, shape = decoder(model)
     demand_room(name, shape, prompt, new_tokens)
     sizes = tuple(batches)
+    live = open_device(device) if isinstance(device, str) else device
+    simulated = live.info().kind == "simulated"
     tables = [
         measure(
-            generation_subject(model, prompt, tokens),
+            walked(model, prompt, tokens, precision) if simulated else generation_subject(model, prompt, tokens),
             sizes,
-            device=device,
+            device=live,
             precision=precision,
             repeats=repeats,
             plan=plan,
@@ -119,6 +121,12 @@ def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def walked(model: nn.Module | str, prompt: int, new_tokens: int, precision: str) -> ModelGraph:
+    """A call of `generate()` as a device runs it that runs graphs."""
+    graph = trace_generation(model, prompt, new_tokens, precision=precision).whole
+    return msgspec.structs.replace(graph, input_kind=input_kind(new_tokens), input_size=prompt)
 
 
 def generation_subject(model: nn.Module | str, prompt: int, new_tokens: int) -> Subject:

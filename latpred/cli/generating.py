@@ -66,12 +66,21 @@ def generate(
     ensure_profile(context, device, yes=yes)
     curve = predict_generation(model, prompt, new_tokens, batches, runtime, device=device, precision=precision)
     if measure:
-        _measured(curve, model, output)
+        _measured(curve, model, live_device(device), output)
         return
     emit(output, document=curve.to_dict, rows=curve.to_frame, text=lambda console: print_generation(curve, console))
 
 
-def _measured(curve: GenerationCurve, model: str, output: Output) -> None:
+def live_device(device: str | None) -> str:
+    """What to measure on: the device that was named, else the one whose profile was."""
+    from latpred import profiles
+
+    if device is not None and device.partition(":")[0] in profiles.LIVE_KINDS:
+        return device
+    return profiles.find(device).device.kind
+
+
+def _measured(curve: GenerationCurve, model: str, device: str, output: Output) -> None:
     """Run what was predicted, and show both."""
     from latpred.calibration.generating import beside, measure_generation
     from latpred.cli.progress import progress
@@ -87,7 +96,7 @@ def _measured(curve: GenerationCurve, model: str, output: Output) -> None:
             first.prompt,
             first.new_tokens,
             [point.batch for point in curve],
-            device=first.device,
+            device=device,
             precision=first.precision,
             progress=show,
         )

@@ -104,6 +104,14 @@ class GenerationGraph:
     prefill: Stage
     steps: tuple[Stage, ...]
 
+    @property
+    def whole(self) -> ModelGraph:
+        """All iterations in one graph, the host waiting for the device between them."""
+        graphs = [self.prefill.graph, *(step.graph for step in self.steps)]
+        exact = [graph.ops_at_one for graph in graphs]
+        at_one = None if all(ops is None for ops in exact) else _in_turn([graph.at(1) for graph in graphs])
+        return msgspec.structs.replace(graphs[0], ops=_in_turn([graph.ops for graph in graphs]), ops_at_one=at_one)
+
 
 def trace_generation(
     model: torch.nn.Module | str,
@@ -325,6 +333,13 @@ def _bounds(cuts: list[list[int]], index: int) -> tuple[int, Span, int | None]:
     start, first, last = cuts[index]
     begin = start if index else 0
     return begin, Span(first - begin, last - begin), cuts[index + 1][0] if index + 1 < len(cuts) else None
+
+
+def _in_turn(stages: list[tuple[Op, ...]]) -> tuple[Op, ...]:
+    """Ops of iterations in a row, with the wait at the end of each but the last."""
+    *others, last = stages
+    waiting = [(*ops[:-1], msgspec.structs.replace(ops[-1], syncs=ops[-1].syncs + 1)) for ops in others]
+    return (*(op for ops in waiting for op in ops), *last)
 
 
 def _waited_for(ops: tuple[Op, ...]) -> tuple[Op, ...]:

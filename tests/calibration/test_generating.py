@@ -15,8 +15,12 @@ import latpred
 from latpred import profiles, tables
 from latpred.calibration import timing
 from latpred.calibration.generating import beside, generation_subject, measure_generation
+from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
 from latpred.cli import main
-from latpred.errors import DeviceError, UsageError
+from latpred.cli.generating import live_device
+from latpred.errors import UsageError
+from latpred.profile import DeviceInfo
+from latpred.tracing.generation import trace_generation
 
 FAST = timing.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
@@ -54,6 +58,27 @@ def test_sequences_that_end_early_are_no_measurement() -> None:
         module(**inputs(2, "cpu"))
 
 
+def test_on_the_simulated_device_the_walk_generates() -> None:
+    device = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
+    table = measure_generation(gpt2(), 6, 4, [1, 2], device=device, repeats=1, plan=FAST)
+    measured_s = table.set_index(["input_kind", "batch"])["latency_s"]
+    graph = trace_generation(gpt2(), 6, 4)
+    assert graph.whole.syncs(2) == sum(stage.graph.syncs(2) for stage in (graph.prefill, *graph.steps)) + 3
+    for batch in (1, 2):
+        # The device is idle whenever an iteration begins, so that each takes what it takes by itself.
+        each_s = [device.true_latency_s(stage.graph, batch) for stage in (graph.prefill, *graph.steps)]
+        assert measured_s["prompt+1", batch] == pytest.approx(each_s[0], rel=0.01)
+        assert measured_s["prompt+4", batch] == pytest.approx(sum(each_s), rel=0.02)
+
+
+def test_a_profile_is_measured_on_the_device_that_it_is_of() -> None:
+    info = DeviceInfo(name="nvidia-h100-80gb-hbm3", kind="cuda", asynchronous=True, memory_bytes=80 << 30)
+    profiles.save(profile("nvidia-h100", device=info))
+    assert live_device("nvidia-h100") == "cuda"
+    assert [live_device(name) for name in ("cuda:1", "simulated")] == ["cuda:1", "simulated"]
+    assert live_device(None) == "cuda"
+
+
 def test_predicted_beside_measured() -> None:
     profiles.save(profile())
     curve = latpred.predict_generation(gpt2(), 6, 4, [2])
@@ -66,8 +91,6 @@ def test_predicted_beside_measured() -> None:
 
 
 def test_what_cannot_be_measured() -> None:
-    with pytest.raises(DeviceError, match="simulated device runs no model"):
-        measure_generation(gpt2(), 6, 4, [1], device="simulated")
     with pytest.raises(UsageError, match="at most 64"):
         measure_generation(gpt2(), 60, 5, [1])
 
