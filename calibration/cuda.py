@@ -31,6 +31,7 @@ ISSUE_US = 15.0  # a first guess at the host time of a call
 LONGEST_HEAD_US = 2e5
 _CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
 SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
+SLEEPS = 50  # of that length: an idle GPU takes a moment until its clocks have risen
 # Errors of one call, which leave the GPU as it was: what a library or a kernel does not do in a precision or a shape.
 _HARMLESS = re.compile(r"CUBLAS_STATUS_(NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)|invalid configuration argument")
 
@@ -163,7 +164,7 @@ class CudaDevice:
                 if graph is None:
                     return None
                 self._graph = (call, count, graph)
-            return self._behind_head(self._graph[2].replay, 1, FIRST_HEAD_US)[0]
+            return self.time_queued(self._graph[2].replay, 1)
 
     def profile(self, call: Call) -> Seen:
         """What torch.profiler sees of a call."""
@@ -199,7 +200,7 @@ class CudaDevice:
     def _sleeping_speed(self) -> float:
         """Cycles of the sleeping kernel in a microsecond; the clock it counts differs between GPUs."""
         times_ms = []
-        for _ in range(3):
+        for _ in range(SLEEPS):
             start, end = _CUDA.Event(enable_timing=True), _CUDA.Event(enable_timing=True)
             start.record()
             _CUDA._sleep(SLEEP_CYCLES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -121,6 +123,47 @@ def test_errors_of_one_call_stay_what_they_are(text):
         raise RuntimeError(text)
     assert not isinstance(raised.value, DeviceError | MemoryError)
     assert str(raised.value) == text
+
+
+class HalfCuda(CudaDevice):
+    """What times on a GPU without one: calls that take the host as long to issue as their heads say."""
+
+    def __init__(self, issue_us):
+        self.torch_device, self.name = torch.device("cuda", 0), "cuda:0"
+        self._enough, self._graph, self.heads, self.captures = (0, 0.0), None, [], 0
+        self.issue_us = issue_us
+
+    def _behind_head(self, call, count, head_us):
+        self.heads.append(head_us)
+        return 1e-6 * count, head_us > count * self.issue_us
+
+    def _captured(self, call, count):
+        self.captures += 1
+        return SimpleNamespace(replay=lambda: None)
+
+
+def test_a_queue_is_timed_behind_a_head_that_outlasts_its_issue():
+    device = HalfCuda(issue_us=50.0)
+
+    def call():
+        return None
+
+    assert device.time_queued(call, 16) == pytest.approx(16e-6)
+    assert device.heads == [240.0, 960.0]
+    device.time_queued(call, 16)
+    assert device.heads[2:] == [960.0]  # what was long enough before
+
+
+def test_a_replay_is_captured_once_and_timed_behind_such_a_head_too():
+    device = HalfCuda(issue_us=500.0)
+
+    def call():
+        return None
+
+    for _ in range(2):
+        assert device.time_replayed(call, 64) == pytest.approx(1e-6)
+    assert device.captures == 1
+    assert device.heads[:2] == [200.0, 800.0]
 
 
 @pytest.fixture
