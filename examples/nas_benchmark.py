@@ -5,8 +5,9 @@
 Seconds are those of one core's CPU, so that other jobs on the machine count for little. Transformers come as configs
 drawn at random: "first" is while the widths are met for the first time and each is walked once, "warm" is afterwards.
 NAS-Bench-201 networks come as strings, all different: put together from walks of a supernet, and a few of them built
-and walked each. --workers 2 also sets two workers beside two processes that know nothing of each other, by the clock,
-for which the machine must be idle. Without a profile of this machine a made-up one stands in.
+and walked each. --workers 2 also sets two workers beside two processes that know nothing of each other: the same
+candidates, all started and warm, by the clock, for which the machine must be idle. Without a profile of this machine a
+made-up one stands in.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import cProfile
 import os
 import pstats
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -38,6 +40,7 @@ from latpred.tracing.candidates import walkable
 
 WIDTHS = [(heads, 64 * heads, 512 * steps) for heads in (2, 4, 6, 8, 10, 12) for steps in (1, 2, 3, 4, 6, 8)]
 DEPTHS = range(1, 13)
+WARM, TURNS = 200, 5  # of workers beside processes: candidates that each has had before, and comparisons
 # What the time goes into: a stage, and the function whose time it is, with all that it calls.
 STAGES = {
     "graphs of transformers, from layers": ("stacks.py", "graph"),
@@ -58,12 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cells", type=int, default=2000, help="NAS-Bench-201 networks to predict (default: 2000)")
     parser.add_argument("--built", type=int, default=20, help="of these, how many to build as well (default: 20)")
     parser.add_argument("--workers", type=int, default=0, help="compare so many workers with processes (default: not)")
-    parser.add_argument("--alone", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     predictor = Predictor(profiles.find(options.profile) if options.profile else usual_profile())
-    if options.alone:
-        print(by_the_clock(predictor, options.alone))
+    if options.alone is not None:
+        alone(predictor, options.alone, options.workers, options.cells)
         return
     print(f"profile {predictor.profile.name}, batch 1, eager, one core")
     transformers(predictor, options.candidates)
@@ -107,26 +110,47 @@ def cells(predictor: Predictor, count: int, built: int) -> None:
 
 
 def beside(predictor: Predictor, options: argparse.Namespace) -> None:
-    """What workers reach, and as many processes that know nothing of each other."""
-    count, workers = options.cells, options.workers
-    command = [sys.executable, __file__, "--alone", str(count // workers)]
+    """What workers reach by the clock, and as many processes that know nothing of each other; in turns, all warm."""
+    workers, found = options.workers, []
+    command = [sys.executable, __file__, "--cells", str(options.cells), "--workers", str(workers)]
     command += ["--profile", options.profile] if options.profile else []
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(workers)]
-    apart = sum(float(process.communicate()[0]) for process in started)
-    together = by_the_clock(predictor, count, n_jobs=workers)
-    print(f"  {workers} processes {apart:,.0f} a second by the clock, {workers} workers {together:,.0f}", end="")
-    print(f": {together / apart:.2f} of that")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*command, "--alone", str(number)], **pipes) for number in range(workers)]
+    some = shuffled(WARM * workers + options.cells)
+    predictor.predict_many(some[: WARM * workers], n_jobs=workers)
+    for process in processes:
+        process.stdout.readline()  # it is warm
+    for _ in range(TURNS):
+        for process in processes:
+            print(file=process.stdin, flush=True)
+        apart = sum(float(process.stdout.readline()) for process in processes)
+        start = time.perf_counter()
+        predictor.predict_many(some[WARM * workers :], n_jobs=workers)
+        together = options.cells / (time.perf_counter() - start)
+        found.append(together / apart)
+        print(f"  {workers} processes {apart:,.0f} a second by the clock, {workers} workers {together:,.0f}")
+    for process in processes:
+        process.communicate()
+    print(f"  workers reach {statistics.median(found):.2f} of what processes do, the median of {TURNS} turns")
 
 
-def by_the_clock(predictor: Predictor, count: int, n_jobs: int | None = None) -> float:
-    """NAS-Bench-201 networks a second, once all is warm."""
+def alone(predictor: Predictor, number: int, workers: int, count: int) -> None:
+    """One of the processes: its share of the candidates, whenever a line comes in, at so many a second."""
+    some = shuffled(WARM * workers + count)
+    predictor.predict_many(some[number : WARM * workers : workers])
+    share = some[WARM * workers + number :: workers]
+    print("warm", flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        predictor.predict_many(share)
+        print(len(share) / (time.perf_counter() - start), flush=True)
+
+
+def shuffled(count: int) -> list[Callable[[], Any]]:
+    """Functions that give graphs of NAS-Bench-201 networks, all different."""
     encodings = list(nasbench201.encodings())
     random.Random(0).shuffle(encodings)
-    candidates = [partial(nasbench201.graph, each) for each in encodings[:count]]
-    predictor.predict_many(candidates, n_jobs=n_jobs)
-    start = time.perf_counter()
-    predictor.predict_many(candidates, n_jobs=n_jobs)
-    return count / (time.perf_counter() - start)
+    return [partial(nasbench201.graph, each) for each in encodings[:count]]
 
 
 def show_growth(predictor: Predictor, candidates: Iterator[Any], count: int) -> None:

@@ -47,7 +47,7 @@ def collect(
         parts: Iterable[list[Row]] = (
             (many.evaluate(predictor, [one], asked, errors=errors) for one in new)
             if jobs == 1
-            else spread(predictor, new, asked, jobs)
+            else spread(predictor, new, asked, jobs, total)
         )
         for rows in parts:
             run.take(rows)

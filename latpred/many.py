@@ -8,9 +8,9 @@ and `frame` are the parts that a worker and its caller need.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latpred.eras import walked_for
 from latpred.errors import CandidateError, LatpredError, UsageError
@@ -58,8 +58,7 @@ class Question:
     image: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One candidate at one batch size in one runtime; the numbers are NaN where `error` says what went wrong.
 
     Attributes
@@ -99,7 +98,10 @@ class Row:
     error: str | None = None
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = Row._fields
+_TYPES = {"candidate": "int64", "batch": "int64"} | {
+    name: "float64" for name, default in Row._field_defaults.items() if isinstance(default, float)
+}
 
 
 def question(
@@ -195,13 +197,12 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for row in rows:
-        for name, values in columns.items():
-            values.append(getattr(row, name))
-    types = {"int": "int64", "float": "float64"}
+    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
     return pd.DataFrame(
-        {f.name: pd.Series(columns[f.name], dtype=types.get(str(f.type), "object")) for f in fields(Row)}
+        {
+            name: pd.Series(values, dtype=_TYPES.get(name, "object"))
+            for name, values in zip(COLUMNS, columns, strict=True)
+        }
     )
 
 

@@ -13,7 +13,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,7 +89,7 @@ class Kept:
     def rows(self, key: str | None, position: int) -> list[Row] | None:
         """Finished rows of a key, for a candidate that now has this position; None where there are none."""
         found = self._rows.get(key) if key is not None else None
-        return None if found is None else [_at(row, position) for row in found]
+        return None if found is None else [row._replace(candidate=position) for row in found]
 
     def add(self, key: str | None, rows: list[Row]) -> None:
         """Keep the rows of a candidate, unless it failed."""
@@ -132,14 +131,9 @@ def _table(path: Path) -> pd.DataFrame:
     except Exception as error:  # pyarrow raises what it likes
         text = " ".join(str(error).split())
         raise TableError(f"{path} is no Parquet table: {text}. Name another file, or remove this one.") from None
-    if [*table.columns] != [*(field.name for field in fields(Row)), KEY]:
+    if [*table.columns] != [*many.COLUMNS, KEY]:
         raise TableError(f"{path} holds another table than predictions of candidates. Name another file.")
     return table
-
-
-def _at(row: Row, position: int) -> Row:
-    values = {field.name: getattr(row, field.name) for field in fields(Row)}
-    return Row(**{**values, "candidate": position})
 
 
 def _setting(predictor: Predictor, asked: Question) -> str | None:

@@ -14,17 +14,21 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from latpred import many, profile_codec
+import msgspec
+
+from latpred import many
 from latpred.errors import WorkerError
 from latpred.many import Question, Row
 from latpred.pace import Pace
 from latpred.predictor import Predictor
+from latpred.profile import DeviceProfile
 
 Numbered = list[tuple[int, Any]]
 
-FIRST_CHUNK, LARGEST_CHUNK = 4, 64
-ROUND = 8  # chunks for each worker of a backend that gives results back all at once
+FIRST_CHUNK, LARGEST_CHUNK = 4, 512
 CHUNK_S = 0.5  # how long a worker should have with a chunk: long beside sending it, short beside a run
+LAST = 3  # chunks that each worker should still get of what is left, so that all end at about the same time
+ROUND = 8  # chunks for each worker of a backend that gives results back all at once
 HOPELESS = 3  # pieces that fail alone, one after the other and before anything succeeded: the workers are to blame
 _MOST_KEPT = 4  # predictors that a worker keeps
 
@@ -33,7 +37,7 @@ _ONE_AT_A_TIME = threading.Lock()  # walking a model changes how modules are ini
 
 
 class Ticket(NamedTuple):
-    """What a worker predicts with; the profile is sent as text, and read once by each worker."""
+    """What a worker predicts with; the profile is sent packed, and unpacked once by each worker."""
 
     key: str
     profile: bytes
@@ -44,7 +48,7 @@ class Ticket(NamedTuple):
     @classmethod
     def of(cls, predictor: Predictor, asked: Question) -> Ticket:
         """The ticket for a predictor."""
-        profile, caveats = profile_codec.encode(predictor.profile), predictor.caveats
+        profile, caveats = msgspec.msgpack.encode(predictor.profile), predictor.caveats
         key = hashlib.sha256(profile + repr(caveats).encode()).hexdigest()
         return cls(key, profile, caveats, asked, os.getpid())
 
@@ -53,22 +57,33 @@ class Ticket(NamedTuple):
         if self.key not in _PREDICTORS:
             while len(_PREDICTORS) >= _MOST_KEPT:
                 _PREDICTORS.pop(next(iter(_PREDICTORS)))
-            _PREDICTORS[self.key] = Predictor(profile_codec.decode(self.profile, "a sender's profile"), self.caveats)
+            profile = msgspec.msgpack.decode(self.profile, type=DeviceProfile)
+            _PREDICTORS[self.key] = Predictor(profile, self.caveats)
         return _PREDICTORS[self.key]
 
 
-def work(ticket: Ticket, number: int, numbered: Numbered) -> tuple[int, list[Row]]:
-    """Rows of a chunk, with the chunk's number: what a worker does."""
+class Done(NamedTuple):
+    """A chunk's number, its rows, and the seconds that a worker had with it."""
+
+    number: int
+    rows: list[Row]
+    seconds: float
+
+
+def work(ticket: Ticket, number: int, numbered: Numbered) -> Done:
+    """Rows of a chunk: what a worker does."""
     with _ONE_AT_A_TIME:
         if os.getpid() != ticket.sender:
             import torch
 
             torch.set_num_threads(1)
-        return number, many.evaluate(ticket.predictor(), numbered, ticket.asked)
+        predictor, pace = ticket.predictor(), Pace("candidates")
+        rows = many.evaluate(predictor, numbered, ticket.asked)
+        return Done(number, rows, pace.seconds)
 
 
 def spread(
-    predictor: Predictor, numbered: Iterable[tuple[int, Any]], asked: Question, jobs: int
+    predictor: Predictor, numbered: Iterable[tuple[int, Any]], asked: Question, jobs: int, total: int = 0
 ) -> Iterator[list[Row]]:
     """Rows of candidates, a chunk at a time, as workers finish them.
 
@@ -82,6 +97,8 @@ def spread(
         What is asked of each.
     jobs : int
         How many workers there are.
+    total : int
+        How many candidates there are; 0 where nobody knows.
 
     Raises
     ------
@@ -91,12 +108,12 @@ def spread(
     crew = _Crew(Ticket.of(predictor, asked), jobs)
     source = iter(numbered)
     while True:
-        flight = _Flight(source, jobs)
+        flight = _Flight(source, jobs, total)
         try:
-            for number, rows in crew.run(flight):
-                flight.land(number)
+            for done in crew.run(flight):
+                flight.land(done)
                 crew.succeeded = True
-                yield rows
+                yield done.rows
         except Exception:  # a worker died, or what it was sent cannot be sent: each piece will say so by itself
             unfinished = flight.under_way()
             if not unfinished:
@@ -112,15 +129,16 @@ def spread(
 class _Flight:
     """Chunks on their way to workers, and those not back yet.
 
-    Chunks grow with the rate, so that slow candidates come back one by one and fast ones are not sent one by one.
+    Chunks follow the time that a worker had with the last one, so that slow candidates come back one by one and fast
+    ones are not sent one by one.
     """
 
-    def __init__(self, source: Iterator[tuple[int, Any]], jobs: int) -> None:
-        self._source, self._jobs = source, jobs
+    def __init__(self, source: Iterator[tuple[int, Any]], jobs: int, total: int) -> None:
+        self._source, self._jobs, self._total = source, jobs, total
         self._lock = threading.Lock()  # joblib asks for chunks from several threads
         self._away: dict[int, Numbered] = {}
         self._sent, self._closed = 0, False
-        self._pace: Pace | None = None
+        self._size, self._position = FIRST_CHUNK, 0
         self.broken: Exception | None = None
 
     def __iter__(self) -> Iterator[tuple[int, Numbered]]:
@@ -135,24 +153,24 @@ class _Flight:
 
     def _next(self) -> Numbered:
         chunk: Numbered = []
-        wanted = int(self._pace.rate / self._jobs * CHUNK_S) if self._pace and self._pace.done else FIRST_CHUNK
+        wanted = self._size
+        if self._total:
+            wanted = min(wanted, max((self._total - self._position) // (LAST * self._jobs), FIRST_CHUNK))
         try:
-            while len(chunk) < min(max(wanted, 1), LARGEST_CHUNK):
+            while len(chunk) < wanted:
                 chunk.append(next(self._source))
+                self._position = chunk[-1][0]
         except StopIteration:
             self._closed = True
         except Exception as error:  # whoever makes the candidates failed, not a worker
             self._closed, self.broken = True, error
         return chunk
 
-    def land(self, number: int) -> None:
-        """A chunk is back. The first one tells nothing of the rate: workers had to start."""
+    def land(self, done: Done) -> None:
+        """A chunk is back."""
         with self._lock:
-            chunk = self._away.pop(number)
-            if self._pace is None:
-                self._pace = Pace("candidates")
-            else:
-                self._pace.count(len(chunk))
+            own = len(self._away.pop(done.number))
+            self._size = min(max(int(CHUNK_S * own / max(done.seconds, 1e-6)), 1), LARGEST_CHUNK)
 
     def under_way(self) -> list[Numbered]:
         """End the flight: the chunks that are not back."""
@@ -169,7 +187,7 @@ class _Crew:
         self._failed_alone = 0
         self.succeeded = False
 
-    def run(self, chunks: Iterable[tuple[int, Numbered]]) -> Iterator[tuple[int, list[Row]]]:
+    def run(self, chunks: Iterable[tuple[int, Numbered]]) -> Iterator[Done]:
         """Rows of chunks, in the order in which workers finish."""
         from joblib import Parallel, delayed
         from joblib.parallel import get_active_backend
@@ -185,7 +203,7 @@ class _Crew:
     def alone(self, chunk: Numbered) -> Iterator[list[Row]]:
         """Rows of a chunk that nothing else is done beside; where that fails, of each of its candidates."""
         try:
-            found = [rows for _, rows in self.run([(0, chunk)])]
+            found = [done.rows for done in self.run([(0, chunk)])]
         except Exception as error:
             if len(chunk) > 1:
                 for one in chunk:

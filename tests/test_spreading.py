@@ -141,17 +141,32 @@ def test_chunks_follow_the_pace_and_candidates_are_read_as_they_are_needed() -> 
             read.append(number)
             yield number, number
 
-    flight = spreading._Flight(source(), jobs=2)
+    flight = spreading._Flight(source(), jobs=2, total=0)
     chunks = iter(flight)
-    for _ in range(2):  # the first is not counted: workers had to start
-        number, chunk = next(chunks)
-        assert len(chunk) == spreading.FIRST_CHUNK
-        flight.land(number)
-    assert len(read) == 2 * spreading.FIRST_CHUNK
-    assert len(next(chunks)[1]) == spreading.LARGEST_CHUNK  # thousands a second
-    assert [len(chunk) for chunk in flight.under_way()] == [spreading.LARGEST_CHUNK]
+    number, chunk = next(chunks)
+    assert len(chunk) == spreading.FIRST_CHUNK
+    flight.land(spreading.Done(number, [], seconds=spreading.CHUNK_S / 2))
+    number, chunk = next(chunks)
+    assert len(chunk) == 2 * spreading.FIRST_CHUNK
+    flight.land(spreading.Done(number, [], seconds=1e-3))
+    number, chunk = next(chunks)
+    assert len(chunk) == spreading.LARGEST_CHUNK
+    flight.land(spreading.Done(number, [], seconds=3600.0))
+    assert [len(chunk) for chunk in flight.under_way()] == []
     assert list(chunks) == []
-    assert len(read) == 2 * spreading.FIRST_CHUNK + spreading.LARGEST_CHUNK
+    assert len(read) == 3 * spreading.FIRST_CHUNK + spreading.LARGEST_CHUNK
+
+
+def test_slow_candidates_are_sent_one_by_one_and_the_last_ones_are_shared_out() -> None:
+    flight = spreading._Flight(iter([(number, number) for number in range(600)]), jobs=2, total=600)
+    sizes = []
+    for number, chunk in flight:
+        sizes.append(len(chunk))
+        flight.land(spreading.Done(number, [], seconds=1e-3 if number else 100.0))
+    assert sizes[:3] == [spreading.FIRST_CHUNK, 1, 99]
+    assert sum(sizes) == 600
+    assert sizes[2:-1] == sorted(sizes[2:-1], reverse=True)
+    assert sizes[-2] == spreading.FIRST_CHUNK
 
 
 def test_threads_of_one_process_take_turns() -> None:
