@@ -38,13 +38,14 @@ class Done(NamedTuple):
     """How far a recording is.
 
     folder : where it is kept. stages : settings measured and planned, by name. notes : what to know. failed : settings
-    that could not be measured, by reason.
+    that could not be measured, by reason. left : how many of those asked for are still to come.
     """
 
     folder: Path
     stages: dict[str, tuple[int, int]]
     notes: tuple[str, ...]
     failed: dict[str, list[str]]
+    left: int
 
     @property
     def complete(self) -> bool:
@@ -118,7 +119,8 @@ def record(
             entry = notebook.entries.get(setting.key)
             if entry is not None and entry.status != tables.OK:
                 failed.setdefault(entry.status, []).append(setting.key)
-    return Done(folder, counts, (*wanted.notes, *notes), failed)
+        left = sum(setting.key not in notebook.entries for setting in chosen)
+    return Done(folder, counts, (*wanted.notes, *notes), failed, left)
 
 
 def _check_stages(wanted: Plan, stages: Sequence[str]) -> None:

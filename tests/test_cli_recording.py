@@ -35,13 +35,25 @@ def test_a_stage_then_the_rest(tmp_path: Path) -> None:
         "core                  1 of     1",
         "the rest              0 of     1",
         f"kept in {tmp_path}",
-        "The same command again goes on where this stopped.",
     ]
     assert "timm is not installed" in first.stderr
     document = json.loads(run("--record", str(tmp_path), "--json").stdout)
     assert document["schema"] == "latpred.recorded/1"
     assert document["complete"]
     assert document["stages"]["the rest"] == {"measured": 1, "planned": 1}
+
+
+def test_a_run_that_stopped_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = run("--record", str(tmp_path), "--budget", "0.000001s")
+    assert stopped.stdout.splitlines()[-1] == "The same command again goes on where this stopped."
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recorder, "record", interrupted)
+    ended = run("--record", str(tmp_path))
+    assert ended.exit_code == 130
+    assert "what was measured is kept, run the same command to go on" in ended.stderr
 
 
 def test_where_it_is_kept_unless_said(latpred_home: Path) -> None:

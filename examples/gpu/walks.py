@@ -9,6 +9,7 @@ $LATPRED_HOME/cache and found by them. The most valuable come first; what is kep
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             said = ""
         except LatpredError as error:
             said = f"  {error}"
+        except KeyboardInterrupt:
+            print("interrupted; the same command again goes on here")
+            sys.exit(130)
         print(
             f"{time.monotonic() - start:7.1f} s  {subject.name}@{subject.input_size} {precision} {runtime}{said}",
             flush=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from latpred.cli.context import State
 from latpred.cli.options import Output, Target
 from latpred.cli.output import emit, notice
 from latpred.errors import UsageError
@@ -52,6 +53,8 @@ def record_suite(
     from latpred.cli.progress import progress
 
     device = target.device or "cuda:0"
+    state = context.ensure_object(State)
+    state.resumable = True
     place = folder or home.data_dir() / "recordings" / f"{suite}-{device.replace(':', '-')}"
     with progress(f"measuring {suite}") as show:
         done = record(
@@ -63,6 +66,7 @@ def record_suite(
             budget_s=budget,
             progress=show,
         )
+    state.resumable = False
     for note in done.notes:
         notice(note)
     emit(output, document=lambda: document(done), rows=lambda: rows(done), text=lambda console: _show(done, console))
@@ -93,7 +97,7 @@ def _show(done: Done, console: Console) -> None:
     for reason, keys in done.failed.items():
         console.print(f"{len(keys)} in vain, {reason}: {_some(keys)}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"kept in {done.folder}", markup=False, highlight=False, soft_wrap=True)
-    if not done.complete:
+    if done.left:
         console.print("The same command again goes on where this stopped.", highlight=False)
 
 
