@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from latpred.corrections import GENERAL, Factors
 from latpred.metrics import Errors
 from latpred.profile import DeviceProfile
@@ -37,7 +39,7 @@ class RuntimeAdaptation:
     architectures : int
         How many were measured.
     level : str
-        How much was corrected: "none", "one factor", "host and device", "classes, gently" or "classes".
+        How much was corrected: "none", "one factor", "host and device", "classes" or "classes and sizes".
     judged : bool
         Whether there were enough architectures to leave one out; without, the corrections were not put to a test.
     bought : Bought
@@ -47,7 +49,8 @@ class RuntimeAdaptation:
     left_out : mapping of str to float
         Mean absolute log error of architectures left out, at each level that was tried.
     factors : Factors
-        What host costs by class and kernel times by family were multiplied by; "" is for those that no row has.
+        What host costs by class and kernel times by family were multiplied by; "" is for those that no row has. Kernel
+        times were also multiplied by the powers of their sizes that `tilts` gives.
     interval : bool
         Whether the profile's intervals now follow from the errors left out.
     """
@@ -145,6 +148,9 @@ def _lines(each: RuntimeAdaptation) -> list[str]:
     for title, factors in (("host", each.factors.host), ("device", each.factors.kernel)):
         if said := _said(factors):
             lines.append(f"  {title} factors: {said}")
+    tilts = [tilt for tilt in each.factors.tilts if abs(tilt.exponent) >= _WORTH_SAYING]
+    if tilts:
+        lines.append("  device times go with " + ", ".join(f"{tilt.of}^{tilt.exponent:+.2f}" for tilt in tilts))
     return lines
 
 
@@ -165,4 +171,5 @@ def _document(each: RuntimeAdaptation) -> dict[str, Any]:
         "left_out": dict(each.left_out),
         "host_factors": dict(each.factors.host),
         "kernel_factors": dict(each.factors.kernel),
+        "kernel_tilts": [msgspec.to_builtins(tilt) for tilt in each.factors.tilts],
     }

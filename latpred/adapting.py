@@ -17,7 +17,7 @@ import numpy as np
 from latpred import metrics
 from latpred.adaptation import Adaptation, Bought, RuntimeAdaptation
 from latpred.clocks import Floats
-from latpred.corrections import Factors, Fit, Law, Level, Row, corrected
+from latpred.corrections import Fit, Law, Level, Row, corrected
 from latpred.errors import UsageError
 from latpred.landmarks import Z90
 from latpred.predictor import Predictor
@@ -32,8 +32,8 @@ NONE = Level("none", 0.0, 0.0, 0.0, 0.0)
 LEVELS = (
     Level("one factor", 0.7, 0.0, 0.0, 0.0),
     Level("host and device", 0.7, 0.3, 0.2, 0.0),
-    Level("classes, gently", 0.7, 0.3, 0.2, 0.1),
     Level("classes", 0.7, 0.3, 0.3, 0.3),
+    Level("classes and sizes", 0.7, 0.3, 0.3, 0.3, 0.15),
 )
 FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
@@ -64,8 +64,9 @@ def adapt(
     """Correct a profile with measured architectures, and say by leaving each out what that bought.
 
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
-    kernel family, all believed to be near 1. The freest that still gains more than the noise is taken, or none.
-    Runtimes without rows stay as they are.
+    kernel family, and in the end powers of kernels' sizes too; all are believed to be near 1. What errs least on
+    architectures left out is taken, if it gains more than the noise; else nothing is changed. Runtimes without rows
+    stay as they are.
 
     Parameters
     ----------
@@ -138,13 +139,11 @@ def _judged(predictor: Predictor, runtime: str, rows: list[Row]) -> _Judged:
 
 
 def _chosen(tried: Sequence[Fit], architecture: Any, least: float) -> Fit:
-    """The freest fit that gains more than the noise on a less free one, as paired errors of the architectures tell."""
-    best = tried[0]
-    for fit in tried[1:]:
-        gains = _by_architecture(best, architecture) - _by_architecture(fit, architecture)
-        if gains.mean() > max(least, float(gains.std(ddof=1)) / math.sqrt(len(gains))):
-            best = fit
-    return best
+    """The fit that errs least on architectures left out, if that gains more than the noise; else the first."""
+    errors = [_by_architecture(fit, architecture) for fit in tried]
+    best = int(np.argmin([each.mean() for each in errors]))
+    gains = errors[0] - errors[best]
+    return tried[best] if gains.mean() > max(least, float(gains.std(ddof=1)) / math.sqrt(len(gains))) else tried[0]
 
 
 def _by_architecture(fit: Fit, architecture: Any) -> Floats:
@@ -206,7 +205,7 @@ def _record(judged: _Judged, interval: bool) -> RuntimeAdaptation:
         bought=bought(np.ones(len(rows), bool)),
         by_regime={str(name): bought(regimes == name) for name in sorted(set(judged.regimes))},
         left_out=judged.left_out,
-        factors=Factors(dict(factors.host), dict(factors.kernel)),
+        factors=factors,
         interval=interval,
     )
 

@@ -1,13 +1,15 @@
 """Corrections of a profile: factors on its host costs and kernel times that bring its law nearer to measured latencies.
 
-The law stays the profile's own, two clocks over a schedule. Its host classes and kernel families get factors, believed
-to be 1 and the less free the finer they are; rows move them by damped Gauss-Newton steps on soft relative errors.
+The law stays the profile's own, two clocks over a schedule. Its host classes and kernel families get factors, and
+kernels powers of their size (`latpred.tilting`), believed to be 1 and 0 and the less free the finer they are; rows move
+them by damped Gauss-Newton steps on soft relative errors.
 What every architecture would have been predicted at without its own rows follows from the same solution. How free
 the factors are is `latpred.adapting`'s choice.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,14 +18,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred import clocks
+from latpred import clocks, tilting
 from latpred.clocks import Floats, Ints, Timeline
 from latpred.graph import ModelGraph
 from latpred.ops.classes import kind_of
 from latpred.ops.families import root
 from latpred.predictor import Predictor
 from latpred.pricing import CALL, host_cost
-from latpred.profile import DeviceInfo, DeviceProfile, DispatchFit, KernelFit
+from latpred.profile import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, Tilt
 
 MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
@@ -40,7 +42,7 @@ class Level(NamedTuple):
     """How free factors are: standard deviations of their logs, 0 for none.
 
     whole : one factor on everything. host, device : on one of the clocks. classes : on each host class and kernel
-    family.
+    family. sizes : of the exponents of kernels' sizes.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Level(NamedTuple):
     host: float
     device: float
     classes: float
+    sizes: float = 0.0
 
 
 class Row(NamedTuple):
@@ -65,10 +68,14 @@ class Row(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What host costs by class and kernel times by family are multiplied by; "" is for all others."""
+    """What host costs by class and kernel times by family are multiplied by; "" is for all others.
+
+    tilts : what kernel times are multiplied by according to their size, beside.
+    """
 
     host: dict[str, float]
     kernel: dict[str, float]
+    tilts: tuple[Tilt, ...] = ()
 
 
 class Fit(NamedTuple):
@@ -81,31 +88,35 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A row's forward pass: host time of each step by group, and time and group of each kernel."""
+    """A row's forward pass: host time of each step by group, and time, group and sizes of each kernel.
+
+    sizes : logs of `tilting.OF` over their centres, 0 where a kernel has no such size.
+    """
 
     timeline: Timeline
     host_us: Floats
     kernel_us: Floats
     kernel_group: Ints
+    sizes: Floats
     device: DeviceInfo
     protocol: str
 
-    def evaluate(self, host: Floats, kernel: Floats) -> tuple[float, Floats]:
-        """Log latency and its slopes in the logs of the groups' factors."""
+    def evaluate(self, host: Floats, kernel: Floats, exponents: Floats) -> tuple[float, Floats]:
+        """Log latency and its slopes in the logs of the groups' factors and in the exponents."""
+        times = self.kernel_us * kernel[self.kernel_group] * np.exp(self.sizes @ exponents)
         if not self.device.asynchronous:
-            spent = np.concatenate((self.host_us.sum(axis=0) * host, self._by_group(len(kernel)) * kernel))
+            by_group = np.bincount(self.kernel_group, times, len(kernel))
+            spent = np.concatenate((self.host_us.sum(axis=0) * host, by_group))
             total = float(spent.sum()) + float(self.timeline.sync.sum()) * self.device.sync_us
-            return float(np.log(total)), spent / total
-        steps, times = self.host_us @ host, self.kernel_us * kernel[self.kernel_group]
-        nudged = np.repeat(times[:, None], len(kernel) + 1, axis=1)
+            return float(np.log(total)), np.concatenate((spent, times @ self.sizes)) / total
+        steps, groups = self.host_us @ host, len(kernel)
+        nudged = np.repeat(times[:, None], 1 + groups + len(exponents), axis=1)
         nudged[np.arange(len(times)), self.kernel_group + 1] *= 1.0 + _NUDGE
+        nudged[:, 1 + groups :] *= (1.0 + _NUDGE) ** self.sizes
         latency = self._latency(steps, nudged)
         slower = [self._host_nudged(steps, times, host[group], group) for group in range(len(host))]
         slopes = np.log(np.array([*(latency[0] if us is None else us for us in slower), *latency[1:]]) / latency[0])
         return float(np.log(latency[0])), slopes / np.log1p(_NUDGE)
-
-    def _by_group(self, groups: int) -> Floats:
-        return np.bincount(self.kernel_group, self.kernel_us, groups).astype(float)
 
     def _host_nudged(self, steps: Floats, times: Floats, factor: float, group: int) -> float | None:
         """Latency with one host group slower; None where the forward pass has none of it."""
@@ -135,7 +146,11 @@ class Law:
         parts = [_Parts.of(predictor, row, runtime) for row in rows]
         self.host = tuple(sorted({name for part in parts for name in part.host_us}))
         self.kernel = tuple(sorted({name for part in parts for name in part.families}))
-        self._cells = [part.cell(self.host, self.kernel, row.protocol) for part, row in zip(parts, rows, strict=True)]
+        self._centres, self._ranges = _spans(parts)
+        self._cells = [
+            part.cell(self.host, self.kernel, self._centres, row.protocol)
+            for part, row in zip(parts, rows, strict=True)
+        ]
         self._measured = np.log([row.latency_us for row in rows])
         self._architecture = np.array([row.architecture for row in rows])
         # Rows of one model share its error: n of them count as the square root of n.
@@ -144,7 +159,7 @@ class Law:
 
     def unchanged(self, level: Level) -> Fit:
         """The profile as it is."""
-        errors, _ = self._errors(np.zeros(len(self.host) + len(self.kernel)))
+        errors, _ = self._errors(np.zeros(len(self.host) + len(self.kernel) + len(tilting.OF)))
         return Fit(level, Factors({}, {}), errors)
 
     def fit(self, level: Level) -> Fit:
@@ -165,9 +180,8 @@ class Law:
 
     def _errors(self, logs: Floats) -> tuple[Floats, Floats]:
         """Log measured over predicted, and the slopes of the prediction."""
-        factors = np.exp(logs)
-        host, kernel = factors[: len(self.host)], factors[len(self.host) :]
-        found = [cell.evaluate(host, kernel) for cell in self._cells]
+        host, kernel, exponents = np.split(logs, np.cumsum((len(self.host), len(self.kernel))))
+        found = [cell.evaluate(np.exp(host), np.exp(kernel), exponents) for cell in self._cells]
         return self._measured - np.array([log for log, _ in found]), np.array([slopes for _, slopes in found])
 
     def _pulled(self, theta: Floats, design: Floats, precision: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -178,11 +192,11 @@ class Law:
         return errors, slopes, pull, slopes.T @ (pull[:, None] * slopes) + np.diag(precision)
 
     def _beliefs(self, level: Level) -> tuple[Floats, Floats]:
-        """What each parameter does to the logs of the groups' factors, and how far it may be from 0."""
-        groups = len(self.host) + len(self.kernel)
-        is_host = np.arange(groups) < len(self.host)
-        design = np.column_stack((np.ones(groups), is_host, ~is_host, np.eye(groups)))
-        return design.astype(float), np.array([level.whole, level.host, level.device, *[level.classes] * groups])
+        """What each parameter does to the groups' log factors and the exponents, and how far it may be from 0."""
+        kinds = np.repeat((0, 1, 2), (len(self.host), len(self.kernel), len(tilting.OF)))
+        design = np.column_stack((kinds < 2, kinds == 0, kinds == 1, np.eye(len(kinds))))
+        own = np.where(kinds < 2, level.classes, level.sizes)
+        return design.astype(float), np.concatenate(([level.whole, level.host, level.device], own))
 
     def _left_out(self, theta: Floats, design: Floats, precision: Floats) -> Floats:
         """Errors that each architecture's rows would have, had they had no part: exact where the law is linear."""
@@ -195,11 +209,15 @@ class Law:
         return left_out
 
     def _factors(self, design: Floats, parameters: Floats) -> Factors:
-        factors = np.exp(design @ parameters).tolist()
+        logs = design @ parameters
+        factors = np.exp(logs).tolist()
         whole, host, device = parameters[:3].tolist()
+        found = zip(tilting.OF, logs[-len(tilting.OF) :].tolist(), self._centres.tolist(), self._ranges, strict=True)
+        tilts = tuple(Tilt(of, exponent, centre, *ends) for of, exponent, centre, ends in found if exponent)
         return Factors(
             {GENERAL: float(np.exp(whole + host)), **dict(zip(self.host, factors, strict=False))},
-            {GENERAL: float(np.exp(whole + device)), **dict(zip(self.kernel, factors[len(self.host) :], strict=True))},
+            {GENERAL: float(np.exp(whole + device)), **dict(zip(self.kernel, factors[len(self.host) :], strict=False))},
+            tilts,
         )
 
 
@@ -210,6 +228,7 @@ class _Parts(NamedTuple):
     host_us: dict[str, Floats]
     kernel_us: Floats
     families: tuple[str, ...]
+    sizes: Floats  # of `tilting.OF`; NaN where a kernel has no such size
     device: DeviceInfo
 
     @classmethod
@@ -223,16 +242,35 @@ class _Parts(NamedTuple):
         steps[PYTHON] = schedule.python_calls * (fit.python_call_us * fit.scale)
         host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
         host_us[CALL] = np.concatenate(([fit.fixed_us], np.zeros(len(costs))))
-        times = priced.rows_at(np.array([float(row.batch)])).us[priced.kernel_row, 0] * priced.kernel_share
+        us = priced.rows_at(np.array([float(row.batch)])).us[priced.kernel_row, 0]
         families = tuple(root(family) for family in schedule.kernel_family)
-        return cls(priced.timeline, {n: us for n, us in host_us.items() if us.any()}, times, families, device)
+        told = [tilting.sizes(schedule.ops[index]) for index in schedule.kernel_op.tolist()]
+        sizes = np.array([[one.get(name, math.nan) for name in tilting.OF] for one in told]).reshape(
+            -1, len(tilting.OF)
+        )
+        sizes[:, tilting.OF.index(tilting.TIME)] = us
+        spent = {name: own for name, own in host_us.items() if own.any()}
+        return cls(priced.timeline, spent, us * priced.kernel_share, families, sizes, device)
 
-    def cell(self, host: Sequence[str], kernel: Sequence[str], protocol: str) -> _Cell:
+    def cell(self, host: Sequence[str], kernel: Sequence[str], centres: Floats, protocol: str) -> _Cell:
         nothing = np.zeros(len(self.timeline.sync))
         steps = np.column_stack([self.host_us.get(name, nothing) for name in host])
         number = {name: index for index, name in enumerate(kernel)}
         groups: NDArray[np.int64] = np.array([number[name] for name in self.families], dtype=np.int64)
-        return _Cell(self.timeline, steps, self.kernel_us, groups, self.device, protocol)
+        sizes = np.nan_to_num(np.log(self.sizes / centres))
+        return _Cell(self.timeline, steps, self.kernel_us, groups, sizes, self.device, protocol)
+
+
+def _spans(parts: Sequence[_Parts]) -> tuple[Floats, list[tuple[float, float]]]:
+    """Of each of `tilting.OF`: its geometric mean over all kernels, by their time, and its ends; 1 without any."""
+    sizes, us = np.concatenate([part.sizes for part in parts]), np.concatenate([part.kernel_us for part in parts])
+    centres, ends = np.ones(len(tilting.OF)), [(1.0, 1.0)] * len(tilting.OF)
+    for index, column in enumerate(sizes.T):
+        known = np.isfinite(column)
+        if us[known].sum() > 0:
+            centres[index] = np.exp(np.average(np.log(column[known]), weights=us[known]))
+            ends[index] = float(column[known].min()), float(column[known].max())
+    return centres, ends
 
 
 def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceProfile:
@@ -252,6 +290,7 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         fixed_us=fit.fixed_us * host.get(CALL, usual),
         kernels=own,
         kernel_scales=_scales(fit, kernel),
+        kernel_tilts=(*fit.kernel_tilts, *factors.tilts),
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: changed})
 

@@ -24,8 +24,9 @@ from latpred.kerneltime import KernelModel
 from latpred.kinds import kind
 from latpred.ops.classes import kind_of
 from latpred.ops.families import parent, root
-from latpred.profile import DeviceProfile, DispatchFit, KernelFit
+from latpred.profile import DeviceProfile, DispatchFit, KernelFit, Tilt
 from latpred.schedule import Schedule
+from latpred.tilting import TIME, fixed_factor, tilted
 
 ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
@@ -90,6 +91,8 @@ class Priced:
         Families that the profile has no fit for.
     estimated : bool
         Whether some op has no formula.
+    tilts : tuple[Tilt, ...]
+        What the rows' times are multiplied by according to themselves.
     """
 
     timeline: Timeline
@@ -107,6 +110,7 @@ class Priced:
     live: Floats
     unmeasured: tuple[str, ...]
     estimated: bool
+    tilts: tuple[Tilt, ...]
 
     def rows_at(self, batches: Floats) -> RowTimes:
         """Times of every distinct row at every batch."""
@@ -120,6 +124,8 @@ class Priced:
             us[part] = times.us.reshape(count, -1)
             spread[part] = np.maximum(times.spread.reshape(count, -1), group.least_spread[:, None])
             memory_bound[part] = times.memory_bound.reshape(count, -1)
+        for tilt in self.tilts:
+            us *= tilted(tilt, us)
         return RowTimes(us, spread, memory_bound)
 
 
@@ -170,6 +176,7 @@ class PriceList:
             live=_lines(op.live_bytes for op in schedule.ops),
             unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.measured)),
             estimated=any(op.estimated for op in schedule.ops),
+            tilts=tuple(tilt for tilt in dispatch.kernel_tilts if tilt.of == TIME),
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:
@@ -213,8 +220,13 @@ class PriceList:
     def _rows(self, runtime: str, precision: str, resident: bool) -> Rows:
         key = runtime, precision, resident
         if key not in self._known:
-            self._known[key] = Rows(lambda op, family: self._model(op, family, precision, runtime), resident)
+            self._known[key] = Rows(lambda op, family: self._tilted(op, family, precision, runtime), resident)
         return self._known[key]
+
+    def _tilted(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, float, bool]:
+        """As `_model`, with the runtime's scale tilted by the op's size."""
+        model, leaf_scale, scale, measured = self._model(op, family, precision, runtime)
+        return model, leaf_scale, scale * fixed_factor(self.dispatch(runtime).kernel_tilts, op), measured
 
     def _model(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, float, bool]:
         """The fit for an op's kernel, its leaf's scale, the runtime's, and whether the family was measured at all."""

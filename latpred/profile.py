@@ -153,6 +153,19 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
         )
 
 
+class Tilt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Kernels' times are multiplied by (size / centre) ** exponent; sizes beyond `low` and `high` count as those.
+
+    `of` is the size: "time" in microseconds, or "window" and "channels" of convolutions; see `latpred.tilting`.
+    """
+
+    of: str
+    exponent: float
+    centre: float
+    low: float
+    high: float
+
+
 class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is a runtime's own: its host costs, and where its kernels are not PyTorch's.
 
@@ -161,7 +174,8 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     costs in a loop of its own.
 
     `kernels` (precision, then family) come before those of the profile. What is not in it takes the profile's times,
-    times `kernel_scales` of the family ("" for all others). `gap_us` replaces the stream's gap between two kernels.
+    times `kernel_scales` of the family ("" for all others). All of them take `kernel_tilts`, one after the other, which
+    an adaptation to measured architectures may find. `gap_us` replaces the stream's gap between two kernels.
     """
 
     costs_us: dict[str, float]
@@ -173,6 +187,7 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     busy_spread: float | None = None  # the same where the device sets the pace; None where it is not known apart
     kernels: dict[str, dict[str, KernelFit]] = {}
     kernel_scales: dict[str, float] = {}
+    kernel_tilts: tuple[Tilt, ...] = ()
     gap_us: float | None = None
 
 

@@ -21,7 +21,7 @@ from latpred.errors import ProfileError, TableError, UsageError
 from latpred.graph import ModelGraph
 from latpred.metrics import conformal
 from latpred.predictor import Predictor
-from latpred.profile import ADAPTED, DeviceProfile
+from latpred.profile import ADAPTED, DeviceProfile, Tilt
 
 TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
 SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
@@ -86,6 +86,36 @@ def test_known_factors_are_found_again(profile: DeviceProfile, protocol: str) ->
     assert record.bought.after.median < 0.03 < record.bought.before.median
     assert record.architectures == 10
     assert record.rows == 20
+
+
+def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
+    graphs = architectures(30)
+    steeper = Factors({}, {}, (Tilt("time", 0.3, 2.0, 1e-9, 1e9),))
+    for profile in (SYNCHRONOUS, CLOCKED):
+        found = latpred.adapt(profile, measured(profile, graphs[:10], factors=steeper))
+        (record,) = found.runtimes
+        assert record.level == "classes and sizes"
+        (tilt,) = (one for one in record.factors.tilts if one.of == "time")
+        assert tilt.exponent == pytest.approx(0.3, abs=0.07)
+        assert "device times go with time^+0." in found.text()
+        new = profiles.load(profiles.save(found.profile, tmp_path / "tilted.json"))
+        want = latencies(corrected(profile, "eager", steeper), graphs[10:], 16)
+        after = np.abs(latencies(new, graphs[10:], 16) / want - 1)
+        before = np.abs(latencies(profile, graphs[10:], 16) / want - 1)
+        assert np.median(after) < 0.03 < 0.09 < np.median(before)
+        again = latpred.adapt(new, measured(new, graphs[:10], factors=steeper)).profile.runtimes["eager"].kernel_tilts
+        assert again[: len(record.factors.tilts)] == record.factors.tilts
+
+
+def test_convolutions_of_other_windows_and_channels_take_other_factors() -> None:
+    profile = profiledata.profile()
+    tilts = (Tilt("window", 0.5, 9.0, 1.0, 25.0), Tilt("channels", 0.5, 16.0, 16.0, 64.0))
+    tilted = corrected(profile, "eager", Factors({}, {}, tilts))
+    for kernel, channels, factor in ((3, 16, 1.0), (1, 16, 1 / 3), (5, 64, 10 / 3), (7, 256, 10 / 3)):
+        model = torch.nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
+        graph = latpred.trace(model, (torch.zeros(1, channels, 16, 16),))
+        before, after = (Predictor(one).predict(graph, 1).compute_ms for one in (profile, tilted))
+        assert after / before == pytest.approx(factor, rel=0.01), (kernel, channels)
 
 
 def test_ten_architectures_help_in_every_draw_and_hurt_in_none() -> None:
