@@ -126,7 +126,7 @@ def _at(model: torch.nn.Module, source: Source, batch: int) -> Executed:
     """What runs at one batch size; a trace of another may be wrong for it without saying so."""
     with torch.inference_mode(False):
         inputs = source.inputs(batch)
-    return scripted.executed(scripted.frozen(model, inputs), inputs, batch)
+    return scripted.executed(scripted.frozen_for_a_walk(model, inputs), inputs, batch)
 
 
 def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> tuple[Op, ...]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from latpred.errors import RuntimeRefusalError, TraceError
 from latpred.tracing.entry import Entry
@@ -27,6 +29,16 @@ SETTLING = 2  # runs after which the executor changes its code no more
 _MOST_TEXT = 200
 _CONSTANT = "prim::Constant"
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
+_HALVES = (torch.float16, torch.bfloat16)
+_PRODUCTS = frozenset(
+    {
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::baddbmm",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,47 @@ def frozen(model: torch.nn.Module, inputs: Any) -> Any:
             raise RuntimeRefusalError(
                 f"TorchScript cannot trace {type(model).__name__}: {type(error).__name__}: {text}"
             ) from error
+
+
+def frozen_for_a_walk(model: torch.nn.Module, inputs: Any) -> Any:
+    """As `frozen`, on the CPU, where products in half precision are many times slower than in single.
+
+    Models with convolutions are traced as they are.
+
+    Raises
+    ------
+    RuntimeRefusalError
+        As `frozen`.
+    """
+    dtype = next((weight.dtype for weight in model.parameters() if weight.dtype in _HALVES), None)
+    if dtype is not None:
+        with suppress(RuntimeRefusalError), _InSinglePrecision(dtype):
+            return frozen(model, inputs)
+    return frozen(model, inputs)
+
+
+class _InSinglePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes products of half precision in single precision, unseen by the tracer above."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+
+    def __torch_dispatch__(
+        self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = _with_tensors(func, args), kwargs or {}
+        if func is torch.ops.aten.convolution.default:
+            raise NotImplementedError("the tracer sees convolutions only further below: they would be lost")
+        if func._schema.name not in _PRODUCTS or not any(_is_half(value, self._dtype) for value in args):
+            return func(*args, **kwargs)
+        args = [value.float() if _is_half(value, self._dtype) else value for value in args]
+        out = func(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda t: t.to(self._dtype) if t.dtype == torch.float32 else t, out)
+
+
+def _is_half(value: Any, dtype: torch.dtype) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == dtype
 
 
 @contextmanager

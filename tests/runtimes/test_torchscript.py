@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import warnings
 import weakref
 from collections import Counter
@@ -14,6 +15,7 @@ import torch
 from factories import device, dispatch, profile
 from smallmodels import build_small, inputs_of
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
@@ -23,6 +25,7 @@ from latpred.predictor import Predictor
 from latpred.runtimes import store
 from latpred.runtimes.source import Source, source_of
 from latpred.runtimes.torchscript import ESTIMATE_NOTE, FUSION_NOTE, INTERPRETED, TorchScript
+from latpred.runtimes.torchscript_graph import frozen, frozen_for_a_walk
 from latpred.runtimes.walking import of_source, refusal, walk
 from latpred.tracing import trace
 
@@ -84,6 +87,32 @@ def test_every_step_can_be_priced_and_none_costs_python(name: str) -> None:
                 assert op.dims.keys() == set(DIMS[root(op.family)])
         products = (root(op.family) in ("gemm", "conv") for op in graph.ops)
         assert all(op.weight_bytes.at(2) for op, product in zip(graph.ops, products, strict=True) if product)
+
+
+HALVES = (("bert", torch.float16), ("gpt2", torch.bfloat16), ("llama", torch.float16), ("resnet", torch.float16))
+
+
+@pytest.mark.parametrize(("name", "dtype"), HALVES)
+def test_what_is_traced_in_half_precision_is_computed_in_single_and_traced_alike(name: str, dtype: torch.dtype) -> None:
+    model = build_small(name, "cpu").to(dtype)
+    given = inputs_of(name, 2)
+    named = {key: value.to(dtype) if value.is_floating_point() else value for key, value in given.items()}
+    traced = [str(make(model, named).graph) for make in (frozen, frozen_for_a_walk)]
+    assert len({re.sub(r"___torch_mangle_\d+\.", "", text) for text in traced}) == 1
+
+
+def test_a_model_that_single_precision_stops_is_traced_as_it_is() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if _get_current_dispatch_mode() is not None:
+                raise ValueError("watched")
+            return self.layer(x)
+
+    assert frozen_for_a_walk(Asking().half().eval(), (torch.zeros(2, 4, dtype=torch.half),)) is not None
 
 
 def test_freezing_folds_normalisation_into_convolutions() -> None:
