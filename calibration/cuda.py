@@ -103,6 +103,11 @@ class CudaDevice:
         """Let matrix products and convolutions of float32 use TF32 for "tf32" and for nothing else."""
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        if torch.backends.cuda.matmul.allow_tf32 != (precision == "tf32"):
+            raise DeviceError(
+                "TF32 cannot be switched off here, so nothing of float32 would be measured: "
+                "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE."
+            )
 
     def clock(self) -> float:
         """Seconds of the host's monotonic clock."""

@@ -9,6 +9,7 @@ Lines are predictions, crosses what was measured. A finding whose cells were not
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from latpred import profiles, recording
+from latpred.errors import LatpredError
 from latpred.plot import style
 
 if TYPE_CHECKING:
@@ -269,4 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except LatpredError as error:
+        sys.exit(f"latpred: {error}")

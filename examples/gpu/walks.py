@@ -59,4 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except LatpredError as error:
+        sys.exit(f"latpred: {error}")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from latpred.calibration import clocks, timing
+from latpred.calibration import clocks, conditions, timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.cpu import CpuDevice
 from latpred.calibration.cuda import CudaDevice, _errors
@@ -164,6 +164,17 @@ def test_a_replay_is_captured_once_and_timed_behind_such_a_head_too():
         assert device.time_replayed(call, 64) == pytest.approx(1e-6)
     assert device.captures == 1
     assert device.heads[:2] == [200.0, 800.0]
+
+
+def test_tf32_that_the_environment_forces_is_an_error(monkeypatch):
+    device = HalfCuda(issue_us=1.0)
+    with conditions.stated():
+        device.use_precision("fp32")
+        monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", lambda: True)
+        with pytest.raises(DeviceError, match="unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+            device.use_precision("fp32")
+        device.use_precision("tf32")
+        monkeypatch.undo()
 
 
 @pytest.fixture
