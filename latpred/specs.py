@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -63,6 +63,10 @@ class Spec:
     memory_bytes: int
     l2_bytes: int
     source: str
+
+    def __reduce__(self) -> tuple[Callable[[str], Spec], tuple[str]]:
+        """By its name, for processes beside this one, which know the same datasheets."""
+        return spec, (self.name,)
 
     @property
     def tensor_cores(self) -> bool:

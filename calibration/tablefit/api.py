@@ -88,9 +88,10 @@ def fit_profiles(
         progress("fitting")
     runtime = whole.law.rows.runtime
     thetas = whole.thetas()
-    judged = leaveout.by_model(whole, progress) if judge else None
+    gpus = only or tuple(sorted(set(whole.law.rows.gpu[runtime == EAGER])))
+    judged = leaveout.by_model(whole, progress, gpus) if judge else None
     found = {}
-    for gpu in only or sorted(set(whole.law.rows.gpu[runtime == EAGER])):
+    for gpu in gpus:
         fits = {name: Fitted(theta, _worth(judged, gpu, name)) for name, theta in thetas.items()}
         found[gpu] = profile_of(whole, fits, gpu, (names or {}).get(gpu))
     notes = "; ".join(whole.table.notes)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from latpred.calibration.tablefit.cells import Cells, Ints, Work
 from latpred.calibration.tablefit.parameters import SLOTS, Builder, matrix
+from latpred.calibration.tablefit.priors import multiplies
 from latpred.features import Floats, waves
 from latpred.specs import Spec
 
@@ -38,23 +39,36 @@ class Rows:
 
 
 class Part(NamedTuple):
-    """Kernels of one family in the cells of a block: `sums` adds their times up cell by cell."""
+    """Kernels of one family in a block, ordered by cell: from each of `starts` on they belong to the next of `cells`.
+
+    count : how many kernels each row stands for. macs, loaded, moved : multiply-adds, bytes of weights and others.
+    per_round, per_output, per_k, per_n : one over rounds of tiles, results, and the lengths of sums and of rows.
+    """
 
     family: str
     first: int
-    sums: sparse.csr_matrix
-    work: Floats
-    product: Floats
-    rounds: Floats
+    cells: Ints
+    starts: Ints
+    count: Floats
+    macs: Floats
+    loaded: Floats
+    moved: Floats
+    per_round: Floats
+    per_output: Floats
+    per_k: Floats
+    per_n: Floats
+
+    def summed(self, values: Floats) -> Floats:
+        """Values of the rows, along the last axis, added up in each of `cells`; overwrites them."""
+        values *= self.count
+        found: Floats = np.add.reduceat(values, self.starts, axis=-1)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Rows of one GPU, number format and runtime."""
 
-    gpu: Spec
-    precision: str
-    runtime: str
     rows: Ints
     cell: Ints  # of each row, among the block's own cells
     counts: Floats
@@ -117,9 +131,6 @@ def draft(cells: Cells, rows: Rows, builder: Builder, place: Place) -> Draft:
     run_group = _numbered(terms, [builder.run_group(name, group) for name, group in zip(runs, groups, strict=True)])
     terms.append(builder.knee())
     block = Block(
-        gpu=place.spec,
-        precision=place.precision,
-        runtime=place.runtime,
         rows=mine,
         cell=cell,
         counts=cells.counts[needed][:, met],
@@ -136,10 +147,24 @@ def draft(cells: Cells, rows: Rows, builder: Builder, place: Place) -> Draft:
 
 
 def _part(family: str, first: int, work: Work, own: NDArray[np.bool_], needed: Ints, spec: Spec) -> Part:
-    count = int(own.sum())
-    cell = np.searchsorted(needed, work.cell[own])
-    sums = sparse.csr_matrix((work.count[own], (cell, np.arange(count))), shape=(len(needed), count))
-    return Part(family, first, sums, work.work[own], work.product[own], waves(work.product[own], spec.multiprocessors))
+    cells, starts = np.unique(np.searchsorted(needed, work.cell[own]), return_index=True)
+    product = work.product[own]
+    m, n, k, copies = product.T
+    macs, loaded, read, written = work.work[own].T
+    return Part(
+        family=family,
+        first=first,
+        cells=cells,
+        starts=starts,
+        count=work.count[own],
+        macs=macs.copy(),
+        loaded=loaded.copy(),
+        moved=read + written if multiplies(family) else loaded + read + written,
+        per_round=1.0 / waves(product, spec.multiprocessors),
+        per_output=1.0 / (m * n * copies),
+        per_k=1.0 / k,
+        per_n=1.0 / n,
+    )
 
 
 def _numbered(terms: list[list[int]], wanted: Sequence[list[int]]) -> Ints:

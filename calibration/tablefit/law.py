@@ -18,6 +18,7 @@ from latpred.features import Floats
 from latpred.specs import Spec
 
 _TINY = 1e-9
+_ACTIVATIONS = SLOTS.index("activations")
 
 
 class State(NamedTuple):
@@ -132,54 +133,55 @@ def _device(block: Block, local: Floats, derivatives: bool) -> tuple[Floats, Flo
     slots = np.zeros((len(total), len(SLOTS) * len(block.parts) if derivatives else 0))
     for part in block.parts:
         numbers = np.exp(local[part.first : part.first + len(SLOTS)])
-        times, parts = _product(part, numbers) if multiplies(part.family) else _memory(part, numbers)
-        if not derivatives:
-            total += part.sums @ times
-            continue
-        # One sparse product for everything that is summed over a part is much cheaper than one each.
-        summed = part.sums @ np.column_stack([times, *parts.values()])
-        total += summed[:, 0]
-        for position, slot in enumerate(parts, start=1):
-            slots[:, part.first + SLOTS.index(slot)] = summed[:, position]
+        values = part.summed(_times(part, numbers, derivatives))
+        total[part.cells] += values[0]
+        if derivatives:
+            slots[part.cells, part.first : part.first + len(SLOTS)] = values[1:].T
     return total, slots
 
 
 def _by_family(block: Block, local: Floats) -> Floats:
     """Microseconds of each family in each cell."""
-    found = []
-    for part in block.parts:
-        numbers = np.exp(local[part.first : part.first + len(SLOTS)])
-        times = (_product(part, numbers) if multiplies(part.family) else _memory(part, numbers))[0]
-        found.append(part.sums @ times)
-    return np.array(found)
+    found = np.zeros((len(block.parts), len(block.counts)))
+    for row, part in zip(found, block.parts, strict=True):
+        row[part.cells] = part.summed(_times(part, np.exp(local[part.first : part.first + len(SLOTS)]), False))[0]
+    return found
 
 
-def _memory(part: Part, numbers: Floats) -> tuple[Floats, dict[str, Floats]]:
-    moved = part.work[:, 1:].sum(axis=1) * numbers[SLOTS.index("activations")]
-    floor = np.full(len(moved), numbers[0])
-    return floor + moved, {"floor": floor, "activations": moved}
+def _times(part: Part, numbers: Floats, derivatives: bool) -> Floats:
+    """Microseconds of a part's rows and, where they are asked for, derivatives by all `SLOTS` below them."""
+    found = np.zeros((1 + len(SLOTS) if derivatives else 1, len(part.count)))
+    (_product if multiplies(part.family) else _memory)(part, numbers, found)
+    return found
 
 
-def _product(part: Part, numbers: Floats) -> tuple[Floats, dict[str, Floats]]:
+def _memory(part: Part, numbers: Floats, found: Floats) -> None:
+    floor, moved = numbers[0], part.moved * numbers[_ACTIVATIONS]
+    found[0] = floor + moved
+    if len(found) > 1:
+        found[1], found[1 + _ACTIVATIONS] = floor, moved
+
+
+def _product(part: Part, numbers: Floats, found: Floats) -> None:
     floor, compute, weights, activations, waves_half, outputs, k_half, n_half = numbers
-    m, n, k, copies = part.product.T
-    loaded = part.work[:, 1] * weights
-    moved = (part.work[:, 2] + part.work[:, 3]) * activations
+    loaded, moved = part.loaded * weights, part.moved * activations
     memory = loaded + moved
-    busy = part.work[:, 0] * compute
-    shape = (1.0 + waves_half / part.rounds) * (1.0 + k_half / k) * (1.0 + n_half / n)
-    few = outputs / (m * n * copies)
-    computing = busy * (shape + few)
-    above = np.hypot(computing, memory) + _TINY
+    busy = part.macs * compute
+    rounds, k, n = waves_half * part.per_round, k_half * part.per_k, n_half * part.per_n
+    shaped = busy * (1.0 + rounds) * (1.0 + k) * (1.0 + n)
+    few = busy * part.per_output * outputs
+    computing = shaped + few
+    above = np.sqrt(computing**2 + memory**2) + _TINY
+    found[0] = floor + above
+    if len(found) == 1:
+        return
     by_compute, by_memory = computing / above, memory / above
-    shaped = by_compute * busy * shape
-    return floor + above, {
-        "floor": np.full(len(above), floor),
-        "compute": by_compute * computing,
-        "weights": by_memory * loaded,
-        "activations": by_memory * moved,
-        "waves": shaped * waves_half / (waves_half + part.rounds),
-        "outputs": by_compute * busy * few,
-        "k": shaped * k_half / (k_half + k),
-        "n": shaped * n_half / (n_half + n),
-    }
+    shaped *= by_compute
+    found[1] = floor
+    np.multiply(by_compute, computing, out=found[2])
+    np.multiply(by_memory, loaded, out=found[3])
+    np.multiply(by_memory, moved, out=found[4])
+    np.multiply(shaped, rounds / (1.0 + rounds), out=found[5])
+    np.multiply(by_compute, few, out=found[6])
+    np.multiply(shaped, k / (1.0 + k), out=found[7])
+    np.multiply(shaped, n / (1.0 + n), out=found[8])

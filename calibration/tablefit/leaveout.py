@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import joblib
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from latpred import metrics
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.published import Accuracy
+from latpred.calibration.tablefit.walks import MOST_PROCESSES
 from latpred.features import Floats
 from latpred.metrics import Errors
 
@@ -26,6 +28,7 @@ DRAWS = 2
 RUN_FOLDS = 10
 KNEE = 1.2
 FACTOR = 2.0
+FEWEST_BESIDE = 40_000  # rows in all folds, below which a second process takes longer to start than it saves
 SMALL, LARGE = 4, 64  # batches up to the first and from the second on are regimes of their own
 _SEED = 0
 
@@ -84,9 +87,10 @@ class Judged:
         return Judged(f"{self.title}, {runtime}", self.frame[self.frame["runtime"] == runtime].reset_index(drop=True))
 
 
-def by_model(problem: Problem, progress: Progress | None = None) -> Judged:
-    """Every model predicted from all others."""
-    folds = [Fold(str(name), problem.model != name, problem.model == name) for name in sorted(set(problem.model))]
+def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[str] | None = None) -> Judged:
+    """Every model predicted from all others; with `gpus`, only the models that these have."""
+    where = problem.model if gpus is None else problem.model[np.isin(problem.law.rows.gpu, gpus)]
+    folds = [Fold(str(name), problem.model != name, problem.model == name) for name in sorted(set(where))]
     return _judge(problem, "a model left out", folds, progress)
 
 
@@ -119,14 +123,22 @@ def by_run(problem: Problem, progress: Progress | None = None) -> Judged:
 
 def _judge(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> Judged:
     parts, runtime = [], problem.law.rows.runtime
-    for fold in folds:
+    for fold, thetas in zip(folds, _thetas(problem, [fold.seen for fold in folds]), strict=True):
         if progress is not None:
             progress(f"{title}: {fold.name}")
-        for name, theta in problem.thetas(fold.seen).items():
+        for name, theta in thetas.items():
             judged = fold.judged & (runtime == name)
             predicted = np.exp(problem.law.predict(theta)[judged]) / 1e6
             parts.append(problem.table.cells[judged].assign(predicted_s=predicted, **dict(problem.work[judged])))
     return Judged(title, pd.concat(parts, ignore_index=True))
+
+
+def _thetas(problem: Problem, masks: Sequence[Mask]) -> Iterator[dict[str, Floats]]:
+    """Fits to the rows of each mask, as `Problem.thetas` makes them; where there is much to do, several at a time."""
+    large = len(masks) * len(problem.model) >= FEWEST_BESIDE
+    processes = min(joblib.cpu_count(), MOST_PROCESSES, len(masks)) if large else 1
+    calls = (joblib.delayed(Problem.thetas)(problem, mask) for mask in masks)
+    yield from joblib.Parallel(n_jobs=processes, batch_size=1, max_nbytes=None, return_as="generator")(calls)
 
 
 def _anchors(problem: Problem, mine: Mask) -> Mask:

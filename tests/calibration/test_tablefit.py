@@ -85,6 +85,22 @@ def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: tuple[Problem, np.n
     np.testing.assert_allclose(plain, changed, rtol=1e-9)
 
 
+def test_folds_in_processes_are_what_they_are_one_after_the_other(
+    fitted: tuple[Problem, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = leaveout.by_model(fitted[0])
+    monkeypatch.setattr(leaveout, "FEWEST_BESIDE", 1)
+    beside = leaveout.by_model(fitted[0])
+    np.testing.assert_allclose(alone.frame["predicted_s"], beside.frame["predicted_s"], rtol=1e-9)
+
+
+def test_only_models_of_a_gpu_are_left_out_where_nothing_else_is_asked() -> None:
+    rows = table()
+    made, _ = solved(rows[(rows["gpu"] == "2080Ti") | (rows["model"] != "wide")])
+    judged = leaveout.by_model(made, gpus=("RTX-8000",))
+    assert set(judged.frame["model"]) == set(MODELS) - {"wide"}
+
+
 def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: tuple[Problem, np.ndarray]) -> None:
     made = fitted[0]
     none, some = leaveout.by_gpu(made, 0), leaveout.by_gpu(made, 3)
