@@ -11,7 +11,7 @@ set -euo pipefail
 device="${DEVICE:-cuda:0}"
 runs="${RUNS:-campaign}"
 latpred="${LATPRED:-latpred}"
-python="${PYTHON:-python}"
+python="${PYTHON:-$(command -v python || echo python3)}"
 name="${PROFILE:-${device//:/-}}"
 precisions="${PRECISIONS:-fp16 fp32}" # the first is measured most
 here="$(dirname "$0")"
