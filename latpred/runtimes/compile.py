@@ -51,7 +51,8 @@ class Compile(Eager):
             When Dynamo or Inductor cannot take the model, or torch is of another version than is known here.
         """
         from latpred.runtimes import inductor
-        from latpred.runtimes.inductor_lines import calls_of, on_the_line, ops_exactly, ops_through
+        from latpred.runtimes.executed import on_the_line, ops_exactly
+        from latpred.runtimes.inductor_lines import calls_of, ops_through
 
         inductor.supported()
         model = source.model()
@@ -75,7 +76,8 @@ class Compile(Eager):
             As `walk`.
         """
         from latpred.runtimes import inductor
-        from latpred.runtimes.inductor_lines import calls_of, ops_exactly
+        from latpred.runtimes.executed import ops_exactly
+        from latpred.runtimes.inductor_lines import calls_of
 
         inductor.supported()
         ops = ops_exactly(calls_of(inductor.forward(source.model(), source.inputs(batch), target)))

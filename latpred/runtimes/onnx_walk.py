@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from latpred.errors import RuntimeRefusalError
 from latpred.graph import Line, Op
 from latpred.ops.registry import Work
+from latpred.runtimes.executed import Executed, line, on_the_line, op_through, ops_exactly
 from latpred.runtimes.onnx_nodes import CONTROL, HOST, TRANSFERS, VIEWS, class_of, work_of
 from latpred.runtimes.onnx_session import Event, Watched
 from latpred.runtimes.onnx_values import Node, Value
@@ -21,20 +22,6 @@ BATCHES = (1, 2, 3)
 _DTYPES = {"float": "float32", "double": "float64"}
 _TO_ONNX = {"float32": "float", "float64": "double"}
 _INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
-
-
-class Step(NamedTuple):
-    """One executed node; `counts` are macs, weight, read and written bytes, bytes alive after it, then its dims."""
-
-    name: str
-    host_class: str
-    family: str
-    dtype: str
-    dims: tuple[str, ...]
-    counts: tuple[int, ...]
-    launches: int
-    syncs: int
-    estimated: bool
 
 
 class Walked(NamedTuple):
@@ -107,19 +94,19 @@ def walked(
     sizes = [sum(value.nbytes for value in given.values()) for given in inputs]
     held = sum(value.nbytes for value in topology.weights.values())
     if len(passes) == 1:
-        return Walked(_exactly(passes[0]), None, Line(sizes[0]), held)
+        return Walked(ops_exactly(passes[0]), None, Line(sizes[0]), held)
     one, two, three = passes
-    if [step[:5] for step in two] != [step[:5] for step in three]:
-        index = next((i for i, (a, b) in enumerate(zip(two, three, strict=False)) if a[:5] != b[:5]), len(two) - 1)
-        raise RuntimeRefusalError(f"onnxruntime runs other nodes at batch 2 and 3, first at {two[index].name}")
-    ops = tuple(
-        _op(a, [_line(x, y) for x, y in zip(a.counts, b.counts, strict=True)]) for a, b in zip(two, three, strict=True)
-    )
-    straight = len(one) == len(two) and all(_fits(op, step) for op, step in zip(ops, one, strict=True))
-    return Walked(ops, None if straight else _exactly(one), _line(sizes[1], sizes[2]), held)
+    differing = next((step for step, other in zip(two, three, strict=False) if step.kind != other.kind), None)
+    if differing is not None or len(two) != len(three):
+        name = (differing or two[-1]).name
+        raise RuntimeRefusalError(f"onnxruntime runs other nodes at batch 2 and 3, first at {name}")
+    ops = tuple(op_through(a, b) for a, b in zip(two, three, strict=True))
+    return Walked(ops, None if on_the_line(ops, one) else ops_exactly(one), line(sizes[1], sizes[2]), held)
 
 
-def steps(topology: Topology, run: Iterable[Event], feed: Mapping[str, Value], cast: Mapping[str, str]) -> list[Step]:
+def steps(
+    topology: Topology, run: Iterable[Event], feed: Mapping[str, Value], cast: Mapping[str, str]
+) -> list[Executed]:
     """Executed nodes with what each of them does."""
     events = list(run)
     values: dict[str, Value] = {**topology.weights, **feed}
@@ -138,12 +125,12 @@ def steps(topology: Topology, run: Iterable[Event], feed: Mapping[str, Value], c
 
 def _step(
     event: Event, proto: Any, inputs: Sequence[Value | None], outputs: Sequence[Value], topology: Topology, live: int
-) -> Step:
+) -> Executed:
     quiet = _quiet(event, proto, topology)
     name = f"ort::{event.op_type}"
     if quiet:
         syncs = int(event.op_type == "MemcpyToHost")
-        return Step(name, f"node.{quiet}.{event.op_type}", "", "", (), (0, 0, 0, 0, live), 0, syncs, False)
+        return Executed(name, f"node.{quiet}.{event.op_type}", "", "", (), (0, 0, 0, 0, live), 0, syncs, False)
     node = Node(event.op_type, proto.domain, attributes(proto)) if proto is not None else Node(event.op_type, "", {})
     work = work_of(node, inputs, outputs)
     estimated = work is None
@@ -154,7 +141,7 @@ def _step(
     counts = (work.macs, weight, read, written, live, *work.dims.values())
     dtype = _computed_in(inputs, outputs)
     host_class = class_of(work.family, event.op_type)
-    return Step(name, host_class, work.family, dtype, tuple(work.dims), counts, work.launches, 0, estimated)
+    return Executed(name, host_class, work.family, dtype, tuple(work.dims), counts, work.launches, 0, estimated)
 
 
 def _quiet(event: Event, proto: Any, topology: Topology) -> str:
@@ -263,41 +250,3 @@ def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value]) -> st
     dtypes = [value.dtype for value in (*inputs, *outputs) if value is not None]
     chosen = next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else "float")
     return _DTYPES.get(chosen, chosen)
-
-
-def _line(at_two: int, at_three: int) -> Line:
-    slope = at_three - at_two
-    return Line(at_two - 2 * slope, slope)
-
-
-def _exactly(found: Iterable[Step]) -> tuple[Op, ...]:
-    return tuple(_op(step, [Line(value) for value in step.counts]) for step in found)
-
-
-def _op(step: Step, counts: Sequence[Line]) -> Op:
-    return Op(
-        name=step.name,
-        module="",
-        host_class=step.host_class,
-        family=step.family,
-        dtype=step.dtype,
-        dims=dict(zip(step.dims, counts[5:], strict=True)),
-        macs=counts[0],
-        weight_bytes=counts[1],
-        read_bytes=counts[2],
-        write_bytes=counts[3],
-        live_bytes=counts[4],
-        launches=step.launches,
-        syncs=step.syncs,
-        estimated=step.estimated,
-    )
-
-
-def _fits(op: Op, step: Step) -> bool:
-    """Whether a node at batch 1 is on the line; of "operands" a tensor as large as the result at batch 1 is no sign."""
-    lines = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, op.live_bytes, *op.dims.values())
-    names = ("macs", "weight", "read", "write", "live", *op.dims)
-    same = all(
-        line.at(1) == value for line, value, name in zip(lines, step.counts, names, strict=True) if name != "operands"
-    )
-    return same and (op.name, op.host_class, op.family) == (step.name, step.host_class, step.family)

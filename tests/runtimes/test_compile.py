@@ -24,7 +24,8 @@ from latpred.graph import Line
 from latpred.runtimes import apart, inductor
 from latpred.runtimes.compile import Compile, CompileReduceOverhead
 from latpred.runtimes.compile_estimate import NOTE
-from latpred.runtimes.inductor_lines import Call, calls_of, ops_through
+from latpred.runtimes.executed import Executed
+from latpred.runtimes.inductor_lines import calls_of, ops_through
 from latpred.runtimes.walking import walk
 
 # Small models whose real wrapper is read; those after the first are left to the slow run. Architectures that a walk
@@ -336,8 +337,8 @@ def test_what_the_loops_of_a_kernel_do_is_counted() -> None:
     assert done["looked_up"] == points
 
 
-def _call(name: str, size: int) -> Call:
-    return Call(name, "kernel.generated", "generated.copy", "float32", (), (0, 0, size, size, 0), 1, 0, 0, size, False)
+def _call(name: str, size: int) -> Executed:
+    return Executed(name, "kernel.generated", "generated.copy", "float32", (), (0, 0, size, size, size), 1, 0, False)
 
 
 def test_an_eager_graph_is_fused_between_library_calls() -> None:
