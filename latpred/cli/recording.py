@@ -95,7 +95,9 @@ def _show(done: Done, console: Console) -> None:
     for name, (measured, planned) in done.stages.items():
         console.print(f"{name:<18}{measured:>5} of {planned:>5}", markup=False, highlight=False)
     for reason, keys in done.failed.items():
-        console.print(f"{len(keys)} in vain, {reason}: {_some(keys)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{len(keys)} in vain, {reason.rstrip('.')}: {_some(keys)}", markup=False, highlight=False, soft_wrap=True
+        )
     console.print(f"kept in {done.folder}", markup=False, highlight=False, soft_wrap=True)
     if done.left:
         console.print("The same command again goes on where this stopped.", highlight=False)
