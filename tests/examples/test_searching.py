@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from profiledata import profile
 
@@ -103,6 +104,19 @@ def test_networks_are_drawn_the_same_again_and_none_twice() -> None:
     assert len({str(which) for which in found.values()}) == len(found) == 60
 
 
+def test_noise_of_passes_tells_how_well_anything_can_rank() -> None:
+    from rank_check import at_best, between_halves
+    from scipy.stats import kendalltau
+
+    draw = np.random.default_rng(0)
+    truth = draw.normal(size=2000)
+    passes = np.exp(truth[:, None] + draw.normal(size=(2000, 6)))
+    halves = between_halves(passes[:300])
+    reached = kendalltau(truth, np.median(passes, axis=1)).statistic
+    assert halves < 0.7 < reached
+    assert at_best(halves) == pytest.approx(reached, abs=0.03)
+
+
 def test_rank_check_measures_resumes_and_replays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,20 +132,16 @@ def test_rank_check_measures_resumes_and_replays(
     monkeypatch.setattr(rank_check, "VISIT", Plan(least=3, most=3, budget_s=0.01, warmup_s=0.0))
     monkeypatch.setattr(encoders, "TINY", {"depth": (1,), "width": (16, 32, 64), "heads": (2,)})
     monkeypatch.setattr(residual, "TINY", {**residual.TINY, "width": (4, 8)})
-    asked = ["--candidates", "3", "--shots", "2", "--draws", "2", "--out", str(tmp_path)]
+    asked = ["--candidates", "3", "--passes", "3", "--shots", "2", "--draws", "2", "--out", str(tmp_path)]
     rank_check.main(asked)
     report = capsys.readouterr().out
-    line = r"^(encoders|residual) +eager +(1|16) +3( +(-?\d\.\d{3}|nan)){5}( +\d+\.\d%){3}$"
+    line = r"^(encoders|residual) +eager +(1|16) +3( +(-?\d\.\d{3}|nan)){6}( +\d+\.\d%){3}$"
     assert len(re.findall(line, report, re.MULTILINE)) == 4
-    assert len(re.findall(r"of 2 by more than the repeat noise", report)) == 2
+    assert len(re.findall(r"of 2 by more than a median's noise", report)) == 2
     cells = pd.read_parquet(tmp_path / "cells.parquet")
     assert len(cells) == 12
-    assert (
-        cells[["latency_s", "predicted_s", "first_s", "second_s", "macs", "parameters", "modules"]]
-        .gt(0)
-        .to_numpy()
-        .all()
-    )
+    assert (cells["n"] == 3).all()
+    assert cells[["latency_s", "predicted_s", "spread_s", "macs", "parameters", "modules"]].gt(0).to_numpy().all()
 
     monkeypatch.setattr(latpred, "measure", lambda *_, **__: pytest.fail("measured again"))
     rank_check.main(asked)
