@@ -46,6 +46,11 @@ step() { # NAME; one function, so that nobody who edits this file changes a step
     check) # does every part work here at all? two models, once in every runtime
         say $latpred doctor | tee -i "$runs/said/doctor.txt"
         BUDGET="${BUDGET:-3m}" measure check
+        [ ! -e "$runs/check/table.csv" ] || $python - "$runs/check/table.csv" <<'TABLE' | tee -i "$runs/said/check.txt"
+import sys, pandas
+shown = "model runtime protocol latency_s spread_s n overhead_s compute_s launches x_kernels x_sm_mhz".split()
+print(pandas.read_csv(sys.argv[1]).filter(items=shown).to_string(index=False))
+TABLE
         ;;
     calibrate) # five minutes of measuring, all runtimes that can be had
         calibrate --runtimes "${RUNTIMES:-all}" --name "$name" --budget "${BUDGET:-5m}" | tee -i "$runs/said/calibration.txt"
