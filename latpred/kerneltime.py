@@ -133,11 +133,33 @@ class KernelModel:
 
     def _between(self, left: Floats, right: Floats, norms: Floats | None = None) -> Floats:
         """Prior covariance of scaled features; `norms` are the right ones' squared lengths, where they are known."""
-        norms = np.einsum("ij,ij->i", right, right) if norms is None else norms
-        squared = np.einsum("ij,ij->i", left, left)[:, None] + norms - 2.0 * (left @ right.T)
-        distance = SQRT3 * np.sqrt(np.maximum(squared, 0.0))
-        covariance: Floats = self.fit.amplitude * (1.0 + distance) * np.exp(-distance)
+        covariance: Floats = self.fit.amplitude * correlation(left, right, self.fit.jumps, norms)
         return covariance
+
+
+def correlation(left: Floats, right: Floats, jumps: bool, norms: Floats | None = None) -> Floats:
+    """How far residuals go together: Matern 3/2, or where times jump, the exponential of a sum of distances.
+
+    Parameters
+    ----------
+    left, right : ndarray, shapes (n, d) and (p, d)
+        Features over length scales.
+    jumps : bool
+        See `KernelFit.jumps`.
+    norms : ndarray, shape (p,), optional
+        Squared lengths of the right ones, where they are known.
+    """
+    if jumps:
+        far = np.zeros((len(left), len(right)))
+        for ours, theirs in zip(left.T, right.T, strict=True):
+            far += np.abs(ours[:, None] - theirs)
+        near: Floats = np.exp(-far)
+        return near
+    norms = np.einsum("ij,ij->i", right, right) if norms is None else norms
+    squared = np.einsum("ij,ij->i", left, left)[:, None] + norms - 2.0 * (left @ right.T)
+    distance = SQRT3 * np.sqrt(np.maximum(squared, 0.0))
+    smooth: Floats = (1.0 + distance) * np.exp(-distance)
+    return smooth
 
 
 def evaluate(fit: KernelFit, rows: Floats) -> Floats:

@@ -49,8 +49,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     """Numbers of one fitted `RooflineRegressor`, for one kernel family in one precision.
 
-    The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process (Matern 3/2) over
-    log features, kept as its training points so that numpy alone can evaluate it. On a synchronous device the host cost
+    The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process over log
+    features, kept as its training points so that numpy alone can evaluate it. On a synchronous device the host cost
     of the op is not in these times: latency is the sum of both.
 
     Attributes
@@ -90,6 +90,9 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
         as well.
     efforts : tuple[float, ...]
         Microseconds of each thing that `latpred.features.EFFORTS` counts for the family; empty where it counts none.
+    jumps : bool
+        Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
+        choice of tiles; else Matern 3/2.
     """
 
     family: str
@@ -112,6 +115,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     leaf_scales: dict[str, float] = {}
     tiling: dict[str, float] = {}
     efforts: tuple[float, ...] = ()
+    jumps: bool = False
 
     @classmethod
     def plain(
@@ -129,6 +133,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
         spread: float = 0.0,
         tiling: dict[str, float] | None = None,
         efforts: tuple[float, ...] = (),
+        jumps: bool = False,
     ) -> KernelFit:
         """A roofline that no residual corrects."""
         return cls(
@@ -150,6 +155,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
             spread=spread,
             tiling=tiling or {},
             efforts=efforts,
+            jumps=jumps,
         )
 
 

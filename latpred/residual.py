@@ -1,7 +1,8 @@
 """Fits the Gaussian-process residual of a roofline: which features matter, how much, and how noisy the samples are.
 
 Only fitting happens here, with scipy; `latpred.kerneltime` evaluates the result with numpy. The kernel is Matern 3/2
-with one length scale per feature: kernel times are continuous in log size but not smooth.
+with one length scale per feature: kernel times are continuous in log size but not smooth. Where they jump, as products
+do that are cut into tiles, it is the exponential of a sum of distances, one per feature.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from latpred.features import Floats
-from latpred.kerneltime import SQRT3
+from latpred.kerneltime import correlation
 
 HYPER_POINTS = 160  # samples the hyperparameters are learned from; more cost time and change little
 OUTLIER = 3.0  # standard deviations from what all other samples say, beyond which a sample counts less
@@ -36,7 +37,13 @@ class Residual(NamedTuple):
 
 
 def fit_residual(
-    points: Floats, targets: Floats, weights: Floats, max_points: int, hyper_points: int = HYPER_POINTS
+    points: Floats,
+    targets: Floats,
+    weights: Floats,
+    max_points: int,
+    hyper_points: int = HYPER_POINTS,
+    *,
+    jumps: bool = False,
 ) -> Residual:
     """Fit a residual to log errors of a roofline.
 
@@ -52,14 +59,16 @@ def fit_residual(
         How many points to keep; samples near each other are averaged to get there.
     hyper_points : int
         From how many of them to learn the hyperparameters.
+    jumps : bool
+        Whether times jump between neighbours; see `KernelFit.jumps`.
     """
     points, targets, weights = thin(points, targets, weights, max_points)
     factors = 1.0 / np.maximum(weights, 1e-6)
     subset = slice(0, hyper_points)
-    hyper = _learn(points[subset], targets[subset], factors[subset])
-    factors = _doubt(points, targets, factors, hyper)
-    hyper = _learn(points[subset], targets[subset], factors[subset], start=hyper)
-    errors, deviations = _leave_one_out(points, targets, factors, hyper)
+    hyper = _learn(points[subset], targets[subset], factors[subset], jumps)
+    factors = _doubt(points, targets, factors, hyper, jumps)
+    hyper = _learn(points[subset], targets[subset], factors[subset], jumps, start=hyper)
+    errors, deviations = _leave_one_out(points, targets, factors, hyper, jumps)
     calibration = _calibration(errors / deviations)
     return Residual(
         length_scales=np.exp(hyper[:-2]),
@@ -105,17 +114,18 @@ def thin(points: Floats, targets: Floats, weights: Floats, most: int) -> tuple[F
     return merged, mean_targets, total.astype(float)
 
 
-def _learn(points: Floats, targets: Floats, factors: Floats, start: Floats | None = None) -> Floats:
+def _learn(points: Floats, targets: Floats, factors: Floats, jumps: bool, start: Floats | None = None) -> Floats:
     """Hyperparameters (log length scales, log amplitude, log noise) of greatest posterior density."""
     from scipy.optimize import minimize
 
     dims = points.shape[1]
     middle = np.r_[np.full(dims, _LENGTH[0]), _AMPLITUDE[0], _NOISE[0]]
     width = np.r_[np.full(dims, _LENGTH[1]), _AMPLITUDE[1], _NOISE[1]]
-    squared = (points.T[:, :, None] - points.T[:, None, :]) ** 2
+    apart = points.T[:, :, None] - points.T[:, None, :]
+    apart = np.abs(apart) if jumps else apart**2
 
     def loss(hyper: Floats) -> tuple[float, Floats]:
-        value, gradient = _likelihood(hyper, squared, targets, factors)
+        value, gradient = _likelihood(hyper, apart, targets, factors, jumps)
         off = (hyper - middle) / width
         return value + 0.5 * float(off @ off), gradient + off / width
 
@@ -125,43 +135,47 @@ def _learn(points: Floats, targets: Floats, factors: Floats, start: Floats | Non
     return best
 
 
-def _likelihood(hyper: Floats, squared: Floats, targets: Floats, factors: Floats) -> tuple[float, Floats]:
-    """Negative log marginal likelihood and its gradient."""
+def _likelihood(hyper: Floats, apart: Floats, targets: Floats, factors: Floats, jumps: bool) -> tuple[float, Floats]:
+    """Negative log marginal likelihood and its gradient; `apart` are distances where times jump, else their squares."""
     count = len(targets)
-    inverse_squares = np.exp(-2.0 * hyper[:-2])
     amplitude, noise = np.exp(hyper[-2:])
-    distance = SQRT3 * np.sqrt(np.einsum("dij,d->ij", squared, inverse_squares))
-    decay = amplitude * np.exp(-distance)
-    covariance = (1.0 + distance) * decay
+    if jumps:
+        inverses = np.exp(-hyper[:-2])
+        covariance = decay = amplitude * np.exp(-np.einsum("dij,d->ij", apart, inverses))
+    else:
+        inverses = 3.0 * np.exp(-2.0 * hyper[:-2])
+        distance = np.sqrt(np.einsum("dij,d->ij", apart, inverses))
+        decay = amplitude * np.exp(-distance)
+        covariance = (1.0 + distance) * decay
     factor = np.linalg.cholesky(covariance + np.diag(noise * factors + 1e-10))
     half = np.linalg.inv(factor)
     inverse = half.T @ half
     weights = inverse @ targets
     value = 0.5 * float(targets @ weights) + float(np.log(np.diag(factor)).sum()) + 0.5 * count * np.log(2 * np.pi)
     pull = inverse - np.outer(weights, weights)
-    by_length = 3.0 * np.einsum("dij,ij->d", squared, pull * decay) * inverse_squares
+    by_length = np.einsum("dij,ij->d", apart, pull * decay) * inverses
     by_amplitude = np.sum(pull * covariance)
     by_noise = noise * np.sum(np.diag(pull) * factors)
     return value, 0.5 * np.r_[by_length, by_amplitude, by_noise]
 
 
-def _doubt(points: Floats, targets: Floats, factors: Floats, hyper: Floats) -> Floats:
+def _doubt(points: Floats, targets: Floats, factors: Floats, hyper: Floats, jumps: bool) -> Floats:
     """Noise factors, larger for samples that contradict what all the others say of them."""
     if len(targets) < 8:
         return factors
-    errors, deviations = _leave_one_out(points, targets, factors, hyper)
+    errors, deviations = _leave_one_out(points, targets, factors, hyper, jumps)
     odd = np.abs(errors) / (OUTLIER * deviations)
     doubted: Floats = factors * np.maximum(1.0, odd) ** 4
     return doubted
 
 
-def _leave_one_out(points: Floats, targets: Floats, factors: Floats, hyper: Floats) -> tuple[Floats, Floats]:
+def _leave_one_out(
+    points: Floats, targets: Floats, factors: Floats, hyper: Floats, jumps: bool
+) -> tuple[Floats, Floats]:
     """Error of each target predicted without it, and the standard deviation that was expected of it."""
     scaled = points / np.exp(hyper[:-2])
     amplitude, noise = np.exp(hyper[-2:])
-    squared = ((scaled[:, None, :] - scaled[None, :, :]) ** 2).sum(axis=2)
-    distance = SQRT3 * np.sqrt(squared)
-    covariance = amplitude * (1.0 + distance) * np.exp(-distance)
+    covariance = amplitude * correlation(scaled, scaled, jumps)
     inverse = np.linalg.inv(covariance + np.diag(noise * factors + 1e-10))
     diagonal = np.diag(inverse)
     return (inverse @ targets) / diagonal, 1.0 / np.sqrt(diagonal)

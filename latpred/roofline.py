@@ -111,7 +111,8 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         terms = roofline(law, inputs)
         base = np.maximum(terms.floor + np.hypot(terms.compute, terms.memory), TINY_US)
         points = np.column_stack((inputs.logs, *extra_features(inputs, base, self.multiprocessors, terms.tiles)))
-        residual = fit_residual(points, np.log(times / base), weights, self.max_points, self.hyper_points)
+        off = np.log(times / base)
+        residual = fit_residual(points, off, weights, self.max_points, self.hyper_points, jumps=law.jumps)
         self.fit_ = _with_residual(law, residual)
         self.n_features_in_ = rows.shape[1]
         self._model = KernelModel(self.fit_)
@@ -170,6 +171,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             features=(*layout(self.family).names, *extra_names(product, self.multiprocessors, bool(tiling))),
             tiling={name: _short(value) for name, value in tiling.items()},
             efforts=_shorts(terms.efforts),
+            jumps=bool(tiling),
         )
 
 

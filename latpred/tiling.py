@@ -19,17 +19,20 @@ Floats = NDArray[np.float64]
 TILES = ((16, 64), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
 _WAYS = np.array([(rows, cols, parts) for rows, cols in TILES for parts in SPLITS], dtype=float).T
+EPILOGUE_TILE = 128.0 * 128.0  # results
 STEP = 32  # depth of one step along the sum
-SOFTNESS = 0.05  # ways this much slower than the cheapest, as a share of its time, still count for a third
 SHARPNESS = 4.0  # of the fall in bandwidth where a product outgrows the cache
 MOST_AT_ONCE = 2048  # rows that are evaluated together, so that a table takes little memory
 ELEMENT_BYTES = 2.0  # what a tile reads again is counted in halves; `cache` makes up for the rest
 
+# Constants that profiles of earlier versions lack, as they were then.
+EARLIER = {"epilogue": 0.0, "softness": 0.05}
 # Starting value of each constant beside the two rates, and how far (in logs) a device is believed to be from it.
 PRIOR: dict[str, tuple[float, float]] = {
     "rows": (16.0, 1.0),  # rows and columns of a tile at which half the throughput is reached
     "cols": (16.0, 1.0),
     "prologue": (0.7, 1.0),  # us of a tile before its first step and after its last
+    "epilogue": (1.0, 1.0),  # us of writing a tile of 128 by 128, beside that
     "step": (0.02, 1.0),  # us that a step takes however small the tile
     "single": (2.0, 0.7),  # multiprocessors' share: how many times its share of the bandwidth one can draw alone
     "hot": (0.5, 1.0),  # bytes of activations that come from memory, per byte
@@ -40,6 +43,7 @@ PRIOR: dict[str, tuple[float, float]] = {
     "partial": (1.0, 1.0),
     "power": (2.0, 0.5),  # of the norm that compute, memory and cache time are summed by; near 1 they add up
     "overlap": (0.3, 1.0),  # share of a last round's idle time that other rounds fill
+    "softness": (0.03, 0.5),  # ways this much slower than the cheapest, as a share of its time, still count for a third
 }
 
 
@@ -69,6 +73,7 @@ def tiled(constants: Mapping[str, float], work: Floats, product: Floats, multipr
     multiprocessors : int
         Of the GPU.
     """
+    constants = {**EARLIER, **constants}
     parts = [
         _tiled(constants, work[start : start + MOST_AT_ONCE], product[start : start + MOST_AT_ONCE], multiprocessors)
         for start in range(0, max(len(work), 1), MOST_AT_ONCE)
@@ -92,7 +97,7 @@ def _tiled(constants: Mapping[str, float], work: Floats, product: Floats, multip
     added = constants["add"] + 8.0 * m * n * copies * parts / (cache * constants["partial"])
     us = norm + np.where(parts > 1, added, 0.0)
     least = us.min(axis=1, keepdims=True)
-    likely = np.exp((1.0 - us / least) / SOFTNESS)
+    likely = np.exp((1.0 - us / least) / constants["softness"])
     total = (likely * us).sum(axis=1) / likely.sum(axis=1)
     best = us.argmin(axis=1)
     return Tiled(total, np.minimum(memory[np.arange(len(best)), best], total), np.log(_WAYS.T[best]))
@@ -109,7 +114,8 @@ def _tile_us(constants: Mapping[str, float], rows: Floats, cols: Floats, depth: 
     idle = 1.0 + constants["rows"] / rows + constants["cols"] / cols
     busy = rows * cols * depth * idle * count / constants["rate"]
     least = depth / STEP * constants["step"]
-    time: Floats = constants["prologue"] + np.hypot(busy, least)
+    ends = constants["prologue"] + constants["epilogue"] * rows * cols / EPILOGUE_TILE
+    time: Floats = ends + np.hypot(busy, least)
     return time
 
 

@@ -11,8 +11,9 @@ from latpred import tilefit
 from latpred.features import read
 from latpred.kerneltime import KernelModel, evaluate
 from latpred.profile import KernelFit
+from latpred.residual import fit_residual
 from latpred.roofline import RooflineRegressor
-from latpred.tiling import PRIOR, TILES, tiled
+from latpred.tiling import EARLIER, PRIOR, TILES, tiled
 
 MULTIPROCESSORS = 64
 CONSTANTS = {"rate": 60e6, "bandwidth": 1.2e6, **{name: start for name, (start, _) in PRIOR.items()}}
@@ -82,6 +83,7 @@ def test_products_of_a_gpu_are_fitted_by_their_tiles() -> None:
     fit = model.to_fit()
     assert set(fit.tiling) == {"rate", "bandwidth", *PRIOR}
     assert fit.features[-3:] == ("tile_rows", "tile_cols", "parts")
+    assert fit.jumps
     errors = np.abs(model.predict(fresh) / times_of(fresh) - 1)
     plain = RooflineRegressor("gemm", 0).fit(rows, times_of(rows))
     assert np.mean(errors) < 0.5 * np.mean(np.abs(plain.predict(fresh) / times_of(fresh) - 1))
@@ -90,7 +92,41 @@ def test_products_of_a_gpu_are_fitted_by_their_tiles() -> None:
     assert np.diag(KernelModel(fit).covariance(fresh)).min() > -1e-9
 
 
+def test_constants_of_earlier_profiles_mean_what_they_meant() -> None:
+    inputs = read("gemm", random_rows(50))
+    earlier = {name: value for name, value in CONSTANTS.items() if name not in EARLIER}
+    then = tiled(earlier, inputs.work, inputs.product, MULTIPROCESSORS).us
+    assert then == pytest.approx(tiled({**CONSTANTS, **EARLIER}, inputs.work, inputs.product, MULTIPROCESSORS).us)
+    assert not np.allclose(then, tiled(CONSTANTS, inputs.work, inputs.product, MULTIPROCESSORS).us, rtol=0.01)
+
+
+def test_writing_its_results_takes_a_large_product_longer_than_so_short_a_sum() -> None:
+    rows = rows_of([(8192, 8192, 32), (8192, 8192, 64)])
+    inputs = read("gemm", rows)
+    quick = tiled({**CONSTANTS, "epilogue": 0.0}, inputs.work, inputs.product, MULTIPROCESSORS).us
+    slow = tiled({**CONSTANTS, "epilogue": 4.0}, inputs.work, inputs.product, MULTIPROCESSORS).us
+    rounds = 8192 * 8192 / 128 / 128 / MULTIPROCESSORS
+    assert slow - quick == pytest.approx(4.0 * rounds * np.ones(2), rel=0.5)
+
+
 def test_without_multiprocessors_or_samples_a_roofline_does() -> None:
     few = random_rows(tilefit.FEWEST - 1)
     assert RooflineRegressor("gemm", MULTIPROCESSORS).fit(few, times_of(few)).to_fit().tiling == {}
     assert kernel_fit().tiling == {}
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_residual_finds_which_of_two_features_matters(jumps: bool) -> None:
+    rng = np.random.default_rng(0)
+    points = rng.uniform(0, 8, (120, 2))
+    steps = 0.1 * (np.floor(points[:, 0]) % 2) + 0.01 * rng.standard_normal(120)
+    found = fit_residual(points, steps - steps.mean(), np.ones(120), 120, jumps=jumps)
+    assert found.length_scales[1] > 3 * found.length_scales[0]
+
+
+def test_times_that_jump_are_known_better_by_sums_of_distances() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.uniform(0, 8, (160, 3))
+    steps = 0.1 * np.sign(points - 4).sum(axis=1)
+    jumping, smooth = (fit_residual(points, steps, np.ones(160), 160, jumps=jumps) for jumps in (True, False))
+    assert np.abs(jumping.errors).mean() < 0.8 * np.abs(smooth.errors).mean()
