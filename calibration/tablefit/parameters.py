@@ -33,6 +33,8 @@ from latpred.features import Floats
 from latpred.specs import Spec
 
 Name = tuple[str, ...]
+# Multiply-adds of one multiprocessor's tensor cores in a cycle, at the full rate of most architectures.
+TENSOR_MACS = {"fp16": 512.0, "tf32": 256.0}
 DEVIATING = ("floor", "compute", "activations")  # slots in which GPUs, formats and runtimes may differ
 EAGER = "eager"
 
@@ -82,10 +84,21 @@ def mode_of(gpu: Spec, precision: str, family: str) -> str:
 def datasheet_of(gpu: Spec, mode: str, slot: str) -> float:
     """Logarithm of what the datasheet says of a slot: microseconds per multiply-add or byte, or multiprocessors."""
     if slot == "compute":
-        return -float(np.log(gpu.peak_macs_per_us("fp32" if mode == "half" else mode)))
+        return -float(np.log(_macs_per_us(gpu, mode)))
     if slot in ("weights", "activations"):
         return -float(np.log(gpu.bandwidth_bytes_per_us))
     return float(np.log(gpu.multiprocessors)) if slot == "outputs" else 0.0
+
+
+def _macs_per_us(gpu: Spec, mode: str) -> float:
+    """What units could compute, if nothing held them up.
+
+    Tensor cores wait for operands, which reach them at the pace of multiprocessors and clock: a card whose tensor cores
+    run at half rate is not half as fast. The middle of both paces, in logarithms, is right for GPUs that were left out.
+    """
+    peak = gpu.peak_macs_per_us("fp32" if mode == "half" else mode)
+    fed = TENSOR_MACS.get(mode, 0.0) * gpu.multiprocessors * gpu.tensor_clock_hz / 1e6
+    return float(np.sqrt(peak * fed)) if fed else peak
 
 
 class Builder:
@@ -167,12 +180,15 @@ class Builder:
     def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> list[int]:
         form = self.form
         terms = []
-        for level, name, width in (("architecture", gpu.architecture, form.architecture), ("gpu", gpu.name, 1.0)):
-            terms.append(self._deviation((level, name, slot), form.gpu * width))
-            terms.append(self._deviation((level, name, slot, family), form.gpu_family * width))
+        for level, name, width, in_mode, in_family in (
+            ("architecture", gpu.architecture, form.architecture, form.architecture_mode, form.architecture_family),
+            ("gpu", gpu.name, form.gpu, form.gpu_mode, form.gpu_family),
+        ):
+            terms.append(self._deviation((level, name, slot), width))
+            terms.append(self._deviation((level, name, slot, family), in_family))
             if slot == "compute":
-                terms.append(self._deviation((level, name, slot, "in", mode), form.gpu_mode * width))
-                terms.append(self._deviation((level, name, slot, family, mode), form.gpu_family * width))
+                terms.append(self._deviation((level, name, slot, "in", mode), in_mode))
+                terms.append(self._deviation((level, name, slot, family, mode), in_family))
         return terms
 
 

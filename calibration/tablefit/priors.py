@@ -102,8 +102,8 @@ class Form:
     ----------
     mode, gpu, gpu_mode, gpu_family : float
         What a number format changes; what a GPU changes in all families, in one format, and in one family.
-    architecture : float
-        The same for what GPUs of one architecture share, as a factor on the widths of a single one.
+    architecture, architecture_mode, architecture_family : float
+        The same for what GPUs of one architecture share.
     run, run_group : float
         Host factor of a run, and what differs in it between transformers and convolutional networks.
     host, host_half, library_half : float
@@ -123,10 +123,12 @@ class Form:
     """
 
     mode: float = 0.3
-    gpu: float = 0.25
-    gpu_mode: float = 0.2
+    gpu: float = 0.2
+    gpu_mode: float = 0.15
     gpu_family: float = 0.15
-    architecture: float = 1.0
+    architecture: float = 0.3
+    architecture_mode: float = 0.3
+    architecture_family: float = 0.12
     run: float = 0.5
     run_group: float = 0.12
     host: float = 0.25

@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 from tablefitdata import GPUS, MODELS, graphs, solved, table, truth
 
-from latpred import Predictor, profiles
+from latpred import Predictor, profiles, specs
 from latpred.calibration.tablefit import leaveout, simple
 from latpred.calibration.tablefit.api import evaluate_left_out, fit_profile, fit_profiles
 from latpred.calibration.tablefit.engines import as_run_by
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.law import evaluate, local_gradients
+from latpred.calibration.tablefit.parameters import datasheet_of
 from latpred.calibration.tablefit.published import Accuracy, Fitted, profile_of
 from latpred.calibration.tablefit.walks import WalkKey
 from latpred.errors import TableError, UsageError
@@ -34,6 +35,14 @@ def test_derivatives_are_those_of_the_law() -> None:
         step = random.normal(0.0, 1e-5, len(theta))
         change = (evaluate(block, here + step).log_us - evaluate(block, here - step).log_us) / 2
         np.testing.assert_allclose(slopes @ step, change, atol=1e-9)
+
+
+def test_tensor_cores_at_half_rate_are_more_than_half_as_fast() -> None:
+    half, full = specs.spec("rtx-3090"), specs.spec("rtx-a6000")
+    for mode, least, most in (("fp16", 1.3, 1.7), ("tf32", 1.3, 1.7), ("fp32", 1.05, 1.15)):
+        slower = np.exp(datasheet_of(half, mode, "compute") - datasheet_of(full, mode, "compute"))
+        assert least < slower < most
+    assert full.peak_macs_per_us("fp16") > 2.1 * half.peak_macs_per_us("fp16")
 
 
 def test_known_latencies_are_found_again(fitted: tuple[Problem, np.ndarray]) -> None:
