@@ -213,7 +213,11 @@ class Law:
         factors = np.exp(logs).tolist()
         whole, host, device = parameters[:3].tolist()
         found = zip(tilting.OF, logs[-len(tilting.OF) :].tolist(), self._centres.tolist(), self._ranges, strict=True)
-        tilts = tuple(Tilt(of, exponent, centre, *ends) for of, exponent, centre, ends in found if exponent)
+        tilts = tuple(
+            Tilt(of, exponent, centre, low, high)
+            for of, exponent, centre, (low, high) in found
+            if exponent and low < high
+        )
         return Factors(
             {GENERAL: float(np.exp(whole + host)), **dict(zip(self.host, factors, strict=False))},
             {GENERAL: float(np.exp(whole + device)), **dict(zip(self.kernel, factors[len(self.host) :], strict=False))},
@@ -244,13 +248,12 @@ class _Parts(NamedTuple):
         host_us[CALL] = np.concatenate(([fit.fixed_us], np.zeros(len(costs))))
         us = priced.rows_at(np.array([float(row.batch)])).us[priced.kernel_row, 0]
         families = tuple(root(family) for family in schedule.kernel_family)
-        told = [tilting.sizes(schedule.ops[index]) for index in schedule.kernel_op.tolist()]
-        sizes = np.array([[one.get(name, math.nan) for name in tilting.OF] for one in told]).reshape(
-            -1, len(tilting.OF)
-        )
-        sizes[:, tilting.OF.index(tilting.TIME)] = us
+        ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
+        told = [{tilting.TIME: time, **tilting.sizes(op)} for op, time in zip(ops, us.tolist(), strict=True)]
+        sizes = np.array([one.get(name, math.nan) for one in told for name in tilting.OF])
         spent = {name: own for name, own in host_us.items() if own.any()}
-        return cls(priced.timeline, spent, us * priced.kernel_share, families, sizes, device)
+        times = us * priced.kernel_share
+        return cls(priced.timeline, spent, times, families, sizes.reshape(-1, len(tilting.OF)), device)
 
     def cell(self, host: Sequence[str], kernel: Sequence[str], centres: Floats, protocol: str) -> _Cell:
         nothing = np.zeros(len(self.timeline.sync))
