@@ -59,4 +59,8 @@ def test_nas_benchmark_prints_rates_memory_and_shares(capsys: pytest.CaptureFixt
     assert len(shares) == 14
     assert sum(shares[:7]) == pytest.approx(100, abs=4)
     assert sum(shares[7:]) == pytest.approx(100, abs=4)
-    assert re.fullmatch(r"  1 processes [\d,]+ a second by the clock, 1 workers [\d,]+: \d+\.\d\d of that", lines[-1])
+    turns = [
+        re.fullmatch(r"  1 processes [\d,]+ a second by the clock, 1 workers [\d,]+", line) for line in lines[-6:-1]
+    ]
+    assert all(turns)
+    assert re.fullmatch(r"  workers reach \d+\.\d\d of what processes do, the median of 5 turns", lines[-1])
