@@ -277,6 +277,16 @@ def test_a_changed_question_is_answered_anew(
     assert counted.since() == [], "what was there before is still there"
 
 
+def test_rows_of_another_version_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+    with monkeypatch.context() as older:
+        older.setattr(resuming.metadata, "version", lambda _: "0.0.1")
+        predictor().predict_many([builder(16)], resume=path, **ASKED)
+    predictor().predict_many([builder(16)], resume=path, **ASKED)
+    assert counted.since() == [0, 0]
+    assert len(pd.read_parquet(path)) == 4, "the older rows stay"
+
+
 def test_what_failed_or_cannot_be_told_apart_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
     for _ in range(2):
