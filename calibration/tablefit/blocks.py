@@ -41,7 +41,7 @@ class Rows:
 class Part(NamedTuple):
     """Kernels of one family in a block, ordered by cell: from each of `starts` on they belong to the next of `cells`.
 
-    count : how many kernels each row stands for. macs, loaded, moved : multiply-adds, bytes of weights and others.
+    times : how many kernels each row stands for. macs, loaded, moved : multiply-adds, bytes of weights and others.
     per_round, per_output, per_k, per_n : one over rounds of tiles, results, and the lengths of sums and of rows.
     """
 
@@ -49,7 +49,7 @@ class Part(NamedTuple):
     first: int
     cells: Ints
     starts: Ints
-    count: Floats
+    times: Floats
     macs: Floats
     loaded: Floats
     moved: Floats
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
     def summed(self, values: Floats) -> Floats:
         """Values of the rows, along the last axis, added up in each of `cells`; overwrites them."""
-        values *= self.count
+        values *= self.times
         found: Floats = np.add.reduceat(values, self.starts, axis=-1)
         return found
 
@@ -156,7 +156,7 @@ def _part(family: str, first: int, work: Work, own: NDArray[np.bool_], needed: I
         first=first,
         cells=cells,
         starts=starts,
-        count=work.count[own],
+        times=work.count[own],
         macs=macs.copy(),
         loaded=loaded.copy(),
         moved=read + written if multiplies(family) else loaded + read + written,

@@ -150,7 +150,7 @@ def _by_family(block: Block, local: Floats) -> Floats:
 
 def _times(part: Part, numbers: Floats, derivatives: bool) -> Floats:
     """Microseconds of a part's rows and, where they are asked for, derivatives by all `SLOTS` below them."""
-    found = np.zeros((1 + len(SLOTS) if derivatives else 1, len(part.count)))
+    found = np.zeros((1 + len(SLOTS) if derivatives else 1, len(part.times)))
     (_product if multiplies(part.family) else _memory)(part, numbers, found)
     return found
 
