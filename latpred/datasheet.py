@@ -1,15 +1,18 @@
 """Profiles from datasheets: a stated guess for a GPU that nobody measured.
 
-Peaks, bandwidth, sizes and multiprocessors are the datasheet's. What part of them PyTorch's kernels reach, what
-launches cost and what a server's processor takes to dispatch an op are typical values, the same for every GPU: five of
-them were set by hand on 6,006 published eager latencies of five GPUs (host costs as a whole, and the shares of
-convolutions), where predictions were then off by 27 % in the median, and the spread holds nine in ten. Nothing here is
-a measurement of the GPU asked for.
+Peaks, bandwidth, sizes and multiprocessors are the datasheet's. What part of them PyTorch's kernels reach, and what a
+server's processor takes to dispatch an op, is what GPUs with published latencies have in common: see `Shared`. Nothing
+here is a measurement of the GPU asked for.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from math import exp, hypot
+
+import msgspec
 
 from latpred.ops.families import DIMS
 from latpred.profile import (
@@ -21,74 +24,74 @@ from latpred.profile import (
     KernelFit,
     Machine,
 )
-from latpred.specs import GIB, Spec
+from latpred.promised import log_promise, mode_of
+from latpred.specs import ARCHITECTURES, GIB, Spec
 
 PROVENANCE = "datasheet"
-CREATED = "2026-01-01T00:00:00+00:00"  # of the typical values; a datasheet profile has no day of its own
-SPREAD = 0.48  # standard deviation of the log of a latency: a factor of 2.2 either way holds nine in ten
 CAVEAT = "nothing was measured: datasheet peaks with typical efficiencies, and dispatch of a typical server CPU"
+ADVICE = "latpred calibrate on a machine that has one"
 
-LAUNCH_US, GAP_US, SYNC_US = 5.0, 1.0, 10.0
+LAUNCH_US, SYNC_US = 5.0, 10.0
 COPY_BYTES_PER_US = 12_000.0  # PCIe 3.0 x16, pinned
 QUEUE = 1024
-BANDWIDTH_SHARE = 0.75  # of the datasheet's, by kernels that only move bytes
-FLOOR_US = 2.0  # of a kernel that does next to nothing
+# Standard deviation of the log of what no table tells: other years of PyTorch, hosts and architectures. Not measured.
+ELSEWHERE = 0.3
+ANY = ""  # architecture of which no GPU was measured
 
-
-class Products(NamedTuple):
-    """What part of its peak a family of products reaches at full use, in fp32 and on tensor cores."""
-
-    fp32: float
-    tensor: float
-
-
-# Convolutions run in NCHW: on tensor cores every other kernel is a change of layout.
-PRODUCTS = {
-    "gemm": Products(0.80, 0.60),
-    "bmm": Products(0.60, 0.40),
-    "attention": Products(0.60, 0.40),
-    "rnn": Products(0.40, 0.20),
-    "conv": Products(0.75, 0.40),
-    "conv_transpose": Products(0.40, 0.20),
-    "conv_grouped": Products(0.20, 0.05),
-    "conv_depthwise": Products(0.10, 0.02),
+# Families that no table tells apart from others with the same work.
+STAND_INS = {
+    "embedding": "index",
+    "factory": "elementwise",
+    "other": "elementwise",
+    "sort": "elementwise",
+    "fft": "elementwise",
+    "attention": "bmm",
 }
-SMALL_PRODUCTS = ("conv_grouped", "conv_depthwise")
-# Sizes at which a product reaches half its throughput: in each direction, in rounds of tiles, in results per
-# multiprocessor.
-HALF_SIZES = {"m": 16.0, "n": 16.0, "k": 32.0, "waves": 0.05}
-OUTPUTS_PER_MULTIPROCESSOR = 200.0
-
-# Microseconds of a server processor for one op that launches a kernel, by class; views launch nothing.
-COSTS_US = {
-    "": 13.0,
-    "elementwise": 10.5,
-    "norm": 19.0,
-    "gemm": 19.0,
-    "bmm": 21.0,
-    "conv": 38.5,
-    "attention": 38.5,
-    "softmax": 13.5,
-    "reduction": 19.0,
-    "cat": 19.0,
-    "copy": 14.5,
-    "index": 32.0,
-    "embedding": 16.0,
-    "pooling": 19.0,
-    "rnn": 320.0,
-    "fft": 32.0,
-    "sort": 32.0,
-    "factory": 9.5,
-    "view": 5.5,
-    "free": 2.5,
-    "sync": 8.0,
-    "python": 0.0,
-}
-MODULE_CALL_US, PYTHON_CALL_US, FIXED_US = 5.0, 0.15, 25.0
+# Families that no table has, and what they are guessed to be like.
+GUESSES = {"rnn": "gemm", "conv_transpose": "conv", "conv_native": "conv", "generated": "elementwise"}
 
 
-def profile_of(spec: Spec) -> DeviceProfile:
+class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What GPUs of a table have in common, as `examples/framework_tax/datasheets.py` wrote it down.
+
+    Attributes
+    ----------
+    created, source : str
+        When, and from what.
+    kernels : dict
+        By architecture (`ANY` for others), kernel family, mode and slot of `latpred.promised`: the slot over what a
+        datasheet promises.
+    dispatch : DispatchFit
+        Of eager, on the middle of the hosts; its spreads are those of GPUs left out, their hosts not known.
+    knee : float
+        Exponent that joins host and device.
+    error : float
+        Median error on GPUs left out, their hosts not known.
+    """
+
+    created: str
+    source: str
+    kernels: dict[str, dict[str, dict[str, dict[str, float]]]]
+    dispatch: DispatchFit
+    knee: float
+    error: float
+
+
+@cache
+def shared() -> Shared:
+    """What ships with latpred."""
+    return msgspec.json.decode((files("latpred.models") / "datasheets.json").read_bytes(), type=Shared)
+
+
+def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
     """A profile of a GPU in a typical server, from its datasheet.
+
+    Parameters
+    ----------
+    spec : Spec
+        The datasheet.
+    common : Shared, optional
+        What kernels reach and dispatch takes; default: what ships.
 
     Examples
     --------
@@ -97,17 +100,25 @@ def profile_of(spec: Spec) -> DeviceProfile:
     >>> profile.provenance, sorted(profile.kernels)
     ('datasheet', ['bf16', 'fp16', 'fp32', 'tf32'])
     """
+    common = common or shared()
+    dispatch = msgspec.structs.replace(
+        common.dispatch,
+        spread=short(hypot(common.dispatch.spread, ELSEWHERE)),
+        busy_spread=short(hypot(common.dispatch.busy_spread, ELSEWHERE)),
+    )
+    families = sorted({*DIMS, *common.kernels[ANY]})
     return DeviceProfile(
         name=spec.name,
         schema=SCHEMA_VERSION,
-        created=CREATED,
+        created=common.created,
         provenance=PROVENANCE,
         machine=_machine(spec),
-        device=_device(spec),
-        protocol={"source": spec.source},
-        runtimes={"eager": DispatchFit(dict(COSTS_US), MODULE_CALL_US, PYTHON_CALL_US, FIXED_US, spread=SPREAD)},
+        device=device_of(spec, common.knee),
+        protocol={"source": spec.source, "efficiencies": common.source},
+        runtimes={"eager": dispatch},
         kernels={
-            precision: {family: kernel_fit(spec, precision, family) for family in DIMS} for precision in spec.precisions
+            precision: {family: _kernel(common, spec, precision, family) for family in families}
+            for precision in spec.precisions
         },
         samples=(),
         acceptance=Acceptance(False, {"measured": "no: from a datasheet"}, (f"Measure it: {ADVICE}",)),
@@ -115,37 +126,74 @@ def profile_of(spec: Spec) -> DeviceProfile:
     )
 
 
-ADVICE = "latpred calibrate on a machine that has one"
+def _kernel(common: Shared, spec: Spec, precision: str, family: str) -> KernelFit:
+    measured = common.kernels[_nearest(spec.architecture, common)]
+    like = family if family in measured else (STAND_INS | GUESSES)[family]
+    mode = mode_of(spec, precision, like)
+    numbers = {slot: exp(log_promise(spec, mode, slot)) * share for slot, share in measured[like][mode].items()}
+    return kernel_fit(family, numbers, spec, common.error, short(hypot(common.dispatch.busy_spread, ELSEWHERE)))
 
 
-def kernel_fit(spec: Spec, precision: str, family: str) -> KernelFit:
-    """A plain roofline of one family in one precision."""
-    share = PRODUCTS.get(family)
-    width = spec.bandwidth_bytes_per_us * BANDWIDTH_SHARE
+def _nearest(architecture: str, common: Shared) -> str:
+    """The architecture whose numbers to take: its own, the newest for a newer one, else what all have in common."""
+    known = [name for name in ARCHITECTURES if name in common.kernels]
+    if architecture in known:
+        return architecture
+    newer = known and ARCHITECTURES.index(architecture) > ARCHITECTURES.index(known[-1])
+    return known[-1] if newer else ANY
+
+
+def kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, error: float, spread: float) -> KernelFit:
+    """A plain roofline of one family.
+
+    Parameters
+    ----------
+    family : str
+        Its name.
+    numbers : mapping
+        By slot of `latpred.promised`: microseconds, microseconds per multiply-add or byte, sizes of half use. Without
+        "compute" it multiplies nothing.
+    spec : Spec
+        Of the GPU.
+    error, spread : float
+        Median error, and standard deviation of the log of its times.
+    """
+    product = "compute" in numbers
+    moved = short(1.0 / numbers["activations"])
     return KernelFit.plain(
         family=family,
-        floor_us=FLOOR_US,
-        macs_per_us=_rate(spec, precision, share) if share else 0.0,
-        weight_bytes_per_us=width,
-        activation_bytes_per_us=width,
-        saturation=_saturation(spec, family) if share else {},
-        multiprocessors=spec.multiprocessors,
+        floor_us=short(numbers["floor"]),
+        macs_per_us=short(1.0 / numbers["compute"]) if product else 0.0,
+        weight_bytes_per_us=short(1.0 / numbers["weights"]) if product else moved,
+        activation_bytes_per_us=moved,
+        saturation={name: short(numbers[name]) for name in ("waves", "outputs", "k", "n") if product},
+        multiprocessors=spec.multiprocessors if product else 0,
+        error=error,
+        spread=spread,
     )
 
 
-def _saturation(spec: Spec, family: str) -> dict[str, float]:
-    """Sizes of half use; products of a few channels each are many small ones, and only fill the device together."""
-    if family in SMALL_PRODUCTS:
-        return {"waves": HALF_SIZES["waves"]}
-    return HALF_SIZES | {"outputs": OUTPUTS_PER_MULTIPROCESSOR * spec.multiprocessors}
+def device_of(spec: Spec, knee: float) -> DeviceInfo:
+    """A device whose launches and synchronisations take what they usually do; gaps between kernels are in floors."""
+    return DeviceInfo(
+        name=spec.name,
+        kind="cuda",
+        asynchronous=True,
+        memory_bytes=min(spec.memory_bytes, 1024 * GIB),
+        multiprocessors=spec.multiprocessors,
+        launch_us=LAUNCH_US,
+        gap_us=0.0,
+        sync_us=SYNC_US,
+        queue=QUEUE,
+        bandwidth_bytes_per_us=spec.bandwidth_bytes_per_us,
+        copy_bytes_per_us=COPY_BYTES_PER_US,
+        knee=short(knee),
+    )
 
 
-def _rate(spec: Spec, precision: str, share: Products) -> float:
-    """Multiply-adds per microsecond; never less than fp32 would reach, which is what a library then runs."""
-    plain = spec.peak_macs_per_us("fp32") * share.fp32
-    if precision == "fp32" or precision not in spec.macs_per_s:
-        return plain
-    return max(plain, spec.peak_macs_per_us(precision) * share.tensor)
+def short(value: float) -> float:
+    """A number at the precision that is worth writing down."""
+    return float(f"{value:.6g}")
 
 
 def _machine(spec: Spec) -> Machine:
@@ -159,21 +207,4 @@ def _machine(spec: Spec) -> Machine:
         driver="",
         stack={},
         threads=0,
-    )
-
-
-def _device(spec: Spec) -> DeviceInfo:
-    return DeviceInfo(
-        name=spec.name,
-        kind="cuda",
-        asynchronous=True,
-        memory_bytes=min(spec.memory_bytes, 1024 * GIB),
-        multiprocessors=spec.multiprocessors,
-        launch_us=LAUNCH_US,
-        gap_us=GAP_US,
-        sync_us=SYNC_US,
-        queue=QUEUE,
-        bandwidth_bytes_per_us=spec.bandwidth_bytes_per_us * BANDWIDTH_SHARE,
-        copy_bytes_per_us=COPY_BYTES_PER_US,
-        cache_bytes=spec.l2_bytes,
     )

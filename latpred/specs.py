@@ -17,6 +17,7 @@ from latpred.errors import UnknownGpuError
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 TENSOR = ("tf32", "fp16", "bf16")  # precisions that tensor cores multiply in
+ARCHITECTURES = ("Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell")  # by age
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Spec:
     aliases : tuple[str, ...]
         Other names that find it.
     architecture : str
-        "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper" or "Blackwell".
+        One of `ARCHITECTURES`.
     compute_capability : tuple[int, int]
         CUDA compute capability.
     multiprocessors : int

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 from tablefitdata import BATCHES, MODELS, table
 
-from latpred import profiles
+from latpred import datasheet, profiles
 from latpred.cli import main
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 SOURCE = """
 import torch
 from torch import nn
@@ -81,3 +84,17 @@ def test_what_excludes_each_other_is_said(measured: Path) -> None:
         done = CliRunner().invoke(main, asked)
         assert done.exit_code == 2
         assert words in done.stderr
+
+
+def test_datasheets_says_what_gpus_have_in_common(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    rows = pd.read_csv(measured)
+    both = pd.concat([rows, rows.assign(gpu="2080Ti", run=rows["run"] + " 2080Ti")])
+    both.to_csv(measured, index=False)
+    main = runpy.run_path(str(EXAMPLES / "framework_tax" / "datasheets.py"))["main"]
+    main([str(measured), "-o", str(tmp_path / "common.json")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["all", "2080Ti", "RTX-8000", "fp32", "written"]
+    found = msgspec.json.decode((tmp_path / "common.json").read_bytes(), type=datasheet.Shared)
+    assert "2080Ti, RTX-8000" in found.source

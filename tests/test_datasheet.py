@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import latpred
-from latpred import datasheet, profiles, specs
+from latpred import datasheet, profiles, promised, specs
 from latpred.errors import ProfileError, UnknownGpuError
 from latpred.pricing import PriceList
 from latpred.profile_codec import decode, encode
@@ -70,25 +70,38 @@ def test_every_datasheet_makes_a_profile_that_can_be_kept(gpu: specs.Spec) -> No
     assert set(again.kernels) == set(gpu.precisions)
     for precision, fits in profile.kernels.items():
         gemm = fits["gemm"]
-        assert 0 < gemm.macs_per_us <= max(gpu.peak_macs_per_us(precision), gpu.peak_macs_per_us("fp32"))
-        assert all(fit.activation_bytes_per_us < gpu.bandwidth_bytes_per_us for fit in fits.values())
+        assert 0.2 < gemm.macs_per_us / gpu.peak_macs_per_us(precision) < 1.2
+        # Some kernels find part of what they read in the cache.
+        assert all(0.1 < fit.activation_bytes_per_us / gpu.bandwidth_bytes_per_us < 1.5 for fit in fits.values())
 
 
-def test_large_products_come_near_the_share_of_the_peak() -> None:
+def test_large_products_come_near_the_peak() -> None:
     gpu = specs.spec("a100")
-    fit = datasheet.kernel_fit(gpu, "fp16", "gemm")
+    fit = datasheet.profile_of(gpu).kernels["fp16"]["gemm"]
     side = 16384.0
     row = np.array([[side**3, 2 * side**2, 2 * side**2, 2 * side**2, side, side, side]])
     from latpred.roofline import evaluate
 
-    reached = side**3 / evaluate(fit, row)[0] / gpu.peak_macs_per_us("fp16")
-    assert reached == pytest.approx(datasheet.PRODUCTS["gemm"].tensor, rel=0.1)
+    assert 0.5 < side**3 / evaluate(fit, row)[0] / gpu.peak_macs_per_us("fp16") < 0.9
 
 
-def test_half_precision_without_tensor_cores_runs_like_fp32() -> None:
+def test_half_precision_without_tensor_cores_runs_nearly_like_fp32() -> None:
     pascal = datasheet.profile_of(specs.spec("1080ti"))
-    assert pascal.kernels["fp16"]["conv"].macs_per_us == pascal.kernels["fp32"]["conv"].macs_per_us
+    rates = [pascal.kernels[precision]["conv"].macs_per_us for precision in ("fp16", "fp32")]
+    assert rates[0] == pytest.approx(rates[1], rel=0.5)
     with pytest.raises(ProfileError, match="no kernels in bf16"):
         PriceList(pascal).fits("bf16")
     with pytest.raises(UnknownGpuError):
         specs.spec("cpu")
+
+
+def test_a_newer_architecture_is_taken_like_the_newest_that_was_measured() -> None:
+    common = datasheet.shared()
+    assert set(common.kernels) == {datasheet.ANY, "Pascal", "Turing", "Ampere"}
+    own, newest = (common.kernels[name]["gemm"]["fp16"]["compute"] for name in ("Turing", "Ampere"))
+    assert own != newest
+    usual = common.kernels[datasheet.ANY]["gemm"]["fp16"]["compute"]
+    for name, reached in {"t4": own, "h100": newest, "v100": usual}.items():
+        gpu = specs.spec(name)
+        fit = datasheet.profile_of(gpu).kernels["fp16"]["gemm"]
+        assert fit.macs_per_us == pytest.approx(promised.macs_per_us(gpu, "fp16") / reached, rel=1e-4)

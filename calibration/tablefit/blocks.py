@@ -15,9 +15,10 @@ import scipy.sparse as sparse
 from numpy.typing import NDArray
 
 from latpred.calibration.tablefit.cells import Cells, Ints, Work
-from latpred.calibration.tablefit.parameters import SLOTS, Builder, matrix
+from latpred.calibration.tablefit.parameters import Builder, matrix
 from latpred.calibration.tablefit.priors import multiplies
 from latpred.features import Floats, waves
+from latpred.promised import SLOTS
 from latpred.specs import Spec
 
 

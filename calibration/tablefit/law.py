@@ -12,9 +12,10 @@ import numpy as np
 
 from latpred.calibration.tablefit.blocks import Block, Part, Place, Rows, draft
 from latpred.calibration.tablefit.cells import Cells
-from latpred.calibration.tablefit.parameters import SLOTS, Builder, Parameters
+from latpred.calibration.tablefit.parameters import Builder, Parameters
 from latpred.calibration.tablefit.priors import Form, multiplies
 from latpred.features import Floats
+from latpred.promised import SLOTS
 from latpred.specs import Spec
 
 _TINY = 1e-9

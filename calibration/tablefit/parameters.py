@@ -15,26 +15,22 @@ from latpred.calibration.tablefit.cells import HALF, MODULE, PYTHON, WITHOUT_HAL
 from latpred.calibration.tablefit.engines import ENGINES
 from latpred.calibration.tablefit.priors import (
     ENGINE_WIDTH,
-    HOST,
     KERNEL_OF_GROUP,
     LIBRARY,
     OTHER_HOST,
-    PRODUCT_ONLY,
     RUNTIME_CALLS,
     RUNTIME_CALLS_WIDTH,
     RUNTIME_OPS,
-    SLOTS,
     Belief,
     Form,
     group_of,
     multiplies,
 )
 from latpred.features import Floats
+from latpred.promised import PRODUCT_ONLY, log_promise, mode_of
 from latpred.specs import Spec
 
 Name = tuple[str, ...]
-# Multiply-adds of one multiprocessor's tensor cores in a cycle, at the full rate of most architectures.
-TENSOR_MACS = {"fp16": 512.0, "tf32": 256.0}
 DEVIATING = ("floor", "compute", "activations")  # slots in which GPUs, formats and runtimes may differ
 EAGER = "eager"
 
@@ -70,37 +66,6 @@ class Parameters:
         return len(self._means)
 
 
-def mode_of(gpu: Spec, precision: str, family: str) -> str:
-    """What a product's units compute in: "fp32", "tf32", "fp16" (tensor cores) or "half" (fp32 units).
-
-    PyTorch lets convolutions in fp32 use TF32 where there is any, and other products not.
-    """
-    if precision in ("fp16", "bf16"):
-        return "fp16" if gpu.tensor_cores else "half"
-    dense = family.startswith("conv") and family != "conv_depthwise"
-    return "tf32" if "tf32" in gpu.macs_per_s and (dense or precision == "tf32") else "fp32"
-
-
-def datasheet_of(gpu: Spec, mode: str, slot: str) -> float:
-    """Logarithm of what the datasheet says of a slot: microseconds per multiply-add or byte, or multiprocessors."""
-    if slot == "compute":
-        return -float(np.log(_macs_per_us(gpu, mode)))
-    if slot in ("weights", "activations"):
-        return -float(np.log(gpu.bandwidth_bytes_per_us))
-    return float(np.log(gpu.multiprocessors)) if slot == "outputs" else 0.0
-
-
-def _macs_per_us(gpu: Spec, mode: str) -> float:
-    """What units could compute, if nothing held them up.
-
-    Tensor cores wait for operands, which reach them at the pace of multiprocessors and clock: a card whose tensor cores
-    run at half rate is not half as fast. The middle of both paces, in logarithms, is right for GPUs that were left out.
-    """
-    peak = gpu.peak_macs_per_us("fp32" if mode == "half" else mode)
-    fed = TENSOR_MACS.get(mode, 0.0) * gpu.multiprocessors * gpu.tensor_clock_hz / 1e6
-    return float(np.sqrt(peak * fed)) if fed else peak
-
-
 class Builder:
     """Makes the terms of local numbers, adding the parameters they need."""
 
@@ -121,7 +86,7 @@ class Builder:
                 terms.append(self._deviation(("runtime kernel", runtime, family, slot), self._freedom(family, runtime)))
         elif slot == "weights":
             terms.append(self._deviation(("gpu", gpu.name, slot), self.form.gpu))
-        return datasheet_of(gpu, mode, slot), terms
+        return log_promise(gpu, mode, slot), terms
 
     def host(self, name: str, runtime: str) -> list[int]:
         """Parameters of the cost of a host class."""
@@ -197,6 +162,3 @@ def matrix(terms: Sequence[Sequence[int]], size: int) -> sparse.csr_matrix:
     rows = np.repeat(np.arange(len(terms)), [len(each) for each in terms])
     columns = np.array([index for each in terms for index in each], dtype=np.int64)
     return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(terms), size))
-
-
-__all__ = ["DEVIATING", "EAGER", "HOST", "SLOTS", "Builder", "Name", "Parameters", "datasheet_of", "matrix", "mode_of"]

@@ -11,11 +11,6 @@ from dataclasses import dataclass, field
 from math import log
 from typing import NamedTuple
 
-# Parameters of one kernel family, in the order in which the law holds them. Times are per unit of what the datasheet
-# promises: compute 2 is half the peak, activations 1.25 are four fifths of the bandwidth.
-SLOTS = ("floor", "compute", "weights", "activations", "waves", "outputs", "k", "n")
-PRODUCT_ONLY = ("compute", "weights", "waves", "outputs", "k", "n")
-
 PRODUCTS = frozenset({"gemm", "bmm", "attention", "rnn", "conv_depthwise"})
 CONVOLUTIONS = "convolutions"
 MEMORY = "memory-bound"
@@ -49,6 +44,7 @@ def multiplies(family: str) -> bool:
     return group_of(family) != MEMORY
 
 
+# Of the slots of `latpred.promised`: compute 2 is half the peak, activations 1.25 are four fifths of the bandwidth.
 KERNEL: Mapping[str, Belief] = {
     "floor": Belief(3.0, 0.5),
     "compute": Belief(2.0, 0.6),

@@ -7,7 +7,8 @@ host factors and says how far they lie apart. Only numbers of the fit are writte
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -17,33 +18,16 @@ import numpy as np
 from latpred.calibration.tablefit.cells import FIXED, MODULE, PYTHON
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.parameters import EAGER
-from latpred.calibration.tablefit.priors import OTHER_HOST, SLOTS, multiplies
-from latpred.datasheet import COPY_BYTES_PER_US, LAUNCH_US, QUEUE, SYNC_US
+from latpred.calibration.tablefit.priors import OTHER_HOST, multiplies
+from latpred.datasheet import STAND_INS, device_of, kernel_fit, short
 from latpred.features import Floats
-from latpred.profile import (
-    SCHEMA_VERSION,
-    Acceptance,
-    DeviceInfo,
-    DeviceProfile,
-    DispatchFit,
-    KernelFit,
-    Machine,
-)
+from latpred.profile import SCHEMA_VERSION, Acceptance, DeviceProfile, DispatchFit, KernelFit, Machine
+from latpred.promised import PRODUCT_ONLY, SLOTS
 from latpred.specs import Spec
 
 PROVENANCE = "fitted from published measurements"
 ADVICE = "latpred calibrate on a machine that has this device"
 GOOD_ENOUGH = 0.15  # median error on models left out, up to which a profile passes
-
-# Families that no table tells apart from others with the same work.
-STAND_INS = {
-    "embedding": "index",
-    "factory": "elementwise",
-    "other": "elementwise",
-    "sort": "elementwise",
-    "fft": "elementwise",
-    "attention": "bmm",
-}
 
 
 class Accuracy(NamedTuple):
@@ -62,22 +46,32 @@ class Fitted(NamedTuple):
     accuracy: Accuracy | None = None
 
 
-class _Numbers:
+class Numbers:
     """Fitted numbers by what they are of; parameters that no row needed are at what is believed."""
 
     def __init__(self, problem: Problem, theta: Floats) -> None:
-        self._builder, self._theta = problem.law.builder, theta
+        self._builder, self._theta = deepcopy(problem.law.builder), theta  # to ask adds parameters
 
     def sum(self, terms: list[int]) -> float:
         means = self._builder.parameters.means
         return float(sum(self._theta[i] if i < len(self._theta) else means[i] for i in terms))
 
     def kernel(self, family: str, gpu: Spec, precision: str, runtime: str) -> dict[str, float]:
-        found = {}
+        """What each slot of a family is on a GPU."""
+        return {slot: float(np.exp(sum(parts))) for slot, parts in self._kernel(family, gpu, precision, runtime)}
+
+    def reached(self, family: str, gpu: Spec, precision: str) -> dict[str, float]:
+        """The same in eager, over what the GPU's datasheet promises."""
+        return {slot: float(np.exp(own)) for slot, (_, own) in self._kernel(family, gpu, precision, EAGER)}
+
+    def _kernel(
+        self, family: str, gpu: Spec, precision: str, runtime: str
+    ) -> Iterator[tuple[str, tuple[float, float]]]:
+        """By slot, logarithms of what is promised, and of what is reached of that."""
         for slot in SLOTS:
-            constant, terms = self._builder.kernel(family, slot, gpu, precision, runtime)
-            found[slot] = float(np.exp(constant + self.sum(terms)))
-        return found
+            if multiplies(family) or slot not in PRODUCT_ONLY:
+                constant, terms = self._builder.kernel(family, slot, gpu, precision, runtime)
+                yield slot, (constant, self.sum(terms))
 
     def host(self, name: str, runtime: str) -> float:
         return float(np.exp(self.sum(self._builder.host(name, runtime))))
@@ -105,14 +99,14 @@ def profile_of(problem: Problem, fits: Mapping[str, Fitted], gpu: str, name: str
         Of the profile; default: that of the GPU's datasheet.
     """
     spec, accuracy = problem.law.gpus[gpu], fits[EAGER].accuracy
-    numbers = {runtime: _Numbers(problem, fit.theta) for runtime, fit in fits.items()}
+    numbers = {runtime: Numbers(problem, fit.theta) for runtime, fit in fits.items()}
     factors = _host_factors(problem, numbers[EAGER], gpu, EAGER)
-    runtimes = {EAGER: _dispatch(problem, numbers[EAGER], EAGER, factors, accuracy)}
+    runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, factors, accuracy)}
     for runtime, fit in fits.items():
         if runtime != EAGER and _host_factors(problem, numbers[runtime], gpu, runtime):
             same = _host_factors(problem, numbers[runtime], gpu, EAGER)
             shifted = [factor * _shift(problem, numbers[runtime], runtime) for factor in same]
-            plain = _dispatch(problem, numbers[runtime], runtime, shifted, fit.accuracy)
+            plain = dispatch(problem, numbers[runtime], runtime, shifted, fit.accuracy)
             own = _kernels_of(problem, numbers[runtime], gpu, runtime, fit.accuracy)
             runtimes[runtime] = msgspec.structs.replace(plain, kernels=own)
     return DeviceProfile(
@@ -121,7 +115,7 @@ def profile_of(problem: Problem, fits: Mapping[str, Fitted], gpu: str, name: str
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=PROVENANCE,
         machine=_machine(problem, spec, len(factors)),
-        device=_device(spec, numbers[EAGER].knee),
+        device=device_of(spec, numbers[EAGER].knee),
         protocol=_protocol(problem, factors, {runtime: fits[runtime].accuracy for runtime in runtimes}),
         runtimes=runtimes,
         kernels=_kernels_of(problem, numbers[EAGER], gpu, EAGER, accuracy),
@@ -131,14 +125,14 @@ def profile_of(problem: Problem, fits: Mapping[str, Fitted], gpu: str, name: str
     )
 
 
-def _host_factors(problem: Problem, numbers: _Numbers, gpu: str, runtime: str) -> list[float]:
+def _host_factors(problem: Problem, numbers: Numbers, gpu: str, runtime: str) -> list[float]:
     rows = problem.law.rows
     mine = (rows.gpu == gpu) & (rows.runtime == runtime)
     where = sorted(set(zip(rows.run[mine], rows.group[mine], strict=True)))
     return [numbers.run(str(run), str(group)) for run, group in where]
 
 
-def _shift(problem: Problem, numbers: _Numbers, runtime: str) -> float:
+def _shift(problem: Problem, numbers: Numbers, runtime: str) -> float:
     """Host factors of a runtime's runs over those of eager's, GPU by GPU the middle one, in the mean over GPUs.
 
     A profile is about one host for all its runtimes, and a GPU's runs in two runtimes were often on different hosts.
@@ -153,76 +147,42 @@ def _shift(problem: Problem, numbers: _Numbers, runtime: str) -> float:
     return float(np.exp(own - eager))
 
 
-def _dispatch(
-    problem: Problem, numbers: _Numbers, runtime: str, factors: list[float], accuracy: Accuracy | None
+def dispatch(
+    problem: Problem, numbers: Numbers, runtime: str, factors: list[float], accuracy: Accuracy | None
 ) -> DispatchFit:
     """Host costs of a runtime on the middle of the hosts it was measured on."""
     factor = float(np.median(factors))
 
     def cost(name: str) -> float:
-        return _short(factor * numbers.host(name, runtime))
+        return short(factor * numbers.host(name, runtime))
 
     eager = runtime == EAGER  # no other runtime of a table calls modules or Python
     return DispatchFit(
-        costs_us={"": _short(factor * OTHER_HOST)}
+        costs_us={"": short(factor * OTHER_HOST)}
         | {name: cost(name) for name in problem.law.cells.classes if name not in (FIXED, MODULE, PYTHON)},
         module_call_us=cost(MODULE) if eager else 0.0,
         python_call_us=cost(PYTHON) if eager else 0.0,
         fixed_us=cost(FIXED),
-        spread=_short(accuracy.small_batch / 1.645) if accuracy else 0.5,
-        busy_spread=_short(accuracy.large_batch / 1.645) if accuracy else 0.5,
+        spread=short(accuracy.small_batch / 1.645) if accuracy else 0.5,
+        busy_spread=short(accuracy.large_batch / 1.645) if accuracy else 0.5,
     )
 
 
 def _kernels_of(
-    problem: Problem, numbers: _Numbers, gpu: str, runtime: str, accuracy: Accuracy | None
+    problem: Problem, numbers: Numbers, gpu: str, runtime: str, accuracy: Accuracy | None
 ) -> dict[str, dict[str, KernelFit]]:
     """Kernels of a runtime by precision and family, in the precisions that it was measured in."""
     rows, spec = problem.law.rows, problem.law.gpus[gpu]
     families = {family: family for family in problem.law.cells.kernels}
     families |= {family: like for family, like in STAND_INS.items() if like in families and family not in families}
+    error, spread = (accuracy.median, short(accuracy.large_batch / 1.645)) if accuracy else (0.5, 0.5)
     return {
         precision: {
-            family: _kernel_fit(family, numbers.kernel(like, spec, precision, runtime), spec, accuracy)
+            family: kernel_fit(family, numbers.kernel(like, spec, precision, runtime), spec, error, spread)
             for family, like in families.items()
         }
         for precision in sorted(set(rows.precision[(rows.gpu == gpu) & (rows.runtime == runtime)]))
     }
-
-
-def _kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, accuracy: Accuracy | None) -> KernelFit:
-    product = multiplies(family)
-    slots = ("waves", "outputs", "k", "n") if product else ()
-    bytes_us = _short(1.0 / numbers["activations"])
-    return KernelFit.plain(
-        family=family,
-        floor_us=_short(numbers["floor"]),
-        macs_per_us=_short(1.0 / numbers["compute"]) if product else 0.0,
-        weight_bytes_per_us=_short(1.0 / numbers["weights"]) if product else bytes_us,
-        activation_bytes_per_us=bytes_us,
-        saturation={name: _short(numbers[name]) for name in slots},
-        multiprocessors=spec.multiprocessors if product else 0,
-        error=accuracy.median if accuracy else 0.5,
-        spread=_short(accuracy.large_batch / 1.645) if accuracy else 0.5,
-    )
-
-
-def _device(spec: Spec, knee: float) -> DeviceInfo:
-    """The device; gaps between kernels are in their floors, launch and synchronisation are typical values."""
-    return DeviceInfo(
-        name=spec.name,
-        kind="cuda",
-        asynchronous=True,
-        memory_bytes=spec.memory_bytes,
-        multiprocessors=spec.multiprocessors,
-        launch_us=LAUNCH_US,
-        gap_us=0.0,
-        sync_us=SYNC_US,
-        queue=QUEUE,
-        bandwidth_bytes_per_us=spec.bandwidth_bytes_per_us,
-        copy_bytes_per_us=COPY_BYTES_PER_US,
-        knee=_short(knee),
-    )
 
 
 def _machine(problem: Problem, spec: Spec, hosts: int) -> Machine:
@@ -275,7 +235,3 @@ def _acceptance(worth: Mapping[str, Accuracy | None]) -> Acceptance:
     passed = accuracy.median <= GOOD_ENOUGH
     checks = {"models left out": accuracy.text}
     return Acceptance(passed, checks, () if passed else (f"Measure it: {ADVICE}",), others)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")

@@ -8,17 +8,18 @@ import pandas as pd
 import pytest
 from tablefitdata import GPUS, MODELS, graphs, solved, table, truth
 
-from latpred import Predictor, profiles, specs
+from latpred import Predictor, datasheet, profiles, specs
 from latpred.calibration.tablefit import leaveout, simple
 from latpred.calibration.tablefit.api import evaluate_left_out, fit_profile, fit_profiles
+from latpred.calibration.tablefit.common import left_out, shared_of
 from latpred.calibration.tablefit.engines import as_run_by
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.law import evaluate, local_gradients
-from latpred.calibration.tablefit.parameters import datasheet_of
 from latpred.calibration.tablefit.published import Accuracy, Fitted, profile_of
 from latpred.calibration.tablefit.walks import WalkKey
 from latpred.errors import TableError, UsageError
 from latpred.graph import ModelGraph
+from latpred.promised import log_promise
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_derivatives_are_those_of_the_law() -> None:
 def test_tensor_cores_at_half_rate_are_more_than_half_as_fast() -> None:
     half, full = specs.spec("rtx-3090"), specs.spec("rtx-a6000")
     for mode, least, most in (("fp16", 1.3, 1.7), ("tf32", 1.3, 1.7), ("fp32", 1.05, 1.15)):
-        slower = np.exp(datasheet_of(half, mode, "compute") - datasheet_of(full, mode, "compute"))
+        slower = np.exp(log_promise(half, mode, "compute") - log_promise(full, mode, "compute"))
         assert least < slower < most
     assert full.peak_macs_per_us("fp16") > 2.1 * half.peak_macs_per_us("fp16")
 
@@ -282,3 +283,19 @@ def test_trees_see_nothing_of_a_model_that_is_left_out(fitted: tuple[Problem, np
     spoilt.loc[mine, "latency_s"] *= np.linspace(0.5, 2.0, int(mine.sum()))
     plain, changed = (simple.by_trees(each)[fitted[0].model == "wide"] for each in (fitted[0], solved(spoilt)[0]))
     np.testing.assert_array_equal(plain, changed)
+
+
+def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: tuple[Problem, np.ndarray]) -> None:
+    made, _ = fitted
+    judged = left_out(made)
+    assert set(judged.frame["device"]) == set(GPUS)
+    found = shared_of(made, judged, "made up")
+    assert found.error == pytest.approx(judged.errors()["all"].median, rel=1e-3)
+    assert set(found.kernels) == {datasheet.ANY, "Turing"}
+    assert found.kernels["Turing"]["conv.3x3"]["fp32"]["compute"] == pytest.approx(2.0, rel=0.3)
+    # The hosts took 0.8 and 1.6 times what is believed of the middle one.
+    believed = np.exp(made.law.parameters.means[made.law.parameters.names["host", "conv"]] + 0.2)
+    assert found.dispatch.costs_us["conv"] == pytest.approx(1.2 * believed, rel=0.15)
+    profile = datasheet.profile_of(specs.spec("t4"), found)
+    assert profile.runtimes["eager"].spread > found.dispatch.spread
+    assert Predictor(profile).predict(next(iter(graphs().values())), batch=1).latency_ms > 0
