@@ -77,11 +77,11 @@ _FORMULAS: dict[str, f.Formula] = {
     **_named(f.conv, "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger"),
     **_named(f.recurrent, "LSTM GRU RNN"),
     **_named(f.attention, "Attention MultiHeadAttention GroupQueryAttention"),
-    **_named(f.over_rows("norm.layer_norm", -1), "LayerNormalization SkipLayerNormalization"),
-    **_named(
-        f.over_rows("norm.rms_norm", -1),
-        "RMSNormalization SimplifiedLayerNormalization SkipSimplifiedLayerNormalization",
-    ),
+    **_named(f.over_rows("norm.layer_norm", -1), "LayerNormalization"),
+    **_named(f.over_rows("norm.rms_norm", -1), "RMSNormalization SimplifiedLayerNormalization"),
+    # With the addition before it fused in, a normalisation has a kernel of its own, on a CPU many times slower.
+    **_named(f.over_rows("norm.skip_layer_norm", -1), "SkipLayerNormalization"),
+    **_named(f.over_rows("norm.skip_rms_norm", -1), "SkipSimplifiedLayerNormalization"),
     **_named(f.over_rows("norm.lp", -1), "LpNormalization MeanVarianceNormalization"),
     **_named(f.per_channel, "InstanceNormalization GroupNormalization GroupNorm SkipGroupNorm"),
     **_named(f.batch_norm, "BatchNormalization"),

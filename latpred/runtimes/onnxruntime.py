@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from latpred.runtimes.onnx_export import Exported
     from latpred.runtimes.source import Source
 
+NODES = "nodes 2"  # version of what is made of a node; walks of another one are made again
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -53,7 +54,7 @@ class OnnxRuntime:
                 versions.append(f"{name} {metadata.version(name)}")
             except metadata.PackageNotFoundError:
                 continue
-        return "; ".join((*versions, "export dynamo, dynamic batch", "optimised: all", host.cpu_name()))
+        return "; ".join((*versions, "export dynamo, dynamic batch", "optimised: all", NODES, host.cpu_name()))
 
     def available(self) -> str | None:
         """None when models can be exported and run here, else what is missing."""

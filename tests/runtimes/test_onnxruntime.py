@@ -20,6 +20,7 @@ import latpred
 from latpred import runtimes
 from latpred.errors import MissingPackageError, RuntimeRefusalError
 from latpred.graph import ModelGraph
+from latpred.ops.families import root
 from latpred.predictor import Predictor
 from latpred.runtimes import onnx_export, onnx_session, store, walking
 from latpred.runtimes.onnx_estimate import NOTE, estimate
@@ -357,3 +358,14 @@ def test_a_transform_is_along_its_axis(length: int, family: str, as_input: bool)
     work = work_of(node, (x, None, axis) if as_input else (x,), (y,))
     assert work is not None
     assert (work.family, work.dims) == (family, {"rows": 80, "cols": length})
+
+
+@pytest.mark.parametrize("kind", ["LayerNormalization", "SimplifiedLayerNormalization"])
+def test_a_normalisation_with_an_addition_in_it_is_a_kernel_of_its_own(kind: str) -> None:
+    x, scale = Value((8, 32, 64), "float"), Value((64,), "float", weight=True)
+    plain = work_of(Node(kind, "", {}), (x, scale), (x,))
+    fused = work_of(Node(f"Skip{kind}", "", {}), (x, x, scale), (x,))
+    assert plain is not None and fused is not None
+    assert plain.family != fused.family
+    assert root(plain.family) == root(fused.family) == "norm"
+    assert plain.dims == fused.dims == {"rows": 256, "cols": 64}
