@@ -365,7 +365,8 @@ def test_a_normalisation_with_an_addition_in_it_is_a_kernel_of_its_own(kind: str
     x, scale = Value((8, 32, 64), "float"), Value((64,), "float", weight=True)
     plain = work_of(Node(kind, "", {}), (x, scale), (x,))
     fused = work_of(Node(f"Skip{kind}", "", {}), (x, x, scale), (x,))
-    assert plain is not None and fused is not None
+    assert plain is not None
+    assert fused is not None
     assert plain.family != fused.family
     assert root(plain.family) == root(fused.family) == "norm"
     assert plain.dims == fused.dims == {"rows": 256, "cols": 64}
