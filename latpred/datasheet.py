@@ -102,9 +102,7 @@ def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
     """
     common = common or shared()
     dispatch = msgspec.structs.replace(
-        common.dispatch,
-        spread=short(hypot(common.dispatch.spread, ELSEWHERE)),
-        busy_spread=short(hypot(common.dispatch.busy_spread, ELSEWHERE)),
+        common.dispatch, spread=_wider(common.dispatch.spread), busy_spread=_busy(common)
     )
     families = sorted({*DIMS, *common.kernels[ANY]})
     return DeviceProfile(
@@ -131,7 +129,17 @@ def _kernel(common: Shared, spec: Spec, precision: str, family: str) -> KernelFi
     like = family if family in measured else (STAND_INS | GUESSES)[family]
     mode = mode_of(spec, precision, like)
     numbers = {slot: exp(log_promise(spec, mode, slot)) * share for slot, share in measured[like][mode].items()}
-    return kernel_fit(family, numbers, spec, common.error, short(hypot(common.dispatch.busy_spread, ELSEWHERE)))
+    return kernel_fit(family, numbers, spec, common.error, _busy(common))
+
+
+def _busy(common: Shared) -> float:
+    """Spread where the device rules."""
+    own = common.dispatch.busy_spread
+    return _wider(common.dispatch.spread if own is None else own)
+
+
+def _wider(spread: float) -> float:
+    return short(hypot(spread, ELSEWHERE))
 
 
 def _nearest(architecture: str, common: Shared) -> str:
