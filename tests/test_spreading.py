@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from torch import nn
 
 from latpred import collecting, pace, resuming, spreading
 from latpred.errors import BusyError, CandidateError, TableError, UsageError, WorkerError
-from latpred.fingerprints import fingerprint
 from latpred.pace import Pace, Step
 from latpred.predictor import Predictor
 
@@ -318,71 +316,6 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
         yield builder(8)
 
     assert len(predictor().predict_many(greedy(), resume=path, **ASKED)) == 2
-
-
-def test_fingerprints_tell_architectures_apart() -> None:
-    def depth(count: int) -> Callable[[], nn.Module]:
-        return lambda: nn.Sequential(*[nn.Linear(8, 8)] * count)
-
-    kinds: list[Any] = [
-        *("resnet18", "resnet34", builder(8), builder(16), depth(2), depth(3)),
-        *(
-            nn.Linear(4, 8),
-            nn.Linear(4, 8, bias=False),
-            nn.Linear(8, 4),
-            nn.Dropout(0.1),
-            nn.Dropout(0.2),
-            Helped(1),
-            Helped(2),
-        ),
-    ]
-    prints = [fingerprint(kind) for kind in kinds]
-    assert None not in prints
-    assert len(set(prints)) == len(kinds)
-    assert fingerprint(builder(8)) == prints[2]
-    assert fingerprint(nn.Linear(4, 8)) == prints[6]
-    assert fingerprint(Stubborn()) is None
-
-
-class Helped:
-    """A callable object whose settings are all there is to it."""
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-    def __call__(self) -> nn.Module:
-        return nn.Linear(self.width, self.width)
-
-
-def test_a_function_that_keeps_its_results_counts_by_its_code() -> None:
-    def build(width: int) -> Callable[[], nn.Module]:
-        scope: dict[str, Any] = {"__name__": "mine"}
-        exec(f"import functools\n@functools.cache\ndef width(): return {width}\ndef build(): return width()", scope)
-        found: Callable[[], nn.Module] = scope["build"]
-        return found
-
-    assert fingerprint(build(8)) == fingerprint(build(8)) != fingerprint(build(16))
-
-
-def test_a_decorator_counts_beside_what_it_wraps() -> None:
-    def build(times: int) -> Callable[[], nn.Module]:
-        def deeper(function: Callable[[], int]) -> Callable[[], int]:
-            return functools.wraps(function)(lambda: times * function())
-
-        scope: dict[str, Any] = {"__name__": "mine", "deeper": deeper}
-        exec("@deeper\ndef depth(): return 2\ndef build(): return depth()", scope)
-        found: Callable[[], nn.Module] = scope["build"]
-        return found
-
-    assert fingerprint(build(1)) == fingerprint(build(1)) != fingerprint(build(3))
-
-
-def test_a_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def build(): ...\n")
-    before = fingerprint(f"{file}:build")
-    file.write_text("def build(): return 1\n")
-    assert fingerprint(f"{file}:build") != before
 
 
 # -- progress ------------------------------------------------------------------------------------------------------
