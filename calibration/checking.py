@@ -5,13 +5,12 @@ Which cells is `anchors`' business, what their times are held against `observing
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
 
 from latpred import profiles
-from latpred.calibration import anchors, conditions, moves, observing
+from latpred.calibration import anchors, conditions, disturbance, moves, observing, visits
 from latpred.calibration.asynchronous import Asynchronous
 from latpred.calibration.campaign import Campaign
 from latpred.calibration.cells import Cell
@@ -77,17 +76,18 @@ def check(
     _demand_own(known)
     live = device if device is not None and not isinstance(device, str) else open_device(device or known.device.kind)
     start = time.monotonic()
-    others = _Others()
+    watch = disturbance.Watch()
     rounds = timed_again(known, live, budget_s, progress)
-    parts = moves.judged([observing.observed(known, rows) for rows in observing.evened(rounds)])
+    parts = moves.judged([observing.observed(known, visits.calm(rows)) for rows in rounds])
     if not parts:
         raise CalibrationError(f"nothing of profile {known.name!r} could be timed again: {_reason(rounds)}.")
+    seen = watch.lap()
     return Check(
         profile=known.name,
         created=known.created,
         parts=tuple(parts),
         changes=tuple(profiles.mismatch(known, live.machine())),
-        busy=round(others.used(), 2),
+        busy=round((seen.others or 0.0) + (seen.stolen or 0.0), 2),
         seconds=round(time.monotonic() - start, 1),
     )
 
@@ -154,34 +154,3 @@ def _demand_own(profile: DeviceProfile) -> None:
 def _reason(rounds: Sequence[Sequence[Row]]) -> str:
     errors = [row.error for rows in rounds for row in rows if row.error]
     return errors[0] if errors else "the budget was too short. Give more: latpred check --budget 30s"
-
-
-class _Others:
-    """How much of the processors other work uses, by what the system counts; nothing where it does not."""
-
-    def __init__(self) -> None:
-        self._start, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_s()
-
-    def used(self) -> float:
-        """Processors that were busy on average since the start, less what this process used."""
-        wall_s = time.monotonic() - self._start
-        if self._busy_s is None or not wall_s:
-            return 0.0
-        busy_s = (_busy_s() or 0.0) - self._busy_s - (_own_s() - self._own_s)
-        return max(busy_s / wall_s, 0.0)
-
-
-def _own_s() -> float:
-    times = os.times()
-    return times.user + times.system
-
-
-def _busy_s() -> float | None:
-    """Seconds that all processors were not idle since the system started, what a hypervisor stole included."""
-    try:
-        with open("/proc/stat") as file:
-            fields = [int(field) for field in file.readline().split()[1:9]]
-    except (OSError, ValueError):
-        return None
-    idle = fields[3] + fields[4]
-    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK")

@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from latpred.calibration import builders, judging, memory, networks, tempo
+from latpred.calibration import builders, gate, judging, memory, networks, visits
 from latpred.calibration.clocks import Clocks
 from latpred.calibration.dispatchfit import NetworkRun, call_costs, fit_in_place, fit_issued, loop_costs
 from latpred.calibration.judging import Verdict
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
 from latpred.calibration.placed import placed_samples
+from latpred.calibration.reference_speed import full_speed
 from latpred.calibration.session import Row
 from latpred.calibration.suite import CLOCK, network_spec
 from latpred.errors import CalibrationError
@@ -49,7 +50,8 @@ def fit_profile(
     CalibrationError
         When there are too few rows to fit anything.
     """
-    good = tempo.evened(row for row in rows if row.cell.runtime == EAGER and not row.error)
+    eager = [row for row in rows if row.cell.runtime == EAGER]
+    good = visits.calm(row for row in eager if not row.error)
     info = memory.described(clocks_of(good).into(info) if info.asynchronous else info, good)
     tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
     chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]
@@ -80,18 +82,24 @@ def fit_profile(
         samples=tuple(sample_of(row) for row in good),
         acceptance=Acceptance(False, {}, ()),
         seconds=round(sum(row.seconds for row in rows if row.cell.runtime == EAGER), 3),
+        speed=full_speed(row.speed for row in eager if row.speed),
+        disturbed=round(sum(not visits.is_calm(row) for row in eager) / len(eager), 4),
+        failures=visits.failures(eager),
     )
-    return _judged(profile, good)
+    return _judged(profile, good, eager)
 
 
-def _judged(profile: DeviceProfile, rows: Sequence[Row]) -> tuple[DeviceProfile, list[Verdict]]:
+def _judged(profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]) -> tuple[DeviceProfile, list[Verdict]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     judges = {row.cell.key: _latency(row, profile.device) for row in _networks(rows) if network_spec(row.cell).judge}
     found = judging.verdicts(profile, judges)
-    spread = judging.network_spread(found)
+    models = judging.verdicts(profile, gate.model_runs(rows, profile.device.cache_bytes))
+    spread = judging.network_spread(models if len(models) >= judging.FEWEST else found)
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
     timings = [timing for row in rows for timing in row.timings.values()]
-    acceptance = judging.accepted(found, sum(timing.stable for timing in timings) / len(timings))
+    stable = sum(timing.stable for timing in timings) / len(timings)
+    run = judging.RunQuality(stable, profile.disturbed, gate.shift(rows), judging.missing(every))
+    acceptance = judging.accepted(found, models, run)
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=acceptance), found
 
 

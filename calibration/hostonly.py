@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from latpred import hostprofile
-from latpred.calibration import conditions, fitting, networks, suite, tempo
+from latpred.calibration import conditions, fitting, networks, suite, visits
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device, open_device
 from latpred.calibration.dispatchfit import call_costs, fit_in_place
@@ -92,7 +92,7 @@ def _row(
 
 
 def _fitted(rows: list[Row], live: Device) -> DispatchFit:
-    rows = tempo.evened(rows)
+    rows = visits.calm(rows)
     runs = [(fitting.run_of(row, live.info()), suite.network_spec(row.cell)) for row in rows]
     chains = [run for run, spec in runs if spec.chain]
     tiny = [run for run, spec in runs if spec.tiny and not spec.chain]

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from latpred.calibration import timing
+from latpred.calibration.reference_speed import SpeedGauge
 from latpred.calibration.timing import Timing
 from latpred.errors import CalibrationError
 from latpred.graph import Op
@@ -24,13 +26,11 @@ FEWEST = 3
 class Placed(NamedTuple):
     """One forward pass, timed whole and op by op.
 
-    forward : without anybody watching. calls_us : for each op that Python issued, microseconds. tempo : of a piece of
-    work that is always the same, done between the passes.
+    forward : without anybody watching. calls_us : for each op that Python issued, microseconds.
     """
 
     forward: Timing
     calls_us: tuple[float, ...]
-    tempo: Timing
 
 
 def calls(ops: Sequence[Op]) -> list[list[Op]]:
@@ -46,18 +46,27 @@ def calls(ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def time_ops(
-    model: Any, inputs: Sequence[Any], *, repeats: int, budget_s: float, between: Callable[[], object]
+    model: Any,
+    inputs: Sequence[Any],
+    *,
+    repeats: int,
+    budget_s: float,
+    gauge: SpeedGauge,
+    between: Callable[[], object] | None = None,
 ) -> Placed:
-    """Run a model in turns with and without a clock on every op.
+    """Run a model in turns with and without a clock on every op; turns in slow moments do not count.
 
     Parameters
     ----------
     model, inputs
         A module and the arguments of its forward.
     repeats, budget_s : int, float
-        Turns, and seconds after which there is no other once there were `FEWEST`.
-    between : callable
-        Called ahead of each pass; the time it takes is the tempo.
+        Turns at full speed, and seconds after which there is no other once there were `FEWEST` of them.
+    gauge : SpeedGauge
+        Tells slow moments.
+    between : callable, optional
+        Called ahead of each pass, as to push its weights out of the cache. Without it passes follow each other, as
+        where a model is called again and again.
 
     Raises
     ------
@@ -65,34 +74,40 @@ def time_ops(
         When two forward passes do not issue the same ops.
     """
     model(*inputs)
-    forwards: list[float] = []
-    tempos: list[float] = []
-    watched: list[list[float]] = []
-    names: list[str] = []
-    start = time.perf_counter()
-    while len(watched) < FEWEST or (len(watched) < repeats and time.perf_counter() - start < budget_s):
-        tempos.append(_seconds(between))
-        forwards.append(_seconds(lambda: model(*inputs)))
-        tempos.append(_seconds(between))
-        with _Clocked() as clocked:
-            model(*inputs)
-        watched.append(clocked.seconds)
-        if names and names != clocked.names:
-            raise CalibrationError("a generated network issued other ops when run again. Please report its spec.")
-        names = clocked.names
-    calls_us = tuple((np.median(watched, axis=0) * 1e6).tolist())
-    return Placed(_summary(forwards), calls_us, _summary(tempos))
+    done, slow = timing.turns(
+        lambda: _turn(model, inputs, between), gauge, repeats=repeats, budget_s=budget_s, fewest=FEWEST
+    )
+    if any(turn.names != done[0].names for turn in done):
+        raise CalibrationError("a generated network issued other ops when run again. Please report its spec.")
+    calls_us = () if not done[0].calls else tuple((np.median([turn.calls for turn in done], axis=0) * 1e6).tolist())
+    return Placed(timing.summary([turn.forward for turn in done], slow), calls_us)
+
+
+class _Turn(NamedTuple):
+    """Seconds of a forward pass, and of each call of another; names of its ops."""
+
+    forward: float
+    calls: list[float]
+    names: list[str]
+
+
+def _turn(model: Any, inputs: Sequence[Any], between: Callable[[], object] | None) -> _Turn:
+    if between is None:
+        model(*inputs)  # brings back to the cache what looking at the speed has pushed out
+    else:
+        between()
+    forward = _seconds(lambda: model(*inputs))
+    if between is not None:
+        between()
+    with _Clocked() as clocked:
+        model(*inputs)
+    return _Turn(forward, clocked.seconds, clocked.names)
 
 
 def _seconds(call: Callable[[], object]) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
-
-
-def _summary(seconds: Sequence[float]) -> Timing:
-    low, median, high = np.percentile(seconds, (25, 50, 75))
-    return Timing(float(median), float(high - low) / 2, len(seconds), True)
 
 
 class _Clocked(TorchDispatchMode):  # type: ignore[no-untyped-call]

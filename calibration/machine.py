@@ -20,12 +20,17 @@ from latpred.profile import Machine
 
 STACK = ("torch", "transformers", "numpy", "onnxruntime")
 
+CLOCK_SHIFT = 0.10  # between two readings; boost clocks move by some steps of 15 MHz on their own
+SLOWDOWNS = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
+
 
 class GpuState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a GPU was doing at one moment.
 
     `throttled` names the reasons for which it runs below its clocks; idling is none. A number is 0 where the driver
-    does not tell it.
+    does not tell it. `other_processes` compute on it beside this one. Within a container the driver may call this
+    process by another number, so one of those that it lists always counts as this one. `idle` is a GPU that lowers its
+    clocks because it has nothing to do.
     """
 
     name: str
@@ -36,6 +41,8 @@ class GpuState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature_c: int
     power_w: float
     throttled: tuple[str, ...]
+    other_processes: int = 0
+    idle: bool = False
 
 
 def identity(*, accelerator: str = "", driver: str = "", threads: int) -> Machine:
@@ -102,6 +109,35 @@ def gpu_state(pci_bus_id: str) -> GpuState | None:
             return None
 
 
+def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
+    """What disturbed the GPU between two readings, part of a sentence; "" when nothing did, or nothing is known.
+
+    A power cap that was there before belongs to the work itself, and clocks that fall because the GPU idles to none.
+
+    Parameters
+    ----------
+    before, after : GpuState or None
+        The readings.
+
+    Examples
+    --------
+    >>> gpu_reason(None, None)
+    ''
+    """
+    if before is None or after is None:
+        return ""
+    others = max(before.other_processes, after.other_processes)
+    if others:
+        return "another process uses the GPU" if others == 1 else f"{others} other processes use the GPU"
+    new = [reason for reason in after.throttled if reason in SLOWDOWNS or reason not in before.throttled]
+    if new:
+        return f"the GPU throttled: {', '.join(new)}"
+    known = before.sm_mhz and after.sm_mhz and not before.idle and not after.idle
+    if known and abs(after.sm_mhz / before.sm_mhz - 1) > CLOCK_SHIFT:
+        return f"the GPU's clock went from {before.sm_mhz} to {after.sm_mhz} MHz"
+    return ""
+
+
 @contextmanager
 def _management_library() -> Iterator[Any]:
     """The initialised pynvml module, or None."""
@@ -130,6 +166,8 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
         except nvml.NVMLError:
             return otherwise
 
+    mask = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    computing = {process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())}
     return GpuState(
         name=_text(told(nvml.nvmlDeviceGetName, handle, otherwise="")),
         driver=_text(nvml.nvmlSystemGetDriverVersion()),
@@ -138,7 +176,9 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
         memory_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
         temperature_c=told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         power_w=told(nvml.nvmlDeviceGetPowerUsage, handle) / 1000,
-        throttled=_throttle_reasons(nvml, told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
+        throttled=_throttle_reasons(nvml, mask),
+        other_processes=max(len(computing) - 1, 0),
+        idle=bool(mask & nvml.nvmlClocksThrottleReasonGpuIdle),
     )
 
 

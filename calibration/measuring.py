@@ -1,8 +1,8 @@
 """Measure whole models: every cell visited in rounds, so that a slow minute of the machine falls on all of them alike.
 
-On a CPU, visits at a tempo that was not the usual one of the run are set aside, at most half of them. Gives the
-measurement table (`latpred.tables.MEASURED`) with the repeat noise of the very run. How one visit is timed is
-`timing`'s business; what a device is, `device`'s.
+On a CPU only moments at full speed count: what was timed while a neighbour slowed the processors is left out, and a
+cell that had no other moments is visited again at the end. Gives the measurement table (`latpred.tables.MEASURED`) with
+the repeat noise of the very run. How one visit is timed is `timing`'s business; what a device is, `device`'s.
 """
 
 from __future__ import annotations
@@ -21,11 +21,19 @@ import numpy as np
 import pandas as pd
 import torch
 
-from latpred import runtimes, tables
+from latpred import runtimes, speed, tables
 from latpred.calibration import conditions, timing
 from latpred.calibration.device import Device, open_device
+from latpred.calibration.reference_speed import (
+    SLOW,
+    Moment,
+    ReferenceTimer,
+    at_full_speed,
+    full_speed,
+    gauge_of,
+    slower,
+)
 from latpred.calibration.subjects import Models, Subject, subjects_of
-from latpred.calibration.tempo import Metronome, steady
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.runtimes.walking import lacking, target_of
 
@@ -33,6 +41,8 @@ VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.
 """Effort of one visit: short, because a cell is visited again in every round."""
 
 REPEATS = 4
+LEAST_KEPT = 2  # visits of a cell that count in any case
+MORE_ROUNDS = 3  # for cells that were never visited at full speed
 OUT_OF_MEMORY = "out of memory"
 REFUSED = "refused: "
 _KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
@@ -56,8 +66,21 @@ class _Cell:
     batch: int
     runtime: str
     visits: list[timing.Timing] = field(default_factory=list)
-    tempos: list[float] = field(default_factory=list)
+    fastest: list[Moment] = field(default_factory=list)  # that was known of the machine at each visit
     failure: str = ""
+
+    def slow(self, fastest: Moment) -> list[float]:
+        """How slow the machine was at each visit, now that its fastest moments are known."""
+        return [one.slow * slower(then, fastest) for one, then in zip(self.visits, self.fastest, strict=True)]
+
+    def kept(self, fastest: Moment) -> list[timing.Timing]:
+        """Visits at full speed; two in any case, where that many were made."""
+        return at_full_speed([[one] for one in self.visits], self.slow(fastest), LEAST_KEPT)[0]
+
+    def slowed(self, fastest: Moment) -> bool:
+        """Whether visits at full speed are too few."""
+        fast = sum(one <= SLOW for one in self.slow(fastest))
+        return not self.failure and fast < min(LEAST_KEPT, len(self.visits))
 
 
 def measure(
@@ -167,16 +190,20 @@ class _Bench:
         self.device, self.precision, self.protocol, self.plan = device, precision, protocol, plan
         self._copies = copies  # of its weights: each runtime that exports or traces a model holds them once more
         self.info = device.info()
-        self._metronome = Metronome() if self.info.kind == "cpu" else None
+        threads = torch.get_num_threads()
+        self._reference = ReferenceTimer(threads) if self.info.kind != "simulated" else None
+        self._gauge = gauge_of(threads) if self.info.kind == "cpu" else None
+        self.speeds: list[dict[str, float]] = []
         self._built: dict[Subject, tuple[Any, Callable[[int], Any]]] = {}
         self._room = _KEPT_SHARE * self.info.memory_bytes
 
     def visit(self, cell: _Cell) -> None:
         """Time a cell once, or note why that cannot be done."""
         try:
-            before = self._tempo()
             cell.visits.append(self._timing(cell))
-            cell.tempos.append((before + self._tempo()) / 2)
+            cell.fastest.append(self.fastest)
+            if self._reference is not None:
+                self.speeds.append(self._reference.read())
         except (UsageError, DeviceError):
             raise
         except Exception as error:  # a model's own forward may raise anything; the table says what
@@ -184,9 +211,10 @@ class _Bench:
             if cell.failure == OUT_OF_MEMORY:
                 self.clear()
 
-    def _tempo(self) -> float:
-        """Seconds of the work that tells the machine's tempo; the same for ever where the host is not what is timed."""
-        return 1.0 if self._metronome is None else self._metronome.seconds()
+    @property
+    def fastest(self) -> Moment:
+        """The fastest moments of the machine so far; nothing where the host is not what is timed."""
+        return Moment(0.0) if self._gauge is None else self._gauge.fastest
 
     def leave(self, subject: Subject) -> None:
         """Free a model, unless it may stay for the next round."""
@@ -221,7 +249,7 @@ class _Bench:
                     self._built[cell.subject] = self._build(cell.subject)
                 model, inputs = self._built[cell.subject]
                 call = self.device.prepare_model(model, inputs(cell.batch), cell.runtime)
-        return timing.timed(self.device, call, self.protocol, self.plan)
+        return timing.timed(self.device, call, self.protocol, self.plan, self._gauge)
 
     def _build(self, subject: Subject) -> tuple[Any, Callable[[int], Any]]:
         where = self.device.name
@@ -253,7 +281,7 @@ class Pace:
         if self._budget_s is not None and spent > self._budget_s:
             return False
         if self._progress is not None:
-            left = spent / self._done * (self._total - self._done) if self._done else math.nan
+            left = spent / self._done * max(0, self._total - self._done) if self._done else math.nan
             self._progress(Step(self._done, self._total, label, left))
         self._done += 1
         return True
@@ -261,18 +289,28 @@ class Pace:
 
 def _rounds(cells: Sequence[_Cell], bench: _Bench, repeats: int, pace: Pace) -> None:
     for number in range(repeats):
-        for group in _order(cells, number):
-            for cell in group:
-                what = f"{cell.subject.name} batch {cell.batch}, {cell.runtime}"
-                if not pace.next(f"{what}, round {number + 1} of {repeats}"):
-                    return
-                if not cell.failure:
-                    bench.visit(cell)
-                if cell.failure == OUT_OF_MEMORY:
-                    _give_up_larger(cells, cell)
-                if cell.failure.startswith(REFUSED):
-                    _give_up_runtime(cells, cell)
-            bench.leave(group[0].subject)
+        if not _round(cells, cells, number, f"round {number + 1} of {repeats}", bench, pace):
+            return
+    for number in range(repeats, repeats + MORE_ROUNDS):
+        slowed = [cell for cell in cells if cell.slowed(bench.fastest)]
+        if not _round(slowed, cells, number, "again, since the machine was slowed", bench, pace):
+            return
+
+
+def _round(visited: Sequence[_Cell], cells: Sequence[_Cell], number: int, said: str, bench: _Bench, pace: Pace) -> bool:
+    """Visit cells once; False when there is no time for all of them."""
+    for group in _order(visited, number):
+        for cell in group:
+            if not pace.next(f"{cell.subject.name} batch {cell.batch}, {cell.runtime}, {said}"):
+                return False
+            if not cell.failure:
+                bench.visit(cell)
+            if cell.failure == OUT_OF_MEMORY:
+                _give_up_larger(cells, cell)
+            if cell.failure.startswith(REFUSED):
+                _give_up_runtime(cells, cell)
+        bench.leave(group[0].subject)
+    return True
 
 
 def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
@@ -312,13 +350,13 @@ def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
         "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
         "stack": tables.stack_text(machine),
     }
-    usual = float(np.median([tempo for cell in cells for tempo in cell.tempos] or [1.0]))
-    rows = [{**common, **_row(cell, usual)} for cell in cells]
+    common |= {speed.COLUMN.format(kind): us for kind, us in full_speed(bench.speeds).items()}
+    rows = [{**common, **_row(cell, bench.fastest)} for cell in cells]
     return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 
-def _row(cell: _Cell, usual: float) -> dict[str, Any]:
-    visits = steady(cell.visits, cell.tempos, usual)
+def _row(cell: _Cell, fastest: Moment) -> dict[str, Any]:
+    visits = cell.kept(fastest)
     failure = cell.failure or ("" if cell.visits else "not reached in the time budget")
     row: dict[str, Any] = {
         "runtime": cell.runtime,

@@ -50,7 +50,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
-VERSION = 6  # of what a spec means; a journal of another version is not resumed
+VERSION = 7  # of what a spec means; a journal of another version is not resumed. 7: no stage halves a map of one pixel
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -168,7 +168,37 @@ def _decoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     return blocks.TokenNetwork(width, width, layers, classes=_multiple(spec.width * 2, 8))
 
 
-def _stages(rng: random.Random, spec: NetworkSpec, block: Callable[[int, int, int], nn.Module]) -> nn.Module:
+def strides(side: int, stages: int, *, pooled: bool) -> list[int]:
+    """Strides of the stages of a convolutional network, so that it is valid whatever was drawn.
+
+    Each stage but the first halves its map where that has two pixels to halve. Pooling gives no result on a single
+    pixel, and a convolution has nothing to stride over there, so such a stage keeps its map. Blocks need not look at
+    the size of what they get.
+
+    Parameters
+    ----------
+    side : int
+        Pixels along a side of the map that the first stage gets.
+    stages : int
+        How many there are.
+    pooled : bool
+        Whether blocks halve by pooling, which leaves out an odd pixel, rather than by a padded convolution.
+
+    Examples
+    --------
+    >>> strides(3, 3, pooled=False), strides(3, 3, pooled=True)
+    ([1, 2, 2], [1, 2, 1])
+    """
+    found = [1]
+    while len(found) < stages:
+        found.append(2 if side > 1 else 1)
+        side = max(1, side // 2 if pooled else (side + 1) // 2)
+    return found
+
+
+def _stages(
+    rng: random.Random, spec: NetworkSpec, block: Callable[[int, int, int], nn.Module], *, pooled: bool = False
+) -> nn.Module:
     """A convolutional network: stem, two or three stages of growing width, pooling, classifier.
 
     A stem of large stride leaves what the late stages of a deep network see: small maps of many channels.
@@ -176,11 +206,13 @@ def _stages(rng: random.Random, spec: NetworkSpec, block: Callable[[int, int, in
     kernel, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8)))
     width = _multiple(spec.width / (2 if stride < 4 else 1), 8)
     layers: list[nn.Module] = [blocks.conv_norm(3, width, kernel, stride, activation=rng.choice(("relu", "silu")))]
+    side = (spec.size + 2 * (kernel // 2) - kernel) // stride + 1
     if rng.random() < 0.5:
         layers.append(nn.MaxPool2d(3, 2, 1))
-    for stage in range(rng.choice((2, 3))):
+        side = (side + 1) // 2
+    for stage, step in enumerate(strides(side, rng.choice((2, 3)), pooled=pooled)):
         wider = _multiple(width * (1 if stage == 0 else 2), 8)
-        layers += [block(width, wider, 1 if stage == 0 else 2), block(wider, wider, 1)]
+        layers += [block(width, wider, step), block(wider, wider, 1)]
         width = wider
     return nn.Sequential(*layers, blocks.Classifier(width, classes=rng.choice((10, 100, 1000))))
 
@@ -199,7 +231,7 @@ def _residual(rng: random.Random, spec: NetworkSpec) -> nn.Module:
             c_in, c_out, stride, window, groups=groups, bottleneck=style == "bottleneck", squeeze=squeeze
         )
 
-    return _stages(rng, spec, block)
+    return _stages(rng, spec, block, pooled=style == "plain")
 
 
 def _mobile(rng: random.Random, spec: NetworkSpec) -> nn.Module:
@@ -247,7 +279,7 @@ def _dense(rng: random.Random, spec: NetworkSpec) -> nn.Module:
             return blocks.FireBlock(c_in, c_out, stride)
         return blocks.ShuffleBlock(c_in, c_out, stride)
 
-    return _stages(rng, spec, block)
+    return _stages(rng, spec, block, pooled=style != "shuffle")
 
 
 def _audio(rng: random.Random, spec: NetworkSpec) -> nn.Module:

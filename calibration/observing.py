@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latpred.calibration import builders, fitting, tempo
+from latpred.calibration import builders, fitting
 from latpred.calibration.anchors import fit_of
 from latpred.calibration.dispatchfit import NetworkRun
 from latpred.calibration.inplace import calls
@@ -59,12 +59,6 @@ def observed(profile: DeviceProfile, rows: Sequence[Row]) -> list[Seen]:
         return found
     found += _called(profile, [run for _, run in tiny])
     return found + list(_placed(profile, [(row, run) for row, run in runs if not network_spec(row.cell).tiny]))
-
-
-def evened(rounds: Sequence[Sequence[Row]]) -> list[list[Row]]:
-    """Rounds as they would have been at the usual tempo of them all."""
-    even = iter(tempo.evened(row for rows in rounds for row in rows))
-    return [[next(even) for _ in rows] for rows in rounds]
 
 
 def _log(measured_us: float, predicted_us: float) -> Iterator[float]:

@@ -140,7 +140,7 @@ def _judged(profile: DeviceProfile, judges: Iterable[Walked]) -> DeviceProfile:
         for name, fit in profile.runtimes.items()
     }
     steady = [sample.spread_us <= STABLE_SPREAD * sample.median_us for sample in profile.samples]
-    acceptance = judging.accepted(found, sum(steady) / len(steady))
+    acceptance = judging.accepted(found, (), judging.RunQuality(sum(steady) / len(steady)))
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=acceptance)
 
 

@@ -63,15 +63,27 @@ class Choice:
 
 
 def _network_doubt(predictor: Predictor, spec: NetworkSpec) -> float:
-    """Width of the 90 % interval, on a log scale."""
-    low, high = predictor.predict(networks.graph(spec), spec.batch).interval_ms
+    """Width of the 90 % interval, on a log scale; the least where a network cannot be walked or predicted."""
+    try:
+        low, high = predictor.predict(networks.graph(spec), spec.batch).interval_ms
+    except Exception:
+        # Choosing must not end a calibration over one network, and nothing says that this one is worth measuring.
+        return -math.inf
     return math.log(high / low)
 
 
 def _kernel_doubt(models: dict[str, KernelModel], cell: Cell) -> float:
-    """Log standard deviation of the kernel's predicted time; infinite for a family without a fit."""
-    graph, batch = builders.graph(cell)
-    op = next(op for op in graph.at(batch) if op.launches)
+    """Log standard deviation of the kernel's predicted time; infinite for a family without a fit.
+
+    The least where a cell cannot be walked or launches nothing.
+    """
+    try:
+        graph, batch = builders.graph(cell)
+    except Exception:
+        return -math.inf
+    op = next((op for op in graph.at(batch) if op.launches), None)
+    if op is None:
+        return -math.inf
     name: str | None = op.family
     while name is not None and name not in models:
         name = parent(name)

@@ -2,12 +2,14 @@
 
 Knows nothing of what a cell measures: a function given to `Session.run` does, and what it returns is appended to the
 journal and forced to the disk before the next cell starts. So a kill loses at most the cell under way, and a journal
-is a file of raw samples that can be fitted again.
+is a file of raw samples that can be fitted again. No cell ends a run: one that fails, hangs, or ends the process
+becomes a row with the reason, and is tried once more when the run is resumed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import time
@@ -15,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, NamedTuple, TypeVar
 
 import filelock
@@ -23,6 +25,7 @@ import msgspec
 
 from latpred import home
 from latpred.calibration.cells import Cell
+from latpred.calibration.time_limit import time_limit
 from latpred.calibration.timing import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError
 from latpred.profile import Machine
@@ -30,16 +33,25 @@ from latpred.profile import Machine
 JOURNAL_VERSION = 1
 JOURNAL = "journal.jsonl"
 LAST = "last.jsonl"
+UNDER_WAY = "under-way.json"
 OUT_OF_MEMORY = "out of memory"
+ENDED = "ended the process"
+CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
+MOST_TRIES = 2
 
 T = TypeVar("T")
 
 
 class Sampled(NamedTuple):
-    """What measuring a cell gave: timings by what was timed, and the calls of a network that were timed in place."""
+    """What measuring a cell gave: timings by what was timed, and the calls of a network that were timed in place.
+
+    speed : microseconds of the reference work around it. disturbed : what other work did meanwhile; "" when nothing.
+    """
 
     timings: Mapping[str, Timing]
     calls_us: tuple[float, ...] = ()
+    speed: Mapping[str, float] = MappingProxyType({})
+    disturbed: str = ""
 
 
 Measure = Callable[[Cell], Mapping[str, Timing] | Sampled]
@@ -53,6 +65,9 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float  # what measuring took, on the wall clock
     error: str = ""
     calls_us: tuple[float, ...] = ()  # of each call from Python, for a network whose calls were timed in place
+    speed: dict[str, float] = {}  # microseconds of the reference work around it
+    disturbed: str = ""  # what other work did meanwhile
+    tries: int = 1  # how often it was started, by this session and those that it goes on from
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +77,13 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: Machine
     settings: str
     started: str  # ISO 8601, UTC
+
+
+class UnderWay(msgspec.Struct, frozen=True):
+    """The cell that is being timed, and how often it was started: what a process that was killed leaves behind."""
+
+    key: str
+    tries: int
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -119,6 +141,8 @@ class Session:
         Anything JSON can hold that the measurements depend on.
     fresh : bool
         Start anew even where there is something to resume.
+    limit_s : float
+        Seconds after which a cell that still runs is given up.
 
     Raises
     ------
@@ -128,11 +152,15 @@ class Session:
         On entry, when the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, machine: Machine, settings: object, *, fresh: bool = False) -> None:
+    def __init__(
+        self, folder: Path, machine: Machine, settings: object, *, fresh: bool = False, limit_s: float = CELL_LIMIT_S
+    ) -> None:
         self._folder = folder
         self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), _now())
         self._fresh = fresh
+        self._limit_s = limit_s
         self._rows: dict[str, Row] = {}
+        self._tries: dict[str, int] = {}  # of cells that an earlier session could not measure
         self._resources = ExitStack()
         self._file: IO[bytes] | None = None
         self.resumed = 0
@@ -154,6 +182,7 @@ class Session:
         if self._file is not None:
             self._file.close()
             self._file = None
+        (self._folder / UNDER_WAY).unlink(missing_ok=True)  # whoever leaves here was not killed
         self._resources.close()
 
     @property
@@ -169,8 +198,8 @@ class Session:
         """Whether the journal has this cell already."""
         return cell.key in self._rows
 
-    def run(self, cell: Cell, measure: Measure) -> Row:
-        """Measure a cell unless the journal has it.
+    def run(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
+        """Measure a cell unless the journal has it; `again` replaces what it has.
 
         A cell that fails becomes a row with its error. One that runs out of memory also spares its larger siblings the
         attempt: they get the same row.
@@ -183,11 +212,28 @@ class Session:
             When the journal cannot be written.
         """
         known = self._rows.get(cell.key)
-        if known is not None:
+        if known is not None and not again:
             return known
-        row = self._spared(cell) or measured(cell, measure)
-        self._append(row)
+        row = self._spared(cell) or self._ended_before(cell) or self._tried(cell, measure)
+        if known is None or known.error or not row.error:
+            self._append(row)
         return row
+
+    def _tried(self, cell: Cell, measure: Measure) -> Row:
+        """Measure a cell, leaving word of it on the disk for the case that it ends the process."""
+        tries = self._tries.get(cell.key, 0) + 1
+        try:
+            (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries)))
+        except OSError as error:
+            raise CalibrationError(_unwritable(self._folder, error)) from error
+        with time_limit(self._limit_s, cell.key) as limited:
+            row = measured(cell, limited(measure))
+        return msgspec.structs.replace(row, tries=tries)
+
+    def _ended_before(self, cell: Cell) -> Row | None:
+        """The row of a cell that was started often enough and ended the process each time."""
+        tries = self._tries.get(cell.key, 0)
+        return Row(cell, {}, 0.0, f"{ENDED} each time it was timed", tries=tries) if tries >= MOST_TRIES else None
 
     def earlier(self) -> tuple[Row, ...]:
         """Rows of the last calibration that was completed, where it was one of the same machine and settings."""
@@ -223,7 +269,12 @@ class Session:
             _replace(path, msgspec.json.encode(self._header) + b"\n")
         else:
             os.truncate(path, length)
-        self._rows = {row.cell.key: row for row in rows}
+        latest = {row.cell.key: row for row in rows}
+        self._rows = {key: row for key, row in latest.items() if _settled(row)}
+        self._tries = {key: row.tries for key, row in latest.items() if key not in self._rows}
+        left = _left_under_way(self._folder / UNDER_WAY) if rows or path.exists() else None
+        if left is not None and not self._fresh and left.key not in self._rows:
+            self._tries[left.key] = left.tries
         self.resumed = len(self._rows)
         self._file = path.open("ab")
 
@@ -260,7 +311,33 @@ def measured(cell: Cell, measure: Measure) -> Row:
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
         sampled, error = {}, f"{type(failure).__name__}: {str(failure)[:200]}"
     found = sampled if isinstance(sampled, Sampled) else Sampled(sampled)
-    return Row(cell, dict(found.timings), time.monotonic() - start, error, found.calls_us)
+    error = error or _not_finite(found)
+    if error:
+        found = Sampled({}, disturbed=found.disturbed)
+    return Row(
+        cell, dict(found.timings), time.monotonic() - start, error, found.calls_us, dict(found.speed), found.disturbed
+    )
+
+
+def _settled(row: Row) -> bool:
+    """Whether a resumed session has no reason to measure a cell again."""
+    return not row.error or row.tries >= MOST_TRIES or row.error.startswith(OUT_OF_MEMORY)
+
+
+def _not_finite(sampled: Sampled) -> str:
+    """Which of the times is no number, in words; "" when all are."""
+    wrong = [name for name, timing in sampled.timings.items() if not math.isfinite(timing.median_s)]
+    if not all(map(math.isfinite, sampled.calls_us)):
+        wrong.append("calls")
+    return f"no number was measured for {', '.join(wrong)}" if wrong else ""
+
+
+def _left_under_way(path: Path) -> UnderWay | None:
+    """The cell that a killed process was timing; None where there is none, or nothing readable."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=UnderWay)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _at_least(cell: Cell, other: Cell) -> bool:

@@ -14,12 +14,13 @@ from itertools import count
 import msgspec
 
 from latpred import profiles, runtimes
-from latpred.calibration import fitting, judging, tempo
+from latpred.calibration import fitting, judging, visits
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
 from latpred.calibration.session import Row, Session
 from latpred.calibration.studies import runs
 from latpred.calibration.studies.base import Study
+from latpred.calibration.visits import Visits
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import DeviceProfile
 from latpred.runtimes.walking import demand_suited, lacking, target_of, unsuited
@@ -151,23 +152,31 @@ class Studies:
         def spent() -> float:
             return time.monotonic() - start
 
+        visited = Visits(
+            self.session,
+            self.device,
+            threads=self.device.machine().threads,
+            budget_s=seconds,
+            tell=lambda said: tell(said, spent(), len(self._rows(study.runtime))),
+        )
         for cell in in_turns(study, self.device, self.precisions):
             if self.session.holds(cell):
                 continue
             rows = self._rows(study.runtime)
             hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
-            if hopeless or spent() >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
+            if hopeless or spent() - visited.lost_s >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
-            tell(cell.key, spent(), len(rows))
-            self.session.run(cell, lambda one: study.measure(one, self.device))
+            tell(cell.key, spent() - visited.lost_s, len(rows))
+            visited.run(cell, lambda one: study.measure(one, self.device))
+        visited.finish()
         return spent
 
     def _rows(self, runtime: str) -> list[Row]:
         return [row for row in self.session.rows if row.cell.runtime == runtime]
 
     def _good_rows(self, runtime: str) -> list[Row]:
-        """Rows of a runtime without errors, as they would have been at its usual tempo."""
-        return tempo.evened(row for row in self._rows(runtime) if not row.error)
+        """Rows of a runtime without errors, that other work left alone."""
+        return visits.calm(row for row in self._rows(runtime) if not row.error)
 
     def _first_error(self, runtime: str) -> str | None:
         """Why nothing at all could be measured."""

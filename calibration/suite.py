@@ -137,6 +137,7 @@ def _kernel_cell(rng: random.Random, name: str, precision: str) -> Cell:
         "lstm": _draw_recurrent,
         "embedding": _draw_table,
         "index_select": _draw_table,
+        "transpose_copy": _draw_transposed,
     }.get(name, _draw_map if name in _ON_MAPS else _draw_rows)
     return Cell("kernel", name, draw(rng), precision)
 
@@ -173,10 +174,27 @@ def judging_networks() -> Iterator[NetworkSpec]:
     yield from _affordable(spec for spec in map(networks.draw, count()) if spec.judge)
 
 
+def walked(spec: NetworkSpec) -> ModelGraph | None:
+    """What a drawn network does; None where it cannot be walked.
+
+    Choosing what to measure must not end a calibration over one network. Who measures it says in its row what is wrong.
+    """
+    try:
+        return networks.graph(spec)
+    except Exception:
+        return None
+
+
 def _affordable(drawn: Iterator[NetworkSpec]) -> Iterator[NetworkSpec]:
-    """Networks at a batch that is little enough work; without those that never are."""
+    """Networks at a batch that is little enough work; without those that never are.
+
+    What cannot be walked is passed on as it was drawn.
+    """
     for spec in drawn:
-        graph = networks.graph(spec)
+        graph = walked(spec)
+        if graph is None:
+            yield spec
+            continue
         most = _log_uniform(random.Random(f"most/{spec.seed}"), *LARGEST_MACS)
         while spec.batch > 1 and _work(graph, spec.batch) > most:
             spec = msgspec.structs.replace(spec, batch=spec.batch // 2)
@@ -252,6 +270,12 @@ def _draw_rows(rng: random.Random) -> dict[str, int]:
     while 4 * rows * cols > LARGEST_BYTES // 4:
         rows = max(1, rows // 2)
     return {"rows": rows, "cols": cols}
+
+
+def _draw_transposed(rng: random.Random) -> dict[str, int]:
+    """At least two rows: one row transposed lies in memory as before, and nothing would be copied."""
+    dims = _draw_rows(rng)
+    return dims | {"rows": max(2, dims["rows"])}
 
 
 def _draw_table(rng: random.Random) -> dict[str, int]:

@@ -1,20 +1,24 @@
 """Named suites of whole models for validation. No model of a suite is ever used in a fit or in a choice.
 
-"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen", "fresh"
-and then "blind" hold others that came later, for a verdict on models that nothing was chosen by; "heldout" names
-full-size models for GPUs. Suites are recipes: nothing is built until it is measured.
+"cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen", "fresh",
+"blind" and then "ordinary" hold others that came later, for a verdict on models that nothing was chosen by, the last of
+them everyday networks in plain torch; "heldout" names full-size models for GPUs. Suites are recipes: nothing is built
+until it is measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 
 from latpred.calibration import suite_blind as blind
 from latpred.calibration import suite_fresh as fresh
 from latpred.calibration import suite_models as made
+from latpred.calibration import suite_ordinary as ordinary
 from latpred.calibration import suite_unseen as unseen
 from latpred.calibration.subjects import Inputs, Subject, dense_inputs, seeded, subjects_of, token_inputs
 from latpred.errors import UsageError
@@ -88,6 +92,20 @@ def _dense(name: str, family: str, kind: str, shape: tuple[int, ...], make: Make
         return seeded(make, device, precision), dense_inputs(shape, precision)
 
     return Subject(name, kind, shape[-1], build, family)
+
+
+def _custom(name: str, family: str, shape: tuple[int, ...], make: Make, *, ids: int = 0) -> Subject:
+    """A model of features of a shape, and of so many ids for each sample."""
+
+    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        features, tokens = dense_inputs(shape, precision), token_inputs(ids, made.VOCABULARY)
+
+        def inputs(batch: int, where: Any) -> tuple[torch.Tensor, ...]:
+            return (*features(batch, where), *(tokens(batch, where) if ids else ()))
+
+        return seeded(make, device, precision), inputs
+
+    return Subject(name, "custom", 0, build, family)
 
 
 def _named(name: str, family: str, side: int, known: str) -> Subject:
@@ -206,6 +224,45 @@ _BLIND = Suite(
     ),
 )
 
+_ORDINARY = Suite(
+    name="ordinary",
+    purpose="everyday networks in plain torch, many of them small, that nothing was chosen by",
+    batches=(1, 2, 4, 8, 16, 32),
+    ready=(
+        _custom("ordinary/tabular-mlp", "mlp", (128,), ordinary.tabular_mlp),
+        _custom("ordinary/deep-mlp", "mlp", (96,), ordinary.deep_mlp),
+        _custom("ordinary/wide-mlp", "mlp", (784,), ordinary.wide_mlp),
+        _custom("ordinary/residual-mlp", "mlp", (40,), ordinary.residual_mlp),
+        _custom("ordinary/recommender", "dlrm", (13,), ordinary.recommender, ids=16),
+        _tokens("ordinary/click-predictor", "deepfm", 10, ordinary.click_predictor),
+        _custom("ordinary/two-tower", "two_tower", (24,), ordinary.two_tower, ids=17),
+        _dense("ordinary/lenet", "lenet", "image", (1, 28, 28), ordinary.lenet),
+        _custom("ordinary/deep-sets", "deep_sets", (50, 8), ordinary.deep_sets),
+        _custom("ordinary/pointnet", "pointnet", (3, 256), ordinary.pointnet),
+        _dense("ordinary/keyword-spotter", "ds_cnn", "audio", (1, 49, 10), ordinary.keyword_spotter),
+        _tokens("ordinary/lstm-sentiment", "lstm", 32, ordinary.lstm_sentiment),
+        _custom("ordinary/gru-forecaster", "gru", (48, 7), ordinary.gru_forecaster),
+        _tokens("ordinary/bigru-tagger", "gru", 20, ordinary.bigru_tagger),
+        _tokens("ordinary/gru-attention", "gru", 40, ordinary.gru_attention),
+        _custom("ordinary/temporal-convolution", "tcn", (8, 200), ordinary.temporal_convolution),
+        _image("ordinary/shufflenet", "shufflenet", 128, ordinary.shufflenet),
+        _image("ordinary/squeezenet", "squeezenet", 96, ordinary.squeezenet),
+        _image("ordinary/mlp-mixer", "mixer", 64, ordinary.mlp_mixer),
+        _tokens("ordinary/gmlp", "gmlp", 48, ordinary.gmlp),
+        _image("ordinary/normalizer-free", "nfnet", 64, ordinary.normalizer_free),
+        _image("ordinary/conv-attention", "hybrid", 224, ordinary.conv_attention),
+        _image("ordinary/resnet-20", "resnet", 32, ordinary.resnet_20),
+        _dense("ordinary/bilinear-unet", "unet", "image", (1, 64, 64), ordinary.bilinear_unet),
+        _custom("ordinary/dcgan-generator", "dcgan", (100, 1, 1), ordinary.dcgan_generator),
+        _image("ordinary/super-resolution", "espcn", 48, ordinary.super_resolution),
+        _image("ordinary/autoencoder", "autoencoder", 64, ordinary.autoencoder),
+        _image("ordinary/tiny-vit", "vit", 32, ordinary.tiny_vit),
+        _tokens("ordinary/tiny-gpt", "gpt2", 64, ordinary.tiny_gpt),
+        _tokens("ordinary/text-classifier", "bert", 32, ordinary.text_classifier),
+        _dense("ordinary/audio-tagger", "crnn", "audio", (1, 64, 96), ordinary.audio_tagger),
+    ),
+)
+
 _HELDOUT = Suite(
     name="heldout",
     purpose="full-size models of families that no fit and no choice has seen, for a GPU",
@@ -226,4 +283,4 @@ _HELDOUT = Suite(
     ),
 )
 
-_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _FRESH, _BLIND, _HELDOUT)}
+_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _FRESH, _BLIND, _ORDINARY, _HELDOUT)}

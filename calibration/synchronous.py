@@ -14,9 +14,9 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
 from latpred.calibration.networks import NetworkSpec
 from latpred.calibration.precisions import cast
+from latpred.calibration.reference_speed import gauge_of
 from latpred.calibration.sampling import Choice
 from latpred.calibration.session import Sampled
-from latpred.calibration.tempo import TEMPO, Metronome
 from latpred.profile import DeviceProfile
 from latpred.tracing.precisions import dtype_of
 
@@ -43,7 +43,6 @@ class Synchronous:
         self._device = device
         self._precisions = tuple(precisions)
         self._choice = Choice()
-        self._metronome = Metronome()
         self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
 
     def learn(self, profile: DeviceProfile) -> None:
@@ -60,15 +59,18 @@ class Synchronous:
 
     def measure(self, cell: Cell) -> Sampled:
         """Time a network whole and call by call, or bytes being moved."""
+        gauge = gauge_of(torch.get_num_threads())
         if cell.kind == "memory":
-            return Sampled({"single": timing.single(self._device, self._device.prepare(cell), timing.QUICK)})
+            call = self._device.prepare(cell)
+            return Sampled({"single": timing.single(self._device, call, timing.QUICK, gauge)})
         spec = suite.network_spec(cell)
+        networks.graph(spec, cell.precision)  # one that cannot be traced is no use to any fit
         model = networks.build(spec).to(dtype_of(cell.precision))
         inputs = cast(networks.inputs(spec), cell.precision)
         repeats, budget_s = _effort(spec)
-        between = self._evict if spec.cold else self._metronome.beat
-        placed = inplace.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, between=between)
-        return Sampled({"single": placed.forward, TEMPO: placed.tempo}, placed.calls_us)
+        between = self._evict if spec.cold else None
+        placed = inplace.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between)
+        return Sampled({"single": placed.forward}, placed.calls_us)
 
     def _evict(self) -> None:
         """Fill the last-level cache, as far as a shared machine leaves it to one process."""

@@ -5,28 +5,35 @@ a real one. What a call is, and what its time means, is the caller's business.
 
 A sample is a short loop of calls, and the answer is the median over samples. Loops are kept short on purpose: a
 hundredth of all calls being several times slower moves the median of short loops by nothing, the mean of long ones by
-several percent.
+several percent. With a gauge the speed of the processors is looked at between samples, and only those count that were
+taken at full speed.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from latpred.calibration.device import Call, Device
+from latpred.calibration.reference_speed import SLOW, SpeedGauge, at_full_speed
 from latpred.errors import UsageError
 
 PROTOCOLS = ("single", "pipelined")
 ENOUGH = 15  # samples before a median's own error says anything
 LEAD = 4  # forwards after which back-to-back ones have found their period
+GLANCE_S = 2e-3  # how often a gauge looks at the speed, which takes it a tenth of that
+FEWEST_TURNS = 3
+PATIENCE = 3.0  # times the budget that sampling may take where moments at full speed are few
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,12 +49,15 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Samples.
     stable : bool
         True when the warm-up settled and the first half of the samples agrees with the second.
+    slow : float
+        How many times slower than in its fastest moments the machine was meanwhile; 1 where nothing told.
     """
 
     median_s: float
     spread_s: float
     n: int
     stable: bool
+    slow: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +97,16 @@ class Plan:
 
 QUICK = Plan(most=50, precision=0.01, budget_s=0.15, warmup_s=0.1)
 
+Turn = TypeVar("Turn")
 Sampler = Callable[[int], float]  # calls in the sample -> seconds per call
 
 
-def single(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+def single(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
     """Time of one call with the device idle before and waited for after: what one request sees."""
-    return _collect(device, _single_sampler(device, call), plan or Plan())
+    return _collect(device, _single_sampler(device, call), plan or Plan(), gauge=gauge)
 
 
-def pipelined(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+def pipelined(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
     """Period of calls issued back to back with one synchronisation: what a stream of requests sees.
 
     On an asynchronous device the time of the first few calls is measured too and taken off, so that filling and
@@ -103,7 +114,7 @@ def pipelined(device: Device, call: Call, plan: Plan | None = None) -> Timing:
     """
     plan = plan or Plan()
     if not device.asynchronous:
-        return _collect(device, _loop_sampler(device, call), plan)
+        return _collect(device, _loop_sampler(device, call), plan, gauge=gauge)
     with device.errors(), _no_garbage_collection():
         edge_s = float(np.median([_back_to_back(device, call, LEAD) for _ in range(max(plan.least, 3) + 1)][1:]))
     return _collect(device, _period_sampler(device, call, edge_s), plan, fewest_loops=2 * LEAD)
@@ -126,7 +137,13 @@ def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
     return _collect(device, sample, plan or Plan(loops=16))
 
 
-def timed(device: Device, call: Call, protocol: str = "single", plan: Plan | None = None) -> Timing:
+def timed(
+    device: Device,
+    call: Call,
+    protocol: str = "single",
+    plan: Plan | None = None,
+    gauge: SpeedGauge | None = None,
+) -> Timing:
     """`single` or `pipelined` by name.
 
     Raises
@@ -135,9 +152,9 @@ def timed(device: Device, call: Call, protocol: str = "single", plan: Plan | Non
         When the protocol is neither.
     """
     if protocol == "single":
-        return single(device, call, plan)
+        return single(device, call, plan, gauge)
     if protocol == "pipelined":
-        return pipelined(device, call, plan)
+        return pipelined(device, call, plan, gauge)
     raise UsageError(f"there is no protocol {protocol!r}. Use protocol='single' or protocol='pipelined'.")
 
 
@@ -150,7 +167,8 @@ def over_runs(timings: Sequence[Timing]) -> Timing:
     if not timings:
         raise UsageError("there are no runs to summarise. Pass the timings of at least one run.")
     median_s, spread_s = _middle([timing.median_s for timing in timings])
-    return Timing(median_s, spread_s, len(timings), all(timing.stable for timing in timings))
+    slow = float(np.median([timing.slow for timing in timings]))
+    return Timing(median_s, spread_s, len(timings), all(timing.stable for timing in timings), slow)
 
 
 def _single_sampler(device: Device, call: Call) -> Sampler:
@@ -199,13 +217,18 @@ def _back_to_back(device: Device, call: Call, loops: int) -> float:
     return device.clock() - start
 
 
-def _collect(device: Device, sample: Sampler, plan: Plan, fewest_loops: int = 1) -> Timing:
+def _collect(
+    device: Device, sample: Sampler, plan: Plan, fewest_loops: int = 1, gauge: SpeedGauge | None = None
+) -> Timing:
     """Warm up, then sample until the median is precise enough or the budget is spent."""
     with device.errors(), _no_garbage_collection():
         loops, settled = _warm_up(device, sample, plan, fewest_loops)
-        samples = _sampled(device, partial(sample, loops), plan)
+        if gauge is None:
+            samples, slow = _sampled(device, partial(sample, loops), plan), 1.0
+        else:
+            samples, slow = _gauged(device, partial(sample, loops), plan, gauge)
     median_s, spread_s = _middle(samples)
-    return Timing(median_s, spread_s, len(samples), settled and _halves_agree(samples, plan.tolerance))
+    return Timing(median_s, spread_s, len(samples), settled and _halves_agree(samples, plan.tolerance), slow)
 
 
 def _sampled(device: Device, sample: Callable[[], float], plan: Plan) -> list[float]:
@@ -221,6 +244,64 @@ def _sampled(device: Device, sample: Callable[[], float], plan: Plan) -> list[fl
             if _standard_error(samples) <= plan.precision:
                 break
             next_look = len(samples) * 5 // 4  # looking takes time itself
+    return samples
+
+
+def _gauged(device: Device, sample: Callable[[], float], plan: Plan, gauge: SpeedGauge) -> tuple[list[float], float]:
+    """Samples taken at full speed, or the least slowed ones where those are too few, and how slow it was for them."""
+    start = device.clock()
+    groups: list[list[float]] = []
+    moments = [gauge.read()]
+    while True:
+        groups.append(_for_a_while(device, sample))
+        moments.append(gauge.read())
+        spent_s = device.clock() - start
+        kept, slow = at_full_speed(groups, gauge.between(moments), plan.least)
+        if len(kept) >= plan.most or spent_s > PATIENCE * plan.budget_s:
+            return kept, slow
+        precise = spent_s >= plan.least_s and len(kept) >= ENOUGH and _standard_error(kept) <= plan.precision
+        if slow <= SLOW and len(kept) >= plan.least and (precise or spent_s > plan.budget_s):
+            return kept, slow
+
+
+def turns(
+    turn: Callable[[], Turn], gauge: SpeedGauge, *, repeats: int, budget_s: float, fewest: int = FEWEST_TURNS
+) -> tuple[list[Turn], float]:
+    """Do something again and again, and give what came of it at full speed.
+
+    Parameters
+    ----------
+    turn : callable
+        Done once in each turn.
+    gauge : SpeedGauge
+        Tells slow moments, before and after each.
+    repeats, budget_s : int, float
+        Turns at full speed, and seconds after which there is no other once there were `fewest` of them.
+    fewest : int
+        Turns to give in any case; where too few were at full speed, the least slowed of the others.
+
+    Returns
+    -------
+    tuple of list and float
+        Results, and how slow it was for the slowest of them.
+    """
+    start, moments = time.perf_counter(), [gauge.read()]
+    done: list[Turn] = []
+    while True:
+        done.append(turn())
+        moments.append(gauge.read())
+        slow, spent_s = gauge.between(moments), time.perf_counter() - start
+        good = sum(one <= SLOW for one in slow)
+        given_up = len(done) >= fewest and spent_s > PATIENCE * budget_s
+        if good >= repeats or (good >= fewest and spent_s > budget_s) or given_up:
+            return at_full_speed([[one] for one in done], slow, fewest)
+
+
+def _for_a_while(device: Device, sample: Callable[[], float]) -> list[float]:
+    """Samples until it is time to look at the speed again; at least one."""
+    start, samples = device.clock(), [sample()]
+    while device.clock() - start < GLANCE_S:
+        samples.append(sample())
     return samples
 
 
@@ -251,6 +332,12 @@ def _loops(once_s: float, plan: Plan, fewest: int) -> int:
 
 def _window(sample: Sampler, loops: int, count: int) -> float:
     return float(np.median([sample(loops) for _ in range(count)]))
+
+
+def summary(seconds: Sequence[float], slow: float = 1.0) -> Timing:
+    """Seconds of single calls as a timing."""
+    median_s, spread_s = _middle(seconds)
+    return Timing(median_s, spread_s, len(seconds), True, slow)
 
 
 def _middle(samples: Sequence[float]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from latpred import profiles
+from latpred import profiles, speed, tables
 from latpred.accuracy import Report, compare
 from latpred.calibration import conditions, suites
 from latpred.calibration.device import open_device
@@ -111,6 +111,8 @@ def validate(
     with conditions.stated(conditions.Options(threads)):
         table, reasons = with_rivals(table, subjects, live, rivals, pace.next)
         notes = [f"Measured now: {said}." for said in profiles.mismatch(known, live.machine())]
+        ratios = speed.ratio(known.speed, tables.speed_of(table))
+        notes += [f"Speed of the machine, as times over the profile's: {speed.sentence(ratios)}."] if ratios else []
     target = target_of(known.device.kind)
     graphs = {
         subject.key(precision, runtime): subject.walk(precision, runtime, target)

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import msgspec
 
 from latpred import home
-from latpred.calibration import calibrate, moves, observing
+from latpred.calibration import calibrate, moves, observing, visits
 from latpred.calibration.checking import timed_again
 from latpred.calibration.session import Row
 from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def moved(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
     """Parts that a check of these times calls moved."""
-    parts = moves.judged([observing.observed(profile, rows) for rows in observing.evened(rounds)])
+    parts = moves.judged([observing.observed(profile, visits.calm(rows)) for rows in rounds])
     return [part for part in parts if part.verdict == MOVED]
 
 

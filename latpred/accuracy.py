@@ -128,6 +128,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
     ]
     return Report(
         overall=_errors(cells),
+        at_speed=_errors_at_speed(cells),
         by_runtime=_by(cells, cells["runtime"]),
         by_batch=_by(cells.sort_values("batch", kind="stable"), cells["batch"]),
         by_decade=_by(cells.sort_values("batch", kind="stable"), cells["batch"].map(metrics.decade)),
@@ -159,6 +160,13 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
 
 def _errors(cells: pd.DataFrame) -> Errors:
     return metrics.errors(cells["latency_s_predicted"], cells["latency_s_measured"], list(cells["model"]))
+
+
+def _errors_at_speed(cells: pd.DataFrame) -> Errors | None:
+    """Errors of predictions for the speed that the machine had; None where nobody told it."""
+    if tables.AT_SPEED not in cells or not bool(cells[tables.AT_SPEED].notna().all()):
+        return None
+    return metrics.errors(cells[tables.AT_SPEED], cells["latency_s_measured"], list(cells["model"]))
 
 
 def _by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from latpred import runtimes
 from latpred.eras import walked_for
 from latpred.errors import UsageError
-from latpred.finding import located, predictor_of
+from latpred.finding import located, predictor_now, predictor_of
 from latpred.graph import ModelGraph
 from latpred.lengthwise import lengths_curve
 from latpred.prediction import Curve, Prediction
@@ -49,6 +49,7 @@ def predict(
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
     inputs_on: str = "device",
+    now: bool = False,
 ) -> Prediction: ...
 @overload
 def predict(
@@ -69,6 +70,7 @@ def predict(
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
     inputs_on: str = "device",
+    now: bool = False,
 ) -> Curve: ...
 def predict(
     model: Model,
@@ -88,6 +90,7 @@ def predict(
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
     inputs_on: str = "device",
+    now: bool = False,
 ) -> Prediction | Curve:
     """Predict how long one forward pass takes.
 
@@ -129,6 +132,9 @@ def predict(
         "single": each forward is waited for. "pipelined": forwards follow each other, as in a throughput benchmark.
     inputs_on : str
         "device", or "host" to add the copy of the inputs.
+    now : bool
+        Time small reference work for a second, and answer for the machine as it is at this moment. Without it the
+        answer is for the machine at the full speed that its profile was measured at.
 
     Returns
     -------
@@ -153,6 +159,8 @@ def predict(
     runtimes.get(runtime)  # a misspelt one is said before a missing profile
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
     predictor.check(runtime)
+    if now:
+        predictor = predictor_now(predictor)
     given = Input(inputs, seq, image, precision, memory_format)
     if lengths is not None:
         _alone(given, "lengths=")

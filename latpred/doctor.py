@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from latpred import home, profiles
+from latpred import home, host_activity, profiles
 from latpred.errors import DeviceError, ProfileError
 from latpred.profile import DeviceProfile
 from latpred.runtimes import onnx_session
@@ -21,6 +20,10 @@ OPTIONAL = {
     "torchvision": "torchvision: model names",
     "timm": "timm: model names",
 }
+BUSY_LOAD = 0.3  # of a task for each usable processor; this process itself adds 0.1 while it starts
+BUSY_SHARE = 0.1  # of the last ten seconds
+STOP = "stop other work before calibrating or measuring"
+POWER = "before calibrating, plug the machine in and set its processors to performance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +108,25 @@ def _onnxruntime() -> Finding:
 def _processor() -> Finding:
     from latpred import host
 
-    cores, usable = os.cpu_count() or 1, _usable_cores()
+    cores, usable = os.cpu_count() or 1, host_activity.usable_cores()
     detail = f"{host.cpu_name()}, {cores} cores"
     if usable < cores:
         detail += f", {usable} of them for this process"
-    load = _load()
-    if load > 0.3 * usable:
-        return Finding("cpu", "note", f"{detail}; load {load:.1f}", "stop other work before calibrating or measuring")
-    return Finding("cpu", "ok", detail)
+    busy, power = _busy_notes(usable), host_activity.power_notes()
+    if not busy and not power:
+        return Finding("cpu", "ok", detail)
+    advice = [STOP] if busy else []
+    advice += [POWER] if power else []
+    return Finding("cpu", "note", "; ".join([detail, *busy, *power]), "; ".join(advice))
 
 
-def _usable_cores() -> int:
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def _load() -> float:
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return 0.0
+def _busy_notes(usable: int) -> list[str]:
+    """What says that other work keeps the processors busy now, as far as one look tells."""
+    load, pressure = host_activity.load(), host_activity.pressure()
+    notes = [f"load {load:.1f}"] if load is not None and load > BUSY_LOAD * usable else []
+    if pressure is not None and pressure.recent > BUSY_SHARE:
+        notes.append(f"tasks waited for a processor in {100 * pressure.recent:.0f} % of the last 10 s")
+    return notes
 
 
 def _cuda() -> Finding:

@@ -13,8 +13,8 @@ from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, NamedTuple
 
-from latpred import datasheet, firsttime, hostprofile, hostswap, profiles
-from latpred.errors import NoProfileError
+from latpred import datasheet, firsttime, hostprofile, hostswap, profiles, speed
+from latpred.errors import NoProfileError, ProfileError
 from latpred.host import cpu_name
 from latpred.predictor import Predictor
 from latpred.profile import DeviceProfile
@@ -47,6 +47,33 @@ def located(
     is_path = isinstance(device, os.PathLike)
     name = None if device is None else os.fspath(device) if isinstance(device, os.PathLike) else str(device)
     return Where(name, is_path, host, threads, cudnn_benchmark)
+
+
+def predictor_now(predictor: Predictor) -> Predictor:
+    """The same predictor for the machine as it is at this moment: a second of timing says how fast that is.
+
+    Raises
+    ------
+    ProfileError
+        When the profile is another machine's, or says nothing of the speed that it was measured at.
+    """
+    profile = predictor.profile
+    if not profiles.is_own(profile.machine):
+        raise ProfileError(
+            f"profile {profile.name!r} is of another machine ({profile.machine.cpu}), of whose speed at this moment "
+            "nothing is known here. Ask without now."
+        )
+    if not profile.speed:
+        raise ProfileError(
+            f"profile {profile.name!r} does not say at which speed of the machine it was measured. "
+            "Calibrate again, then ask for now: latpred calibrate"
+        )
+    from latpred.calibration.reference_speed import speed_now
+
+    now = speed_now(profile.machine.threads)
+    slowdown = speed.slowdown(profile.speed, now, asynchronous=profile.device.asynchronous)
+    said = f"for the machine as it is now; times over the profile's: {speed.sentence(speed.ratio(profile.speed, now))}"
+    return Predictor(profile, (*predictor.caveats, said), slowdown)
 
 
 def predictor_of(asked: Where) -> Predictor:

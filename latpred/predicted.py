@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from latpred import tables
+from latpred import speed, tables
 from latpred.errors import TableError
 
 if TYPE_CHECKING:
     from latpred.graph import ModelGraph
+    from latpred.predictor import Predictor
     from latpred.profile import DeviceProfile
 
 
@@ -51,15 +52,15 @@ def predict_table(
     """
     from latpred.predictor import Predictor
 
-    predictor = Predictor(profile)
+    predictor, slowed = Predictor(profile), _at_speed_of(cells, profile)
     wanted = cells[cells["status"] == tables.OK] if "status" in cells else cells
     rows: list[dict[str, Any]] = []
     for cell in wanted.to_dict("records"):
         graph = _graph(graphs, cell)
         batch = int(cell["batch"])
-        prediction = predictor.predict(
-            graph, batch, runtime=str(cell["runtime"]), protocol=str(cell["protocol"]), inputs_on=inputs_on
-        )
+        asked: dict[str, Any] = {"runtime": str(cell["runtime"]), "protocol": str(cell["protocol"])}
+        prediction = predictor.predict(graph, batch, **asked, inputs_on=inputs_on)
+        then = None if slowed is None else slowed.predict(graph, batch, **asked, inputs_on=inputs_on)
         rows.append(
             {
                 **{name: cell[name] for name in tables.KEYS},
@@ -74,10 +75,22 @@ def predict_table(
                 "macs": graph.macs(batch),
                 "bytes": graph.bytes(batch),
                 "launches": graph.launches(batch),
+                **({} if then is None else {tables.AT_SPEED: then.latency_ms / 1e3}),
             }
         )
-    columns = [*tables.PREDICTED.required, *(c for c in tables.PREDICTED.optional if c not in ("run", "stack"))]
+    unsaid = {"run", "stack", *(() if slowed is not None else (tables.AT_SPEED,))}
+    columns = [*tables.PREDICTED.required, *(c for c in tables.PREDICTED.optional if c not in unsaid)]
     return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
+
+
+def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Predictor | None:
+    """A predictor at the speed that the machine had while a table was measured; None where nobody says."""
+    from latpred.predictor import Predictor
+
+    now = tables.speed_of(cells)
+    if not speed.ratio(profile.speed, now):
+        return None
+    return Predictor(profile, slowdown=speed.slowdown(profile.speed, now, asynchronous=profile.device.asynchronous))
 
 
 def trace_models(

@@ -25,6 +25,7 @@ from latpred.pricing import Priced, PriceList
 from latpred.profile import DeviceInfo, DeviceProfile
 from latpred.runtimes import onnx_file, walking
 from latpred.schedule import Schedule
+from latpred.speed import SAME, Slowdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,12 +74,15 @@ class Predictor:
         What was measured on a device.
     caveats : iterable of str
         Sentences about what may not hold, which every prediction repeats.
+    slowdown : Slowdown
+        How much slower the machine is than when the profile was measured.
     """
 
-    def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = ()) -> None:
+    def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = (), slowdown: Slowdown = SAME) -> None:
         self.profile = profile
         self.caveats = tuple(caveats)
-        self._prices = PriceList(profile)
+        self.slowdown = slowdown
+        self._prices = PriceList(profile, slowdown)
         self._priced: dict[str, IdentityCache[Schedule, Priced]] = {}
 
     def predict(
@@ -197,12 +201,12 @@ class Predictor:
         return many.predict_many(self, candidates, **asked)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The profile and the caveats; prices are made anew."""
-        return {"profile": self.profile, "caveats": self.caveats}
+        """The profile, the caveats and the speed; prices are made anew."""
+        return {"profile": self.profile, "caveats": self.caveats, "slowdown": self.slowdown}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start afresh from the profile."""
-        self.__init__(state["profile"], state["caveats"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager walk may have to do for an estimate."""

@@ -26,6 +26,7 @@ from latpred.ops.classes import kind_of
 from latpred.ops.families import parent, root
 from latpred.profile import DeviceProfile, DispatchFit, KernelFit, Tilt
 from latpred.schedule import Schedule
+from latpred.speed import SAME, Slowdown
 from latpred.tilting import TIME, fixed_factor, tilted
 
 ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
@@ -93,6 +94,8 @@ class Priced:
         Whether some op has no formula.
     tilts : tuple[Tilt, ...]
         What the rows' times are multiplied by according to themselves.
+    slowdown : Slowdown
+        How much slower the machine is than the profile; `host_us` holds it already.
     """
 
     timeline: Timeline
@@ -111,6 +114,7 @@ class Priced:
     unmeasured: tuple[str, ...]
     estimated: bool
     tilts: tuple[Tilt, ...]
+    slowdown: Slowdown = SAME
 
     def rows_at(self, batches: Floats) -> RowTimes:
         """Times of every distinct row at every batch."""
@@ -126,14 +130,25 @@ class Priced:
             memory_bound[part] = times.memory_bound.reshape(count, -1)
         for tilt in self.tilts:
             us *= tilted(tilt, us)
+        if self.slowdown != SAME:
+            us *= np.where(memory_bound, self.slowdown.memory, self.slowdown.compute)
         return RowTimes(us, spread, memory_bound)
 
 
 class PriceList:
-    """Costs of a profile, looked up once: dispatch by class, kernel fits by precision and family."""
+    """Costs of a profile, looked up once: dispatch by class, kernel fits by precision and family.
 
-    def __init__(self, profile: DeviceProfile) -> None:
+    Parameters
+    ----------
+    profile : DeviceProfile
+        What was measured.
+    slowdown : Slowdown
+        How much slower the machine is than when that was done.
+    """
+
+    def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
         self._profile = profile
+        self._slowdown = slowdown
         self._models: dict[tuple[int, bool], KernelModel] = {}
         self._guesses: dict[str, KernelModel] = {}
         self._known: dict[tuple[str, str, bool], Rows] = {}
@@ -154,7 +169,7 @@ class PriceList:
         share = schedule.kernel_share * np.array([row.scale for row in rows])[kernel_row]
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
-        host_us = _host_times(schedule, dispatch)
+        host_us = _host_times(schedule, dispatch) * self._slowdown.dispatch
         classes, of_step, of_op = _classes(schedule)
         cells = of_op[schedule.kernel_op] * len(rows) + kernel_row
         done = np.bincount(cells, share, len(classes) * len(rows)).astype(float)
@@ -177,6 +192,7 @@ class PriceList:
             unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.measured)),
             estimated=any(op.estimated for op in schedule.ops),
             tilts=tuple(tilt for tilt in dispatch.kernel_tilts if tilt.of == TIME),
+            slowdown=self._slowdown,
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from latpred import speed
 from latpred.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ def _facts(profile: DeviceProfile) -> list[str]:
         *(f"{name:<11} {value}" for name, value in profile.protocol.items()),
         f"calibration {len(profile.samples)} cells in {format_duration(profile.seconds)}",
     ]
+    if profile.speed:
+        times = ", ".join(f"{speed.MEANINGS[kind]} {us:.0f} us" for kind, us in profile.speed.items())
+        lines.append(f"full speed  {times}")
+    if profile.disturbed:
+        lines.append(f"disturbed   {profile.disturbed:.0%} of the cells, which found no calm moment")
+    lines += [f"failed      {count} cells: {reason}" for reason, count in profile.failures.items()]
     if device.asynchronous:
         clock = f"launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"
         lines.append(f"clock       {clock}")

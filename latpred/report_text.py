@@ -98,6 +98,13 @@ def _baselines_table(report: Report) -> Table:
 
 def _facts(report: Report) -> Iterable[str]:
     noise, rank, cover = report.noise, report.rank, report.coverage
+    if report.at_speed is not None:
+        e = report.at_speed
+        yield (
+            f"At equal speed of the machine: median error {_percent(e.median)}, p90 {_percent(e.p90)}, "
+            f"{_percent(e.near)} within 10 %, bias {_signed(e.bias)}; as measured: {_percent(report.overall.median)} "
+            f"and {_percent(report.overall.p90)}."
+        )
     had = [f"{score.name} is {score.idea}" for score in report.baselines if score.errors is not None]
     if had:
         yield f"{'; '.join(had)}."

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from latpred.errors import TableError
+from latpred.speed import COLUMN, KINDS
 
 if TYPE_CHECKING:
     from latpred.profile import Machine
@@ -32,6 +33,7 @@ CURVE_KEYS = tuple(key for key in KEYS if key != "batch")
 BASELINE_PREFIX = "baseline_"
 NOTE_PREFIX = "x_"
 KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
+AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
 
 
@@ -68,6 +70,8 @@ _WORK_COLUMNS: dict[str, Column] = {
     "launches": _NUMBER_OR_EMPTY,
 }
 
+_SPEED_COLUMNS: dict[str, Column] = {COLUMN.format(kind): _NUMBER_OR_EMPTY for kind in KINDS}
+
 
 @dataclass(frozen=True, slots=True)
 class Schema:
@@ -103,6 +107,7 @@ MEASURED = Schema(
         "compute_s": _SECONDS_OR_EMPTY,
         "regime": _TEXT,
         **_WORK_COLUMNS,
+        **_SPEED_COLUMNS,
     },
 )
 
@@ -118,6 +123,7 @@ PREDICTED = Schema(
         "run": _TEXT,
         "stack": _TEXT,
         **_WORK_COLUMNS,
+        AT_SPEED: _SECONDS_OR_EMPTY,
     },
 )
 
@@ -180,6 +186,13 @@ def complete(frame: pd.DataFrame, defaults: Mapping[str, str | int | float] | No
         if name not in out.columns:
             out[name] = pd.Series([value] * len(out), index=out.index)
     return out
+
+
+def speed_of(measured: pd.DataFrame) -> dict[str, float]:
+    """What each reference took while a table was measured, in microseconds; empty where it does not say."""
+    columns = {kind: COLUMN.format(kind) for kind in KINDS if COLUMN.format(kind) in measured}
+    values = {kind: float(pd.to_numeric(measured[name], errors="coerce").median()) for kind, name in columns.items()}
+    return {kind: us for kind, us in values.items() if us > 0}
 
 
 def read(source: Source, schema: Schema) -> pd.DataFrame:

@@ -1,4 +1,7 @@
-"""Convolutional blocks of the generated calibration networks."""
+"""Convolutional blocks of the generated calibration networks.
+
+A block of stride 2 wants a map of at least two pixels a side; `networks.strides` sees to it.
+"""
 
 from __future__ import annotations
 
@@ -112,8 +115,7 @@ class DenseBlock(nn.Module):
         features = [x]
         for layer in self.grow:
             features.append(layer(torch.cat(features, 1)))
-        shrunk = self.shrink(torch.cat(features, 1))
-        return self.pool(shrunk) if shrunk.shape[-1] > 1 else shrunk
+        return self.pool(self.shrink(torch.cat(features, 1)))
 
 
 class FireBlock(nn.Module):

@@ -52,7 +52,7 @@ class Study(Protocol):
         Parameters
         ----------
         rows : sequence of Row
-            Of this runtime, without errors, brought to the usual tempo of the machine. Those of networks that judge are
+            Of this runtime, without errors, brought to the usual speed of the machine. Those of networks that judge are
             among them and must not be used.
         profile : DeviceProfile
             The same device's, with eager and the kernels fitted.

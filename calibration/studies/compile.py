@@ -22,8 +22,7 @@ from latpred.calibration.networks import NetworkSpec
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.studies import runs, wrapper
 from latpred.calibration.studies.solving import Column, System
-from latpred.calibration.studies.whole import WholeNetworks, effort, in_turns
-from latpred.calibration.tempo import TEMPO
+from latpred.calibration.studies.whole import WholeNetworks, effort, timed_after
 from latpred.errors import CalibrationError
 from latpred.features import layout
 from latpred.graph import Op
@@ -122,9 +121,9 @@ class Compiled(WholeNetworks):
             model, inputs = runs.built(spec, cell.precision), runs.inputs_of(spec, cell.precision)
             call = device.prepare_model(model, inputs, self.runtime)
         before = self._evict if spec.cold else call
-        forward, tempo = in_turns(call, before, self._metronome.beat, *effort(spec))
-        placed = wrapper.time_calls(call, modules, before, repeats=REPEATS, budget_s=CALLS_S)
-        return Sampled({"single": forward, TEMPO: tempo, OUTSIDE: placed.outside}, placed.calls_us)
+        forward = timed_after(call, before, self._gauge, *effort(spec))
+        placed = wrapper.time_calls(call, modules, before, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
+        return Sampled({"single": forward, OUTSIDE: placed.outside}, placed.calls_us)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs, generated kernels, and library kernels in proportion to eager's."""
@@ -147,7 +146,8 @@ class Compiled(WholeNetworks):
 
 
 def _launches(spec: NetworkSpec) -> int:
-    return networks.graph(spec).launches()
+    graph = suite.walked(spec)
+    return 0 if graph is None else graph.launches()  # who measures what cannot be traced says so in its row
 
 
 def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[NetworkSpec]:

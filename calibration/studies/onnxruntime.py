@@ -17,11 +17,11 @@ import numpy as np
 from latpred.calibration import suite
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
+from latpred.calibration.reference_speed import Moment, at_full_speed
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.studies import onnxfit, onnxgraphs, runs
 from latpred.calibration.studies.onnxfit import Placed
-from latpred.calibration.studies.whole import WholeNetworks, effort, in_turns
-from latpred.calibration.tempo import TEMPO
+from latpred.calibration.studies.whole import WholeNetworks, effort, timed_after
 from latpred.graph import Op
 from latpred.profile import DeviceProfile, DispatchFit
 from latpred.runtimes import get, onnx_session, onnx_walk, walking
@@ -35,6 +35,7 @@ TURN = ("graph",) * 25 + ("judge",)  # after the tiny graphs, again and again
 GRAPH_EFFORT = (8, 0.08)  # forward passes, and seconds after which there are no more
 TINY_EFFORT = (60, 0.1)
 WATCHED = 5  # forward passes with the profiler on, after one that is not counted
+LEAST_WATCHED = 2  # of them, kept however slow the moment was
 WATCHED_S = 0.25  # beyond which there are fewer
 COLD_EVERY = 2  # of the generated graphs, every second runs with its weights out of the cache
 
@@ -101,8 +102,8 @@ class OnnxStudy(WholeNetworks):
         def forward() -> None:
             running.run(None, made.feed)
 
-        timing, tempo = in_turns(forward, forward, self._metronome.beat, repeats, budget_s)
-        timings = {"single": timing, TEMPO: tempo}
+        timing = timed_after(forward, forward, self._gauge, repeats, budget_s)
+        timings = {"single": timing}
         if cell.kind != "kernel":
             return Sampled(timings)
         times = max(2, min(WATCHED, int(WATCHED_S / timing.median_s)))
@@ -128,11 +129,20 @@ class OnnxStudy(WholeNetworks):
 
     def _watched(self, cell: Cell, made: Made, times: int) -> tuple[float, ...]:
         """Median microseconds of every node; what the nodes do is kept for the fit."""
+        moments: list[Moment] = []
+
+        def between() -> None:
+            moments.append(self._gauge.read())
+            if cell.dims["cold"]:
+                self._evict()
+
         feeds = [made.feed] * (times + 1)
-        between = self._evict if cell.dims["cold"] else tuple
         seen = onnx_session.watch(made.model, feeds, target="cpu", threads=_threads(), between=between)
         self._ops[cell.key] = _ops(seen, made)
-        return tuple(np.median([[event.us for event in run] for run in seen.runs[1:]], axis=0).tolist())
+        slow = self._gauge.between([*moments, self._gauge.read()])[1:]
+        runs_us = [[[event.us for event in run]] for run in seen.runs[1:]]
+        kept, _ = at_full_speed(runs_us, slow, LEAST_WATCHED)
+        return tuple(np.median(kept, axis=0).tolist())
 
     def _placed(self, row: Row, profile: DeviceProfile) -> Placed | None:
         """A graph as the fit takes it; None when its nodes are not those that were timed."""

@@ -10,17 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, cycle
 
-import numpy as np
 import torch
 
-from latpred.calibration import networks, suite
+from latpred.calibration import networks, suite, timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
 from latpred.calibration.networks import NetworkSpec
+from latpred.calibration.reference_speed import SpeedGauge, gauge_of
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.studies import queues, runs, wholefit
 from latpred.calibration.studies.queues import WARM
-from latpred.calibration.tempo import TEMPO, Metronome
 from latpred.calibration.timing import Timing
 from latpred.profile import DeviceProfile, DispatchFit
 
@@ -54,7 +53,6 @@ class WholeNetworks:
         self.runtime = runtime
         self.seconds = seconds
         self.folds = 0
-        self._metronome = Metronome()
         self._filler: torch.Tensor | None = None
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
@@ -83,12 +81,15 @@ class WholeNetworks:
         model, inputs = runs.built(spec, cell.precision), runs.inputs_of(spec, cell.precision)
         call = device.prepare_model(model, inputs, self.runtime)
         before = self._evict if spec.cold else call
-        forward, tempo = in_turns(call, before, self._metronome.beat, *effort(spec))
-        return Sampled({"single": forward, TEMPO: tempo})
+        return Sampled({"single": timed_after(call, before, self._gauge, *effort(spec))})
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs by class and factors on kernel times, from the networks that do not judge."""
         return wholefit.fit_runs(runs.runs_of(rows, profile.device), profile, self.runtime)
+
+    @property
+    def _gauge(self) -> SpeedGauge:
+        return gauge_of(torch.get_num_threads())
 
     def _evict(self) -> None:
         """Fill the last-level cache, as the layers of a larger model would."""
@@ -104,49 +105,32 @@ def effort(spec: NetworkSpec) -> tuple[int, float]:
     return (JUDGE_REPEATS, JUDGE_S) if spec.judge else (SIZED_REPEATS, SIZED_S)
 
 
-def in_turns(
+def timed_after(
     call: Callable[[], object],
     before: Callable[[], object],
-    beat: Callable[[], object],
+    gauge: SpeedGauge,
     repeats: int,
     budget_s: float,
-) -> tuple[Timing, Timing]:
-    """Time a call on a synchronous device in turns with a beat: work that is always the same and tells the tempo.
+) -> Timing:
+    """Time a call on a synchronous device, in turns with what leaves the caches as the call shall find them.
 
     Parameters
     ----------
     call, before : callable
-        What is timed, and what leaves the caches as the call shall find them: a call of itself, as where a model is
-        called again and again, or what evicts its weights.
-    beat : callable
-        The second of two tells the tempo: the first finds in the caches whatever the call has left there.
+        What is timed, and what comes ahead of it: a call of itself, as where a model is called again and again, or what
+        evicts its weights.
+    gauge : SpeedGauge
+        Tells slow moments, which do not count.
     repeats, budget_s : int, float
         Turns, and seconds after which there is no other once there were a few.
-
-    Returns
-    -------
-    tuple of Timing
-        Of the call, and of the beat.
     """
+
+    def turn() -> float:
+        before()
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+
     for _ in range(WARM):
         call()
-    forwards: list[float] = []
-    tempos: list[float] = []
-    start = time.perf_counter()
-    while len(forwards) < FEWEST or (len(forwards) < repeats and time.perf_counter() - start < budget_s):
-        beat()
-        tempos.append(_seconds(beat))
-        before()
-        forwards.append(_seconds(call))
-    return _summary(forwards), _summary(tempos)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
-
-
-def _summary(seconds: Sequence[float]) -> Timing:
-    low, median, high = np.percentile(seconds, (25, 50, 75))
-    return Timing(float(median), float(high - low) / 2, len(seconds), True)
+    return timing.summary(*timing.turns(turn, gauge, repeats=repeats, budget_s=budget_s, fewest=FEWEST))

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from latpred.calibration import timing
+from latpred.calibration.reference_speed import SpeedGauge
 from latpred.calibration.timing import Timing
 from latpred.units import US_PER_S
 
@@ -45,6 +47,7 @@ def time_calls(
     call: Callable[[], object],
     modules: Sequence[ModuleType],
     before: Callable[[], object],
+    gauge: SpeedGauge,
     *,
     repeats: int,
     budget_s: float,
@@ -59,23 +62,24 @@ def time_calls(
         Its wrappers.
     before : callable
         Run before each pass.
+    gauge : SpeedGauge
+        Tells slow moments, whose passes do not count.
     repeats, budget_s : int, float
         Passes, and seconds after which there is no other once there were three.
     """
-    passes: list[list[float]] = []
-    outside: list[float] = []
     seconds: list[float] = []
+
+    def turn() -> tuple[float, list[float]]:
+        before()
+        seconds.clear()
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun - sum(seconds), list(seconds)
+
     with _watched(modules, seconds):
-        start = time.perf_counter()
-        while len(passes) < 3 or (len(passes) < repeats and time.perf_counter() - start < budget_s):
-            before()
-            seconds.clear()
-            begun = time.perf_counter()
-            call()
-            outside.append(time.perf_counter() - begun - sum(seconds))
-            passes.append(list(seconds))
-    low, median, high = np.percentile(outside, (25, 50, 75))
-    beside = Timing(float(median), float(high - low) / 2, len(outside), True)
+        done, slow = timing.turns(turn, gauge, repeats=repeats, budget_s=budget_s)
+    outside, passes = [one[0] for one in done], [one[1] for one in done]
+    beside = timing.summary(outside, slow)
     if len({len(one) for one in passes}) != 1:
         return Placed((), beside)
     return Placed(tuple(float(us) for us in np.median(np.array(passes), axis=0) * US_PER_S), beside)

@@ -79,6 +79,12 @@ class Moment(NamedTuple):
 @click.option("--cudnn-benchmark", is_flag=True, help="Measure with cudnn's autotuning of convolutions on.")
 @click.option("--fresh", is_flag=True, help="Measure everything anew instead of going on where it was stopped.")
 @click.option("--name", help="Name of the profile.  [default: the device's, as in cpu or cpu-2-threads]")
+@click.option(
+    "--repeat",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Calibrate N times, each anew, and print how far predictions of a suite of models move in between.",
+)
 @click.option("--host-only", is_flag=True, help="Seconds: only what dispatch costs on this host, for --host.")
 @output_options
 @speech_options
@@ -94,6 +100,7 @@ def calibrate(
     cudnn_benchmark: bool,
     fresh: bool,
     name: str | None,
+    repeat: int | None,
     host_only: bool,
     output: Output,
 ) -> None:
@@ -106,6 +113,11 @@ def calibrate(
     target = device or default_device()
     names = _runtimes(runtimes, target)
     wanted = Wanted(target, quick, budget, precisions, fresh, name, names, threads, cudnn_benchmark)
+    if repeat is not None:
+        from latpred.cli.repeating import show_repeats
+
+        show_repeats(context, wanted, repeat, output)
+        return
     profile = measure_profile(context, wanted)
     show_profile(profile, output)
     if not (profile.acceptance.passed and all(profile.acceptance.runtimes.values())):

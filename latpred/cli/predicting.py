@@ -58,6 +58,7 @@ class Request:
     way: Way
     strict: bool
     yes: bool
+    now: bool
     plot: Path | None
     measured: Path | None
     output: Output
@@ -102,6 +103,9 @@ def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
         @target_options
         @way_options
         @click.option("--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it.")
+        @click.option(
+            "--now", is_flag=True, help="Answer for the machine as it is: a second of timing tells how fast that is."
+        )
         @click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile.")
         @plot_option
         @click.option(
@@ -174,6 +178,7 @@ def predicted(context: click.Context, request: Request) -> Curve:
         threads=way.threads,
         cudnn_benchmark=way.cudnn_benchmark,
         protocol=target.protocol,
+        now=request.now,
     )
 
 
@@ -234,6 +239,7 @@ def _of_lengths(context: click.Context, request: Request) -> Curve:
         threads=way.threads,
         cudnn_benchmark=way.cudnn_benchmark,
         protocol=target.protocol,
+        now=request.now,
     )
 
 

@@ -35,7 +35,13 @@ def recurrent(
         "inputs": input.shape[-1],
         "layers": num_layers * (2 if bidirectional else 1),
     }
-    return Work("rnn", dims, macs=batch * steps * matrices)
+    return Work(_family(params, dims["hidden"]), dims, macs=batch * steps * matrices)
+
+
+def _family(params: Sequence[Tensor], hidden: int) -> str:
+    """LSTM, GRU or plain, by the number of gates: libraries run each by code of its own."""
+    gates = params[0].shape[0] // hidden if params and hidden else 0
+    return {4: "rnn.lstm", 3: "rnn.gru"}.get(gates, "rnn.plain")
 
 
 @cost("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell")

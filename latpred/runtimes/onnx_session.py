@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latpred.errors import MissingPackageError, RuntimeRefusalError
+from latpred.runtimes.onnx_layout import in_blocks
 
 PIP = "pip install 'latpred[onnx]'"
 GPU_PIP = "pip uninstall onnxruntime && pip install 'latpred[onnx-gpu]'"
@@ -46,10 +47,14 @@ class Event(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The graph that onnxruntime made of a model, and what it executed in each run."""
+    """The graph that onnxruntime made of a model, and what it executed in each run.
+
+    before : the graph as it was before channels lay in blocks, None where none do.
+    """
 
     proto: Any
     runs: tuple[tuple[Event, ...], ...]
+    before: Any = None
 
 
 def installed() -> dict[str, str]:
@@ -96,6 +101,7 @@ def session(
     profile: Path | None = None,
     optimised: Path | None = None,
     weights_in: Path | None = None,
+    layout: bool = True,
 ) -> Any:
     """A session with every optimisation that the target has.
 
@@ -117,6 +123,8 @@ def session(
         File to write the graph to that is really run; its weights go beside it.
     weights_in : Path, optional
         Folder of the external weights of a model given as bytes.
+    layout : bool
+        Whether the graph may be laid out as the CPU likes it; that comes after all other optimisations.
 
     Raises
     ------
@@ -128,7 +136,8 @@ def session(
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = SILENT
     settings.intra_op_num_threads = threads
-    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    levels = onnxruntime.GraphOptimizationLevel
+    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if layout else levels.ORT_ENABLE_EXTENDED
     if profile is not None:
         settings.enable_profiling = True
         settings.profile_file_prefix = str(profile)
@@ -199,7 +208,18 @@ def watch(
             raise RuntimeRefusalError(f"onnxruntime cannot run the model: {reason(error)}") from error
         finally:
             report = Path(running.end_profiling())
-        return Watched(proto, _runs(json.loads(report.read_text())))
+        del running  # another session follows, with weights of its own
+        before = _before_blocks(model, folder, weights_in) if in_blocks(proto) else None
+        return Watched(proto, _runs(json.loads(report.read_text())), before)
+
+
+def _before_blocks(model: bytes | str, folder: Path, weights_in: Path | None) -> Any:
+    """The graph of a model for a CPU as it is before channels lie in blocks."""
+    import onnx
+
+    kept = folder / "before.onnx"
+    session(model, target="cpu", threads=1, optimised=kept, weights_in=weights_in, layout=False)
+    return onnx.load(str(kept), load_external_data=False)
 
 
 def feeds_of(running: Any, tensors: Sequence[Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """From what onnxruntime executed at batches 1, 2 and 3 to ops whose every count is affine in batch.
 
 The nodes and the shapes of their results come from onnxruntime's profile, attributes and weights from the graph it
-saved after optimising. What a node does is `onnx_nodes`' business.
+saved after optimising. What a node does is `onnx_nodes`' business, how many channels blocks hold `onnx_layout`'s.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from latpred.errors import RuntimeRefusalError
 from latpred.graph import Line, Op
 from latpred.ops.registry import Work
 from latpred.runtimes.executed import Executed, line, on_the_line, op_through, ops_exactly
+from latpred.runtimes.onnx_layout import Blocks, unfilled
 from latpred.runtimes.onnx_nodes import CONTROL, HOST, TRANSFERS, VIEWS, class_of, work_of
 from latpred.runtimes.onnx_session import Event, Watched
 from latpred.runtimes.onnx_values import Node, Value
@@ -88,7 +89,7 @@ def walked(
         When other nodes run at batch 3 than at batch 2.
     """
     renamed = dict(cast or {})
-    topology = Topology.of(watched.proto, target, renamed)
+    topology = Topology.of(unfilled(watched.proto, watched.before), target, renamed)
     inputs = [{name: _fed(array, renamed) for name, array in feed.items()} for feed in feeds]
     passes = [steps(topology, run, given, renamed) for run, given in zip(watched.runs, inputs, strict=True)]
     sizes = [sum(value.nbytes for value in given.values()) for given in inputs]
@@ -110,14 +111,15 @@ def steps(
     """Executed nodes with what each of them does."""
     events = list(run)
     values: dict[str, Value] = {**topology.weights, **feed}
-    alive = _Alive(topology, events, feed)
+    alive, blocks = _Alive(topology, events, feed), Blocks()
     found = []
     for index, event in enumerate(events):
         proto = topology.nodes.get(event.name)
         names = [name for name in proto.output if name] if proto is not None else []
-        outputs = [Value(shape, cast.get(dtype, dtype)) for dtype, shape in event.outputs]
-        values.update(zip(names, outputs, strict=False))
         inputs = [values.get(name) if name else None for name in proto.input] if proto is not None else []
+        outputs = [Value(shape, cast.get(dtype, dtype)) for dtype, shape in event.outputs]
+        outputs = blocks.own(proto, inputs, outputs) if proto is not None else outputs
+        values.update(zip(names, outputs, strict=False))
         live = alive.after(index, names, outputs)
         found.append(_step(event, proto, inputs, outputs, topology, live))
     return found

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from latpred.runtimes.onnx_export import Exported
     from latpred.runtimes.source import Source
 
-NODES = "nodes 2"  # version of what is made of a node; walks of another one are made again
+NODES = "nodes 3"  # version of what is made of a node; walks of another one are made again
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 
 

@@ -48,6 +48,11 @@ class FakeError(Exception):
     """What the library raises."""
 
 
+def processes(*pids):
+    """As the library lists them."""
+    return [types.SimpleNamespace(pid=pid) for pid in pids]
+
+
 @pytest.fixture
 def library(monkeypatch):
     """A management library that knows one GPU, which runs hot."""
@@ -72,7 +77,9 @@ def library(monkeypatch):
     nvml.nvmlDeviceGetMaxClockInfo = lambda handle, clock: 1980
     nvml.nvmlDeviceGetTemperature = lambda handle, sensor: 84
     nvml.nvmlDeviceGetPowerUsage = lambda handle: 699_500
+    nvml.nvmlClocksThrottleReasonGpuIdle = 1
     nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 4 | 32 | 1  # power cap, thermal, and idle
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(os.getpid(), 17, 18, 18)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     return types.SimpleNamespace(nvml=nvml, open_count=open_count)
 
@@ -87,6 +94,8 @@ def test_gpu_state_is_read_and_the_library_closed_again(library):
         temperature_c=84,
         power_w=699.5,
         throttled=("power cap", "thermal (software)"),
+        other_processes=2,
+        idle=True,
     )
     assert library.open_count == [0]
 
@@ -96,8 +105,47 @@ def test_what_a_driver_keeps_to_itself_does_not_hide_the_rest(library):
         raise FakeError
 
     library.nvml.nvmlDeviceGetPowerUsage = library.nvml.nvmlDeviceGetCurrentClocksThrottleReasons = kept
+    library.nvml.nvmlDeviceGetComputeRunningProcesses = kept
     state = machine.gpu_state("00000000:3B:00.0")
     assert (state.driver, state.sm_mhz, state.power_w, state.throttled) == ("570.1", 1200, 0.0, ())
+    assert (state.other_processes, state.idle) == (0, False)
+
+
+@pytest.mark.parametrize(("listed", "others"), [((), 0), ((4711,), 0), ((4711, 4712), 1)])
+def test_within_a_container_this_process_goes_by_another_number(listed, others, library):
+    library.nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes(*listed)
+    assert machine.gpu_state("00000000:3B:00.0").other_processes == others
+
+
+def gpu(sm_mhz=1800, throttled=(), other_processes=0, idle=False):
+    return machine.GpuState("G", "1", sm_mhz, 1980, 2600, 60, 200.0, throttled, other_processes, idle)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (gpu(), gpu(), ""),
+        (gpu(1800), gpu(1755), ""),
+        (gpu(1800), gpu(1200), "the GPU's clock went from 1800 to 1200 MHz"),
+        (gpu(1200), gpu(1800), "the GPU's clock went from 1200 to 1800 MHz"),
+        (gpu(1800), gpu(345, idle=True), ""),
+        (gpu(0), gpu(1800), ""),
+        (gpu(), gpu(throttled=("power cap",)), "the GPU throttled: power cap"),
+        (gpu(throttled=("power cap",)), gpu(throttled=("power cap",)), ""),
+        (
+            gpu(throttled=("thermal (software)",)),
+            gpu(throttled=("thermal (software)",)),
+            "the GPU throttled: thermal (software)",
+        ),
+        (gpu(throttled=("power cap",)), gpu(), ""),
+        (gpu(other_processes=1), gpu(), "another process uses the GPU"),
+        (gpu(), gpu(1200, other_processes=2), "2 other processes use the GPU"),
+        (None, gpu(1200, other_processes=2), ""),
+        (gpu(), None, ""),
+    ],
+)
+def test_what_disturbs_a_gpu(before, after, reason):
+    assert machine.gpu_reason(before, after) == reason
 
 
 def test_unknown_gpu_has_no_state_and_the_library_is_closed(library):

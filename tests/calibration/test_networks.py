@@ -57,6 +57,18 @@ def test_residual_networks_have_dense_windows_of_every_usual_size() -> None:
     assert within.count(5) > len(drawn) / 2
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_halve_a_map_while_there_is_something_to_halve(stages: int, pooled: bool) -> None:
+    halve = torch.nn.MaxPool2d(2) if pooled else torch.nn.Conv2d(1, 1, 3, 2, 1)
+    for side in range(1, 40):
+        x, found = torch.zeros(1, 1, side, side), networks.strides(side, stages, pooled=pooled)
+        assert len(found) == stages
+        for stage, stride in enumerate(found):
+            assert stride == (2 if stage and x.shape[-1] > 1 else 1)
+            x = halve(x) if stride == 2 else x
+
+
 @pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_walk_is_the_stream_of_calls(spec: NetworkSpec, batch: int) -> None:

@@ -6,11 +6,15 @@ import math
 from itertools import islice
 
 import factories
+import msgspec
 import pytest
 
-from latpred.calibration import networks, sampling, suite
+from latpred.calibration import builders, networks, sampling, suite
+from latpred.calibration.cells import Cell
 from latpred.calibration.networks import KINDS, NetworkSpec
 from latpred.calibration.sampling import Choice
+from latpred.errors import TraceError
+from latpred.graph import ModelGraph
 from latpred.ops.families import DIMS
 from latpred.predictor import Predictor
 from latpred.profile import DeviceProfile
@@ -90,3 +94,44 @@ def test_a_family_without_a_fit_is_the_least_certain_of_all() -> None:
     cells = list(islice(suite.kernel_cells("fp32", seed=0), 8))
     assert cells[0].name == "gemm"
     assert cells[0] not in list(choice.of_kernels(iter(cells), 4))
+
+
+def test_a_network_that_cannot_be_walked_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned, specs = profile("rnn"), [small(seed) for seed in range(GROUP)]
+    broken, walk = specs[KINDS.index("recurrent")], networks.graph  # of the kind that is the least sure
+
+    def failing(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
+        if spec == broken:
+            raise TraceError("no pixel is left")
+        return walk(spec, precision)
+
+    monkeypatch.setattr(networks, "graph", failing)
+    choice = Choice()
+    choice.learn(learned)
+    chosen = list(islice(choice.of_networks(iter(specs)), GROUP // 2))
+    assert len(set(chosen)) == GROUP // 2
+    assert broken not in chosen
+    assert sampling._network_doubt(Predictor(learned), broken) == -math.inf
+
+
+def test_networks_come_as_drawn_where_a_profile_cannot_predict_them() -> None:
+    fits = {"bf16": factories.profile().kernels["fp32"]}
+    choice = Choice()
+    choice.learn(msgspec.structs.replace(profile("rnn"), kernels=fits))
+    specs = [small(seed) for seed in range(GROUP)]
+    assert list(islice(choice.of_networks(iter(specs)), GROUP // 2)) == specs[: GROUP // 2]
+
+
+def test_a_kernel_that_cannot_be_walked_or_launches_nothing_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [Cell("kernel", name, {"rows": 4, "cols": 8}) for name in ("broken", "view", "add", "softmax")]
+    walk = builders.graph
+
+    def failing(cell: Cell) -> tuple[ModelGraph, int]:
+        if cell.name == "broken":
+            raise TraceError("no pixel is left")
+        return walk(cell)
+
+    monkeypatch.setattr(builders, "graph", failing)
+    choice = Choice()
+    choice.learn(profile("softmax"))
+    assert list(choice.of_kernels(iter(cells), 2)) == [cells[3], cells[2]]

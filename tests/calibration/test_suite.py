@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from latpred.calibration import builders, networks, suite
 from latpred.calibration.cells import Cell
+from latpred.errors import TraceError
+from latpred.graph import ModelGraph
 
 DRAWN = list(islice(suite.kernel_cells("fp32", seed=0), 400))
 
@@ -68,6 +71,17 @@ def test_kernel_cells_are_bounded_and_build_without_a_device() -> None:
         assert 0 < held(cell) <= suite.LARGEST_BYTES, cell.key
 
 
+def test_a_transposed_copy_has_something_to_copy() -> None:
+    rng = random.Random(0)
+    drawn = [suite._kernel_cell(rng, "transpose_copy", "fp32") for _ in range(400)]
+    assert min(cell.dims["rows"] for cell in drawn) == 2
+    few = [cell for cell in drawn if cell.dims["rows"] < 4]
+    assert len(few) > 5
+    for cell in few:
+        graph, batch = builders.graph(cell)
+        assert any(op.launches for op in graph.at(batch))
+
+
 def test_memory_cells_span_the_caches() -> None:
     sizes = [cell.dims["bytes"] for cell in suite.memory_cells() if cell.name == "read"]
     assert sizes == [2**power for power in range(20, 29)]  # 1 to 256 MiB
@@ -89,6 +103,21 @@ def test_sized_networks_are_affordable_and_go_on_where_told() -> None:
     later = list(islice(suite.sized_networks(specs[10].seed), 14))
     assert later == specs[10:]
     assert not any(spec.tiny for spec in specs)
+
+
+def test_a_network_that_cannot_be_walked_is_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = list(islice(suite.sized_networks(), 12))
+    broken, walk = networks.draw(known[4].seed), networks.graph
+
+    def failing(spec: networks.NetworkSpec, precision: str = "fp32") -> ModelGraph:
+        if spec == broken:
+            raise TraceError("no pixel is left")
+        return walk(spec, precision)
+
+    monkeypatch.setattr(networks, "graph", failing)
+    assert suite.walked(broken) is None
+    assert suite.walked(known[0]) is not None
+    assert list(islice(suite.sized_networks(), 12)) == [*known[:4], broken, *known[5:]]
 
 
 def test_judging_networks_are_those_of_the_sized_that_judge() -> None:

@@ -13,7 +13,8 @@ from latpred.calibration.subjects import Subject, subjects_of
 from latpred.errors import UsageError
 
 CPU = suites.get("cpu")
-SMALL = [subject for name in ("cpu", "unseen", "fresh", "blind") for subject in suites.get(name).ready]
+ORDINARY = suites.get("ordinary")
+SMALL = [subject for name in ("cpu", "unseen", "fresh", "blind", "ordinary") for subject in suites.get(name).ready]
 
 
 def test_the_cpu_suite_is_wide_enough() -> None:
@@ -28,12 +29,30 @@ def test_no_model_is_in_two_suites() -> None:
     assert len({subject.name.split("/")[1] for subject in SMALL}) == len(SMALL)
 
 
-def test_the_blind_suite_shares_no_family_with_another() -> None:
+def test_the_blind_suite_shares_no_family_with_an_earlier_one() -> None:
     blind = {subject.family for subject in suites.get("blind").ready}
-    others = {subject.family for subject in SMALL if not subject.name.startswith("blind/")}
+    others = {subject.family for name in ("cpu", "unseen", "fresh") for subject in suites.get(name).ready}
     assert len(blind) >= 20
     assert not blind & others
     assert suites.get("blind").batches == CPU.batches
+
+
+def test_the_ordinary_suite_is_wide_and_has_many_small_models() -> None:
+    assert len(ORDINARY.subjects()) >= 24
+    assert len({subject.family for subject in ORDINARY.ready}) >= 20
+    assert ORDINARY.batches == (1, 2, 4, 8, 16, 32)
+    assert sum(subject.walk("fp32").macs(1) < 5e6 for subject in ORDINARY.ready) >= 10
+
+
+@pytest.mark.parametrize("subject", ORDINARY.ready, ids=lambda subject: subject.name)
+def test_ordinary_models_run_on_ordinary_numbers_at_one_sample_and_at_two(subject: Subject) -> None:
+    model, inputs = subject.make("cpu", "fp32")
+    with torch.inference_mode(), Denormals() as seen:
+        one, two = (model(*inputs(batch, "cpu")) for batch in (1, 2))
+    assert (one.shape[0], two.shape[0]) == (1, 2)
+    assert one.shape[1:] == two.shape[1:]
+    assert bool(torch.isfinite(two).all())
+    assert seen.count == 0
 
 
 @pytest.mark.parametrize("subject", SMALL, ids=lambda subject: subject.name)
@@ -84,5 +103,5 @@ def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
 
 
 def test_an_unknown_suite() -> None:
-    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, unseen, fresh, blind, heldout"):
+    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, unseen, fresh, blind, ordinary, heldout"):
         suites.get("gpu")

@@ -1,0 +1,178 @@
+"""Visits: cells timed one after the other, with an eye on what else the machine does and how fast it is.
+
+A visit that other work disturbed, or that found no moment at full speed, is not believed: the cell is timed again
+later. Waiting and lost visits do not count as measuring time, up to `OVERTIME` of the budget; after that a run takes
+what it gets, and its profile says how much of it was disturbed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from latpred.calibration.cells import Cell
+from latpred.calibration.device import Device
+from latpred.calibration.disturbance import Tally, Watch, wait_for_calm
+from latpred.calibration.reference_speed import SLOW, Moment, ReferenceTimer, gauge_of, slower
+from latpred.calibration.session import Measure, Row, Sampled, Session
+from latpred.calibration.timing import Timing
+
+OVERTIME = 0.5  # of a budget, for visits that are lost to other work and for waiting until it ends
+PATIENCE_S = 4.0  # waited for a calm moment at once, ahead of the next visit
+FAST_WAIT_S, FAST_POLL_S = 0.5, 0.01  # waited for full speed ahead of a visit, which takes about as long by itself
+NEWLY_FAST = 1.04  # times what it was, from which the fastest moment is another
+READ_EVERY_S = 1.5  # how often all references are timed, which takes some ms
+MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for without end
+CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
+
+SLOWED = "the processors ran slower than at other times"
+
+Tell = Callable[[str], None]
+
+
+class Visits:
+    """Times the cells of a session.
+
+    Parameters
+    ----------
+    session : Session
+        Where rows are kept.
+    device : Device
+        What is timed; of a simulated one nothing is watched.
+    threads : int
+        Threads that an op may use.
+    budget_s : float
+        What the run may take in calm; decides how long it may wait for calm.
+    tell : callable, optional
+        Told when the run waits for a calm moment.
+    """
+
+    def __init__(
+        self, session: Session, device: Device, *, threads: int, budget_s: float, tell: Tell | None = None
+    ) -> None:
+        self._session, self._tell = session, tell
+        self._live = device.info().kind != "simulated"
+        self._reference = ReferenceTimer(threads) if self._live else None
+        self._gauge = gauge_of(threads) if self._live and not device.asynchronous else None
+        self._watch = Watch(threads=threads) if self._live else None
+        self._read_at = -READ_EVERY_S
+        self._pending: deque[tuple[Cell, Measure]] = deque()
+        self._visits: dict[str, int] = {}
+        self._believed: dict[str, tuple[Cell, Measure, float]] = {}  # and how slow it was for each
+        self._fastest = self._gauge.read() if self._gauge else Moment(0.0)
+        self._overtime_s = OVERTIME * budget_s
+        self.tally = Tally()
+        self.lost_s = 0.0
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Everything that the session holds."""
+        return self._session.rows
+
+    def run(self, cell: Cell, measure: Measure) -> Row:
+        """Time a cell unless the session holds it; in calm also those that could not be timed well before."""
+        row = self._visit(cell, measure)
+        while self._pending and not row.disturbed:
+            row = self._visit(*self._pending.popleft(), again=True)
+        return row
+
+    def finish(self) -> None:
+        """Time what is still disturbed once more, as far as the overtime goes."""
+        for _ in range(len(self._pending)):
+            if self.lost_s >= self._overtime_s:
+                return
+            self._visit(*self._pending.popleft(), again=True)
+
+    def _visit(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
+        row = self._session.run(cell, lambda one: self._watched(one, measure), again=again)
+        if not row.disturbed:
+            slow = max((timing.slow for timing in row.timings.values()), default=1.0)
+            self._believed[cell.key] = cell, measure, slow
+            self._look_back()
+            return row
+        self._visits[cell.key] = self._visits.get(cell.key, 0) + 1
+        if self._visits[cell.key] < MOST_VISITS:
+            self._pending.append((cell, measure))
+        left_s = self._overtime_s - self.lost_s
+        self.lost_s += min(row.seconds, max(left_s, 0.0))
+        if left_s > 0 and row.disturbed != SLOWED:
+            self.lost_s += self._wait(min(PATIENCE_S, left_s), row.disturbed)
+        return row
+
+    def _look_back(self) -> None:
+        """Time again what was timed before the machine showed how fast it is."""
+        if self._gauge is None:
+            return
+        ratio = slower(self._fastest, self._gauge.fastest)
+        if ratio < NEWLY_FAST:
+            return
+        self._fastest = self._gauge.fastest
+        found = {key: (cell, measure, slow * ratio) for key, (cell, measure, slow) in self._believed.items()}
+        self._pending.extend((cell, measure) for cell, measure, slow in found.values() if slow > SLOW)
+        self._believed = {key: one for key, one in found.items() if one[2] <= SLOW}
+
+    def _wait(self, limit_s: float, reason: str) -> float:
+        if self._tell is not None:
+            self._tell(f"waiting for a calm moment: {reason}")
+        start = time.monotonic()
+        wait_for_calm(limit_s)
+        return time.monotonic() - start
+
+    def _watched(self, cell: Cell, measure: Measure) -> Sampled:
+        """Measure a cell and say what else went on, and now and then how fast the machine is."""
+        if self._watch is None:
+            return _sampled(measure(cell))
+        self._await_full_speed()
+        self._watch.lap()
+        sampled = _sampled(measure(cell))
+        disturbance = self._watch.lap()
+        self.tally.add(disturbance)
+        return sampled._replace(speed=self._speed(), disturbed=disturbance.reason or _slowed(sampled.timings))
+
+    def _await_full_speed(self) -> None:
+        """Wait a moment where the processors are slow now; what is timed at full speed need not be timed again."""
+        if self._gauge is None or self.lost_s >= self._overtime_s:
+            return
+        start = time.monotonic()
+        while self._gauge.slowdown(self._gauge.read()) > SLOW and time.monotonic() - start < FAST_WAIT_S:
+            time.sleep(FAST_POLL_S)
+        self.lost_s += time.monotonic() - start
+
+    def _speed(self) -> dict[str, float]:
+        """What the references take now; nothing where that was said a moment ago."""
+        if self._reference is None or time.monotonic() - self._read_at < READ_EVERY_S:
+            return {}
+        self._read_at = time.monotonic()
+        return self._reference.read()
+
+
+def _sampled(found: object) -> Sampled:
+    return found if isinstance(found, Sampled) else Sampled(found)  # type: ignore[arg-type]
+
+
+def _slowed(timings: Mapping[str, Timing]) -> str:
+    """Why timings are not to be believed where they were taken in slow moments; "" where they were not."""
+    return SLOWED if any(timing.slow > SLOW for timing in timings.values()) else ""
+
+
+def is_calm(row: Row) -> bool:
+    """Whether a row was timed at full speed, with no other work beside it."""
+    return not (row.disturbed or _slowed(row.timings))
+
+
+def calm(rows: Iterable[Row]) -> list[Row]:
+    """Rows that nothing disturbed; all of them where those are too few to fit."""
+    rows = list(rows)
+    quiet = [row for row in rows if is_calm(row)]
+    return quiet if len(quiet) >= CALM_ENOUGH * len(rows) else rows
+
+
+def failures(rows: Sequence[Row]) -> dict[str, int]:
+    """How many cells could not be measured, by reason, the most frequent first."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        if row.error:
+            reason = row.error.partition(": already ")[0]
+            counts[reason] = counts.get(reason, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))

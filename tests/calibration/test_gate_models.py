@@ -1,0 +1,71 @@
+"""Gate models: small, walkable and runnable anywhere, and in no suite."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from latpred.calibration import suites
+from latpred.calibration.gate_models import BATCHES, gate_models
+from latpred.calibration.subjects import Subject
+
+GATE = gate_models()
+LITTLE = 1.2e9  # MACs of 60 ms, where two slow cores do some 20 GMAC a second
+
+
+@pytest.mark.parametrize("subject", GATE, ids=lambda subject: subject.name)
+def test_every_model_walks_and_is_little_work(subject: Subject) -> None:
+    graph = subject.walk("fp32")
+    assert graph.model == subject.name
+    assert graph.coverage(2).launches == 1.0
+    assert graph.macs(max(BATCHES)) < LITTLE
+
+
+@pytest.mark.parametrize("subject", GATE, ids=lambda subject: subject.name)
+def test_every_model_runs_at_one_sample_and_at_two(subject: Subject) -> None:
+    model, inputs = subject.make("cpu", "fp32")
+    for batch in (1, 2):
+        with torch.inference_mode():
+            output = model(*inputs(batch, "cpu"))
+        first = output if isinstance(output, torch.Tensor) else output[0]
+        assert first.shape[0] == batch
+        assert bool(torch.isfinite(first).all())
+
+
+def test_they_are_of_many_kinds() -> None:
+    assert len({subject.name for subject in GATE}) == len(GATE) >= 12
+    assert {subject.input_kind for subject in GATE} == {"seq", "image", "audio", "custom"}
+
+
+@pytest.mark.slow
+def test_no_suite_holds_one() -> None:
+    theirs = [subject for name in suites.names() for subject in suites.get(name).subjects()]
+    assert not {subject.name for subject in GATE} & {subject.name for subject in theirs}
+    alike = {parameters(subject) for subject in GATE} & {parameters(subject) for subject in theirs}
+    works = {work(subject) for subject in GATE if parameters(subject) in alike}
+    assert not works & {work(subject) for subject in theirs if parameters(subject) in alike}
+
+
+def test_they_need_torch_alone() -> None:
+    script = """
+import sys
+sys.modules.update(dict.fromkeys(("transformers", "torchvision", "timm")))
+from latpred.calibration.gate_models import gate_models
+for subject in gate_models():
+    subject.make("meta", "fp32")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def parameters(subject: Subject) -> int:
+    """Numbers that a model has learned."""
+    return sum(weight.numel() for weight in subject.make("meta", "fp32")[0].parameters())
+
+
+def work(subject: Subject) -> tuple[int, int]:
+    """Multiply-adds of one sample, and parameters."""
+    return subject.walk("fp32").macs(1), parameters(subject)

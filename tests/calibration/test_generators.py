@@ -1,0 +1,230 @@
+"""Generators: whatever a calibration can draw is valid, so that no draw fails and none ends a run.
+
+Sized networks run forward on the meta device, where nothing is computed and every shape is. Of the first 30,000 seeds
+all are taken whose kind has stages of convolutions, 3,000 of each kind: their maps shrink, and whether a layer is left
+with anything depends on the draw. In the other kinds a draw changes sizes that fit each other by construction, so every
+tenth stands for the rest. A calibration of five minutes reaches some 1,300 seeds.
+
+Networks are also walked, as whoever chooses and fits them does: a stride of those seeds and of later ones, which a
+machine ten times as fast would reach; tiny networks and those that judge. The cells of a calibration of the host alone,
+and the anchors of a check, come from the same streams.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import msgspec
+import onnx
+import pytest
+import torch
+
+from latpred import runtimes
+from latpred.calibration import blocks, builders, networks, suite
+from latpred.calibration.device import open_device
+from latpred.calibration.networks import KINDS, NetworkSpec
+from latpred.calibration.studies import onnxgraphs, onnximages, runs
+from latpred.calibration.studies.onnxruntime import TINY_GRAPHS, graph_cell
+from latpred.calibration.studies.onnxwriting import Graph
+from latpred.errors import TraceError
+from latpred.graph import ModelGraph
+from latpred.tracing.inputs import from_example
+from latpred.tracing.tracer import Tracer
+from latpred.tracing.twin import make_twin
+
+EACH = 3000  # seeds of a kind
+STAGED = ("residual", "mobile", "dense")
+THINNED = 10
+PARTS = 3  # that the seeds of a kind fall into, so that several processes share them
+WALKED = (*range(0, 13_000, 21), *range(13_000, 130_000, 191))
+JUDGES = 60
+TINY = 10 * len(KINDS)  # as many as the study of any runtime draws
+PRECISIONS = ("fp32", "bf16", "fp16")
+CELLS = 400  # kernel cells of a precision
+GRAPHS = 30_000  # generated ONNX graphs
+# Networks that are left with one pixel before their last stage; the first is the one that ended a calibration's draws.
+PIXELS: dict[int, type[torch.nn.Module]] = {
+    1286: blocks.FireBlock,
+    2882: blocks.PlainBlock,
+    36: blocks.DenseBlock,
+}
+REAL = ("eager", "torchscript", *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "compile")))
+
+
+def seeds_of(kind: str, part: int) -> range:
+    """A part of the seeds of a kind that are tried."""
+    step = len(KINDS) * (1 if kind in STAGED else THINNED)
+    return range(KINDS.index(kind) + part * step, EACH * len(KINDS), PARTS * step)
+
+
+def run_on_meta(spec: NetworkSpec) -> list[str]:
+    """Run a network forward on the meta device, at batch 2; gives the ops whose result holds nothing.
+
+    It is one pass of a walk, which remembers what came of a call of the same shapes: otherwise each op takes a Python
+    function of PyTorch's, and the steps of an LSTM alone a second.
+    """
+    with torch.device("meta"):
+        model = networks.build(spec)
+    tracer = Tracer(make_twin(model), from_example(networks.inputs(spec, 2, "meta")), channels_last=False)
+    made = [(entry.name, spec[0]) for entry in tracer.walk(2).entries for spec in entry.specs or () if spec is not None]
+    return [name for name, shape in made if 0 in shape]
+
+
+def demand_sound(graph: ModelGraph, batch: int) -> None:
+    """Every op is known, and every kernel writes something."""
+    ops = graph.at(batch)
+    assert any(op.launches for op in ops)
+    assert not [op.name for op in ops if op.estimated]
+    assert not [op.name for op in ops if op.launches and op.write_bytes.at(batch) < 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sized_network_runs_forward(kind: str, part: int) -> None:
+    failed = {}
+    for seed in seeds_of(kind, part):
+        spec = networks.draw(seed)
+        assert spec.kind == kind
+        try:
+            assert run_on_meta(spec) == [], seed
+        except TraceError as error:
+            failed[seed] = str(error)
+    assert failed == {}
+
+
+@pytest.mark.parametrize("seed", PIXELS)
+def test_a_stage_that_halves_a_single_pixel_would_be_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "strides", lambda side, stages, *, pooled: [1] + [2] * (stages - 1))
+    with pytest.raises(TraceError, match="Output size is too small"):
+        run_on_meta(networks.draw(seed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sized_networks_are_walked(kind: str) -> None:
+    for number, seed in enumerate(seed for seed in WALKED if KINDS[seed % len(KINDS)] == kind):
+        spec = networks.draw(seed)
+        demand_sound(networks.graph(spec, PRECISIONS[number % len(PRECISIONS)]), spec.batch)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_tiny_networks_are_walked(precision: str) -> None:
+    for spec in suite.tiny_networks(TINY if precision == "fp32" else len(KINDS)):
+        demand_sound(networks.graph(spec, precision), 1)
+
+
+def test_networks_that_judge_are_walked() -> None:
+    for spec in islice(suite.judging_networks(), JUDGES):
+        assert spec.judge
+        demand_sound(networks.graph(spec), spec.batch)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_kernel_cells_launch_a_kernel(precision: str) -> None:
+    for cell in islice(suite.kernel_cells(precision, seed=0), CELLS):
+        graph, batch = builders.graph(cell)
+        demand_sound(graph, batch)
+
+
+def test_products_in_tf32_launch_a_kernel() -> None:
+    for cell in islice(suite.kernel_cells("tf32", seed=0, names=suite.PRODUCTS), 60):
+        graph, batch = builders.graph(cell)
+        demand_sound(graph, batch)
+
+
+def test_dispatch_cells_issue_something() -> None:
+    for cell in suite.dispatch_cells():
+        graph, batch = builders.graph(cell)
+        assert graph.at(batch), cell.key
+        assert not [op.name for op in graph.at(batch) if op.estimated], cell.key
+
+
+class Outline(Graph):
+    """A graph whose weights are inputs of their shape: writing them would take most of the time."""
+
+    def weight(self, *shape: int, scale: float | None = None) -> str:
+        """Declare a weight."""
+        name = f"weight{len(self.declared)}"
+        self.declared[name] = shape
+        return name
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.declared: dict[str, tuple[int, ...]] = {}
+
+    def model(self, *results: str) -> bytes:
+        """The serialised model, at its own batch even where an exporter would leave that open."""
+        self.open_batch = False
+        model = onnx.ModelProto.FromString(super().model(*results))
+        for name, shape in self.declared.items():
+            model.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+        return model.SerializeToString()
+
+
+def demand_shapes(model: onnx.ModelProto) -> None:
+    """The model is one by ONNX's own rules, and every result of every node has a known shape with something in it.
+
+    A generated graph leaves the shape of what it gives to inference, and the checker wants to read it.
+    """
+    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    onnx.checker.check_model(inferred)
+    known = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    made = [name for node in model.graph.node for name in node.output]
+    assert [name for name in made if name not in known] == []
+    for name in made:
+        kind = known[name].type.tensor_type
+        assert kind.HasField("shape"), name
+        assert all(dim.dim_value > 0 for dim in kind.shape.dim), name
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(onnxgraphs.KINDS))
+def test_generated_onnx_graphs_have_shapes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (onnxgraphs, onnximages):
+        monkeypatch.setattr(module, "Graph", Outline)
+    drawn = [graph_cell(number, "fp32", tiny=True) for number in range(TINY_GRAPHS)]
+    drawn += [graph_cell(number, "fp32") for number in range(GRAPHS)]
+    for cell in (cell for cell in drawn if cell.name == kind):
+        model, feed = onnxgraphs.make(kind, cell.dims["seed"], tiny=bool(cell.dims["tiny"]))
+        assert feed["x"].size
+        demand_shapes(onnx.ModelProto.FromString(model))
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(onnxgraphs.KINDS))
+def test_generated_onnx_graphs_have_shapes_with_their_weights(kind: str) -> None:
+    demand_shapes(onnx.ModelProto.FromString(onnxgraphs.make(kind, 1, tiny=True)[0]))
+
+
+def small(seed: int) -> NetworkSpec:
+    """A network as it is drawn, but narrow, so that it runs in no time."""
+    return msgspec.structs.replace(networks.draw(seed), width=32, cold=False)
+
+
+@pytest.mark.parametrize(("seed", "block"), PIXELS.items())
+def test_corners_come_down_to_a_pixel(seed: int, block: type[torch.nn.Module]) -> None:
+    sides = []
+    model = networks.build(small(seed))
+    for part in model.modules():
+        if isinstance(part, block):
+            part.register_forward_pre_hook(lambda _, given: sides.append(given[0].shape[-1]))
+    with torch.inference_mode():
+        model(*networks.inputs(small(seed), 1))
+    assert sides[-2:] == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # Inductor's imports
+@pytest.mark.parametrize("runtime", REAL)
+def test_networks_run_for_real(runtime: str) -> None:
+    missing = runtimes.get(runtime).available()
+    if missing is not None:
+        pytest.skip(missing)
+    device = open_device("cpu")
+    others = [number for number, kind in enumerate(KINDS) if kind not in STAGED]
+    for seed in list(PIXELS)[:1] if runtime == "compile" else (*PIXELS, *others):  # which takes long to compile
+        model = runs.built(small(seed), "fp32")
+        for batch in (1, 2):
+            inputs = runs.inputs_of(small(seed), "fp32", batch=batch)
+            out = device.prepare_model(model, inputs, runtime)()
+            first = torch.as_tensor(out[0] if isinstance(out, (list, tuple)) else out)
+            with torch.inference_mode():
+                torch.testing.assert_close(first, model(*inputs), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,39 @@
+"""What doctor says of the processors: whether they are busy now, and whether their clock is steady."""
+
+from __future__ import annotations
+
+import pytest
+
+from latpred import doctor, host_activity
+from latpred.host_activity import Pressure
+
+NOTE = "the machine runs on battery"
+WAITED = "tasks waited for a processor in 42 % of the last 10 s"
+
+
+@pytest.mark.parametrize(
+    ("load", "recent", "notes", "said", "advice"),
+    [
+        (0.5, 0.05, [], "", ""),
+        (None, None, [], "", ""),
+        (1.3, None, [], "; load 1.3", doctor.STOP),
+        (0.5, 0.42, [], f"; {WAITED}", doctor.STOP),
+        (0.5, 0.05, [NOTE], f"; {NOTE}", doctor.POWER),
+        (1.3, 0.42, [NOTE], f"; load 1.3; {WAITED}; {NOTE}", f"{doctor.STOP}; {doctor.POWER}"),
+    ],
+)
+def test_processors(
+    load: float | None,
+    recent: float | None,
+    notes: list[str],
+    said: str,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_activity, "usable_cores", lambda: 4)
+    monkeypatch.setattr(host_activity, "load", lambda: load)
+    monkeypatch.setattr(host_activity, "pressure", lambda: None if recent is None else Pressure(recent, 1.0))
+    monkeypatch.setattr(host_activity, "power_notes", lambda: notes)
+    found = doctor._processor()
+    assert (found.topic, found.verdict, found.advice) == ("cpu", "note" if said else "ok", advice)
+    assert found.detail.partition(" cores")[2].removeprefix(", 4 of them for this process") == said
