@@ -21,6 +21,7 @@ from latpred.pricing import host_cost
 from latpred.profile import DispatchFit
 
 LEAST_US = 0.1  # no call from Python is cheaper
+MOST_CLOCK_US = 5.0  # that a clock around a call adds to it: passing through it goes by a slower way into PyTorch
 ALIKE = 0.01  # pull of a class towards the cost of its like; the cells that tell of it pull with 1 each
 RETURN = "python"  # the step that stands for a forward's last Python: it dispatches nothing
 
@@ -71,14 +72,19 @@ def fit_in_place(runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:
     between = np.array([run.total_us - sum(run.calls_us) for run in runs])
     totals = np.array([run.total_us for run in runs])
     terms = np.column_stack((counts[:, 0], counts[:, 1:] @ (called.module_us, called.python_us)))
-    lowest = (LEAST_US - min(costs.values()), 0.5)
-    per_call, dearer = lsq_linear(terms / totals[:, None], between / totals, bounds=(lowest, (np.inf, 10.0))).x.tolist()
+    bounds = (-MOST_CLOCK_US, 0.5), (np.inf, 10.0)
+    per_call, dearer = lsq_linear(terms / totals[:, None], between / totals, bounds=bounds).x.tolist()
     return DispatchFit(
-        costs_us=with_parents({name: cost + (0.0 if ".nested." in name else per_call) for name, cost in costs.items()}),
+        costs_us=with_parents({name: _corrected(name, cost, per_call) for name, cost in costs.items()}),
         module_call_us=dearer * called.module_us,
         python_call_us=dearer * called.python_us,
         fixed_us=called.fixed_us,
     )
+
+
+def _corrected(name: str, cost: float, per_call: float) -> float:
+    """A class's cost with what passes outside its timed call, which no call that C++ makes has."""
+    return cost if ".nested." in name else max(cost + per_call, LEAST_US)
 
 
 def fit_issued(costs: Mapping[str, float], runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:

@@ -13,7 +13,15 @@ import msgspec
 
 from latpred.calibration import builders, gate, judging, memory, networks, visits
 from latpred.calibration.clocks import Clocks
-from latpred.calibration.dispatchfit import NetworkRun, call_costs, fit_in_place, fit_issued, loop_costs
+from latpred.calibration.dispatchfit import (
+    NetworkRun,
+    call_costs,
+    class_costs,
+    fit_in_place,
+    fit_issued,
+    loop_costs,
+    with_parents,
+)
 from latpred.calibration.judging import Verdict
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
 from latpred.calibration.placed import placed_samples
@@ -22,6 +30,7 @@ from latpred.calibration.session import Row
 from latpred.calibration.suite import CLOCK, network_spec
 from latpred.errors import CalibrationError
 from latpred.features import layout
+from latpred.kernelrows import is_resident
 from latpred.profile import SCHEMA_VERSION, Acceptance, DeviceInfo, DeviceProfile, DispatchFit, Machine, Sample
 from latpred.units import US_PER_S
 
@@ -62,9 +71,10 @@ def fit_profile(
         )
     called = call_costs(chains)
     if info.asynchronous:
-        dispatch = fit_issued(_issue_costs(good, info.sync_us), tiny, called)
+        dispatch = watched = fit_issued(_issue_costs(good, info.sync_us), tiny, called)
     else:
         dispatch = fit_in_place(tiny, called)
+        watched = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -76,7 +86,7 @@ def fit_profile(
         runtimes={EAGER: dispatch},
         kernels={
             precision: fits
-            for precision, samples in _samples(good, dispatch, info).items()
+            for precision, samples in _samples(good, dispatch, watched, info).items()
             if (fits := fit_kernels(samples, info.multiprocessors, native_threads=_native(machine, info, precision)))
         },
         samples=tuple(sample_of(row) for row in good),
@@ -93,7 +103,7 @@ def _judged(profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]) -
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     judges = {row.cell.key: _latency(row, profile.device) for row in _networks(rows) if network_spec(row.cell).judge}
     found = judging.verdicts(profile, judges)
-    models = judging.verdicts(profile, gate.model_runs(rows, profile.device.cache_bytes))
+    models = judging.verdicts(profile, gate.model_runs(rows))
     spread = judging.network_spread(models if len(models) >= judging.FEWEST else found)
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
     timings = [timing for row in rows for timing in row.timings.values()]
@@ -115,7 +125,7 @@ def run_of(row: Row, info: DeviceInfo) -> NetworkRun:
     spec = network_spec(row.cell)
     timing = row.timings.get("issue") or row.timings["single"]
     graph = networks.graph(spec, row.cell.precision)
-    resident = 0 < graph.parameter_bytes <= info.cache_bytes
+    resident = is_resident(graph.parameter_bytes, graph.bytes(spec.batch), info)
     return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us, resident)
 
 
@@ -158,7 +168,9 @@ def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
     return loop_costs(issued)
 
 
-def _samples(rows: Sequence[Row], dispatch: DispatchFit, info: DeviceInfo) -> dict[str, list[KernelSample]]:
+def _samples(
+    rows: Sequence[Row], dispatch: DispatchFit, watched: DispatchFit, info: DeviceInfo
+) -> dict[str, list[KernelSample]]:
     """Kernel samples by precision."""
     found: dict[str, list[KernelSample]] = {}
     placed: dict[str, list[NetworkRun]] = {}
@@ -168,7 +180,7 @@ def _samples(rows: Sequence[Row], dispatch: DispatchFit, info: DeviceInfo) -> di
         elif row.calls_us and not network_spec(row.cell).judge:
             placed.setdefault(row.cell.precision, []).append(run_of(row, info))
     for precision, runs in placed.items():
-        found.setdefault(precision, []).extend(placed_samples(runs, dispatch))
+        found.setdefault(precision, []).extend(placed_samples(runs, dispatch, watched))
     if "tf32" in found:
         # TF32 is a way to multiply: all else is what it is in fp32.
         found["tf32"] += [sample for sample in found.get("fp32", ()) if layout(sample.family).product is None]

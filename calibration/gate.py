@@ -65,15 +65,14 @@ def measure(cell: Cell, device: Device) -> Sampled:
     return Sampled({"single": timing.single(device, call, VISIT, gauge)})
 
 
-def model_runs(rows: Iterable[Row], cache_bytes: int) -> dict[str, NetworkRun]:
+def model_runs(rows: Iterable[Row]) -> dict[str, NetworkRun]:
     """The ordinary models among a journal's rows, by the keys of their cells."""
     found = {}
     for row in rows:
         if row.cell.kind == MODEL and not row.error:
             graph = graph_of_model(row.cell.name, row.cell.precision)
             latency_us = row.timings["single"].median_s * US_PER_S
-            resident = 0 < graph.parameter_bytes <= cache_bytes
-            found[row.cell.key] = NetworkRun(graph, row.cell.dims["batch"], latency_us, resident=resident)
+            found[row.cell.key] = NetworkRun(graph, row.cell.dims["batch"], latency_us)
     return found
 
 

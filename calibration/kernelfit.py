@@ -77,18 +77,24 @@ def _fit_family(
     pooled = [sample for samples in leaves.values() for sample in samples]
     if len(pooled) < FEWEST:
         return {}
-    general = _fit(family, pooled, multiprocessors)
-    special: dict[str, KernelFit] = {}
-    scales: dict[str, float] = {}
-    for leaf, samples in leaves.items():
-        if leaf == family:
-            continue
-        if len(samples) >= FEWEST_LEAF:
-            special[leaf] = _fit(family, samples, multiprocessors)
-        else:
-            rows, times, _ = _averaged(samples)
-            scales[leaf] = scale_leaf(general, rows, times)
+    # What the leaves differ by is taken off before the residual is fitted, which would otherwise call it noise.
+    plain = RooflineRegressor(family, multiprocessors).fit_roofline(*_averaged(pooled))
+    few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < FEWEST_LEAF}
+    scales = {leaf: scale_leaf(plain, *_averaged(samples)[:2]) for leaf, samples in few.items()}
+    alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
+    general = _fit(family, alike, multiprocessors)
+    special = {
+        leaf: _fit(family, samples, multiprocessors)
+        for leaf, samples in leaves.items()
+        if leaf != family and len(samples) >= FEWEST_LEAF
+    }
     return {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
+
+
+def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSample:
+    """A sample of a more special family as the family itself would have taken it."""
+    floor_us = min(plain.floor_us, 0.9 * sample.us)
+    return sample._replace(us=floor_us + (sample.us - floor_us) / scale)
 
 
 def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int) -> KernelFit:

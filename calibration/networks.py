@@ -22,7 +22,8 @@ from latpred.graph import ModelGraph
 class NetworkSpec(msgspec.Struct, frozen=True):
     """One generated network: what `build` needs to make it again, anywhere.
 
-    `size` is the sequence length or the image side; `width` scales every layer. Before each forward pass of a `cold`
+    `size` is the sequence length, the image side or the number of
+    features; `width` scales every layer. Before each forward pass of a `cold`
     network the cache is filled with something else, as the layers of a larger model would.
     """
 
@@ -49,8 +50,8 @@ class NetworkSpec(msgspec.Struct, frozen=True):
         return not self.tiny and self.seed // len(KINDS) % JUDGE_EVERY == JUDGE_EVERY - 1
 
 
-KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent")
-VERSION = 7  # of what a spec means; a journal of another version is not resumed. 7: no stage halves a map of one pixel
+KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
+VERSION = 7  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -67,7 +68,9 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
         return NetworkSpec(kind, seed, width=TINY_WIDTH, size=32 if kind in _IMAGE else 8, batch=1)
     smallest, largest = (32, 320) if kind in ("residual", "mobile", "dense") else (64, 1280)
     width = _log_uniform(rng, smallest, largest, 8)
-    if kind in _IMAGE:
+    if kind == "mlp":
+        size = _log_uniform(rng, 8, 1024, 8)
+    elif kind in _IMAGE:
         size = rng.choice((32, 48, 64, 96, 112, 128, 160, 192, 224))
     else:
         size = _log_uniform(rng, 4, 384, 1 if rng.random() < 0.3 else 4)
@@ -92,6 +95,7 @@ def build(spec: NetworkSpec) -> nn.Module:
         "audio": _audio,
         "mixer": _mixer,
         "recurrent": _recurrent,
+        "mlp": _mlp,
     }[spec.kind]
     return maker(rng, spec).eval().requires_grad_(False)
 
@@ -105,6 +109,8 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
         return (torch.randn(count, spec.size * 160, device=device),)
     if spec.chain:
         return (torch.randn(count, TINY_WIDTH, device=device),)
+    if spec.kind == "mlp":
+        return (torch.randn(count, spec.size, device=device),)
     if spec.kind == "mixer":
         return (torch.randn(count, spec.size, _multiple(spec.width, 8), device=device),)
     return (torch.randn(count, 3, spec.size, spec.size, device=device),)
@@ -298,4 +304,12 @@ def _mixer(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 def _recurrent(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     width = _multiple(min(spec.width, 256), 8)
-    return blocks.RecurrentNetwork(width, layers=rng.choice((1, 2)), bidirectional=rng.random() < 0.5)
+    layers, bidirectional = rng.choice((1, 2)), rng.random() < 0.5
+    return blocks.RecurrentNetwork(width, rng.choice(("lstm", "lstm", "gru", "gru", "rnn")), layers, bidirectional)
+
+
+def _mlp(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, depth = _multiple(spec.width, 8), rng.choice((2, 3, 4, 6, 8, 12))
+    tapering, norm = rng.random() < 0.3, rng.choice(("none", "none", "none", "batch", "layer"))
+    widths = [spec.size, *(_multiple(width / 2 ** (layer if tapering else 0), 8) for layer in range(depth))]
+    return blocks.MlpNetwork(widths, rng.choice(("relu", "relu", "gelu", "silu", "tanh")), norm, rng.choice((1, 10)))

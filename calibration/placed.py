@@ -35,7 +35,9 @@ class Kernel(NamedTuple):
     share: float
 
 
-def placed_samples(runs: Sequence[NetworkRun], dispatch: DispatchFit) -> list[KernelSample]:
+def placed_samples(
+    runs: Sequence[NetworkRun], dispatch: DispatchFit, watched: DispatchFit | None = None
+) -> list[KernelSample]:
     """Samples of every kernel that had a call of its own.
 
     Parameters
@@ -44,8 +46,10 @@ def placed_samples(runs: Sequence[NetworkRun], dispatch: DispatchFit) -> list[Ke
         Of one precision, with the times of their calls.
     dispatch : DispatchFit
         Costs in tiny networks.
+    watched : DispatchFit, optional
+        The same as the clock around each call has it, which is a little longer; default: `dispatch`.
     """
-    kernels = [_kernels(run, dispatch) for run in runs]
+    kernels = [_kernels(run, watched or dispatch) for run in runs]
     afterwork = _afterwork(runs, kernels, dispatch)
     samples = []
     for run, found in zip(runs, kernels, strict=True):

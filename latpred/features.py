@@ -46,7 +46,7 @@ _NATIVE_PRODUCT: Powers = {
 }
 _CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
 # Counts of what a family's loops do to each value, which take time of their own.
-EFFORTS = {"generated": ("plain", "math", "strided", "looked_up")}
+EFFORTS = {"generated": ("plain", "math", "strided", "looked_up"), "rnn": ("calls",)}
 NATIVE = "conv_native"
 _VECTOR = 16  # values that one instruction of a CPU takes
 _MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}
@@ -58,6 +58,7 @@ _FEATURES: dict[str, Powers] = {
     **dict.fromkeys(_CONVOLUTIONS, _CONV_FEATURES),
     # What its loops do is in the roofline.
     "generated": {name: {name: 1} for name in ("numel", "cols", "parts")},
+    "rnn": {name: {name: 1} for name in ("batch", "steps", "hidden", "inputs", "layers")},
     "attention": {
         "heads": {"batch": 1, "heads": 1},
         **{name: {name: 1} for name in ("queries", "keys", "head_dim", "masked")},

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from latpred.features import WORK, Floats, layout
 from latpred.graph import Line, Op
 from latpred.kerneltime import KernelModel
+from latpred.profile import DeviceInfo
 from latpred.schedule import Schedule
 
 MOST_KNOWN = 20_000  # ops whose row is remembered
@@ -99,6 +100,17 @@ class Rows:
             guessed = op.estimated or not measured
             row = known.by_work[key] = Row(model, family, lines, leaf_scale, scale, measured, guessed)
         return row
+
+
+def is_resident(parameter_bytes: int, touched_bytes: float, device: DeviceInfo) -> bool:
+    """Whether a forward pass finds its weights in the cache where it left them.
+
+    What a pass touches in all decides, since activations push weights out. Profiles that were measured before that was
+    known, which say nothing of `resident_bytes`, go by the weights alone.
+    """
+    if not device.resident_bytes:
+        return 0 < parameter_bytes <= device.cache_bytes
+    return 0 < parameter_bytes <= device.resident_bytes and touched_bytes <= device.resident_bytes
 
 
 def columns(op: Op, family: str, *, resident: bool = False) -> tuple[Line, ...]:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.features import Floats, Inputs, native, read, waves
+from latpred.features import Floats, Inputs, layout, native, read, waves
 from latpred.identity import Recent
+from latpred.ops.families import root
 from latpred.profile import KernelFit
 from latpred.tiling import tiled
 
@@ -110,6 +111,7 @@ class KernelModel:
         above = np.hypot(terms.compute, terms.memory)
         base = np.maximum(terms.floor + above, TINY_US)
         extras = extra_features(inputs, base, self.fit.multiprocessors, terms.tiles)
+        extras += [flag(inputs) for name, flag in FLAGS.items() if name in self.fit.features]
         return terms, above, np.column_stack((inputs.logs, *extras))
 
     def covariance(self, rows: Floats) -> Floats:
@@ -186,14 +188,16 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Terms:
     memory = work[:, 1] * weights + (work[:, 2] + work[:, 3]) * activations
     compute = work[:, 0] * _inverse(fit.macs_per_us)
     if inputs.product is not None:
-        compute = compute * idleness(fit.saturation, inputs.product, fit.multiprocessors)
+        compute = compute * idleness(fit.saturation, inputs.product, fit.multiprocessors, "one_row" in fit.features)
     if fit.efforts:
         compute = compute + inputs.efforts @ np.array(fit.efforts)
     return Terms(fit.floor_us, compute, memory)
 
 
-def idleness(half_sizes: dict[str, float], product: Floats, multiprocessors: int) -> Floats:
+def idleness(half_sizes: dict[str, float], product: Floats, multiprocessors: int, one_row: bool = False) -> Floats:
     """How many times longer a product takes than at full throughput: 1 when it is large in every direction.
+
+    On a CPU a product of `one_row` has code of its own, which waits for nothing but the weights.
 
     However few its results are, each is a sum that takes one step after the other: that part adds to the others.
     """
@@ -203,7 +207,7 @@ def idleness(half_sizes: dict[str, float], product: Floats, multiprocessors: int
     if multiprocessors:
         factor *= 1.0 + half_sizes.get("waves", 0.0) / waves(product, multiprocessors)
         factor += half_sizes.get("outputs", 0.0) / (product[:, 0] * product[:, 1] * product[:, 3])
-    return factor
+    return np.where(product[:, 0] <= 1.0, 1.0, factor) if one_row else factor
 
 
 def extra_features(inputs: Inputs, base: Floats, multiprocessors: int, tiles: Floats | None = None) -> list[Floats]:
@@ -216,6 +220,30 @@ def extra_features(inputs: Inputs, base: Floats, multiprocessors: int, tiles: Fl
         rounds = waves(inputs.product, multiprocessors)
         extras.append(np.log(np.ceil(rounds) / rounds))
     return extras if tiles is None else [*extras, *tiles.T]
+
+
+def _one_row(inputs: Inputs) -> Floats:
+    return (inputs.product[:, 0] <= 1.0).astype(float) if inputs.product is not None else np.zeros(len(inputs.work))
+
+
+def _resident(inputs: Inputs) -> Floats:
+    return (inputs.work[:, 1] == 0.0).astype(float)
+
+
+# What a CPU's products differ by beside their sizes: libraries have other code for a single row, and weights that lie
+# in the cache take another way than those that come from memory. Fits say in `features` which of them they know.
+FLAGS = {"one_row": _one_row, "resident": _resident}
+
+
+def flags_of(family: str, multiprocessors: int) -> tuple[str, ...]:
+    """Names of the flags that fits of a family know.
+
+    >>> flags_of("gemm", 0), flags_of("conv", 0), flags_of("gemm", 108)
+    (('resident', 'one_row'), ('resident',), ())
+    """
+    if multiprocessors or layout(family).product is None:
+        return ()
+    return ("resident", "one_row") if root(family) == "gemm" else ("resident",)
 
 
 def extra_names(product: bool, multiprocessors: int, tiles: bool = False) -> tuple[str, ...]:

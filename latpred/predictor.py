@@ -19,6 +19,7 @@ from latpred.eras import as_run_in
 from latpred.errors import ProfileError, UsageError
 from latpred.graph import Coverage, ModelGraph
 from latpred.identity import IdentityCache
+from latpred.kernelrows import is_resident
 from latpred.landmarks import Z90, Course, Landmarks, first_true
 from latpred.prediction import ClassCosts, Curve, Prediction, Provenance, Setting
 from latpred.pricing import Priced, PriceList
@@ -83,7 +84,8 @@ class Predictor:
         self.caveats = tuple(caveats)
         self.slowdown = slowdown
         self._prices = PriceList(profile, slowdown)
-        self._priced: dict[str, IdentityCache[Schedule, Priced]] = {}
+        self._priced: dict[tuple[str, bool], IdentityCache[Schedule, Priced]] = {}
+        self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
 
     def predict(
         self,
@@ -135,8 +137,8 @@ class Predictor:
         asked = Asked(self.lowered(graph, runtime), runtime, protocol, inputs_on)
         points: list[Prediction | None] = [None] * len(sizes)
         setting: Setting | None = None
-        for schedule, positions in _served_together(asked, sizes):
-            found = self._evaluate(asked, schedule, sizes[positions], 0.0)
+        for schedule, resident, positions in self._served_together(asked, sizes):
+            found = self._evaluate(asked, schedule, resident, sizes[positions], 0.0)
             if setting is None:
                 setting = self._setting(asked, found.priced)
             for position, point in zip(positions, self._points(setting, asked, found, sizes[positions]), strict=True):
@@ -192,7 +194,8 @@ class Predictor:
         """What one forward pass is made of: a runtime's schedule at a batch size, its costs, and the device's clock."""
         lowered = self.lowered(graph, runtime)
         schedule = runtimes.get(runtime).lower(lowered, batch)
-        return schedule, self._price(schedule, lowered), self._device(runtime)
+        resident = self._resident(schedule, lowered, batch)
+        return schedule, self._price(schedule, lowered, resident), self._device(runtime)
 
     def predict_many(self, candidates: Iterable[Any], **asked: Any) -> pd.DataFrame:
         """Predict many candidates of a search; parameters, table and errors as for `latpred.predict_many`."""
@@ -219,13 +222,32 @@ class Predictor:
         device = self.profile.device
         return device if gap_us is None else msgspec.structs.replace(device, gap_us=gap_us)
 
-    def _price(self, schedule: Schedule, graph: ModelGraph) -> Priced:
-        precision, resident = graph.precision, 0 < graph.parameter_bytes <= self.profile.device.cache_bytes
-        cache = self._priced.setdefault(precision, IdentityCache())
+    def _price(self, schedule: Schedule, graph: ModelGraph, resident: bool) -> Priced:
+        precision = graph.precision
+        cache = self._priced.setdefault((precision, resident), IdentityCache())
         return cache.get(schedule, lambda fresh: self._prices.price(fresh, precision, resident=resident))
 
-    def _evaluate(self, asked: Asked, schedule: Schedule, batches: NDArray[np.int64], shift: float) -> Evaluated:
-        priced = self._price(schedule, asked.graph)
+    def _served_together(self, asked: Asked, batches: NDArray[np.int64]) -> list[tuple[Schedule, bool, list[int]]]:
+        """Schedules and whether weights stay in the cache, each with the positions of the batches that it is so for."""
+        runtime = runtimes.get(asked.runtime)
+        served: dict[tuple[int, bool], tuple[Schedule, bool, list[int]]] = {}
+        for position, batch in enumerate(batches.tolist()):
+            schedule = runtime.lower(asked.graph, batch)
+            resident = self._resident(schedule, asked.graph, batch)
+            served.setdefault((id(schedule), resident), (schedule, resident, []))[2].append(position)
+        return list(served.values())
+
+    def _resident(self, schedule: Schedule, graph: ModelGraph, batch: int) -> bool:
+        device = self.profile.device
+        if not 0 < graph.parameter_bytes <= (device.resident_bytes or device.cache_bytes):
+            return False  # most models, without a look at what they touch
+        constant, per_sample = self._touched.get(schedule, _touched_bytes)
+        return is_resident(graph.parameter_bytes, constant + per_sample * batch, device)
+
+    def _evaluate(
+        self, asked: Asked, schedule: Schedule, resident: bool, batches: NDArray[np.int64], shift: float
+    ) -> Evaluated:
+        priced = self._price(schedule, asked.graph, resident)
         device = self._device(schedule.runtime)
         rows = priced.rows_at(batches.astype(float))
         row_us = priced.row_counts[:, None] * rows.us
@@ -254,8 +276,8 @@ class Predictor:
 
     def _course(self, asked: Asked, batches: NDArray[np.int64], shift: float) -> Course:
         overhead, compute, latency = 0.0, np.empty(len(batches)), np.empty(len(batches))
-        for schedule, positions in _served_together(asked, batches):
-            found = self._evaluate(asked, schedule, batches[positions], shift)
+        for schedule, resident, positions in self._served_together(asked, batches):
+            found = self._evaluate(asked, schedule, resident, batches[positions], shift)
             # Batches with another schedule differ by a step or two; the largest ones speak for the overhead.
             overhead = found.overhead_us
             compute[positions], latency[positions] = found.compute_us, found.latency_us
@@ -349,14 +371,10 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise UsageError(f"{name}={value!r} is not known; choose from: {', '.join(choices)}.")
 
 
-def _served_together(asked: Asked, batches: NDArray[np.int64]) -> list[tuple[Schedule, list[int]]]:
-    """Schedules, each with the positions of the batches it serves."""
-    runtime = runtimes.get(asked.runtime)
-    served: dict[int, tuple[Schedule, list[int]]] = {}
-    for position, batch in enumerate(batches.tolist()):
-        schedule = runtime.lower(asked.graph, batch)
-        served.setdefault(id(schedule), (schedule, []))[1].append(position)
-    return list(served.values())
+def _touched_bytes(schedule: Schedule) -> tuple[int, int]:
+    """Bytes that all ops read and write, weights included: their constant and what each sample adds."""
+    lines = [line for op in schedule.ops for line in (op.weight_bytes, op.read_bytes, op.write_bytes)]
+    return sum(line.constant for line in lines), sum(line.per_sample for line in lines)
 
 
 def _kernel_variance(priced: Priced, spread: Floats, row_us: Floats, known: float) -> Floats:

@@ -17,11 +17,13 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 from latpred import tilefit
 from latpred.features import Floats, Inputs, layout, read
 from latpred.kerneltime import (
+    FLAGS,
     TINY_US,
     KernelModel,
     evaluate,
     extra_features,
     extra_names,
+    flags_of,
     idleness,
     roofline,
 )
@@ -110,7 +112,9 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         law = self._law(inputs, times, weights)
         terms = roofline(law, inputs)
         base = np.maximum(terms.floor + np.hypot(terms.compute, terms.memory), TINY_US)
-        points = np.column_stack((inputs.logs, *extra_features(inputs, base, self.multiprocessors, terms.tiles)))
+        extras = extra_features(inputs, base, self.multiprocessors, terms.tiles)
+        extras += [flag(inputs) for name, flag in FLAGS.items() if name in law.features]
+        points = np.column_stack((inputs.logs, *extras))
         off = np.log(times / base)
         residual = fit_residual(points, off, weights, self.max_points, self.hyper_points, jumps=law.jumps)
         self.fit_ = _with_residual(law, residual)
@@ -150,13 +154,19 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if (rows < 0).any():
             raise ValueError("Negative values in data passed to RooflineRegressor: work and dimensions are counts.")
 
+    def fit_roofline(self, X: Any, y: Any, sample_weight: Any) -> KernelFit:  # noqa: N803
+        """The numbers of a roofline alone, which no residual corrects; arguments as for `fit`."""
+        weights = np.asarray(sample_weight, dtype=float)
+        return self._law(read(self.family, np.asarray(X)), np.asarray(y), weights / weights.mean())
+
     def _law(self, inputs: Inputs, times: Floats, weights: Floats) -> KernelFit:
         """The fit without a residual: a roofline, or tiles where they explain a GPU's products far better."""
-        terms = _fit_terms(inputs, times, weights, self.multiprocessors)
+        one_row = "one_row" in flags_of(self.family, self.multiprocessors)
+        terms = _fit_terms(inputs, times, weights, self.multiprocessors, one_row)
         product = inputs.product is not None
         floor, tiling = terms.floor, {}
         if self.multiprocessors and root(self.family) in tilefit.FAMILIES and len(times) >= tilefit.FEWEST:
-            plain = np.sqrt(weights) * np.log(terms.at(inputs, self.multiprocessors) / times)
+            plain = np.sqrt(weights) * np.log(terms.at(inputs, self.multiprocessors, one_row) / times)
             found = tilefit.fit_constants(inputs, times, weights, self.multiprocessors)
             if found.cost < _WORTH_TILES * tilefit.robust_cost(plain):
                 floor, tiling = found.floor, found.values
@@ -168,7 +178,11 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             activation_bytes_per_us=_rate(terms.activations),
             saturation={name: _short(size) for name, size in terms.half_sizes.items()},
             multiprocessors=self.multiprocessors,
-            features=(*layout(self.family).names, *extra_names(product, self.multiprocessors, bool(tiling))),
+            features=(
+                *layout(self.family).names,
+                *extra_names(product, self.multiprocessors, bool(tiling)),
+                *flags_of(self.family, self.multiprocessors),
+            ),
             tiling={name: _short(value) for name, value in tiling.items()},
             efforts=_shorts(terms.efforts),
             jumps=bool(tiling),
@@ -222,19 +236,19 @@ class _Terms:
         self.efforts: Floats = np.array([values.pop(name, 0.0) for name in _efforts(count)])
         self.half_sizes: dict[str, float] = values
 
-    def at(self, inputs: Inputs, multiprocessors: int) -> Floats:
+    def at(self, inputs: Inputs, multiprocessors: int, one_row: bool) -> Floats:
         """Roofline time of each row."""
         work = inputs.work
         compute = work[:, 0] * self.compute
         if inputs.product is not None:
-            compute = compute * idleness(self.half_sizes, inputs.product, multiprocessors)
+            compute = compute * idleness(self.half_sizes, inputs.product, multiprocessors, one_row)
         compute = compute + inputs.efforts @ self.efforts
         memory = work[:, 1] * self.weights + (work[:, 2] + work[:, 3]) * self.activations
         time: Floats = np.maximum(self.floor + np.hypot(compute, memory), TINY_US)
         return time
 
 
-def _fit_terms(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int) -> _Terms:
+def _fit_terms(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int, one_row: bool) -> _Terms:
     """Least squares of soft log errors, from a high and a low floor."""
     from scipy.optimize import least_squares
 
@@ -244,7 +258,7 @@ def _fit_terms(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: 
     precision = np.sqrt(weights)
 
     def errors(logs: Floats) -> Floats:
-        off = precision * np.log(_Terms(logs, active, efforts).at(inputs, multiprocessors) / times)
+        off = precision * np.log(_Terms(logs, active, efforts).at(inputs, multiprocessors, one_row) / times)
         both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
         return both
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latpred.calibration.blocks.tokens import VOCABULARY
+from latpred.calibration.blocks.tokens import VOCABULARY, activation
 
 
 class PatchNetwork(nn.Module):
@@ -149,14 +150,33 @@ class MixerNetwork(nn.Module):
 
 
 class RecurrentNetwork(nn.Module):
-    """Embedding, LSTM, classifier."""
+    """Embedding, LSTM, GRU or plain recurrence, classifier."""
 
-    def __init__(self, width: int, *, layers: int, bidirectional: bool) -> None:
+    def __init__(self, width: int, cell: str, layers: int, bidirectional: bool) -> None:
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, width)
-        self.lstm = nn.LSTM(width, width, layers, batch_first=True, bidirectional=bidirectional)
+        make = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}[cell]
+        self.recurrence = make(width, width, layers, batch_first=True, bidirectional=bidirectional)
         self.head = nn.Linear(width * (2 if bidirectional else 1), 16)
 
     def forward(self, ids: Tensor) -> Tensor:
-        out, _ = self.lstm(self.words(ids))
+        out, _ = self.recurrence(self.words(ids))
         return self.head(out.amax(dim=1))
+
+
+class MlpNetwork(nn.Module):
+    """Linear layers over a table, each with an activation and maybe a normalisation."""
+
+    def __init__(self, widths: Sequence[int], act: str, norm: str, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), *_norms(norm, after), activation(act)]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def _norms(name: str, width: int) -> list[nn.Module]:
+    return {"none": [], "batch": [nn.BatchNorm1d(width)], "layer": [nn.LayerNorm(width)]}[name]

@@ -53,6 +53,7 @@ def activation(name: str) -> nn.Module:
         "relu6": nn.ReLU6,
         "silu": nn.SiLU,
         "hardswish": nn.Hardswish,
+        "tanh": nn.Tanh,
         "tanh_gelu": TanhGelu,
     }[name]()
 

@@ -23,6 +23,7 @@ from latpred.calibration.studies import onnxfit, onnxgraphs, runs
 from latpred.calibration.studies.onnxfit import Placed
 from latpred.calibration.studies.whole import WholeNetworks, effort, timed_after
 from latpred.graph import Op
+from latpred.kernelrows import is_resident
 from latpred.profile import DeviceProfile, DispatchFit
 from latpred.runtimes import get, onnx_session, onnx_walk, walking
 from latpred.runtimes.onnx_export import tensors_of
@@ -150,7 +151,9 @@ class OnnxStudy(WholeNetworks):
         if len(ops) != len(row.calls_us):
             return None
         tiny, cold = bool(cell.dims["tiny"]), bool(cell.dims["cold"])
-        resident = not cold and sum(op.weight_bytes.at(1) for op in ops) <= profile.device.cache_bytes
+        weights = sum(op.weight_bytes.at(1) for op in ops)
+        touched = weights + sum(op.read_bytes.at(1) + op.write_bytes.at(1) for op in ops)
+        resident = not cold and is_resident(max(weights, 1), touched, profile.device)
         total_us = row.timings["single"].median_s * US_PER_S
         return Placed(ops, total_us, row.calls_us, cell.precision, tiny, resident, cold)
 

@@ -34,6 +34,7 @@ def recurrent(
         "hidden": first(hx).shape[-1],
         "inputs": input.shape[-1],
         "layers": num_layers * (2 if bidirectional else 1),
+        "calls": steps * num_layers * (2 if bidirectional else 1),
     }
     return Work(_family(params, dims["hidden"]), dims, macs=batch * steps * matrices)
 
@@ -48,5 +49,5 @@ def _family(params: Sequence[Tensor], hidden: int) -> str:
 def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, *_: Any, out: Any) -> Work:
     """One step of one layer."""
     batch = numel(input) // input.shape[-1] if input.shape[-1] else 0
-    dims = {"batch": batch, "steps": 1, "hidden": w_hh.shape[-1], "inputs": input.shape[-1], "layers": 1}
+    dims = {"batch": batch, "steps": 1, "hidden": w_hh.shape[-1], "inputs": input.shape[-1], "layers": 1, "calls": 1}
     return Work("rnn.cell", dims, macs=batch * (numel(w_ih) + numel(w_hh)))
