@@ -78,7 +78,7 @@ def check(
     start = time.monotonic()
     watch = disturbance.Watch()
     rounds = timed_again(known, live, budget_s, progress)
-    parts = moves.judged([observing.observed(known, visits.calm(rows)) for rows in rounds])
+    parts = moves.judged([observing.observed(known, visits.at_one_speed(rows)) for rows in rounds])
     if not parts:
         raise CalibrationError(f"nothing of profile {known.name!r} could be timed again: {_reason(rounds)}.")
     seen = watch.lap()

@@ -20,6 +20,7 @@ from latpred.ops.families import parent
 from latpred.pricing import host_cost
 from latpred.profile import DispatchFit
 
+IDLE = 0.1  # quantile of the calls of a class that stands for those that have next to nothing to do
 LEAST_US = 0.1  # no call from Python is cheaper
 MOST_CLOCK_US = 5.0  # that a clock around a call adds to it: passing through it goes by a slower way into PyTorch
 ALIKE = 0.01  # pull of a class towards the cost of its like; the cells that tell of it pull with 1 each
@@ -143,7 +144,10 @@ def _loop_us(fit: DispatchFit, run: NetworkRun) -> float:
 
 
 def class_costs(runs: Iterable[NetworkRun]) -> dict[str, float]:
-    """Median time of each dispatch class; classes that only ever come inside another's call get what is left of it."""
+    """Time of each dispatch class where it has least to do; classes that only come inside another's get what is left.
+
+    Even in a tiny network some calls of a class have something to compute, and that is their kernels' time.
+    """
     alone: dict[str, list[float]] = {}
     shared: list[tuple[list[str], float]] = []
     for run in runs:
@@ -153,14 +157,14 @@ def class_costs(runs: Iterable[NetworkRun]) -> dict[str, float]:
                 alone.setdefault(names[0], []).append(taken)
             else:
                 shared.append((names, taken))
-    costs = {name: float(np.median(times)) for name, times in alone.items()}
+    costs = {name: float(np.quantile(times, IDLE)) for name, times in alone.items()}
     left: dict[str, list[float]] = {}
     for names, taken in shared:
         unknown = [name for name in names if name not in costs]
         rest = max(taken - sum(costs.get(name, 0.0) for name in names), 0.0)
         for name in unknown:
             left.setdefault(name, []).append(rest / len(unknown))
-    return costs | {name: float(np.median(times)) for name, times in left.items()}
+    return costs | {name: float(np.quantile(times, IDLE)) for name, times in left.items()}
 
 
 def _counts(ops: Sequence[Op]) -> tuple[int, int, int]:

@@ -60,7 +60,7 @@ def fit_profile(
         When there are too few rows to fit anything.
     """
     eager = [row for row in rows if row.cell.runtime == EAGER]
-    good = visits.calm(row for row in eager if not row.error)
+    good = visits.at_one_speed(row for row in eager if not row.error)
     info = memory.described(clocks_of(good).into(info) if info.asynchronous else info, good)
     tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
     chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]
@@ -93,7 +93,8 @@ def fit_profile(
         acceptance=Acceptance(False, {}, ()),
         seconds=round(sum(row.seconds for row in rows if row.cell.runtime == EAGER), 3),
         speed=full_speed(row.speed for row in eager if row.speed),
-        disturbed=round(sum(not visits.is_calm(row) for row in eager) / len(eager), 4),
+        disturbed=round(sum(map(visits.is_disturbed, eager)) / len(eager), 4),
+        slowed=round(sum(map(visits.is_slowed, eager)) / len(eager), 4),
         failures=visits.failures(eager),
     )
     return _judged(profile, good, eager)

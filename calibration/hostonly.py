@@ -92,7 +92,7 @@ def _row(
 
 
 def _fitted(rows: list[Row], live: Device) -> DispatchFit:
-    rows = visits.calm(rows)
+    rows = visits.at_one_speed(rows)
     runs = [(fitting.run_of(row, live.info()), suite.network_spec(row.cell)) for row in rows]
     chains = [run for run, spec in runs if spec.chain]
     tiny = [run for run, spec in runs if spec.tiny and not spec.chain]

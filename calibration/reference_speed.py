@@ -28,7 +28,7 @@ THREADED_CALLS, THREADED_VALUES = 12, 40_000  # just more than PyTorch leaves to
 REPEATS = {PRODUCT: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
 FULL_SPEED = 0.2  # quantile of readings that stands for the full speed of a run: most moments may be slow ones
 FASTEST = 0.1  # the same of a gauge's readings, of which there are thousands
-SLOW = 1.2  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
+SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
 
 
 Timed = TypeVar("Timed")
@@ -116,7 +116,7 @@ def slower(moment: Moment, other: Moment) -> float:
     >>> slower(Moment(150.0, 50.0), Moment(100.0, 50.0))
     1.5
     """
-    return max(1.0, *(now / then for now, then in zip(moment, other, strict=True) if then > 0))
+    return max([1.0, *(now / then for now, then in zip(moment, other, strict=True) if then > 0)])
 
 
 @cache

@@ -176,7 +176,7 @@ class Studies:
 
     def _good_rows(self, runtime: str) -> list[Row]:
         """Rows of a runtime without errors, that other work left alone."""
-        return visits.calm(row for row in self._rows(runtime) if not row.error)
+        return visits.at_one_speed(row for row in self._rows(runtime) if not row.error)
 
     def _first_error(self, runtime: str) -> str | None:
         """Why nothing at all could be measured."""

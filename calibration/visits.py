@@ -1,8 +1,8 @@
 """Visits: cells timed one after the other, with an eye on what else the machine does and how fast it is.
 
-A visit that other work disturbed, or that found no moment at full speed, is not believed: the cell is timed again
-later. Waiting and lost visits do not count as measuring time, up to `OVERTIME` of the budget; after that a run takes
-what it gets, and its profile says how much of it was disturbed.
+A visit that other work disturbed is not believed, and one that found no moment at full speed is believed less: the
+cell is timed again later. Waiting and lost visits do not count as measuring time, up to `OVERTIME` of the budget; after
+that a run takes what it gets, brought to full speed as well as that goes, and its profile says how much was disturbed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device
@@ -25,6 +27,8 @@ NEWLY_FAST = 1.04  # times what it was, from which the fastest moment is another
 READ_EVERY_S = 1.5  # how often all references are timed, which takes some ms
 MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for without end
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
+SLOWED_POWER = 0.4  # of a gauge's slowdown, by which cells take longer: 0.2 for products, 0.6 for normalisations
+HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
 SLOWED = "the processors ran slower than at other times"
 
@@ -156,16 +160,41 @@ def _slowed(timings: Mapping[str, Timing]) -> str:
     return SLOWED if any(timing.slow > SLOW for timing in timings.values()) else ""
 
 
-def is_calm(row: Row) -> bool:
-    """Whether a row was timed at full speed, with no other work beside it."""
-    return not (row.disturbed or _slowed(row.timings))
+def is_disturbed(row: Row) -> bool:
+    """Whether a row is not to be believed at all: other work ran beside it, or hardly anything ran at all."""
+    return row.disturbed not in ("", SLOWED) or _slow(row) > HOPELESS
 
 
-def calm(rows: Iterable[Row]) -> list[Row]:
-    """Rows that nothing disturbed; all of them where those are too few to fit."""
+def is_slowed(row: Row) -> bool:
+    """Whether a row found no moment at full speed."""
+    return _slow(row) > SLOW
+
+
+def _slow(row: Row) -> float:
+    return max((timing.slow for timing in row.timings.values()), default=1.0)
+
+
+def at_one_speed(rows: Iterable[Row]) -> list[Row]:
+    """Rows as they would have been at full speed, without those that other work disturbed.
+
+    Where too few would be left the disturbed ones stay. What is called from Python, or limited by memory, slows by
+    other amounts than a product does: the power is what 425 cells had in common that were timed in both kinds of
+    moments.
+    """
     rows = list(rows)
-    quiet = [row for row in rows if is_calm(row)]
-    return quiet if len(quiet) >= CALM_ENOUGH * len(rows) else rows
+    calm = [row for row in rows if not is_disturbed(row)]
+    return [_at_full_speed(row) for row in (calm if len(calm) >= CALM_ENOUGH * len(rows) else rows)]
+
+
+def _at_full_speed(row: Row) -> Row:
+    factor = min(_slow(row), HOPELESS) ** -SLOWED_POWER
+    if factor == 1.0:
+        return row
+    timings = {
+        name: msgspec.structs.replace(timing, median_s=timing.median_s * factor, spread_s=timing.spread_s * factor)
+        for name, timing in row.timings.items()
+    }
+    return msgspec.structs.replace(row, timings=timings, calls_us=tuple(us * factor for us in row.calls_us))
 
 
 def failures(rows: Sequence[Row]) -> dict[str, int]:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def moved(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
     """Parts that a check of these times calls moved."""
-    parts = moves.judged([observing.observed(profile, visits.calm(rows)) for rows in rounds])
+    parts = moves.judged([observing.observed(profile, visits.at_one_speed(rows)) for rows in rounds])
     return [part for part in parts if part.verdict == MOVED]
 
 

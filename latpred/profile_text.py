@@ -70,7 +70,9 @@ def _facts(profile: DeviceProfile) -> list[str]:
         times = ", ".join(f"{speed.MEANINGS[kind]} {us:.0f} us" for kind, us in profile.speed.items())
         lines.append(f"full speed  {times}")
     if profile.disturbed:
-        lines.append(f"disturbed   {profile.disturbed:.0%} of the cells, which found no calm moment")
+        lines.append(f"disturbed   {profile.disturbed:.0%} of the cells, by other work until the end")
+    if profile.slowed:
+        lines.append(f"slowed      {profile.slowed:.0%} of the cells, which found no moment at full speed")
     lines += [f"failed      {count} cells: {reason}" for reason, count in profile.failures.items()]
     if device.asynchronous:
         clock = f"launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"

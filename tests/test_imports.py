@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"latpred": ROOT / "latpred", "latpred.calibration": ROOT / "calibration", "latpred.models": ROOT / "models"}
 
-MOST_FILE_LINES = 400
+MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 40
 
 # A module may import only what stands in its own row or above it. The longest matching name decides a module's row;

@@ -8,7 +8,9 @@ import factories
 import numpy as np
 import pytest
 
-from latpred.calibration import judging
+from latpred.calibration import judging, networks, suite
+from latpred.calibration.judging import RunQuality
+from latpred.calibration.session import Row
 from latpred.calibration.dispatchfit import NetworkRun
 from latpred.calibration.judging import Verdict
 from latpred.landmarks import Z90
@@ -69,27 +71,29 @@ def test_the_spread_has_bounds() -> None:
 
 
 def test_a_good_profile_passes() -> None:
-    acceptance = judging.accepted([verdict(1.05)] * 5, stable=0.9)
+    acceptance = judging.accepted([verdict(1.05)] * 5, (), RunQuality(0.9))
     assert acceptance.passed
     assert acceptance.advice == ()
     assert acceptance.checks == {
-        "median error of networks that no fit saw at most 15%": "5.0%: passed",
-        "p90 error of networks that no fit saw at most 40%": "5.0%: passed",
+        "median error of holdout networks that no fit saw at most 15%": "5.0%: passed",
+        "p90 error of holdout networks that no fit saw at most 40%": "5.0%: passed",
         "timings that were stable at least 70%": "90.0%: passed",
+        "cells that other work disturbed at most 25%": "0.0%: passed",
         "networks to judge by at least 5": "5: passed",
     }
 
 
 @pytest.mark.parametrize(
-    ("ratios", "stable", "failing"),
+    ("ratios", "run", "failing"),
     [
-        ([1.2] * 10, 0.9, "median error of networks that no fit saw at most 15%"),
-        ([1.0] * 8 + [1.6] * 2, 0.9, "p90 error of networks that no fit saw at most 40%"),
-        ([1.0] * 10, 0.69, "timings that were stable at least 70%"),
+        ([1.2] * 10, RunQuality(0.9), "median error of holdout networks that no fit saw at most 15%"),
+        ([1.0] * 8 + [1.6] * 2, RunQuality(0.9), "p90 error of holdout networks that no fit saw at most 40%"),
+        ([1.0] * 10, RunQuality(0.69), "timings that were stable at least 70%"),
+        ([1.0] * 10, RunQuality(0.9, shifts=(1.2, 1.2, 1.0)), "median shift between two timings at most 10%"),
     ],
 )
-def test_each_gate_fails_alone(ratios: list[float], stable: float, failing: str) -> None:
-    acceptance = judging.accepted([verdict(ratio) for ratio in ratios], stable)
+def test_each_gate_fails_alone(ratios: list[float], run: RunQuality, failing: str) -> None:
+    acceptance = judging.accepted([verdict(ratio) for ratio in ratios], (), run)
     assert not acceptance.passed
     assert [name for name, text in acceptance.checks.items() if text.endswith("failed")] == [failing]
     assert acceptance.advice == (
@@ -98,14 +102,41 @@ def test_each_gate_fails_alone(ratios: list[float], stable: float, failing: str)
 
 
 def test_too_few_judges_ask_for_more_time() -> None:
-    acceptance = judging.accepted([verdict(1.0)] * 4, stable=1.0)
+    acceptance = judging.accepted([verdict(1.0)] * 4, (), RunQuality(1.0))
     assert not acceptance.passed
     assert acceptance.checks["networks to judge by at least 5"] == "4: failed"
     assert acceptance.advice == ("Give the calibration more time: latpred calibrate --budget 5m",)
 
 
 def test_no_judges_pass_no_gate() -> None:
-    acceptance = judging.accepted([], stable=1.0)
+    acceptance = judging.accepted([], (), RunQuality(1.0))
     assert not acceptance.passed
-    assert acceptance.checks["median error of networks that no fit saw at most 15%"] == "inf%: failed"
+    assert acceptance.checks["median error of holdout networks that no fit saw at most 15%"] == "inf%: failed"
     assert len(acceptance.advice) == 2
+
+
+def test_ordinary_models_decide_where_there_are_enough() -> None:
+    acceptance = judging.accepted([verdict(1.5)] * 10, [verdict(1.02)] * judging.FEWEST, RunQuality(1.0))
+    assert acceptance.passed
+    assert acceptance.checks["median error of ordinary models that no fit saw at most 15%"] == "2.0%: passed"
+    assert acceptance.checks["median error of holdout networks"] == "50.0%"
+
+
+def test_a_disturbed_run_fails_and_says_what_by() -> None:
+    acceptance = judging.accepted([verdict(1.0)] * 10, (), RunQuality(1.0, disturbed=0.4))
+    assert not acceptance.passed
+    assert acceptance.checks["cells that other work disturbed at most 25%"] == "40.0%: failed"
+    assert acceptance.advice[0].startswith("Other work disturbed 40% of the cells until the end.")
+
+
+def test_too_much_of_a_kind_that_failed_fails_the_gate() -> None:
+    seed = 5 * len(networks.KINDS)
+    holdout = suite.network_cell(networks.draw(seed))
+    others = [suite.network_cell(networks.draw(number)) for number in range(1, 4)]
+    assert suite.network_spec(holdout).judge
+    rows = [Row(holdout, {}, 0.1, "it raised"), *(Row(cell, {}, 0.1) for cell in others)]
+    missing = judging.missing(rows)
+    assert missing == ["network encoder", "holdout networks"]
+    acceptance = judging.accepted([verdict(1.0)] * 10, (), RunQuality(1.0, missing=missing))
+    assert not acceptance.passed
+    assert "holdout networks" in acceptance.checks["kinds of cells that could not be measured"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 import torch
+from gauges import ScriptedGauge
 
 from latpred.calibration import inplace, networks, suite
 from latpred.calibration.networks import KINDS, NetworkSpec
@@ -105,20 +106,41 @@ def test_a_spec_always_means_the_same_network(spec: NetworkSpec) -> None:
 
 
 def test_timing_in_place_times_each_group_of_calls() -> None:
-    beats: list[int] = []
+    evictions: list[int] = []
     model, inputs = made(TINY[0], "fp32", 1)
     with torch.inference_mode():
-        placed = inplace.time_ops(model, inputs, repeats=4, budget_s=60.0, between=lambda: beats.append(1))
+        placed = inplace.time_ops(
+            model, inputs, repeats=4, budget_s=60.0, gauge=ScriptedGauge(), between=lambda: evictions.append(1)
+        )
     assert len(placed.calls_us) == len(inplace.calls(networks.graph(TINY[0]).at(1)))
     assert min(placed.calls_us) > 0
     assert placed.forward.n == 4
-    assert placed.tempo.n == len(beats) == 8  # ahead of the pass that nobody watches and of the one with a clock
+    assert len(evictions) == 8  # ahead of the pass that nobody watches and of the one with a clock
+
+
+def test_turns_in_slow_moments_do_not_count() -> None:
+    model, inputs = made(TINY[0], "fp32", 1)
+    gauge = ScriptedGauge([1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 1.0])
+    with torch.inference_mode():
+        placed = inplace.time_ops(model, inputs, repeats=3, budget_s=60.0, gauge=gauge)
+    assert placed.forward.n == 3
+    assert placed.forward.slow == 1.0
+    assert gauge.reads == 7  # six turns, three of which met a slow moment
+
+
+def test_where_all_moments_are_slow_the_least_slowed_turns_stand() -> None:
+    model, inputs = made(TINY[0], "fp32", 1)
+    gauge = ScriptedGauge([1.6, 1.6, 1.4, 1.3, 1.3, 1.5])
+    with torch.inference_mode():
+        placed = inplace.time_ops(model, inputs, repeats=9, budget_s=0.0, gauge=gauge)
+    assert placed.forward.n == inplace.FEWEST == 3
+    assert placed.forward.slow == pytest.approx(1.6)
 
 
 def test_a_spent_budget_still_gives_three_repeats() -> None:
     model, inputs = made(TINY[0], "fp32", 1)
     with torch.inference_mode():
-        placed = inplace.time_ops(model, inputs, repeats=50, budget_s=0.0, between=lambda: None)
+        placed = inplace.time_ops(model, inputs, repeats=50, budget_s=0.0, gauge=ScriptedGauge())
     assert placed.forward.n == inplace.FEWEST == 3
 
 
@@ -128,11 +150,11 @@ def test_a_network_that_changes_its_mind_is_refused() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.passes += 1
-            return x.relu() if self.passes < 5 else x.exp()  # the fifth is the second with a clock
+            return x.relu() if self.passes < 7 else x.exp()  # the seventh is the second with a clock
 
     message = "issued other ops when run again"
     with torch.inference_mode(), pytest.raises(inplace.CalibrationError, match=message):
-        inplace.time_ops(Fickle(), (torch.ones(2),), repeats=9, budget_s=60.0, between=lambda: None)
+        inplace.time_ops(Fickle(), (torch.ones(2),), repeats=9, budget_s=60.0, gauge=ScriptedGauge())
 
 
 def test_judges_are_one_in_six_of_every_kind_and_never_tiny() -> None:

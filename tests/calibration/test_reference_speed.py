@@ -1,79 +1,96 @@
-"""Tempo: rows of a slow moment are evened out, visits in one set aside."""
+"""Reference speed: slow moments are told from others, and what was timed in them is left out."""
 
 from __future__ import annotations
 
 import pytest
+from gauges import ScriptedGauge
 
-from latpred.calibration import tempo
-from latpred.calibration.cells import Cell
-from latpred.calibration.session import Row
-from latpred.calibration.tempo import TEMPO
-from latpred.calibration.timing import Timing
-
-
-def timing(seconds: float) -> Timing:
-    return Timing(seconds, seconds / 10, 5, True)
+from latpred.calibration import reference_speed
+from latpred.calibration.reference_speed import Moment, ReferenceTimer, SpeedGauge, at_full_speed
+from latpred.speed import DISPATCH, KINDS, THREADS
 
 
-def row(
-    seed: int, taken: float, beat: float | None, *, cold: int = 0, precision: str = "fp32", runtime: str = "eager"
-) -> Row:
-    timings = {"single": timing(taken)} | ({} if beat is None else {TEMPO: timing(beat)})
-    cell = Cell("network", "encoder", {"seed": seed, "cold": cold}, precision, runtime)
-    return Row(cell, timings, 0.1, calls_us=(taken * 1e6, taken * 2e6))
+class Replayed(SpeedGauge):
+    """A gauge whose loops take given times."""
+
+    def __init__(self, dispatch_us: list[float], threads_us: list[float] | None = None) -> None:
+        super().__init__(threads=2 if threads_us else 1)
+        self._dispatch, self._threads = iter(dispatch_us), iter(threads_us or [])
+
+    def _dispatch_s(self) -> float:
+        return next(self._dispatch) / 1e6
+
+    def _threads_s(self) -> float:
+        return next(self._threads, 0.0) / 1e6
 
 
-def singles(rows: list[Row]) -> list[float]:
-    return [row.timings["single"].median_s for row in rows]
+def test_a_busy_neighbour_makes_a_moment_slow() -> None:
+    gauge = Replayed([100.0] * 30 + [155.0, 103.0])
+    moments = [gauge.read() for _ in range(32)]
+    assert gauge.slowdown(moments[-2]) == pytest.approx(1.55, abs=0.01)
+    assert gauge.slowdown(moments[-1]) <= reference_speed.SLOW
+    assert gauge.slow_share == pytest.approx(1 / 32)
 
 
-def test_a_slow_half_is_evened() -> None:
-    # the machine was a quarter slower for two of five rows: the usual tempo is that of the other three
-    rows = [row(0, 1.0, 0.4), row(1, 2.0, 0.4), row(2, 3.0, 0.4), row(3, 1.25, 0.5), row(4, 2.5, 0.5)]
-    found = tempo.evened(rows)
-    assert singles(found) == pytest.approx([1.0, 2.0, 3.0, 1.0, 2.0])
-    assert found[3].calls_us == pytest.approx((1.0e6, 2.0e6))
-    assert found[3].timings["single"].spread_s == pytest.approx(0.1)
-    assert found[3].timings[TEMPO].median_s == pytest.approx(0.4)
-    assert [row.cell for row in found] == [row.cell for row in rows]
+def test_the_slower_of_two_processors_sets_the_pace() -> None:
+    gauge = Replayed([100.0] * 21, [40.0] * 20 + [60.0])
+    moments = [gauge.read() for _ in range(21)]
+    assert gauge.slowdown(moments[-1]) == pytest.approx(1.5, abs=0.01)
 
 
-def test_rows_are_never_evened_by_more_than_two() -> None:
-    rows = [row(seed, 1.0, 0.4) for seed in range(3)] + [row(3, 6.0, 4.0), row(4, 1.0, 0.04)]
-    assert singles(tempo.evened(rows))[3:] == pytest.approx([3.0, 2.0])
+def test_what_passed_for_full_speed_is_slow_once_faster_moments_came() -> None:
+    gauge = Replayed([150.0] * 20 + [100.0] * 20)
+    first = gauge.read()
+    assert gauge.slowdown(first) == 1.0
+    for _ in range(39):
+        gauge.read()
+    assert gauge.slowdown(first) == pytest.approx(1.5)
+    assert gauge.fastest.dispatch_us == pytest.approx(100.0)
 
 
-def test_other_work_between_the_passes_has_a_tempo_of_its_own() -> None:
-    rows = [row(0, 1.0, 0.4), row(1, 1.0, 8.0, cold=1), row(2, 1.0, 2.0, precision="bf16")]
-    rows.append(row(3, 1.0, 0.5, runtime="compile"))
-    assert singles(tempo.evened(rows)) == pytest.approx([1.0] * 4)
-
-
-def test_rows_without_a_tempo_stay_as_they_are() -> None:
-    rows = [row(0, 1.0, None), row(1, 1.0, 0.4), row(2, 1.0, 0.8)]
-    assert tempo.evened(rows)[0] == rows[0]
-    assert tempo.evened([]) == []
+def test_between_two_moments_the_slower_one_counts() -> None:
+    gauge = ScriptedGauge([1.0, 1.5, 1.2])
+    assert gauge.between([gauge.read() for _ in range(3)]) == [1.5, 1.5]
 
 
 @pytest.mark.parametrize(
-    ("beats", "kept"),
+    ("slow", "least", "kept"),
     [
-        ([1.0, 1.05, 0.95, 1.09, 1.0], [0, 1, 2, 3, 4]),  # all within a tenth
-        ([1.0, 1.5, 1.0, 1.6, 1.0, 1.0], [0, 2, 4, 5]),
-        ([2.0, 3.0, 2.5, 4.0], [0, 1, 2]),  # three in any case: those least far off
-        ([3.0, 2.0, 4.0, 2.5, 5.0, 6.0, 7.0, 8.0], [0, 1, 2, 3]),  # half in any case
-        ([9.0, 9.0], [0, 1]),
+        ([1.0, 1.05, 1.0], 1, [0, 1, 2]),
+        ([1.0, 1.6, 1.1, 1.5], 1, [0, 2]),
+        ([1.6, 1.4, 1.5], 1, [1]),  # one in any case: the least slowed
+        ([1.6, 1.4, 1.5, 1.0], 3, [3, 1, 2]),
+        ([], 1, []),
     ],
 )
-def test_steady_keeps_what_was_timed_at_the_usual_tempo(beats: list[float], kept: list[int]) -> None:
-    timings = [timing(1.0 + index) for index in range(len(beats))]
-    assert tempo.steady(timings, beats, usual=1.0) == [timings[index] for index in kept]
+def test_what_is_kept(slow: list[float], least: int, kept: list[int]) -> None:
+    values, slowest = at_full_speed([[index] for index in range(len(slow))], slow, least)
+    assert sorted(values) == sorted(kept)
+    assert slowest == max([slow[index] for index in kept], default=1.0)
 
 
-def test_a_metronome_always_does_the_same_work() -> None:
-    metronome = tempo.Metronome()
-    metronome.beat()
-    first = metronome._product.clone()
-    assert metronome.seconds() > 0
-    assert bool((metronome._product == first).all())
-    assert bool((first == metronome._factor @ metronome._factor).all())
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_reference_takes_time_and_changes_nothing(threads: int) -> None:
+    timer = ReferenceTimer(threads)
+    reading = timer.read()
+    assert set(reading) == set(KINDS) - (set() if threads > 1 else {THREADS})
+    assert min(reading.values()) > 0
+    assert bool((timer._result == timer._factor @ timer._factor).all())
+    assert bool((timer._stream == 1).all())
+
+
+def test_full_speed_is_that_of_the_fastest_fifth() -> None:
+    readings = [{DISPATCH: us} for us in [150.0] * 7 + [100.0] * 3]
+    assert reference_speed.full_speed(readings) == {DISPATCH: 100.0}
+    assert reference_speed.typical(readings) == {DISPATCH: 150.0}
+    assert reference_speed.full_speed([]) == {}
+
+
+def test_moments_without_a_reference_are_never_slower() -> None:
+    assert reference_speed.slower(Moment(0.0), Moment(0.0)) == 1.0
+    assert reference_speed.slower(Moment(3.0), Moment(2.0)) == 1.5
+
+
+def test_one_gauge_serves_the_process() -> None:
+    assert reference_speed.gauge_of(1) is reference_speed.gauge_of(1)
+    assert reference_speed.gauge_of(1) is not reference_speed.gauge_of(2)

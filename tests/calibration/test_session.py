@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import msgspec
 import pytest
@@ -243,3 +245,112 @@ def test_each_device_has_its_own_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
     assert session.directory("cuda:0") == tmp_path / "calibration" / "cuda-0"
     assert session.directory("cpu") != session.directory("cuda:0")
+
+
+def test_a_cell_that_failed_is_tried_once_more_on_resume(tmp_path, machine):
+    failing = Measuring({gemm(1).key: ValueError("not here")})
+    for tries in (1, 2):
+        with Session(tmp_path, machine, SETTINGS) as one:
+            assert not one.holds(gemm(1))
+            row = one.run(gemm(1), failing)
+            assert (row.tries, row.error) == (tries, "ValueError: not here")
+            assert one.holds(gemm(1))
+    with Session(tmp_path, machine, SETTINGS) as last:
+        assert last.holds(gemm(1))
+    assert len(failing.asked) == 2
+
+
+def test_a_second_try_that_succeeds_stands(tmp_path, machine):
+    with Session(tmp_path, machine, SETTINGS) as one:
+        one.run(gemm(1), Measuring({gemm(1).key: ValueError("not yet")}))
+    with Session(tmp_path, machine, SETTINGS) as two:
+        row = two.run(gemm(1), Measuring())
+    assert (row.error, row.tries) == ("", 2)
+    with Session(tmp_path, machine, SETTINGS) as three:
+        assert three.rows == (row,)
+
+
+def killed(folder, cell, tries):
+    """What a process leaves behind that was killed while it timed a cell."""
+    (folder / session.UNDER_WAY).write_bytes(msgspec.json.encode(session.UnderWay(cell.key, tries)))
+
+
+def test_a_cell_that_ended_the_process_twice_is_left_out(tmp_path, machine):
+    with Session(tmp_path, machine, SETTINGS) as one:
+        one.run(gemm(1), Measuring())
+    killed(tmp_path, gemm(2), 1)
+    again = Measuring()
+    with Session(tmp_path, machine, SETTINGS) as two:
+        assert two.run(gemm(2), again).tries == 2  # once more, and this time it works
+    assert again.asked == [gemm(2)]
+    killed(tmp_path, gemm(3), 2)
+    never = Measuring()
+    with Session(tmp_path, machine, SETTINGS) as three:
+        row = three.run(gemm(3), never)
+    assert never.asked == []
+    assert row.error == "ended the process each time it was timed"
+
+
+def test_word_of_a_cell_is_left_while_it_is_timed_and_not_longer(tmp_path, machine):
+    def measure(cell):
+        left = msgspec.json.decode((tmp_path / session.UNDER_WAY).read_bytes(), type=session.UnderWay)
+        assert left == session.UnderWay(cell.key, 1)
+        return {"queued": TIMING}
+
+    with Session(tmp_path, machine, SETTINGS) as one:
+        assert one.run(gemm(1), measure).error == ""
+    assert not (tmp_path / session.UNDER_WAY).exists()
+
+
+def test_what_is_no_number_is_an_error(tmp_path, machine):
+    bad = Timing(float("nan"), 0.0, 3, True)
+    with Session(tmp_path, machine, SETTINGS) as one:
+        row = one.run(gemm(1), lambda _: {"queued": bad})
+        calls = one.run(gemm(2), lambda _: Sampled({"queued": TIMING}, (1.0, float("inf"))))
+    assert (row.error, row.timings) == ("no number was measured for queued", {})
+    assert (calls.error, calls.calls_us) == ("no number was measured for calls", ())
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+def test_a_cell_that_hangs_becomes_a_row(tmp_path, machine):
+    def hang(cell):
+        time.sleep(60)
+
+    with Session(tmp_path, machine, SETTINGS, limit_s=0.05) as one:
+        row = one.run(gemm(1), hang)
+        assert row.error == "TimeLimitError: it took longer than 0.05 s"
+        assert one.run(gemm(2), Measuring()).error == ""
+
+
+def test_a_repeat_replaces_a_row_but_not_by_an_error(tmp_path, machine):
+    better = Timing(5e-4, 1e-5, 30, True)
+    with Session(tmp_path, machine, SETTINGS) as one:
+        one.run(gemm(1), Measuring())
+        assert one.run(gemm(1), lambda _: {"queued": better}, again=True).timings["queued"] == better
+        one.run(gemm(1), Measuring({gemm(1).key: ValueError("no")}), again=True)
+        assert one.rows[0].timings["queued"] == better
+    with Session(tmp_path, machine, SETTINGS) as two:
+        assert [row.timings["queued"] for row in two.rows] == [better]
+
+
+def test_a_clock_that_is_set_changes_nothing(tmp_path, machine, monkeypatch):
+    days = iter([0.0, 9e9, -9e9] * 99)
+    monkeypatch.setattr(time, "time", lambda: next(days))
+    with Session(tmp_path, machine, SETTINGS) as one:
+        row = one.run(gemm(1), Measuring())
+    assert 0 <= row.seconds < 50
+
+
+def test_a_full_disk_ends_with_a_sentence(tmp_path, machine):
+    class Full:
+        def write(self, _):
+            raise OSError(28, "No space left on device")
+
+        def close(self):
+            pass
+
+    with Session(tmp_path, machine, SETTINGS) as one:
+        one._file.close()
+        one._file = Full()
+        with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*No space left on device"):
+            one.run(gemm(1), Measuring())
