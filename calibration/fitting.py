@@ -102,16 +102,22 @@ def fit_profile(
 
 def _judged(profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]) -> tuple[DeviceProfile, list[Verdict]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
-    judges = {row.cell.key: _latency(row, profile.device) for row in _networks(rows) if network_spec(row.cell).judge}
-    found = judging.verdicts(profile, judges)
-    models = judging.verdicts(profile, gate.model_runs(rows))
+    holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).judge])
+    found = judging.verdicts(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})
+    models = judging.verdicts(profile, gate.model_runs(_at_full_speed([r for r in rows if r.cell.kind == gate.MODEL])))
     spread = judging.network_spread(models if len(models) >= judging.FEWEST else found)
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
     timings = [timing for row in rows for timing in row.timings.values()]
     stable = sum(timing.stable for timing in timings) / len(timings)
-    run = judging.RunQuality(stable, profile.disturbed, gate.shift(rows), judging.missing(every))
+    run = judging.RunQuality(stable, profile.disturbed, gate.shift(_at_full_speed(rows)), judging.missing(every))
     acceptance = judging.accepted(found, models, run)
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=acceptance), found
+
+
+def _at_full_speed(rows: Sequence[Row]) -> Sequence[Row]:
+    """Rows that were timed at full speed, which alone say how exact a profile is; all where those are too few."""
+    fast = [row for row in rows if not visits.is_slowed(row)]
+    return fast if len(fast) >= judging.FEWEST else rows
 
 
 _PROTOCOL = {

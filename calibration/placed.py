@@ -21,7 +21,9 @@ from latpred.graph import Op
 from latpred.pricing import host_cost
 from latpred.profile import DispatchFit
 
-LEAST_SHARE = 0.15  # of a call's time that must be kernel for the call to say anything about kernels
+# Of a call's time that is taken for kernel at least. A kernel that cannot be told from its dispatch is known to be short:
+# without such calls a family's floor would be that of its longer ones.
+LEAST_SHARE = 0.1
 DISPATCH_DOUBT = 0.5  # relative doubt about the dispatch in a call, in units of the doubt about its time
 
 Floats = NDArray[np.float64]
@@ -54,7 +56,8 @@ def placed_samples(
     samples = []
     for run, found in zip(runs, kernels, strict=True):
         for op, us, share in found:
-            if op is not None and share >= LEAST_SHARE:
+            if op is not None:
+                share = max(share, LEAST_SHARE)
                 after_us = float(_terms(np.array([us]))[0] @ afterwork)
                 weight = 1.0 / (1.0 + (DISPATCH_DOUBT * (1.0 - share) / share) ** 2)
                 samples.append(
@@ -78,7 +81,7 @@ def _kernels(run: NetworkRun, dispatch: DispatchFit) -> list[Kernel]:
     for group, taken in zip(calls(run.ops), run.calls_us, strict=True):
         if any(op.launches for op in group):
             cost = sum(host_cost(dispatch, op.host_class) for op in group) * dispatch.scale
-            us = max(taken - cost, 0.0)
+            us = max(taken - cost, LEAST_SHARE * taken)
             alone = len(group) == 1 and not group[0].estimated
             found.append(Kernel(group[0] if alone else None, us, us / taken))
     return found
@@ -90,7 +93,7 @@ def _afterwork(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], 
     explained = [host_us(run, dispatch) + sum(k.us for k in found) for run, found in zip(runs, kernels, strict=True)]
     left = totals - np.array(explained)
     terms = np.array([_terms(np.array([k.us for k in found])).sum(axis=0) for found in kernels])
-    coefficients: Floats = nnls(terms / totals[:, None], np.maximum(left, 0.0) / totals)[0]
+    coefficients: Floats = nnls(terms / totals[:, None], left / totals)[0]
     return coefficients
 
 

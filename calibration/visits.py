@@ -59,7 +59,8 @@ class Visits:
         self._live = device.info().kind != "simulated"
         self._reference = ReferenceTimer(threads) if self._live else None
         self._gauge = gauge_of(threads) if self._live and not device.asynchronous else None
-        self._watch = Watch(threads=threads) if self._live else None
+        self._threads = threads
+        self._watch = Watch(threads=threads, gpu=getattr(device, "state", None)) if self._live else None
         self._read_at = -READ_EVERY_S
         self._pending: deque[tuple[Cell, Measure]] = deque()
         self._visits: dict[str, int] = {}
@@ -120,7 +121,7 @@ class Visits:
         if self._tell is not None:
             self._tell(f"waiting for a calm moment: {reason}")
         start = time.monotonic()
-        wait_for_calm(limit_s)
+        wait_for_calm(limit_s, threads=self._threads)
         return time.monotonic() - start
 
     def _watched(self, cell: Cell, measure: Measure) -> Sampled:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import factories
 import msgspec
 import pandas as pd
 import pytest
-from factories import graph, op, profile
 
-from latpred import speed, tables
+from latpred import host, speed, tables
 from latpred.accuracy import compare
+from latpred.calibration import reference_speed
 from latpred.errors import ProfileError
 from latpred.finding import predictor_now
 from latpred.predicted import GraphKey, predict_table
 from latpred.predictor import Predictor
+from latpred.profile import DeviceProfile
 from latpred.speed import SAME, Slowdown
+
+CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
+GRAPH = factories.graph(factories.linear(), factories.add())
+THEN = {"dispatch": 100.0, "product": 400.0, "convolution": 200.0, "stream": 1000.0}
+
+
+def profile(**changes: object) -> DeviceProfile:
+    return msgspec.structs.replace(factories.profile(CPU), **({"speed": THEN} | changes))
 
 
 def test_what_a_table_lacks_changes_nothing() -> None:
@@ -23,7 +33,88 @@ def test_what_a_table_lacks_changes_nothing() -> None:
 
 
 def test_each_kind_of_work_has_its_reference() -> None:
-    then = {"dispatch": 100.0, "product": 400.0, "convolution": 200.0, "stream": 1000.0, "threads": 20.0}
     now = {"dispatch": 150.0, "product": 400.0, "convolution": 288.0, "stream": 1100.0, "threads": 40.0}
-    assert speed.slowdown(then, now) == pytest.approx((1.5, 1.2, 1.1))
-    assert speed.slowdown(then, now, asynchronous=True) == Slowdown(1.5, 1.0, 1.0)
+    assert speed.slowdown(THEN, now) == pytest.approx((1.5, 1.2, 1.1))
+    assert speed.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5, 1.0, 1.0)
+
+
+def test_a_slower_machine_takes_longer_by_what_limits_it() -> None:
+    usual, slow = Predictor(profile()).predict(GRAPH), Predictor(profile(), slowdown=Slowdown(2.0)).predict(GRAPH)
+    assert slow.overhead_ms == pytest.approx(2 * usual.overhead_ms)
+    assert slow.compute_ms == pytest.approx(usual.compute_ms)
+    both = Predictor(profile(), slowdown=Slowdown(1.0, 3.0, 3.0)).predict(GRAPH)
+    assert both.compute_ms == pytest.approx(3 * usual.compute_ms)
+    assert both.latency_ms == pytest.approx(usual.overhead_ms + 3 * usual.compute_ms)
+
+
+def test_only_what_memory_limits_waits_for_memory() -> None:
+    sums = factories.graph(factories.add(10**6))
+    usual = Predictor(profile()).predict(sums)
+    assert Predictor(profile(), slowdown=Slowdown(memory=2.0)).predict(sums).compute_ms == pytest.approx(
+        2 * usual.compute_ms
+    )
+    assert Predictor(profile(), slowdown=Slowdown(compute=2.0)).predict(sums).compute_ms == usual.compute_ms
+
+
+def measured(latency_s: float, dispatch_us: float) -> pd.DataFrame:
+    graph = GRAPH
+    row = {
+        "machine": "m",
+        "device": "cpu",
+        "runtime": "eager",
+        "precision": "fp32",
+        "model": graph.model,
+        "batch": 1,
+        "input_kind": graph.input_kind,
+        "input_size": graph.input_size,
+        "protocol": "single",
+        "latency_s": latency_s,
+        "spread_s": 0.0,
+        "n": 4,
+        "run": "r",
+        "stack": "",
+        "status": tables.OK,
+        "speed_dispatch_us": dispatch_us,
+    }
+    return tables.check(pd.DataFrame([row]), tables.MEASURED)
+
+
+def test_a_report_gives_errors_as_measured_and_at_equal_speed() -> None:
+    slow_s = Predictor(profile(), slowdown=Slowdown(1.5)).predict(GRAPH).latency_ms / 1e3
+    table = measured(slow_s, 150.0)
+    key = GraphKey(GRAPH.model, GRAPH.input_kind, GRAPH.input_size, "fp32")
+    report = compare(predict_table(table, {key: GRAPH}, profile()), table)
+    assert report.at_speed is not None
+    assert report.at_speed.median == pytest.approx(0.0, abs=1e-9)
+    usual_s = Predictor(profile()).predict(GRAPH).latency_ms / 1e3
+    assert report.overall.median == pytest.approx(1 - usual_s / slow_s)
+    assert "At equal speed of the machine: median error 0.0 %" in report.text()
+    assert not any("median error" in said for said in report.shortfalls())
+
+
+def test_without_a_speed_on_both_sides_there_is_one_error() -> None:
+    table = measured(1e-3, 150.0)
+    key = GraphKey(GRAPH.model, GRAPH.input_kind, GRAPH.input_size, "fp32")
+    predicted = predict_table(table, {key: GRAPH}, profile(speed={}))
+    assert tables.AT_SPEED not in predicted
+    assert compare(predicted, table).at_speed is None
+
+
+def test_now_is_answered_at_the_speed_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = profile(machine=factories.machine(hostname_hash=host.hostname_hash()))
+    monkeypatch.setattr(reference_speed, "speed_now", lambda threads: {"dispatch": 130.0})
+    now = predictor_now(Predictor(mine, ("known",)))
+    assert now.slowdown == pytest.approx((1.3, 1.0, 1.0))
+    assert now.caveats == ("known", "for the machine as it is now; times over the profile's: dispatch x1.30")
+
+
+def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
+    with pytest.raises(ProfileError, match="of another machine"):
+        predictor_now(Predictor(profile()))
+    mine = profile(machine=factories.machine(hostname_hash=host.hostname_hash()), speed={})
+    with pytest.raises(ProfileError, match="does not say at which speed"):
+        predictor_now(Predictor(mine))
+
+
+def test_a_second_of_timing_reads_every_reference() -> None:
+    assert set(reference_speed.speed_now(1, seconds=0.0)) == {"dispatch", "product", "convolution", "stream"}

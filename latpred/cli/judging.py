@@ -107,7 +107,10 @@ def trial_options(verb: Verb) -> Verb:
         "trial",
         Trial,
         click.option(
-            "--suite", default="cpu", show_default=True, help="Which models: cpu, unseen, fresh, blind or heldout."
+            "--suite",
+            default="cpu",
+            show_default=True,
+            help="Which models: cpu, unseen, fresh, blind, ordinary or heldout.",
         ),
         click.option(
             "--batch",

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from latpred.calibration import judging, networks, suite
-from latpred.calibration.judging import RunQuality
-from latpred.calibration.session import Row
 from latpred.calibration.dispatchfit import NetworkRun
-from latpred.calibration.judging import Verdict
+from latpred.calibration.judging import RunQuality, Verdict
+from latpred.calibration.session import Row
 from latpred.landmarks import Z90
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from latpred import runtimes, tables
-from latpred.calibration import timing
+from latpred.calibration import measuring, timing
 from latpred.calibration.cpu import CpuDevice
 from latpred.calibration.measuring import OUT_OF_MEMORY, Step, measure
 from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
@@ -51,7 +51,7 @@ class Drifting(CpuDevice):
         self.now, self.forwards, self.order = 0.0, 0, []
 
     def info(self) -> DeviceInfo:
-        return msgspec.structs.replace(super().info(), kind="drifting")  # the host's tempo says nothing of it
+        return msgspec.structs.replace(super().info(), kind="drifting")  # the host's speed says nothing of it
 
     def clock(self) -> float:
         return self.now
@@ -70,7 +70,8 @@ class Drifting(CpuDevice):
         return forward
 
 
-def test_a_tiny_model_on_the_cpu() -> None:
+def test_a_tiny_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "MORE_ROUNDS", 0)  # which slow moments would ask for
     steps: list[Step] = []
     table = measure({"tiny": tiny()}, [1, 3], image=8, repeats=2, plan=FAST, progress=steps.append)
     assert list(table["batch"]) == [1, 3]
@@ -173,7 +174,7 @@ def test_the_table_says_how_many_threads_there_were() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_models_are_built_once_when_they_fit_and_again_when_not() -> None:
+def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
 
     def subject(name: str) -> Subject:
@@ -189,6 +190,7 @@ def test_models_are_built_once_when_they_fit_and_again_when_not() -> None:
                 super().info(), memory_bytes=20_100_000
             )  # a fifth holds one model of 4.004 MB
 
+    monkeypatch.setattr(measuring, "MORE_ROUNDS", 0)  # which slow moments would ask for
     measure([subject("a"), subject("b")], [1, 2], repeats=3, plan=FAST)
     assert sorted(built) == ["a", "b"]
     built.clear()

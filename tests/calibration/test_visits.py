@@ -48,7 +48,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def made(session: Session, found: list[Disturbance], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Visits:
-    monkeypatch.setattr(visits, "wait_for_calm", lambda limit_s: True)
+    monkeypatch.setattr(visits, "wait_for_calm", lambda limit_s, threads: True)
     monkeypatch.setattr(visits, "gauge_of", lambda threads: ScriptedGauge())
     one = Visits(session, CpuDevice(), threads=1, budget_s=60.0, **options)
     one._watch, one._reference = Watched(found), None  # type: ignore[assignment]

@@ -1,0 +1,47 @@
+"""Repeatability: shifts between profiles are told apart from what the machine's speed did."""
+
+from __future__ import annotations
+
+import factories
+import msgspec
+import pytest
+
+from latpred.calibration import repeatability
+from latpred.profile import DeviceProfile
+
+CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
+GRAPHS = [factories.graph(factories.linear(), factories.add()), factories.graph(factories.add(10**6))]
+
+
+def profile(dispatch_us: float, factor: float = 1.0) -> DeviceProfile:
+    known = factories.dispatch()
+    costs = {name: cost * factor for name, cost in known.costs_us.items()}
+    slowed = msgspec.structs.replace(known, costs_us=costs, fixed_us=known.fixed_us * factor)
+    base = factories.profile(CPU, runtimes={"eager": slowed})
+    return msgspec.structs.replace(base, speed={"dispatch": dispatch_us})
+
+
+def test_a_slower_machine_is_no_shift() -> None:
+    (shift,) = repeatability.shifts([profile(100.0), profile(150.0, 1.5)], GRAPHS)
+    assert (shift.median, shift.p90) == pytest.approx((0.0, 0.0), abs=1e-9)
+    assert shift.common > 1.0
+    assert shift.speed == {"dispatch": 1.5}
+    assert (shift.first, shift.second, shift.passed) == (1, 2, (True, True))
+
+
+def test_what_speed_does_not_explain_is_a_shift() -> None:
+    (shift,) = repeatability.shifts([profile(100.0), profile(100.0, 1.5)], GRAPHS)
+    assert shift.p90 > 0.01
+
+
+def test_each_two_calibrations_are_compared() -> None:
+    asked: list[int] = []
+
+    def calibrate(number: int) -> DeviceProfile:
+        asked.append(number)
+        return profile(100.0)
+
+    found = repeatability.repeat(calibrate, 3, suite="ordinary")
+    assert asked == [1, 2, 3]
+    assert [(shift.first, shift.second) for shift in found] == [(1, 2), (1, 3), (2, 3)]
+    assert all(shift.median == 0.0 for shift in found)
