@@ -350,8 +350,8 @@ def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
         "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
         "stack": tables.stack_text(machine),
     }
-    common |= {speed.COLUMN.format(kind): us for kind, us in full_speed(bench.speeds).items()}
-    rows = [{**common, **_row(cell, bench.fastest)} for cell in cells]
+    speeds = {speed.COLUMN.format(kind): us for kind, us in full_speed(bench.speeds).items()}
+    rows = [{**common, **speeds, **_row(cell, bench.fastest)} for cell in cells]
     return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 

@@ -71,4 +71,4 @@ def cache_bytes(rates: dict[int, float]) -> int:
     if not beyond:
         return above
     share = math.log(rates[above] / halfway) / math.log(rates[above] / rates[min(beyond)])
-    return round(above * (min(beyond) / above) ** share)
+    return round(float(above * (min(beyond) / above) ** share))

@@ -21,8 +21,8 @@ from latpred.graph import Op
 from latpred.pricing import host_cost
 from latpred.profile import DispatchFit
 
-# Of a call's time that is taken for kernel at least. A kernel that cannot be told from its dispatch is known to be short:
-# without such calls a family's floor would be that of its longer ones.
+# Of a call's time that is taken for kernel at least. A kernel that cannot be told from its dispatch is known to be
+# short: without such calls a family's floor would be that of its longer ones.
 LEAST_SHARE = 0.1
 DISPATCH_DOUBT = 0.5  # relative doubt about the dispatch in a call, in units of the doubt about its time
 

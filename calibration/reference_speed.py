@@ -151,14 +151,16 @@ def at_full_speed(
     >>> at_full_speed([[1.6], [1.3]], [1.5, 1.3])
     ([1.3], 1.3)
     """
-    kept: list[Timed] = []
-    slowest = 1.0
+    used: list[int] = []
+    count = 0
     for index in sorted(range(len(groups)), key=slow.__getitem__):
-        if slow[index] > SLOW and len(kept) >= least:
+        if slow[index] > SLOW and count >= least:
             break
-        kept += groups[index]
-        slowest = slow[index]
-    return kept, slowest
+        used.append(index)
+        count += len(groups[index])
+    return [value for index in sorted(used) for value in groups[index]], max(
+        [slow[index] for index in used], default=1.0
+    )
 
 
 class ReferenceTimer:
@@ -201,7 +203,8 @@ class ReferenceTimer:
 
 def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
     """What each reference takes in a usual moment of the next second, in microseconds."""
-    before, timer, readings = torch.get_num_threads(), ReferenceTimer(threads), []
+    before, timer = torch.get_num_threads(), ReferenceTimer(threads)
+    readings: list[dict[str, float]] = []
     if before != threads:
         torch.set_num_threads(threads)
     try:

@@ -257,7 +257,7 @@ def _gauged(device: Device, sample: Callable[[], float], plan: Plan, gauge: Spee
         moments.append(gauge.read())
         spent_s = device.clock() - start
         kept, slow = at_full_speed(groups, gauge.between(moments), plan.least)
-        if len(kept) >= plan.most or spent_s > PATIENCE * plan.budget_s:
+        if len(kept) >= plan.most or (len(kept) >= plan.least and spent_s > PATIENCE * plan.budget_s):
             return kept, slow
         precise = spent_s >= plan.least_s and len(kept) >= ENOUGH and _standard_error(kept) <= plan.precision
         if slow <= SLOW and len(kept) >= plan.least and (precise or spent_s > plan.budget_s):
@@ -353,6 +353,8 @@ def _standard_error(samples: Sequence[float]) -> float:
 
 def _halves_agree(samples: Sequence[float], tolerance: float) -> bool:
     half = len(samples) // 2
+    if not half:
+        return True  # a single sample disagrees with nothing
     first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
     noise = 4 * _standard_error(samples)
     return abs(first - second) <= max(tolerance, noise) * max(first, second)

@@ -223,11 +223,15 @@ def extra_features(inputs: Inputs, base: Floats, multiprocessors: int, tiles: Fl
 
 
 def _one_row(inputs: Inputs) -> Floats:
-    return (inputs.product[:, 0] <= 1.0).astype(float) if inputs.product is not None else np.zeros(len(inputs.work))
+    if inputs.product is None:
+        return np.zeros(len(inputs.work))
+    single: Floats = (inputs.product[:, 0] <= 1.0).astype(float)
+    return single
 
 
 def _resident(inputs: Inputs) -> Floats:
-    return (inputs.work[:, 1] == 0.0).astype(float)
+    cached: Floats = (inputs.work[:, 1] == 0.0).astype(float)
+    return cached
 
 
 # What a CPU's products differ by beside their sizes: libraries have other code for a single row, and weights that lie

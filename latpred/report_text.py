@@ -98,13 +98,7 @@ def _baselines_table(report: Report) -> Table:
 
 def _facts(report: Report) -> Iterable[str]:
     noise, rank, cover = report.noise, report.rank, report.coverage
-    if report.at_speed is not None:
-        e = report.at_speed
-        yield (
-            f"At equal speed of the machine: median error {_percent(e.median)}, p90 {_percent(e.p90)}, "
-            f"{_percent(e.near)} within 10 %, bias {_signed(e.bias)}; as measured: {_percent(report.overall.median)} "
-            f"and {_percent(report.overall.p90)}."
-        )
+    yield from _speed_facts(report)
     had = [f"{score.name} is {score.idea}" for score in report.baselines if score.errors is not None]
     if had:
         yield f"{'; '.join(had)}."
@@ -142,6 +136,16 @@ def _facts(report: Report) -> Iterable[str]:
         yield (
             f"90 % intervals cover {_percent(cover.share)} of {cover.cells} cells "
             f"({_percent(cover.low)} to {_percent(cover.high)} when {cover.models} models are drawn anew)."
+        )
+
+
+def _speed_facts(report: Report) -> Iterable[str]:
+    if report.at_speed is not None:
+        e, measured = report.at_speed, report.overall
+        yield (
+            f"At equal speed of the machine: median error {_percent(e.median)}, p90 {_percent(e.p90)}, "
+            f"{_percent(e.near)} within 10 %, bias {_signed(e.bias)}; as measured: {_percent(measured.median)} "
+            f"and {_percent(measured.p90)}."
         )
 
 

@@ -179,4 +179,6 @@ class MlpNetwork(nn.Module):
 
 
 def _norms(name: str, width: int) -> list[nn.Module]:
-    return {"none": [], "batch": [nn.BatchNorm1d(width)], "layer": [nn.LayerNorm(width)]}[name]
+    if name == "none":
+        return []
+    return [nn.BatchNorm1d(width) if name == "batch" else nn.LayerNorm(width)]

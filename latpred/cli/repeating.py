@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from latpred.cli.output import emit, notice
@@ -27,7 +26,7 @@ def show_repeats(context: click.Context, wanted: Wanted, times: int, output: Out
 
     def calibrate(number: int) -> DeviceProfile:
         notice(f"calibration {number} of {times}")
-        return measure_profile(context, replace(wanted, fresh=True))
+        return measure_profile(context, wanted._replace(fresh=True))
 
     shifts = repeat(calibrate, times, SUITE)
     rows = [_row(shift) for shift in shifts]

@@ -10,6 +10,7 @@ import factories
 import msgspec
 import numpy as np
 import pytest
+from gauges import ScriptedGauge
 
 from latpred.calibration import studies, suite
 from latpred.calibration.device import open_device
@@ -185,7 +186,9 @@ def test_calls_of_a_wrapper_are_timed_where_they_stand() -> None:
         space["extern_kernels"].mm(space["torch"].float32)
         space["torch"].ops.aten.sdpa.default()
 
-    placed = wrapper.time_calls(call, [module], lambda: done.append("between"), repeats=3, budget_s=1.0)
+    placed = wrapper.time_calls(
+        call, [module], lambda: done.append("between"), ScriptedGauge(), repeats=3, budget_s=60.0
+    )
     assert len(placed.calls_us) == 3
     assert all(us > 0 for us in placed.calls_us)
     assert done == ["between", "add", "mm", "sdpa"] * 3

@@ -49,10 +49,12 @@ def test_resident_weights_are_read_like_activations() -> None:
     assert product.row[1:3] == (0.0, 4.0 * 768 * 768 + 4.0 * 3 * 768)
 
 
-def test_a_call_hidden_in_its_dispatch_is_left_out() -> None:
-    # 1 of 6 us is 17 % kernel; 1 of 8 is 12.5 %
-    samples = placed.placed_samples([run(3, (1.0, 1.0), (0.0, 0.0, 0.0))], DISPATCH)
-    assert [sample.family for sample in samples] == ["gemm"]
+def test_a_call_hidden_in_its_dispatch_is_known_to_be_short() -> None:
+    # of 5 us of dispatch and no kernel: a tenth of the call, which weighs next to nothing
+    product, total = placed.placed_samples([run(3, (0.0, 8.0), (0.0, 0.0, 0.0))], DISPATCH)
+    assert product.us == pytest.approx(0.1 * 5.0)
+    assert product.weight == pytest.approx(1 / (1 + (0.5 * 9) ** 2))
+    assert total.us == pytest.approx(8.0)
 
 
 def test_a_call_that_is_all_kernel_weighs_most() -> None:
