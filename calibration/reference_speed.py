@@ -85,11 +85,6 @@ class SpeedGauge:
         slow = [self.slowdown(moment) for moment in moments]
         return [max(pair) for pair in pairwise(slow)]
 
-    @property
-    def slow_share(self) -> float:
-        """Share of the moments read so far that were slow ones."""
-        return float(np.mean([self.slowdown(moment) > SLOW for moment in self._seen])) if self._seen else 0.0
-
     def _dispatch_s(self) -> float:
         small = self._small
         for _ in repeat(None, WARM_CALLS):
@@ -172,10 +167,12 @@ class ReferenceTimer:
     def __init__(self, threads: int) -> None:
         self._gauge = SpeedGauge(threads)
         self._threads = threads
-        self._factor = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE)
+        draw = torch.Generator().manual_seed(0)  # the user's own generator stays where it is
+        self._factor = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, generator=draw)
         self._result = torch.empty_like(self._factor)
         channels = CONVOLUTION_SHAPE[1]
-        self._image, self._window = torch.randn(CONVOLUTION_SHAPE), torch.randn(channels, channels, 3, 3)
+        self._image = torch.randn(CONVOLUTION_SHAPE, generator=draw)
+        self._window = torch.randn((channels, channels, 3, 3), generator=draw)
         self._stream = torch.ones(STREAM_BYTES // 4)
         self._work: dict[str, Callable[[], object]] = {
             PRODUCT: lambda: torch.mm(self._factor, self._factor, out=self._result),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from gauges import ScriptedGauge
 
 from latpred.calibration import reference_speed
@@ -29,7 +30,6 @@ def test_a_busy_neighbour_makes_a_moment_slow() -> None:
     moments = [gauge.read() for _ in range(32)]
     assert gauge.slowdown(moments[-2]) == pytest.approx(1.55, abs=0.01)
     assert gauge.slowdown(moments[-1]) <= reference_speed.SLOW
-    assert gauge.slow_share == pytest.approx(1 / 32)
 
 
 def test_the_slower_of_two_processors_sets_the_pace() -> None:
@@ -71,8 +71,10 @@ def test_what_is_kept(slow: list[float], least: int, kept: list[int]) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_reference_takes_time_and_changes_nothing(threads: int) -> None:
+    before = torch.get_rng_state()
     timer = ReferenceTimer(threads)
     reading = timer.read()
+    assert bool((torch.get_rng_state() == before).all())
     assert set(reading) == set(KINDS) - (set() if threads > 1 else {THREADS})
     assert min(reading.values()) > 0
     assert bool((timer._result == timer._factor @ timer._factor).all())
