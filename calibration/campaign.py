@@ -24,6 +24,7 @@ from latpred.calibration.studies import onnxgraphs
 from latpred.calibration.synchronous import Synchronous
 from latpred.calibration.visits import Visits
 from latpred.errors import CalibrationError, UsageError
+from latpred.features import Floats
 from latpred.profile import Checkpoint, DeviceProfile
 
 QUICK_S, FULL_S = 50.0, 285.0
@@ -31,7 +32,7 @@ LEAST_S = 5.0
 QUICK_SHARE = 1 / 3  # of the time of other runtimes than eager that a quick calibration spends
 EAGER = fitting.EAGER
 FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
-GATE_SHARE = 0.12  # of the budget, set aside for the gate's second look
+GATE_SHARE = 0.16  # of the budget, set aside for the gate's second look
 CHECKPOINTS = (0.3, 0.65)  # shares of the cells after which a calibration stops to learn what it knows least about
 WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
 
@@ -210,6 +211,7 @@ class _Run:
     name: str
     progress: Callable[[Progress], None] | None
     learning: list[Checkpoint] = field(default_factory=list)
+    predicted: list[Floats] = field(default_factory=list)  # of the gate's models, at each checkpoint
 
     def __post_init__(self) -> None:
         self._start = time.monotonic() - sum(row.seconds for row in self.rows)
@@ -244,6 +246,8 @@ class _Run:
             if checkpoints and self._spent > checkpoints[0]:
                 checkpoints.pop(0)
                 self._learn()
+                if self._settled():
+                    return
             self._tell(cell.key)
             self.visits.run(cell, self.campaign.measure)
 
@@ -281,6 +285,15 @@ class _Run:
             return  # too little yet, or too odd; the last fit says so where it stays so
         self._note(error)
         self.campaign.learn(profile)
+        if self.device.info().kind != "simulated":
+            self.predicted.append(gate.predictions(profile))
+
+    def _settled(self) -> bool:
+        """Whether what the last cells told has changed no prediction of note."""
+        settled = len(self.predicted) > 1 and gate.settled(*self.predicted[-2:])
+        if settled:
+            self._tell("its predictions move no more")
+        return settled
 
     def _fit(self) -> tuple[DeviceProfile, float]:
         self._tell("fitting")

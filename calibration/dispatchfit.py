@@ -30,15 +30,15 @@ RETURN = "python"  # the step that stands for a forward's last Python: it dispat
 class NetworkRun(NamedTuple):
     """A network that was timed: its graph, batch, time of a forward pass and, where taken, the time of each call in it.
 
-    `total_us` is the latency on a synchronous device and the time to issue the pass on an asynchronous one; the weights
-    of a `resident` network were in the cache already.
+    `total_us` is the latency on a synchronous device and the time to issue the pass on an asynchronous one; `resident`
+    is the share of its weights that was in the cache already.
     """
 
     graph: ModelGraph
     batch: int
     total_us: float
     calls_us: tuple[float, ...] = ()
-    resident: bool = False
+    resident: float = 0.0
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -152,6 +152,8 @@ def class_costs(runs: Iterable[NetworkRun]) -> dict[str, float]:
     shared: list[tuple[list[str], float]] = []
     for run in runs:
         for group, taken in zip(calls(run.ops), run.calls_us, strict=True):
+            if any("calls" in op.dims for op in group):
+                continue  # its steps are calls of their own, so that none has little to do
             names = [op.host_class for op in group]
             if len(names) == 1:
                 alone.setdefault(names[0], []).append(taken)

@@ -30,7 +30,7 @@ from latpred.calibration.session import Row
 from latpred.calibration.suite import CLOCK, network_spec
 from latpred.errors import CalibrationError
 from latpred.features import layout
-from latpred.kernelrows import is_resident
+from latpred.kernelrows import resident_share
 from latpred.profile import SCHEMA_VERSION, Acceptance, DeviceInfo, DeviceProfile, DispatchFit, Machine, Sample
 from latpred.units import US_PER_S
 
@@ -132,7 +132,7 @@ def run_of(row: Row, info: DeviceInfo) -> NetworkRun:
     spec = network_spec(row.cell)
     timing = row.timings.get("issue") or row.timings["single"]
     graph = networks.graph(spec, row.cell.precision)
-    resident = is_resident(graph.parameter_bytes, graph.bytes(spec.batch), info)
+    resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info)
     return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us, resident)
 
 

@@ -6,10 +6,12 @@ timed as a user would time them: called again and again, whole. No fit sees eith
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 
 import msgspec
+import numpy as np
 import torch
 
 from latpred.calibration import suite, timing
@@ -20,12 +22,18 @@ from latpred.calibration.gate_models import BATCHES, gate_models
 from latpred.calibration.reference_speed import gauge_of
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.subjects import Subject
+from latpred.errors import LatpredError
+from latpred.features import Floats
 from latpred.graph import ModelGraph
+from latpred.predictor import Predictor
+from latpred.profile import DeviceProfile
 from latpred.units import US_PER_S
 
 MODEL = "model"
 AGAIN = "again"  # a dimension of cells that are timed for the second time
 HOLDOUTS_AGAIN = 20
+# Shares by which predictions may still move, in the median and at p90, when more cells would tell nothing new.
+SETTLED = 0.01, 0.03
 VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.1)
 
 
@@ -83,6 +91,28 @@ def shift(rows: Iterable[Row]) -> list[float]:
     }
     firsts = {again(row.cell).key: row.cell.key for row in rows if AGAIN not in row.cell.dims}
     return [latency[key] / latency[firsts[key]] for key in latency if key in firsts and firsts[key] in latency]
+
+
+def predictions(profile: DeviceProfile) -> Floats:
+    """Latencies of the ordinary models, in milliseconds; no number where the profile knows too little."""
+    predictor, found = Predictor(profile), []
+    for subject in gate_models():
+        try:
+            points = predictor.curve(graph_of_model(subject.name, "fp32"), BATCHES).points
+            found += [point.latency_ms for point in points]
+        except LatpredError:
+            found += [math.nan] * len(BATCHES)
+    return np.array(found)
+
+
+def settled(before: Floats, now: Floats) -> bool:
+    """Whether predictions have moved by next to nothing; one without a number settles nothing.
+
+    >>> settled(np.array([1.0, 2.0]), np.array([1.004, 2.01])), settled(np.array([1.0, 2.0]), np.array([1.0, 2.4]))
+    (True, False)
+    """
+    moved = np.abs(np.log(now / before))
+    return bool(np.median(moved) <= SETTLED[0] and np.quantile(moved, 0.9) <= SETTLED[1])
 
 
 @lru_cache(maxsize=64)

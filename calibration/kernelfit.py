@@ -23,6 +23,7 @@ FEWEST = 6  # samples below which a family borrows
 # Points that a residual keeps. Twice as many made no left-out network better and predictions several times slower.
 MOST_POINTS = 200
 FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
+APART = {"rnn": 8}  # the same where special families have other code altogether, and little of it in a network
 
 Floats = NDArray[np.float64]
 
@@ -31,17 +32,19 @@ class KernelSample(NamedTuple):
     """One timed kernel.
 
     row : work and dimensions in the order of `latpred.features.layout(family).columns`. us : its time without dispatch.
-    weight : how well that is known, relative to other samples.
+    weight : how well that is known, relative to other samples. beside_us : dispatch that always comes with it, so that
+    an error of the kernel counts as one of both.
     """
 
     family: str
     row: tuple[float, ...]
     us: float
     weight: float = 1.0
+    beside_us: float = 0.0
 
 
-def row_of(op: Op, batch: int, *, resident: bool = False) -> tuple[float, ...]:
-    """Work and dimensions of one op at a batch size; `resident` weights were in the cache already."""
+def row_of(op: Op, batch: int, *, resident: float = 0.0) -> tuple[float, ...]:
+    """Work and dimensions of one op at a batch size; the `resident` share of its weights was in the cache."""
     return tuple(float(line.at(batch)) for line in columns(op, root(op.family), resident=resident))
 
 
@@ -79,16 +82,22 @@ def _fit_family(
         return {}
     # What the leaves differ by is taken off before the residual is fitted, which would otherwise call it noise.
     plain = RooflineRegressor(family, multiprocessors).fit_roofline(*_averaged(pooled))
-    few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < FEWEST_LEAF}
-    scales = {leaf: scale_leaf(plain, *_averaged(samples)[:2]) for leaf, samples in few.items()}
+    enough = APART.get(family, FEWEST_LEAF)
+    few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough}
+    scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
     general = _fit(family, alike, multiprocessors)
     special = {
         leaf: _fit(family, samples, multiprocessors)
         for leaf, samples in leaves.items()
-        if leaf != family and len(samples) >= FEWEST_LEAF
+        if leaf != family and len(samples) >= enough
     }
     return {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
+
+
+def _leaf_scale(plain: KernelFit, samples: Sequence[KernelSample]) -> float:
+    rows, times, _, beside = _averaged(samples)
+    return scale_leaf(plain, rows, times, beside)
 
 
 def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSample:
@@ -98,16 +107,23 @@ def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSa
 
 
 def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int) -> KernelFit:
-    rows, times, weights = _averaged(samples)
-    return RooflineRegressor(family, multiprocessors, MOST_POINTS).fit(rows, times, weights).to_fit()
+    return RooflineRegressor(family, multiprocessors, MOST_POINTS).fit(*_averaged(samples)).to_fit()
 
 
-def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats]:
-    """Rows, each once, with the median of its times and the sum of its weights."""
+def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats, Floats]:
+    """Rows, each once, with the median of its times, the sum of their weights, and what passes beside them."""
     by_row: dict[tuple[float, ...], list[KernelSample]] = {}
     for sample in samples:
         by_row.setdefault(sample.row, []).append(sample)
-    times = [float(np.median([sample.us for sample in group])) for group in by_row.values()]
+    times = [_middle(group) for group in by_row.values()]
     # A row seen often is known better, but not without end: what is left is the regressor's own error.
     weights = [min(4.0, sum(sample.weight for sample in group)) for group in by_row.values()]
-    return np.array(list(by_row)), np.array(times), np.array(weights)
+    beside = [float(np.median([sample.beside_us for sample in group])) for group in by_row.values()]
+    return np.array(list(by_row)), np.array(times), np.array(weights), np.array(beside)
+
+
+def _middle(samples: Sequence[KernelSample]) -> float:
+    """Median of times; those count more beside which less passes."""
+    ordered = sorted(samples, key=lambda sample: sample.us)
+    reached = np.cumsum([sample.weight / (sample.us + sample.beside_us) for sample in ordered])
+    return ordered[int(np.searchsorted(reached, 0.5 * reached[-1]))].us

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pandas as pd
 import torch
@@ -74,8 +75,10 @@ class _Cell:
         return [one.slow * slower(then, fastest) for one, then in zip(self.visits, self.fastest, strict=True)]
 
     def kept(self, fastest: Moment) -> list[timing.Timing]:
-        """Visits at full speed; two in any case, where that many were made."""
-        return at_full_speed([[one] for one in self.visits], self.slow(fastest), LEAST_KEPT)[0]
+        """Visits at full speed, each with how slow it was; two in any case, where that many were made."""
+        slow = self.slow(fastest)
+        visits = [msgspec.structs.replace(one, slow=ratio) for one, ratio in zip(self.visits, slow, strict=True)]
+        return at_full_speed([[one] for one in visits], slow, LEAST_KEPT)[0]
 
     def slowed(self, fastest: Moment) -> bool:
         """Whether visits at full speed are too few."""
@@ -350,7 +353,9 @@ def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
         "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
         "stack": tables.stack_text(machine),
     }
-    speeds = {speed.COLUMN.format(kind): us for kind, us in full_speed(bench.speeds).items()}
+    fastest = {speed.DISPATCH: bench.fastest.dispatch_us, speed.THREADS: bench.fastest.threads_us}
+    found = full_speed(bench.speeds) | {kind: round(us, 3) for kind, us in fastest.items() if us > 0}
+    speeds = {speed.COLUMN.format(kind): us for kind, us in found.items()}
     rows = [{**common, **speeds, **_row(cell, bench.fastest)} for cell in cells]
     return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
@@ -370,6 +375,7 @@ def _row(cell: _Cell, fastest: Moment) -> dict[str, Any]:
     if failure:
         return {**row, "latency_s": math.nan, "spread_s": math.nan, "repeat_ratio": math.nan}
     whole = timing.over_runs(visits)
+    row |= {speed.SLOWED: round(whole.slow, 3)} if fastest.dispatch_us > 0 else {}
     return {**row, "latency_s": whole.median_s, "spread_s": whole.spread_s, "repeat_ratio": _repeat_ratio(visits)}
 
 

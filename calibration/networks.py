@@ -51,7 +51,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
-VERSION = 7  # of what a spec means; a journal of another version is not resumed
+VERSION = 8  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -304,8 +304,16 @@ def _mixer(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 
 def _recurrent(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     width = _multiple(min(spec.width, 256), 8)
-    layers, bidirectional = rng.choice((1, 2)), rng.random() < 0.5
-    return blocks.RecurrentNetwork(width, rng.choice(("lstm", "lstm", "gru", "gru", "rnn")), layers, bidirectional)
+    recurrences = [
+        blocks.Recurrence(
+            rng.choice(("lstm", "lstm", "gru", "gru", "rnn")),
+            _multiple(width * rng.choice((0.25, 0.5, 1, 1)), 8),
+            rng.choice((1, 1, 2)),
+            rng.random() < 0.5,
+        )
+        for _ in range(rng.choice((1, 2, 3)))
+    ]
+    return blocks.RecurrentNetwork(width, recurrences)
 
 
 def _mlp(rng: random.Random, spec: NetworkSpec) -> nn.Module:

@@ -1,13 +1,15 @@
 """Kernel samples from networks whose calls were timed in place, on a synchronous device.
 
 What is left of a call's time after its dispatch is its kernel's. Kernels also push the host's own code and data out of
-the caches and leave memory to be given back, so that the Python between them takes longer than in a tiny network: that
-afterwork is fitted over whole networks, as a function of a kernel's time, and counted as the kernel's.
+the caches and leave memory to be given back, so that what follows takes longer than in a tiny network: the next call,
+which is told from calls without a kernel, and the Python between them. That afterwork is fitted over whole networks, as
+a function of a kernel's time, and counted as that kernel's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,18 +25,22 @@ from latpred.profile import DispatchFit
 
 # Of a call's time that is taken for kernel at least. A kernel that cannot be told from its dispatch is known to be
 # short: without such calls a family's floor would be that of its longer ones.
-LEAST_SHARE = 0.1
-DISPATCH_DOUBT = 0.5  # relative doubt about the dispatch in a call, in units of the doubt about its time
+LEAST_SHARE = 0.02
+# Of a pass, that counts as passing beside each of its kernels. In a large network a short kernel finds nothing in the
+# caches and takes several times as long, which matters to no prediction; in a small one it does.
+PASS_SHARE = 0.01
+FEWEST_DELAYS, MOST_DELAY_US = 24, 30.0  # calls without a kernel that tell how calls delay each other, and by what
+SHORT_US = 5.0  # a kernel so long leaves half of what the shortest ones that leave anything do
 
 Floats = NDArray[np.float64]
 
 
 class Kernel(NamedTuple):
-    """One launching call: its op (None for several in one), its kernel's time and that time's share of the call."""
+    """One launching call: its op (None for several in one), its kernel's time, and its dispatch."""
 
     op: Op | None
     us: float
-    share: float
+    dispatch_us: float
 
 
 def placed_samples(
@@ -51,20 +57,18 @@ def placed_samples(
     watched : DispatchFit, optional
         The same as the clock around each call has it, which is a little longer; default: `dispatch`.
     """
-    kernels = [_kernels(run, watched or dispatch) for run in runs]
+    delays = _delays(runs, watched or dispatch)
+    kernels = [_kernels(run, watched or dispatch, delays) for run in runs]
     afterwork = _afterwork(runs, kernels, dispatch)
     samples = []
     for run, found in zip(runs, kernels, strict=True):
-        for op, us, share in found:
+        for op, us, dispatch_us in found:
             if op is not None:
-                share = max(share, LEAST_SHARE)
                 after_us = float(_terms(np.array([us]))[0] @ afterwork)
-                weight = 1.0 / (1.0 + (DISPATCH_DOUBT * (1.0 - share) / share) ** 2)
-                samples.append(
-                    KernelSample(
-                        op.family, row_of(op, run.batch, resident=run.resident), (us + after_us) / op.launches, weight
-                    )
-                )
+                beside_us = dispatch_us + PASS_SHARE * run.total_us
+                row = row_of(op, run.batch, resident=run.resident)
+                each = 1.0 / op.launches
+                samples.append(KernelSample(op.family, row, (us + after_us) * each, 1.0, beside_us * each))
     return samples
 
 
@@ -76,15 +80,38 @@ def host_us(run: NetworkRun, dispatch: DispatchFit) -> float:
     return dispatch.fixed_us + dispatch.scale * (ops + modules + python)
 
 
-def _kernels(run: NetworkRun, dispatch: DispatchFit) -> list[Kernel]:
+def _kernels(run: NetworkRun, dispatch: DispatchFit, delays: Floats) -> list[Kernel]:
+    """The launching calls of a run, without their dispatch and what the call before delays them by."""
+    delay_us = _terms(np.array((0.0, *run.calls_us))) @ delays
     found = []
-    for group, taken in zip(calls(run.ops), run.calls_us, strict=True):
+    for group, taken, delayed_us in zip(calls(run.ops), run.calls_us, delay_us[:-1], strict=True):
         if any(op.launches for op in group):
-            cost = sum(host_cost(dispatch, op.host_class) for op in group) * dispatch.scale
-            us = max(taken - cost, LEAST_SHARE * taken)
+            cost = _dispatch_us(group, dispatch)
+            us = max(taken - cost - float(delayed_us), LEAST_SHARE * taken)
             alone = len(group) == 1 and not group[0].estimated
-            found.append(Kernel(group[0] if alone else None, us, us / taken))
+            found.append(Kernel(group[0] if alone else None, us, cost))
     return found
+
+
+def _dispatch_us(group: Sequence[Op], dispatch: DispatchFit) -> float:
+    return sum(host_cost(dispatch, op.host_class) for op in group) * dispatch.scale
+
+
+def _delays(runs: Sequence[NetworkRun], dispatch: DispatchFit) -> Floats:
+    """Coefficients of `_terms` that explain what calls take longer after others.
+
+    Calls that compute nothing tell: each takes its dispatch and the delay.
+    """
+    before, extra = [], []
+    for run in runs:
+        for (_, before_us), (group, taken) in pairwise(zip(calls(run.ops), run.calls_us, strict=True)):
+            if not any(op.launches for op in group):
+                before.append(before_us)
+                extra.append(min(taken - _dispatch_us(group, dispatch), MOST_DELAY_US))
+    if len(extra) < FEWEST_DELAYS:
+        return np.zeros(3)
+    coefficients: Floats = nnls(_terms(np.array(before)), np.array(extra))[0]
+    return coefficients
 
 
 def _afterwork(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
@@ -98,6 +125,5 @@ def _afterwork(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], 
 
 
 def _terms(us: Floats) -> Floats:
-    """Constant, root and proportional part of what kernels leave behind."""
-    launched = (us > 0).astype(float)
-    return np.column_stack((launched, np.sqrt(us), us))
+    """What kernels leave behind: a constant part, but for the shortest ones, the root and a proportional part."""
+    return np.column_stack((us / (us + SHORT_US), np.sqrt(us), us))

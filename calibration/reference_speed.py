@@ -9,6 +9,7 @@ speed does to a prediction is `latpred.speed`'s.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -23,11 +24,16 @@ from latpred.speed import CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
 STREAM_BYTES = 64 << 20  # more than a shared machine leaves of its last-level cache to one process
 CONVOLUTION_SHAPE = (1, 64, 28, 28)
-WARM_CALLS, DISPATCH_CALLS = 16, 48  # the first ones find their code wherever other work has left it
-THREADED_CALLS, THREADED_VALUES = 12, 40_000  # just more than PyTorch leaves to one thread
+# Calls in each part of a loop. Where a large product ran before, the first hundred calls take 15 % longer, until their
+# code is near again; a slow moment lasts for all parts.
+PARTS, DISPATCH_CALLS, THREADED_CALLS = 4, 16, 3
+THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
 REPEATS = {PRODUCT: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
-FULL_SPEED = 0.2  # quantile of readings that stands for the full speed of a run: most moments may be slow ones
-FASTEST = 0.1  # the same of a gauge's readings, of which there are thousands
+FASTEST = 0.1  # quantile of readings that stands for the full speed of a run: most moments may be slow ones
+FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
+# Power of the threaded loop's slowdown that counts: where a neighbour slows another core than the one that dispatches,
+# only what is shared out among threads takes longer, and that by less.
+THREADED_POWER = 0.4
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
 
 
@@ -67,7 +73,7 @@ class SpeedGauge:
             moment = Moment(*(1e6 * seconds for seconds in (self._dispatch_s(), self._threads_s())))
         self._seen.append(moment)
         if len(self._seen) >= 1.1 * self._looked_at:  # sorting thousands anew for each would take longer than reading
-            self._fastest = Moment(*np.quantile(np.array(self._seen), FASTEST, axis=0).tolist())
+            self._fastest = Moment(*np.quantile(np.array(self._seen), FASTEST_OF_MANY, axis=0).tolist())
             self._looked_at = len(self._seen)
         return moment
 
@@ -87,22 +93,23 @@ class SpeedGauge:
 
     def _dispatch_s(self) -> float:
         small = self._small
-        for _ in repeat(None, WARM_CALLS):
-            torch.relu(small).view(2, 4)
-        start = time.perf_counter()
-        for _ in repeat(None, DISPATCH_CALLS):
-            torch.relu(small).view(2, 4)
-        return time.perf_counter() - start
+        return _in_parts(DISPATCH_CALLS, lambda: torch.relu(small).view(2, 4))
 
     def _threads_s(self) -> float:
         wide = self._wide
-        if wide is None:
-            return 0.0
-        wide.neg_()
+        return 0.0 if wide is None else _in_parts(THREADED_CALLS, wide.neg_)
+
+
+def _in_parts(calls: int, call: Callable[[], object]) -> float:
+    """Seconds of a loop, as long as its fastest part says, after one that does not count."""
+    fastest_s = math.inf
+    for part in range(PARTS + 1):
         start = time.perf_counter()
-        for _ in repeat(None, THREADED_CALLS):
-            wide.neg_()
-        return time.perf_counter() - start
+        for _ in repeat(None, calls):
+            call()
+        if part:
+            fastest_s = min(fastest_s, time.perf_counter() - start)
+    return fastest_s * PARTS
 
 
 def slower(moment: Moment, other: Moment) -> float:
@@ -111,7 +118,12 @@ def slower(moment: Moment, other: Moment) -> float:
     >>> slower(Moment(150.0, 50.0), Moment(100.0, 50.0))
     1.5
     """
-    return max([1.0, *(now / then for now, then in zip(moment, other, strict=True) if then > 0)])
+    found = 1.0
+    if other.dispatch_us > 0:
+        found = max(found, moment.dispatch_us / other.dispatch_us)
+    if other.threads_us > 0:
+        found = max(found, (moment.threads_us / other.threads_us) ** THREADED_POWER)
+    return found
 
 
 @cache
@@ -214,7 +226,7 @@ def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
     return typical(readings)
 
 
-def full_speed(readings: Iterable[Mapping[str, float]], quantile: float = FULL_SPEED) -> dict[str, float]:
+def full_speed(readings: Iterable[Mapping[str, float]], quantile: float = FASTEST) -> dict[str, float]:
     """What each reference takes at the full speed of a run, in microseconds: the fastest fifth of many readings.
 
     >>> full_speed([{"product": us} for us in (5.0, 5.0, 8.0, 8.0, 8.0, 8.0)])

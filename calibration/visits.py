@@ -19,15 +19,14 @@ from latpred.calibration.disturbance import Tally, Watch, wait_for_calm
 from latpred.calibration.reference_speed import SLOW, Moment, ReferenceTimer, gauge_of, slower
 from latpred.calibration.session import Measure, Row, Sampled, Session
 from latpred.calibration.timing import Timing
+from latpred.speed import SLOWED_POWER
 
 OVERTIME = 0.5  # of a budget, for visits that are lost to other work and for waiting until it ends
 PATIENCE_S = 4.0  # waited for a calm moment at once, ahead of the next visit
 FAST_WAIT_S, FAST_POLL_S = 0.5, 0.01  # waited for full speed ahead of a visit, which takes about as long by itself
-NEWLY_FAST = 1.04  # times what it was, from which the fastest moment is another
 READ_EVERY_S = 1.5  # how often all references are timed, which takes some ms
 MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for without end
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
-SLOWED_POWER = 0.4  # of a gauge's slowdown, by which cells take longer: 0.2 for products, 0.6 for normalisations
 HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
 SLOWED = "the processors ran slower than at other times"
@@ -64,8 +63,8 @@ class Visits:
         self._read_at = -READ_EVERY_S
         self._pending: deque[tuple[Cell, Measure]] = deque()
         self._visits: dict[str, int] = {}
-        self._believed: dict[str, tuple[Cell, Measure, float]] = {}  # and how slow it was for each
-        self._fastest = self._gauge.read() if self._gauge else Moment(0.0)
+        # Of each: how slow it was against the fastest moments known then, and those.
+        self._believed: dict[str, tuple[Cell, Measure, float, Moment]] = {}
         self._overtime_s = OVERTIME * budget_s
         self.tally = Tally()
         self.lost_s = 0.0
@@ -92,9 +91,9 @@ class Visits:
     def _visit(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
         row = self._session.run(cell, lambda one: self._watched(one, measure), again=again)
         if not row.disturbed:
-            slow = max((timing.slow for timing in row.timings.values()), default=1.0)
-            self._believed[cell.key] = cell, measure, slow
             self._look_back()
+            if self._gauge is not None:
+                self._believed[cell.key] = cell, measure, _slow(row), self._gauge.fastest
             return row
         self._visits[cell.key] = self._visits.get(cell.key, 0) + 1
         if self._visits[cell.key] < MOST_VISITS:
@@ -109,13 +108,11 @@ class Visits:
         """Time again what was timed before the machine showed how fast it is."""
         if self._gauge is None:
             return
-        ratio = slower(self._fastest, self._gauge.fastest)
-        if ratio < NEWLY_FAST:
-            return
-        self._fastest = self._gauge.fastest
-        found = {key: (cell, measure, slow * ratio) for key, (cell, measure, slow) in self._believed.items()}
-        self._pending.extend((cell, measure) for cell, measure, slow in found.values() if slow > SLOW)
-        self._believed = {key: one for key, one in found.items() if one[2] <= SLOW}
+        fastest = self._gauge.fastest
+        for key, (cell, measure, slow, then) in list(self._believed.items()):
+            if slow * slower(then, fastest) > SLOW:
+                self._pending.append((cell, measure))
+                del self._believed[key]
 
     def _wait(self, limit_s: float, reason: str) -> float:
         if self._tell is not None:
@@ -178,9 +175,7 @@ def _slow(row: Row) -> float:
 def at_one_speed(rows: Iterable[Row]) -> list[Row]:
     """Rows as they would have been at full speed, without those that other work disturbed.
 
-    Where too few would be left the disturbed ones stay. What is called from Python, or limited by memory, slows by
-    other amounts than a product does: the power is what 425 cells had in common that were timed in both kinds of
-    moments.
+    Where too few would be left the disturbed ones stay.
     """
     rows = list(rows)
     calm = [row for row in rows if not is_disturbed(row)]

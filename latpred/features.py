@@ -46,7 +46,7 @@ _NATIVE_PRODUCT: Powers = {
 }
 _CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
 # Counts of what a family's loops do to each value, which take time of their own.
-EFFORTS = {"generated": ("plain", "math", "strided", "looked_up"), "rnn": ("calls",)}
+EFFORTS = {"generated": ("plain", "math", "strided", "looked_up"), "rnn": ("layers", "calls", "reread")}
 NATIVE = "conv_native"
 _VECTOR = 16  # values that one instruction of a CPU takes
 _MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}

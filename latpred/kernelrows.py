@@ -18,6 +18,7 @@ from latpred.profile import DeviceInfo
 from latpred.schedule import Schedule
 
 MOST_KNOWN = 20_000  # ops whose row is remembered
+RESIDENT_STEPS = 8  # so few that batches and models share their prices
 
 Priceable = Callable[[Op, str], tuple[KernelModel, float, float, bool]]
 
@@ -55,11 +56,11 @@ class Rows:
     ----------
     priceable : callable
         From an op and its kernel's family to a model, the leaf's scale, the runtime's, and whether it was measured.
-    resident : bool
-        Whether weights stay in the cache; see `columns`.
+    resident : float
+        Share of the weights that stays in the cache; see `columns`.
     """
 
-    def __init__(self, priceable: Priceable, resident: bool) -> None:
+    def __init__(self, priceable: Priceable, resident: float) -> None:
         self._priceable = priceable
         self._resident = resident
         self._known = _Known()
@@ -102,21 +103,30 @@ class Rows:
         return row
 
 
-def is_resident(parameter_bytes: int, touched_bytes: float, device: DeviceInfo) -> bool:
-    """Whether a forward pass finds its weights in the cache where it left them.
+def resident_share(parameter_bytes: int, touched_bytes: float, device: DeviceInfo) -> float:
+    """How much of its weights a forward pass finds in the cache where it left them, in steps of an eighth.
 
-    What a pass touches in all decides, since activations push weights out. Profiles that were measured before that was
-    known, which say nothing of `resident_bytes`, go by the weights alone.
+    What a pass touches in all decides, since activations push weights out: all is found up to `resident_bytes`, nothing
+    from twice that. Profiles that were measured before that was known, which say nothing of `resident_bytes`, go by the
+    weights alone.
+
+    >>> from latpred.profile import DeviceInfo
+    >>> cpu = DeviceInfo(kind="cpu", name="cpu", resident_bytes=8 << 20)
+    >>> [resident_share(1 << 20, megabytes << 20, cpu) for megabytes in (4, 10, 20)]
+    [1.0, 0.75, 0.0]
     """
+    if parameter_bytes <= 0:
+        return 0.0
     if not device.resident_bytes:
-        return 0 < parameter_bytes <= device.cache_bytes
-    return 0 < parameter_bytes <= device.resident_bytes and touched_bytes <= device.resident_bytes
+        return float(parameter_bytes <= device.cache_bytes)
+    most = max(parameter_bytes, touched_bytes) / device.resident_bytes
+    return round(RESIDENT_STEPS * min(max(2.0 - most, 0.0), 1.0)) / RESIDENT_STEPS
 
 
-def columns(op: Op, family: str, *, resident: bool = False) -> tuple[Line, ...]:
+def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Line, ...]:
     """An op's work and dimensions, in the columns of a family.
 
-    Weights come from memory each time, unless they are `resident` in the cache: then they are read like activations.
+    Weights come from memory each time, but for the share that is `resident` in the cache: that is read like activations.
 
     An op priced by another family than its own lacks some of its dimensions: elements are then counted as 4 bytes each,
     and everything else as 1.
@@ -126,6 +136,8 @@ def columns(op: Op, family: str, *, resident: bool = False) -> tuple[Line, ...]:
     dims = layout(family).columns[len(WORK) :]
     weights, reads = op.weight_bytes, op.read_bytes
     if resident:
-        weights, reads = Line(0), Line(reads.constant + weights.constant, reads.per_sample + weights.per_sample)
+        found = Line(*(round(resident * amount) for amount in weights))
+        weights = Line(weights.constant - found.constant, weights.per_sample - found.per_sample)
+        reads = Line(reads.constant + found.constant, reads.per_sample + found.per_sample)
     work = (op.macs, weights, reads, op.write_bytes)
     return (*work, *(op.dims.get(name) or missing.get(name) or Line(1) for name in dims))

@@ -61,6 +61,8 @@ def predict_table(
         asked: dict[str, Any] = {"runtime": str(cell["runtime"]), "protocol": str(cell["protocol"])}
         prediction = predictor.predict(graph, batch, **asked, inputs_on=inputs_on)
         then = None if slowed is None else slowed.predict(graph, batch, **asked, inputs_on=inputs_on)
+        slow = float(cell.get(speed.SLOWED, 1.0))
+        slow = slow if slow > 1.0 else 1.0  # not a number where nobody looked
         rows.append(
             {
                 **{name: cell[name] for name in tables.KEYS},
@@ -75,7 +77,7 @@ def predict_table(
                 "macs": graph.macs(batch),
                 "bytes": graph.bytes(batch),
                 "launches": graph.launches(batch),
-                **({} if then is None else {tables.AT_SPEED: then.latency_ms / 1e3}),
+                **({} if then is None else {tables.AT_SPEED: then.latency_ms / 1e3 * slow**speed.SLOWED_POWER}),
             }
         )
     unsaid = {"run", "stack", *(() if slowed is not None else (tables.AT_SPEED,))}

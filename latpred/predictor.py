@@ -19,7 +19,7 @@ from latpred.eras import as_run_in
 from latpred.errors import ProfileError, UsageError
 from latpred.graph import Coverage, ModelGraph
 from latpred.identity import IdentityCache
-from latpred.kernelrows import is_resident
+from latpred.kernelrows import resident_share
 from latpred.landmarks import Z90, Course, Landmarks, first_true
 from latpred.prediction import ClassCosts, Curve, Prediction, Provenance, Setting
 from latpred.pricing import Priced, PriceList
@@ -84,7 +84,7 @@ class Predictor:
         self.caveats = tuple(caveats)
         self.slowdown = slowdown
         self._prices = PriceList(profile, slowdown)
-        self._priced: dict[tuple[str, bool], IdentityCache[Schedule, Priced]] = {}
+        self._priced: dict[tuple[str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
 
     def predict(
@@ -222,30 +222,30 @@ class Predictor:
         device = self.profile.device
         return device if gap_us is None else msgspec.structs.replace(device, gap_us=gap_us)
 
-    def _price(self, schedule: Schedule, graph: ModelGraph, resident: bool) -> Priced:
+    def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:
         precision = graph.precision
         cache = self._priced.setdefault((precision, resident), IdentityCache())
         return cache.get(schedule, lambda fresh: self._prices.price(fresh, precision, resident=resident))
 
-    def _served_together(self, asked: Asked, batches: NDArray[np.int64]) -> list[tuple[Schedule, bool, list[int]]]:
-        """Schedules and whether weights stay in the cache, each with the positions of the batches that it is so for."""
+    def _served_together(self, asked: Asked, batches: NDArray[np.int64]) -> list[tuple[Schedule, float, list[int]]]:
+        """Schedules and the share of weights that stays in the cache, with the positions of the batches it is so for."""
         runtime = runtimes.get(asked.runtime)
-        served: dict[tuple[int, bool], tuple[Schedule, bool, list[int]]] = {}
+        served: dict[tuple[int, float], tuple[Schedule, float, list[int]]] = {}
         for position, batch in enumerate(batches.tolist()):
             schedule = runtime.lower(asked.graph, batch)
             resident = self._resident(schedule, asked.graph, batch)
             served.setdefault((id(schedule), resident), (schedule, resident, []))[2].append(position)
         return list(served.values())
 
-    def _resident(self, schedule: Schedule, graph: ModelGraph, batch: int) -> bool:
+    def _resident(self, schedule: Schedule, graph: ModelGraph, batch: int) -> float:
         device = self.profile.device
-        if not 0 < graph.parameter_bytes <= (device.resident_bytes or device.cache_bytes):
-            return False  # most models, without a look at what they touch
+        if not 0 < graph.parameter_bytes <= (2 * device.resident_bytes or device.cache_bytes):
+            return 0.0  # most models, without a look at what they touch
         constant, per_sample = self._touched.get(schedule, _touched_bytes)
-        return is_resident(graph.parameter_bytes, constant + per_sample * batch, device)
+        return resident_share(graph.parameter_bytes, constant + per_sample * batch, device)
 
     def _evaluate(
-        self, asked: Asked, schedule: Schedule, resident: bool, batches: NDArray[np.int64], shift: float
+        self, asked: Asked, schedule: Schedule, resident: float, batches: NDArray[np.int64], shift: float
     ) -> Evaluated:
         priced = self._price(schedule, asked.graph, resident)
         device = self._device(schedule.runtime)

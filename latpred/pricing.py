@@ -153,10 +153,10 @@ class PriceList:
         self._guesses: dict[str, KernelModel] = {}
         self._known: dict[tuple[str, str, bool], Rows] = {}
 
-    def price(self, schedule: Schedule, precision: str, *, resident: bool = False) -> Priced:
+    def price(self, schedule: Schedule, precision: str, *, resident: float = 0.0) -> Priced:
         """Attach costs to a schedule.
 
-        `resident` weights stay in the last-level cache between forward passes, and are read as fast as activations.
+        The `resident` share of the weights stays in the last-level cache between passes, and is read as fast as activations.
 
         Raises
         ------
@@ -233,7 +233,7 @@ class PriceList:
             )
         return fits
 
-    def _rows(self, runtime: str, precision: str, resident: bool) -> Rows:
+    def _rows(self, runtime: str, precision: str, resident: float) -> Rows:
         key = runtime, precision, resident
         if key not in self._known:
             self._known[key] = Rows(lambda op, family: self._tilted(op, family, precision, runtime), resident)

@@ -38,6 +38,7 @@ _RIDGE = 0.03  # pull of each log parameter towards its starting value, so that 
 _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
 _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
 _WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
+_BESIDE_DOUBT = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
 _LEAF_SHRINKAGE = 2.0  # samples' worth of belief that a leaf costs what its parent does
 
 
@@ -85,7 +86,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.max_points = max_points
         self.hyper_points = hyper_points
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> RooflineRegressor:  # noqa: N803
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, beside: Any = None) -> RooflineRegressor:  # noqa: N803
         """Fit roofline and residual.
 
         Parameters
@@ -96,6 +97,9 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             Microseconds, positive.
         sample_weight : array, shape (n,), optional
             Relative precision of the samples.
+        beside : array, shape (n,), optional
+            Microseconds that pass with every sample, as its dispatch does. The roofline is then fitted to the error of
+            both together: how short a kernel is that its dispatch hides does not matter.
 
         Raises
         ------
@@ -109,13 +113,15 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         weights = np.ones(len(times)) if sample_weight is None else check_array(sample_weight, ensure_2d=False)
         weights = weights / weights.mean()
         inputs = read(self.family, rows)
-        law = self._law(inputs, times, weights)
+        hidden = np.zeros(len(times)) if beside is None else np.asarray(beside, dtype=float)
+        law = self._law(inputs, times, weights, hidden)
         terms = roofline(law, inputs)
         base = np.maximum(terms.floor + np.hypot(terms.compute, terms.memory), TINY_US)
         extras = extra_features(inputs, base, self.multiprocessors, terms.tiles)
         extras += [flag(inputs) for name, flag in FLAGS.items() if name in law.features]
         points = np.column_stack((inputs.logs, *extras))
-        off = np.log(times / base)
+        off, certain = _log_residuals(times, base, hidden)
+        weights = weights * certain
         residual = fit_residual(points, off, weights, self.max_points, self.hyper_points, jumps=law.jumps)
         self.fit_ = _with_residual(law, residual)
         self.n_features_in_ = rows.shape[1]
@@ -154,15 +160,15 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if (rows < 0).any():
             raise ValueError("Negative values in data passed to RooflineRegressor: work and dimensions are counts.")
 
-    def fit_roofline(self, X: Any, y: Any, sample_weight: Any) -> KernelFit:  # noqa: N803
+    def fit_roofline(self, X: Any, y: Any, sample_weight: Any, beside: Any) -> KernelFit:  # noqa: N803
         """The numbers of a roofline alone, which no residual corrects; arguments as for `fit`."""
         weights = np.asarray(sample_weight, dtype=float)
-        return self._law(read(self.family, np.asarray(X)), np.asarray(y), weights / weights.mean())
+        return self._law(read(self.family, np.asarray(X)), np.asarray(y), weights / weights.mean(), np.asarray(beside))
 
-    def _law(self, inputs: Inputs, times: Floats, weights: Floats) -> KernelFit:
+    def _law(self, inputs: Inputs, times: Floats, weights: Floats, beside: Floats) -> KernelFit:
         """The fit without a residual: a roofline, or tiles where they explain a GPU's products far better."""
         one_row = "one_row" in flags_of(self.family, self.multiprocessors)
-        terms = _fit_terms(inputs, times, weights, self.multiprocessors, one_row)
+        terms = _fit_terms(inputs, times, weights, beside, self.multiprocessors, one_row)
         product = inputs.product is not None
         floor, tiling = terms.floor, {}
         if self.multiprocessors and root(self.family) in tilefit.FAMILIES and len(times) >= tilefit.FEWEST:
@@ -204,7 +210,19 @@ def _with_residual(law: KernelFit, residual: Residual) -> KernelFit:
     )
 
 
-def scale_leaf(fit: KernelFit, rows: Any, times: Any) -> float:
+def _log_residuals(times: Floats, base: Floats, beside: Floats) -> tuple[Floats, Floats]:
+    """Log ratios of times to their roofline, and how well each is known.
+
+    Of a kernel that its dispatch hides the ratio may be anything. What is known is the ratio of both together, which
+    the kernel's moves by its share of them.
+    """
+    share = base / (base + beside)
+    alone, together = np.log(times / base), np.log((times + beside) / (base + beside)) / share
+    nearest: Floats = np.where(np.abs(alone) < np.abs(together), alone, together)
+    return nearest, 1.0 / (1.0 + (_BESIDE_DOUBT * beside / base) ** 2)
+
+
+def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any = 0.0) -> float:
     """Time above the floor of a more special family over that of `fit`, from a few samples of it.
 
     The median ratio, drawn towards 1 where samples are few. Keep it in `KernelFit.leaf_scales`.
@@ -215,13 +233,18 @@ def scale_leaf(fit: KernelFit, rows: Any, times: Any) -> float:
         The parent family's.
     rows, times : array
         Samples of the special family: columns as for the parent, and microseconds.
+    beside : array or float
+        Microseconds that pass with each sample, as in `RooflineRegressor.fit`.
     """
     measured = np.asarray(times, dtype=float)
     expected = evaluate(fit, np.asarray(rows, dtype=float))
     floor = np.minimum(fit.floor_us * fit.scale, 0.9 * np.minimum(measured, expected))
-    logs = np.log((measured - floor) / (expected - floor))
-    shrunk = np.median(logs) * len(logs) / (len(logs) + _LEAF_SHRINKAGE)
-    return _short(float(np.exp(shrunk)))
+    hidden = np.broadcast_to(np.asarray(beside, dtype=float), measured.shape)
+    logs, certain = _log_residuals(measured - floor, expected - floor, floor + hidden if hidden.any() else hidden)
+    order = np.argsort(logs)
+    reached = np.cumsum(certain[order])
+    middle = float(np.interp(0.5 * reached[-1], reached - 0.5 * certain[order], logs[order]))
+    return _short(float(np.exp(middle * reached[-1] / (reached[-1] + _LEAF_SHRINKAGE))))
 
 
 class _Terms:
@@ -248,17 +271,21 @@ class _Terms:
         return time
 
 
-def _fit_terms(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int, one_row: bool) -> _Terms:
+def _fit_terms(
+    inputs: Inputs, times: Floats, weights: Floats, beside: Floats, multiprocessors: int, one_row: bool
+) -> _Terms:
     """Least squares of soft log errors, from a high and a low floor."""
     from scipy.optimize import least_squares
 
     guess = _first_guess(inputs, times, multiprocessors)
     active, efforts = tuple(guess), inputs.efforts.shape[1]
     middle = np.log(list(guess.values()))
-    precision = np.sqrt(weights)
+    # Weights say how well a kernel is known apart from what passes beside it; both together are known well.
+    precision = np.where(beside > 0, 1.0, np.sqrt(weights))
 
     def errors(logs: Floats) -> Floats:
-        off = precision * np.log(_Terms(logs, active, efforts).at(inputs, multiprocessors, one_row) / times)
+        us = _Terms(logs, active, efforts).at(inputs, multiprocessors, one_row)
+        off = precision * np.log((us + beside) / (times + beside))
         both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
         return both
 

@@ -21,6 +21,10 @@ MEANINGS = {
     THREADS: "threads that meet",
 }
 COLUMN = "speed_{}_us"  # of a measurement table: what a reference took in the run that a cell is of
+SLOWED = "slow_ratio"  # of the same: how many times slower than in the run's fastest moments it was for a cell
+# Of that ratio, by which forward passes take longer: 0.7 to 1 where the core that dispatches was slowed, 0 to 0.4 where
+# another one was, on which the ratio is a root already.
+SLOWED_POWER = 0.5
 
 
 class Slowdown(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from latpred.errors import TableError
-from latpred.speed import COLUMN, KINDS
+from latpred.speed import COLUMN, KINDS, SLOWED
 
 if TYPE_CHECKING:
     from latpred.profile import Machine
@@ -108,6 +108,7 @@ MEASURED = Schema(
         "regime": _TEXT,
         **_WORK_COLUMNS,
         **_SPEED_COLUMNS,
+        SLOWED: Column("number", empty=True, least=1.0),
     },
 )
 

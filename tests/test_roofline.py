@@ -215,3 +215,22 @@ def test_what_loops_do_takes_time_of_its_own() -> None:
     assert fit.efforts[math] == pytest.approx(1.4e-3, rel=0.1)
     assert evaluate(fit, rows) == pytest.approx(us, rel=0.1)
     assert RooflineRegressor("softmax").fit(rows[:, :6] + 1, us).to_fit().efforts == ()
+
+
+def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> None:
+    numel = np.geomspace(8, 1e6, 40)
+    rows = np.column_stack((0 * numel, 0 * numel, 4 * numel, 4 * numel, numel, np.ones(40)))
+    true_us = 8 * numel / BANDWIDTH
+    seen_us = np.where(true_us < 0.5, 0.02, true_us)  # what is left of a call of 3 us, where that is next to nothing
+    beside = RooflineRegressor("elementwise").fit(rows, seen_us, beside=np.full(40, 3.0)).to_fit()
+    assert evaluate(beside, rows[:1])[0] < 0.2
+    assert evaluate(beside, rows[-5:]) == pytest.approx(true_us[-5:], rel=0.1)
+
+
+def test_a_leaf_s_scale_does_not_heed_what_its_dispatch_hides() -> None:
+    numel = np.geomspace(8, 1e6, 30)
+    rows = np.column_stack((0 * numel, 0 * numel, 4 * numel, 4 * numel, numel, np.ones(30)))
+    fit = RooflineRegressor("elementwise").fit(rows, 1.0 + 8 * numel / BANDWIDTH).to_fit()
+    slow_us = 1.0 + 3.0 * 8 * numel / BANDWIDTH
+    hidden_us = np.where(slow_us < 1.5, 0.02, slow_us)
+    assert scale_leaf(fit, rows, hidden_us, np.full(30, 4.0)) == pytest.approx(3.0, rel=0.15)

@@ -15,7 +15,7 @@ from latpred.finding import predictor_now
 from latpred.predicted import GraphKey, predict_table
 from latpred.predictor import Predictor
 from latpred.profile import DeviceProfile
-from latpred.speed import SAME, Slowdown
+from latpred.speed import SAME, SLOWED_POWER, Slowdown
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
 GRAPH = factories.graph(factories.linear(), factories.add())
@@ -90,6 +90,16 @@ def test_a_report_gives_errors_as_measured_and_at_equal_speed() -> None:
     assert report.overall.median == pytest.approx(1 - usual_s / slow_s)
     assert "At equal speed of the machine: median error 0.0 %" in report.text()
     assert not any("median error" in said for said in report.shortfalls())
+
+
+def test_a_cell_that_found_no_full_speed_is_held_against_a_slower_prediction() -> None:
+    key = GraphKey(GRAPH.model, GRAPH.input_kind, GRAPH.input_size, "fp32")
+    table = measured(1e-3, 150.0).assign(slow_ratio=1.5)
+    unslowed, slowed = (
+        predict_table(cells, {key: GRAPH}, profile())[tables.AT_SPEED].item()
+        for cells in (table.assign(slow_ratio=float("nan")), table)
+    )
+    assert slowed == pytest.approx(unslowed * 1.5**SLOWED_POWER)
 
 
 def test_without_a_speed_on_both_sides_there_is_one_error() -> None:

@@ -20,6 +20,7 @@ from latpred.calibration.blocks.mixed import (
     MlpNetwork,
     PatchMap,
     PatchNetwork,
+    Recurrence,
     RecurrentNetwork,
     WindowBlock,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "PatchMap",
     "PatchNetwork",
     "PlainBlock",
+    "Recurrence",
     "RecurrentNetwork",
     "ResidualBlock",
     "ShuffleBlock",

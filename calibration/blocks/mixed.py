@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -149,18 +150,34 @@ class MixerNetwork(nn.Module):
         return self.head(keep.masked_fill(keep > 1e9, 0.0).sum(dim=1))
 
 
-class RecurrentNetwork(nn.Module):
-    """Embedding, LSTM, GRU or plain recurrence, classifier."""
+class Recurrence(NamedTuple):
+    """What a recurrent layer is: "lstm", "gru" or "rnn", width of its state, layers, and whether it runs both ways."""
 
-    def __init__(self, width: int, cell: str, layers: int, bidirectional: bool) -> None:
+    cell: str
+    hidden: int
+    layers: int
+    bidirectional: bool
+
+
+class RecurrentNetwork(nn.Module):
+    """Embedding, recurrent layers one after the other, classifier."""
+
+    def __init__(self, width: int, recurrences: Sequence[Recurrence]) -> None:
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, width)
-        make = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}[cell]
-        self.recurrence = make(width, width, layers, batch_first=True, bidirectional=bidirectional)
-        self.head = nn.Linear(width * (2 if bidirectional else 1), 16)
+        makers = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+        self.recurrences = nn.ModuleList()
+        for cell, hidden, layers, bidirectional in recurrences:
+            self.recurrences.append(
+                makers[cell](width, hidden, layers, batch_first=True, bidirectional=bidirectional)
+            )
+            width = hidden * (2 if bidirectional else 1)
+        self.head = nn.Linear(width, 16)
 
     def forward(self, ids: Tensor) -> Tensor:
-        out, _ = self.recurrence(self.words(ids))
+        out = self.words(ids)
+        for recurrence in self.recurrences:
+            out, _ = recurrence(out)
         return self.head(out.amax(dim=1))
 
 

@@ -26,7 +26,7 @@ from latpred.calibration.studies.whole import WholeNetworks, effort, timed_after
 from latpred.errors import CalibrationError
 from latpred.features import layout
 from latpred.graph import Op
-from latpred.kernelrows import is_resident
+from latpred.kernelrows import resident_share
 from latpred.ops.families import root
 from latpred.pricing import PriceList, host_cost
 from latpred.profile import DeviceProfile, DispatchFit, KernelFit
@@ -77,7 +77,7 @@ class Timed(NamedTuple):
     ops: tuple[Op, ...]
     outside_us: float
     groups: tuple[Group, ...]
-    resident: bool
+    resident: float
 
 
 class Compiled(WholeNetworks):
@@ -180,7 +180,7 @@ def _timed(row: Row, profile: DeviceProfile) -> Timed | None:
     if len(joined) != len(row.calls_us) or OUTSIDE not in row.timings:
         return None
     groups = tuple(Group(tuple(one), us) for one, us in zip(joined, row.calls_us, strict=True))
-    resident = is_resident(graph.parameter_bytes, graph.bytes(spec.batch), profile.device)
+    resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), profile.device)
     outside_us = max(row.timings[OUTSIDE].median_s, 0.0) * US_PER_S
     return Timed(spec, row.cell.precision, ops, outside_us, groups, resident)
 

@@ -38,8 +38,8 @@ ASTRAY = 2.0  # a graph that takes so much more or less than its nodes did tells
 class Placed(NamedTuple):
     """A graph that was timed: its nodes, latency with all that it needs in the cache, time of each node, precision.
 
-    tiny : whether its nodes have next to nothing to do. resident : whether its weights were in the cache when its nodes
-    were timed. cold : whether nothing was.
+    tiny : whether its nodes have next to nothing to do. resident : share of its weights that was in the cache when its
+    nodes were timed. cold : whether nothing was.
     """
 
     ops: tuple[Op, ...]
@@ -47,7 +47,7 @@ class Placed(NamedTuple):
     nodes_us: tuple[float, ...]
     precision: str
     tiny: bool
-    resident: bool
+    resident: float
     cold: bool = False
 
 

@@ -23,7 +23,7 @@ from latpred.calibration.studies import onnxfit, onnxgraphs, runs
 from latpred.calibration.studies.onnxfit import Placed
 from latpred.calibration.studies.whole import WholeNetworks, effort, timed_after
 from latpred.graph import Op
-from latpred.kernelrows import is_resident
+from latpred.kernelrows import resident_share
 from latpred.profile import DeviceProfile, DispatchFit
 from latpred.runtimes import get, onnx_session, onnx_walk, walking
 from latpred.runtimes.onnx_export import tensors_of
@@ -153,7 +153,7 @@ class OnnxStudy(WholeNetworks):
         tiny, cold = bool(cell.dims["tiny"]), bool(cell.dims["cold"])
         weights = sum(op.weight_bytes.at(1) for op in ops)
         touched = weights + sum(op.read_bytes.at(1) + op.write_bytes.at(1) for op in ops)
-        resident = not cold and is_resident(max(weights, 1), touched, profile.device)
+        resident = 0.0 if cold else resident_share(max(weights, 1), touched, profile.device)
         total_us = row.timings["single"].median_s * US_PER_S
         return Placed(ops, total_us, row.calls_us, cell.precision, tiny, resident, cold)
 

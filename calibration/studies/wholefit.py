@@ -22,7 +22,7 @@ from latpred.calibration.studies.ownkernels import Own, own_fits, own_work
 from latpred.calibration.studies.runs import Run
 from latpred.calibration.studies.solving import Column, System
 from latpred.errors import CalibrationError
-from latpred.kernelrows import is_resident
+from latpred.kernelrows import resident_share
 from latpred.ops.classes import kind_of
 from latpred.ops.families import root
 from latpred.pricing import PriceList, host_cost
@@ -120,7 +120,7 @@ def taken_apart(runs: Sequence[Run], profile: DeviceProfile, runtime: str) -> li
 
 
 def _family_us(schedule: Schedule, run: Run, prices: PriceList, profile: DeviceProfile) -> dict[str, float]:
-    resident = is_resident(run.graph.parameter_bytes, run.graph.bytes(run.batch), profile.device)
+    resident = resident_share(run.graph.parameter_bytes, run.graph.bytes(run.batch), profile.device)
     priced = prices.price(schedule, run.graph.precision, resident=resident)
     us = priced.row_counts * priced.rows_at(np.array([float(run.batch)])).us[:, 0]
     names = dict.fromkeys(root(family) for family in schedule.kernel_family)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from latpred import profiles
 from latpred.calibration import conditions, gate, networks, suite
 from latpred.calibration.cells import Cell
 from latpred.calibration.cpu import CpuDevice
@@ -50,3 +52,13 @@ def test_the_shift_is_the_second_time_over_the_first() -> None:
     rows = [row(HOLDOUTS[0], 1e-3), row(gate.again(HOLDOUTS[0]), 1.1e-3), row(HOLDOUTS[1], 1e-3)]
     assert gate.shift(rows) == pytest.approx([1.1])
     assert gate.shift([*rows[:1], row(gate.again(HOLDOUTS[0]), error="no")]) == []
+
+
+def test_predictions_that_move_no_more_end_a_calibration() -> None:
+    before = gate.predictions(profiles.load("epyc-shared"))
+    assert before.shape == (len(gate_models()) * len(BATCHES),)
+    assert gate.settled(before, 1.005 * before)
+    assert not gate.settled(before, 1.02 * before)
+    some = np.where(np.arange(len(before)) % 5 == 0, 1.2 * before, before)  # a fifth still moves
+    assert not gate.settled(before, some)
+    assert not gate.settled(before, np.where(np.arange(len(before)) == 0, np.nan, before))

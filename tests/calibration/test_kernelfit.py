@@ -62,7 +62,7 @@ def test_repeated_rows_are_one_row_with_their_median() -> None:
 
 
 def test_weights_of_a_repeated_row_add_up_to_four() -> None:
-    rows, times, weights = kernelfit._averaged(
+    rows, times, weights, _ = kernelfit._averaged(
         [sample(100)] * 9 + [sample(200)] * 2 + [sample(300)._replace(weight=0.3)]
     )
     assert times.tolist() == pytest.approx([3.2, 4.4, 5.6])

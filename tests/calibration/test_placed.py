@@ -13,12 +13,16 @@ DISPATCH = factories.dispatch()  # 5 us for gemm, 3 for view.transpose, 7 for ot
 GEMM_US, TRANSPOSE_US, ADD_US, PASS_US = 5.0, 3.0, 7.0, 20.0
 
 
+def left_behind(us: float, after: tuple[float, float, float]) -> float:
+    return after[0] * us / (us + placed.SHORT_US) + after[1] * us**0.5 + after[2] * us
+
+
 def run(rows: int, kernels_us: tuple[float, float], after: tuple[float, float, float], **changes: bool) -> NetworkRun:
-    """A product, a transpose and a sum; each kernel adds a constant, root and proportional part `after` it."""
+    """A product, a transpose and a sum; each kernel adds parts `after` it that saturate, grow as its root, and with it."""
     product_us, sum_us = kernels_us
     ops = (factories.linear(rows), factories.view(), factories.add(rows))
     calls_us = (GEMM_US + product_us, TRANSPOSE_US, ADD_US + sum_us)
-    left = sum(after[0] + after[1] * us**0.5 + after[2] * us for us in kernels_us)
+    left = sum(left_behind(us, after) for us in kernels_us)
     return NetworkRun(factories.graph(*ops), 1, PASS_US + sum(calls_us) + left, calls_us, **changes)
 
 
@@ -33,7 +37,7 @@ def runs(after: tuple[float, float, float]) -> list[NetworkRun]:
 def test_known_kernels_and_afterwork_come_back(after: tuple[float, float, float]) -> None:
     samples = placed.placed_samples(runs(after), DISPATCH)
     products = [sample.us for sample in samples if sample.family == "gemm"]
-    expected = [us + after[0] + after[1] * us**0.5 + after[2] * us for us in (40.0, 100.0, 900.0, 2500.0, 64.0)]
+    expected = [us + left_behind(us, after) for us in (40.0, 100.0, 900.0, 2500.0, 64.0)]
     assert products == pytest.approx(expected, rel=1e-3)
     assert len(samples) == 10  # nothing of the transposes
 
@@ -50,17 +54,33 @@ def test_resident_weights_are_read_like_activations() -> None:
 
 
 def test_a_call_hidden_in_its_dispatch_is_known_to_be_short() -> None:
-    # of 5 us of dispatch and no kernel: a tenth of the call, which weighs next to nothing
     product, total = placed.placed_samples([run(3, (0.0, 8.0), (0.0, 0.0, 0.0))], DISPATCH)
-    assert product.us == pytest.approx(0.1 * 5.0)
-    assert product.weight == pytest.approx(1 / (1 + (0.5 * 9) ** 2))
+    assert product.us == pytest.approx(placed.LEAST_SHARE * GEMM_US)
     assert total.us == pytest.approx(8.0)
 
 
-def test_a_call_that_is_all_kernel_weighs_most() -> None:
-    light, heavy = placed.placed_samples([run(3, (5.0, 7e9), (0.0, 0.0, 0.0))], DISPATCH)
-    assert light.weight == pytest.approx(1 / 1.25)  # half of the call: 1 / (1 + 0.5 ** 2)
-    assert heavy.weight == pytest.approx(1.0)
+def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
+    timed = run(3, (5.0, 700.0), (0.0, 0.0, 0.0))
+    product, _ = placed.placed_samples([timed], DISPATCH)
+    assert product.beside_us == pytest.approx(GEMM_US + placed.PASS_SHARE * timed.total_us)
+
+
+def test_what_a_call_delays_the_next_one_by_is_not_the_next_ones_kernel() -> None:
+    delay_us = 2.0  # of calls after a long one, whether they compute or not
+
+    def delayed(rows: int, product_us: float) -> NetworkRun:
+        ops = (factories.linear(rows), factories.view(), factories.linear(rows), factories.add(rows))
+        product, sum_us = GEMM_US + product_us, ADD_US + 4.0
+        calls_us = (product, TRANSPOSE_US + after(product), product, sum_us + after(product))
+        return NetworkRun(factories.graph(*ops), 1, PASS_US + sum(calls_us), calls_us)
+
+    def after(us: float) -> float:
+        return delay_us * us / (us + placed.SHORT_US)
+
+    found = placed.placed_samples([delayed(rows, 10.0 * rows) for rows in range(1, 1 + placed.FEWEST_DELAYS)], DISPATCH)
+    sums_us = [sample.us for sample in found if sample.family == "elementwise.add"]
+    # What follows its own kernel comes on top; with the delay in it each would be at least 5.3 us.
+    assert sums_us == pytest.approx([4.0 + after(4.0)] * placed.FEWEST_DELAYS, abs=0.3)
 
 
 def test_kernels_that_share_a_call_give_no_sample() -> None:

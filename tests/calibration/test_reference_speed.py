@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from gauges import ScriptedGauge
@@ -32,10 +34,18 @@ def test_a_busy_neighbour_makes_a_moment_slow() -> None:
     assert gauge.slowdown(moments[-1]) <= reference_speed.SLOW
 
 
-def test_the_slower_of_two_processors_sets_the_pace() -> None:
+def test_another_processor_that_is_slowed_counts_less() -> None:
     gauge = Replayed([100.0] * 21, [40.0] * 20 + [60.0])
     moments = [gauge.read() for _ in range(21)]
-    assert gauge.slowdown(moments[-1]) == pytest.approx(1.5, abs=0.01)
+    assert gauge.slowdown(moments[-1]) == pytest.approx(1.5**reference_speed.THREADED_POWER, abs=0.01)
+
+
+def test_calls_that_only_find_their_code_far_away_make_no_slow_moment() -> None:
+    # The first part, which pays for what other work has evicted, is not timed; of the others the fastest counts.
+    clock = itertools.accumulate((0.0, *(step for spent in (0.2, 0.1, 0.1, 0.12) for step in (0.5, spent))))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reference_speed.time, "perf_counter", lambda: next(clock))
+        assert reference_speed._in_parts(0, lambda: None) == pytest.approx(reference_speed.PARTS * 0.1)
 
 
 def test_what_passed_for_full_speed_is_slow_once_faster_moments_came() -> None:
@@ -81,7 +91,7 @@ def test_every_reference_takes_time_and_changes_nothing(threads: int) -> None:
     assert bool((timer._stream == 1).all())
 
 
-def test_full_speed_is_that_of_the_fastest_fifth() -> None:
+def test_full_speed_is_that_of_the_fastest_tenth() -> None:
     readings = [{DISPATCH: us} for us in [150.0] * 7 + [100.0] * 3]
     assert reference_speed.full_speed(readings) == {DISPATCH: 100.0}
     assert reference_speed.typical(readings) == {DISPATCH: 150.0}

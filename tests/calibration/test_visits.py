@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from gauges import ScriptedGauge
 
+from latpred import speed
 from latpred.calibration import visits
 from latpred.calibration.cells import Cell
 from latpred.calibration.cpu import CpuDevice
 from latpred.calibration.disturbance import Disturbance
+from latpred.calibration.reference_speed import Moment
 from latpred.calibration.session import Row, Session
 from latpred.calibration.simulated import SimulatedDevice
 from latpred.calibration.timing import Timing
@@ -98,6 +100,25 @@ def test_slow_timings_are_visited_again(session: Session, monkeypatch: pytest.Mo
     assert [row.disturbed for row in visited.rows] == ["", ""]
 
 
+def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge, asked = ScriptedGauge(), []
+    fastest = iter([1.0, 1.45, 1.45, 1.0, 1.0, 1.0])  # by chance fast at first, then slow for a while
+    monkeypatch.setattr(ScriptedGauge, "fastest", property(lambda _: Moment(next(fastest, 1.0))))
+    visited = made(session, [], monkeypatch)
+    visited._gauge = gauge
+
+    def measure(one: Cell) -> dict[str, Timing]:
+        asked.append(one.dims["m"])
+        return {"single": timing()}
+
+    for number in (1, 2, 3):
+        visited.run(cell(number), measure)
+    # Each visit asks twice, before and after: the first cell was timed when 1.45 passed for full speed.
+    assert asked == [1, 2, 3, 1]
+
+
 def test_nothing_is_watched_on_a_simulated_device(session: Session) -> None:
     visited = Visits(session, SimulatedDevice(), threads=1, budget_s=60.0)
     row = visited.run(cell(1), lambda _: {"single": timing()})
@@ -120,7 +141,7 @@ def row(number: int, slow: float = 1.0, disturbed: str = "", error: str = "") ->
 def test_rows_are_brought_to_full_speed() -> None:
     fast, slowed = visits.at_one_speed([row(1), row(2, 1.5, SLOWED)])
     assert fast == row(1)
-    factor = 1.5**-visits.SLOWED_POWER
+    factor = 1.5**-speed.SLOWED_POWER
     assert slowed.timings["single"].median_s == pytest.approx(1e-3 * factor)
     assert slowed.timings["single"].spread_s == pytest.approx(1e-5 * factor)
     assert slowed.calls_us == pytest.approx((100.0 * factor,))
