@@ -16,6 +16,7 @@ import torch
 from latpred.errors import LatpredError, UsageError
 from latpred.graph import ModelGraph
 from latpred.tracing import names
+from latpred.tracing.metabuild import Unweighted
 
 Walkable = torch.nn.Module | str | ModelGraph
 
@@ -81,7 +82,7 @@ def walkable(candidate: Any) -> Walkable:
 
 def _called(build: Callable[[], Any]) -> Any:
     try:
-        with names.unweighted():
+        with Unweighted():
             return build()
     except NotImplementedError:
         return build()  # it computes its sizes with tensors, whose values the meta device does not hold

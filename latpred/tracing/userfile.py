@@ -15,6 +15,7 @@ import torch
 from latpred.errors import UnknownModelError, UsageError
 from latpred.tracing.derive import derived
 from latpred.tracing.inputs import from_example, placed
+from latpred.tracing.metabuild import Unweighted
 
 Example = Callable[[int, str], Any]
 
@@ -74,7 +75,7 @@ def _function(path: Path, function: str) -> Callable[[], Any]:
 def _call(build: Callable[[], Any], name: str, device: str) -> Any:
     if device == "meta":
         try:
-            with torch.device("meta"):
+            with Unweighted():
                 return build()
         except Exception:
             pass
