@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _LOCK = threading.Lock()
+_INHERITED = object()
 
 
 @contextmanager
@@ -80,9 +81,9 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
     """
     thread = threading.get_ident()
     with _LOCK:
-        switch = owner.__dict__.get(name)
+        switch = vars(owner).get(name)
         if not isinstance(switch, _Switch):
-            switch = _Switch(switch, getattr(owner, name))
+            switch = _Switch(vars(owner).get(name, _INHERITED), getattr(owner, name))
             setattr(owner, name, switch)
         switch.own.setdefault(thread, []).append(function)
     try:
@@ -92,8 +93,11 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
             switch.own[thread].pop()
             if not switch.own[thread]:
                 del switch.own[thread]
-            if not switch.own and owner.__dict__.get(name) is switch:
-                setattr(owner, name, switch.before)
+            if not switch.own and vars(owner).get(name) is switch:
+                if switch.before is _INHERITED:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, switch.before)
 
 
 class _Switch:
@@ -102,7 +106,7 @@ class _Switch:
     Attributes
     ----------
     before : Any
-        What the owner's dictionary held, as a staticmethod.
+        What the owner's dictionary held, as a staticmethod; `_INHERITED` where it held nothing.
     own : dict[int, list[Callable]]
         Functions of threads that replaced it, the last one valid.
     """

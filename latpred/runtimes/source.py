@@ -19,6 +19,7 @@ from latpred.runtimes.modulecode import digest_of
 from latpred.tracing import trace
 from latpred.tracing.derive import derived
 from latpred.tracing.inputs import Inputs, from_example, real
+from latpred.tracing.metabuild import Seeded
 from latpred.tracing.names import build
 from latpred.tracing.precisions import dtype_of
 
@@ -64,11 +65,9 @@ def source_of(
         name = model
 
         def make() -> torch.nn.Module:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(SEED)
-                return _formatted(
-                    build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model, last
-                )
+            with Seeded(SEED):
+                real = build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model
+            return _formatted(real, last)
 
         shape = build(name, seq=seq, image=image)
         written = shape.model

@@ -184,7 +184,6 @@ class Tracer:
     def walk(self, batch: int, host: HostWork | None = None) -> Pass:
         """One forward pass at one batch size."""
         walk, target = self.recorder(host), self.target()
-        # A collection would run the finalizers of others, whose Python calls would be counted.
         with torch.inference_mode(), _LOCK, enabled(), _no_collection():
             args, options = arguments(self._inputs, batch, self._twin.dtype, self._channels_last)
             try:
@@ -234,14 +233,34 @@ _OWN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from searching all of torch's objects several times during a few milliseconds."""
-    enabled_before = gc.isenabled()
-    gc.disable()
+    """Keep the garbage collector away for a few milliseconds: what it frees, and when, would be counted as the model's.
+
+    It has one switch for all threads, so the first who asks turns it off and the last who leaves turns it on again.
+    """
+    with _COLLECTION.lock:
+        if not _COLLECTION.walks:
+            _COLLECTION.enabled_before = gc.isenabled()
+            gc.disable()
+        _COLLECTION.walks += 1
     try:
         yield
     finally:
-        if enabled_before:
-            gc.enable()
+        with _COLLECTION.lock:
+            _COLLECTION.walks -= 1
+            if not _COLLECTION.walks and _COLLECTION.enabled_before:
+                gc.enable()
+
+
+class _Collection:
+    """How many walks want no collection, and whether there was any before."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.walks = 0
+        self.enabled_before = True
+
+
+_COLLECTION = _Collection()
 
 
 def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:
