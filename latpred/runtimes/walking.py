@@ -175,8 +175,11 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return _noted(walker.estimate(source.graph, target), f"{_REFUSED}{error}")
 
     def make() -> ModelGraph:
+        from latpred.tracing.restoring import put_back
+
         try:
-            return walker.walk(source, target) if once is None else once(source, target, batch)
+            with put_back(source.roots, numbers=False):
+                return walker.walk(source, target) if once is None else once(source, target, batch)
         except RuntimeRefusalError as error:
             if _passing(error):
                 raise
@@ -213,7 +216,9 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     if (wanted, target) not in known:
         walker = runtimes.get(runtime)
         assert isinstance(walker, Walker)
-        known[wanted, target] = walker.estimate(graph, target)
+        from latpred.tracing.tracer import as_written
+
+        known[wanted, target] = walker.estimate(as_written(graph), target)
     return known[wanted, target]
 
 
