@@ -7,14 +7,13 @@ cost. What the calls mean for other batch sizes is `latpred.runtimes.compile`'s 
 
 Dynamo keeps its results on code objects. A walk keeps its own apart from those of the user's compiled models, and
 removes them when it ends; no setting of torch is different afterwards. What other threads compile meanwhile is compiled
-as ever; walks themselves take turns.
+as ever; walks themselves take turns (`latpred.runtimes.walking`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +32,6 @@ from latpred.tracing.opinfo import Kind, OpInfo, describe
 
 SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
-_TURN = threading.RLock()  # of walks: what they put in Inductor's place, and what they remove, is the process's
 _DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
 _INDUCTOR = {
     "force_disable_caches": True,
@@ -96,7 +94,7 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> Forward:
     done = Forward(input_bytes=sum(t.numel() * t.element_size() for t in leaves([*positional, *named.values()])))
     recorder = _Recorder(done)
     try:
-        with _TURN, silenced(), _isolated() as compile_with, torch.inference_mode():
+        with silenced(), _isolated() as compile_with, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx
 
             with _capturing(recorder, target):

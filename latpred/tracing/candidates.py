@@ -72,6 +72,8 @@ def walkable(candidate: Any) -> Walkable:
         built = names.build_config(candidate) if config else _called(candidate)
     except LatpredError:
         raise
+    except SystemExit as end:
+        raise UsageError(f"building the model ended in sys.exit({end.code!r}); raise an error instead") from end
     except Exception as error:
         text = " ".join(str(error).split()) or "no message"
         raise UsageError(f"building the model failed: {type(error).__name__}: {text}") from error

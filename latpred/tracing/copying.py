@@ -29,6 +29,7 @@ Tensor = torch.Tensor
 
 MOST = 50_000  # objects in one attribute of a module; with more of them it is a data set or a trainer
 LIBRARIES = frozenset({"torch", "torchvision", "timm", "transformers", "numpy", "latpred", *sys.stdlib_module_names})
+_STATELESS = sys.stdlib_module_names - {"argparse", "types"}
 _LARGEST_ARRAY = 1 << 23  # bytes of a numpy array that is copied
 _IMMUTABLE = frozenset(
     {
@@ -181,6 +182,8 @@ class Copier:
         if issubclass(kind, (type, enum.Enum)) or hasattr(kind, "__del__"):
             return value
         layout = next(base for base in kind.__mro__ if base in _LAYOUTS)
+        if layout is object and kind.__module__.partition(".")[0] in _STATELESS:
+            return value  # a logger holds all loggers
         if layout in (tuple, frozenset):
             return self._frozen(value, kind, layout)
         try:

@@ -21,7 +21,6 @@ from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespac
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from latpred.tracing.copying import LIBRARIES, contents
 
@@ -176,7 +175,13 @@ class _Reached:
         self._waiting += list(value.values() if isinstance(value, dict) else value)
 
     def _tensor(self, tensor: torch.Tensor) -> None:
-        if not self._numbers or tensor.is_meta or tensor.requires_grad or tensor.is_inference() or tensor.numel() > _LARGEST:
+        if (
+            not self._numbers
+            or tensor.is_meta
+            or tensor.requires_grad
+            or tensor.is_inference()
+            or tensor.numel() > _LARGEST
+        ):
             return
         version, before = tensor._version, tensor.detach().clone()
         self._undo.append(lambda: None if tensor._version == version else _rewrite(tensor, before))
@@ -286,7 +291,7 @@ def _forget(cached: Any) -> None:
 def _of_a_walk(held: Any, depth: int = 3) -> bool:
     """Whether there is a tensor that no other forward pass can use."""
     if isinstance(held, torch.Tensor):
-        return held.is_meta or held.is_inference() or isinstance(held, FakeTensor)
+        return held.is_meta or held.is_inference() or type(held).__module__.startswith("torch._subclasses")
     if not depth or not isinstance(held, (list, tuple, dict)):
         return False
     return any(_of_a_walk(one, depth - 1) for one in (held.values() if isinstance(held, dict) else held))

@@ -126,15 +126,15 @@ def _walked(
     def renew() -> Twin:
         return make_twin(model, dtype, channels_last)
 
-    twin = renew()
+    tracer = Tracer(renew(), given, channels_last)
     try:
-        graph = Tracer(twin, given, channels_last).graph(*said)
+        graph = tracer.graph(*said)
     except TraceError as error:
         try:
             graph = Tracer(renew(), given, channels_last, renew).graph(*said)
         except TraceError:
             raise error from error.__cause__
-    return msgspec.structs.replace(graph, notes=(*graph.notes, COMPILED)) if twin.compiled else graph
+    return msgspec.structs.replace(graph, notes=(*graph.notes, COMPILED)) if tracer.compiled else graph
 
 
 def as_written(graph: ModelGraph) -> ModelGraph:
@@ -158,6 +158,7 @@ class Tracer:
         self._renew = renew  # makes the twin for the next walk, where each is to have its own
         self._inputs = inputs
         self._channels_last = channels_last
+        self.compiled = twin.compiled  # whether some of it would run under torch.compile
 
     def graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
         """Walk the model and put the walks together."""
@@ -195,8 +196,9 @@ class Tracer:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep everything away from some walks, and their traces from everything outside the twin."""
-        with _LOCK, _no_collection(), put_back(self._twin.reached.roots), uncompiled():
+        with _LOCK, _no_collection(), put_back(self._twin.reached.roots), uncompiled() as met:
             yield
+        self.compiled = self.compiled or bool(met)
 
     def _made(
         self,
@@ -229,6 +231,10 @@ class Tracer:
             try:
                 with walk, host or nullcontext():
                     target(*args, **options)
+            except SystemExit as end:
+                raise TraceError(
+                    f"the forward pass ended in sys.exit({end.code!r}) in {self._where(end)}; raise an error instead"
+                ) from end
             except UnknowableError as error:
                 raise TraceError(f"{error} in {self._where(error)}, {_ADVICE}") from None
             except LatpredError:
