@@ -132,9 +132,14 @@ def test_a_file_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
     assert target.read_text() == "new"
     assert link.is_symlink()
     assert target.stat().st_mode & 0o777 == 0o640
-    with pytest.raises(KeyboardInterrupt), writing(target) as part:
-        part.write_text("half")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with writing(target) as part:
+            part.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert target.read_text() == "new"
     with writing(Path("/dev/null")) as part:
         assert part == Path("/dev/null")

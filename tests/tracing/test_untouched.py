@@ -26,6 +26,7 @@ import latpred
 from latpred.tracing.restoring import put_back
 from latpred.tracing.tracer import COMPILED
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # importing torch's compiler
 DEVICE = "epyc-shared"
 X = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -435,7 +436,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "with a graph": _with_graph,
     "large": _large,
     "in evaluation": lambda: Base().eval(),
-    "reshaped": lambda: _layers(nn.Flatten(0, 1), nn.Unflatten(0, (2, 4))),
+    "reshaped": lambda: _layers(nn.Unflatten(2, (2, 4)), nn.Flatten(2)),
 }
 
 
@@ -452,8 +453,8 @@ def as_new() -> None:
     """Give the variables of this file their first values."""
     global CALLS
     CALLS, STATE.mask, STATE.calls, OfClass.count = 0, None, 0, 0
-    for kept in (TABLES, SEEN, OfClass.shared):
-        kept.clear()  # type: ignore[attr-defined]
+    for memory in (TABLES, SEEN, OfClass.shared):
+        memory.clear()  # type: ignore[attr-defined]
     bias_of.cache_clear()
     table_of.cache_clear()
     GENERATOR.manual_seed(7)
@@ -467,23 +468,31 @@ def called(model: nn.Module) -> torch.Tensor:
 
 
 def held(model: nn.Module) -> str:
-    """A picture of what a model and this file hold."""
+    """A picture of what a model holds."""
     own = [{name: value for name, value in vars(part).items() if name != "training"} for part in model.modules()]
-    there = (TABLES, CALLS, SEEN, vars(STATE), OfClass.shared, OfClass.count, GENERATOR.get_state())
+    return repr((own, [part.training for part in model.modules()]))
+
+
+def kept() -> str:
+    """A picture of what this file holds."""
     caches = bias_of.cache_info().currsize, table_of.cache_info().currsize
-    return repr((own, there, caches, [part.training for part in model.modules()]))
+    return repr((TABLES, CALLS, SEEN, vars(STATE), OfClass.shared, OfClass.count, GENERATOR.get_state(), caches))
 
 
-def after(build: Callable[[], nn.Module], ask: Callable[[nn.Module], object] | None) -> After:
-    """Build a model, have it predicted, then run it, train it, run it again and pickle it."""
+def after(build: Callable[[], nn.Module], ask: Callable[[nn.Module], object] | None, runs: bool = False) -> After:
+    """Build a model, have it predicted, then run it, train it, run it again and pickle it.
+
+    A runtime that runs a copy of it may leave real tensors in the variables of this file.
+    """
     as_new()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = build()
     if ask is not None:
-        before, drawn, closed = held(model), torch.get_rng_state(), Closed.closed
+        before, there, drawn, closed = held(model), kept(), torch.get_rng_state(), Closed.closed
         ask(model)
         assert held(model) == before
+        assert runs or kept() == there
         assert torch.equal(torch.get_rng_state(), drawn)
         assert Closed.closed == closed
     outputs = [called(model)]
@@ -519,7 +528,8 @@ def test_a_model_does_what_it_would_have_done(name: str) -> None:
 @pytest.mark.parametrize("name", ["FilledHelper", "Cached", "Nested", "Hooked", "with a graph"])
 def test_runtimes_that_run_a_model_run_a_copy(name: str, runtime: str) -> None:
     expected = after(MODELS[name], None)
-    found = after(MODELS[name], lambda model: latpred.predict(model, inputs=X, runtime=runtime, device=DEVICE))
+    asked: dict[str, Any] = {"inputs": X, "runtime": runtime, "device": DEVICE}
+    found = after(MODELS[name], lambda model: latpred.predict(model, **asked), runs=True)
     for new, old in zip(found.outputs + found.weights, expected.outputs + expected.weights, strict=True):
         assert torch.equal(new, old)
 
