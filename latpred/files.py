@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from latpred.errors import UsageError
 
@@ -27,16 +29,35 @@ def demand_writable(path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Within it, what goes wrong with a file is said as the user's to mend; its folder is made first.
+def writing(path: Path) -> Iterator[Path]:
+    """Give a file to write, which then takes the place of the one at a path: all of it or nothing.
+
+    What goes wrong is said as the user's to mend; the folder is made first.
 
     Raises
     ------
     UsageError
-        When the file cannot be written.
+        When the file cannot be written; one that was there before is as it was.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        with _beside(path.resolve()) as part:
+            yield part
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}. Name another file.") from error
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A file of the same ending in the same folder, renamed at the end; a pipe or a device is written itself."""
+    if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+        yield target
+        return
+    part = target.with_name(f".{target.stem}.{token_hex(4)}.part{target.suffix}")
+    try:
+        yield part
+        if target.exists():
+            shutil.copymode(target, part)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)

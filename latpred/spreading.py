@@ -33,7 +33,7 @@ HOPELESS = 3  # pieces that fail alone, one after the other and before anything 
 _MOST_KEPT = 4  # predictors that a worker keeps
 
 _PREDICTORS: dict[str, Predictor] = {}
-_ONE_AT_A_TIME = threading.Lock()  # walking a model changes how modules are initialised, for all threads
+_ONE_AT_A_TIME = threading.Lock()  # a worker's threads would only wait for each other's walks
 
 
 class Ticket(NamedTuple):

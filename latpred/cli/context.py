@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from latpred.cli.summaries import SUMMARIES
-from latpred.errors import LatpredError
+from latpred.errors import LatpredError, UsageError
 
 INTERRUPTED = 130
 
@@ -28,11 +31,63 @@ class State:
         Say nothing on stderr but errors.
     resumable : bool
         The verb keeps what it measures, so that the same command goes on where it was stopped.
+    results : TextIO or None
+        Where results go while a verb runs; what anybody else prints goes to stderr.
     """
 
     debug: bool = False
     quiet: bool = False
     resumable: bool = False
+    results: TextIO | None = None
+
+
+class ReaderGoneError(Exception):
+    """Nobody reads the results any more, as `head` when it has enough."""
+
+
+class UnwritableError(LatpredError):
+    """The results cannot be written to stdout."""
+
+    exit_code = 3
+
+
+@contextmanager
+def only_results() -> Iterator[None]:
+    """Within it, stdout is for results alone: what a user's model prints is no part of a JSON document."""
+    state = click.get_current_context().ensure_object(State)
+    state.results = sys.stdout
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+@contextmanager
+def results() -> Iterator[TextIO]:
+    """Give the stream for results.
+
+    Raises
+    ------
+    ReaderGoneError
+        When nobody reads it.
+    UnwritableError
+        When it cannot be written, as on a full disk.
+    """
+    context = click.get_current_context(silent=True)
+    state = context.find_object(State) if context else None
+    stream = (state.results if state else None) or sys.stdout
+    try:
+        yield stream
+        stream.flush()
+    except OSError as error:
+        _drop(stream)
+        if isinstance(error, BrokenPipeError):
+            raise ReaderGoneError from None
+        raise UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
+
+
+def _drop(stream: TextIO) -> None:
+    """Let what the stream still holds vanish, which Python would try to write once more when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class SuggestingGroup(click.Group):
@@ -88,6 +143,11 @@ class VerbGroup(SuggestingGroup):
         except LatpredError as error:
             _say(ctx, str(error))
             ctx.exit(error.exit_code)
+        except ReaderGoneError:
+            ctx.exit(0)
+        except SystemExit as end:
+            _say(ctx, f"the model's own code ended the program with sys.exit({end.code!r}); take that out.")
+            ctx.exit(UsageError.exit_code)
         except (KeyboardInterrupt, click.Abort):
             kept = "; what was measured is kept, run the same command to go on" if ctx.obj.resumable else ""
             _say(ctx, f"interrupted{kept}.")

@@ -8,7 +8,7 @@ import click
 
 from latpred.cli.context import SuggestingGroup
 from latpred.cli.options import Output, output_options, speech_options
-from latpred.cli.output import emit
+from latpred.cli.output import answer, emit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ def path_of(name: str | None) -> None:
     """Print the file of a profile, or without a NAME the directory of all."""
     from latpred.profiles import directory, locate
 
-    click.echo(locate(name) if name else directory())
+    answer(locate(name) if name else directory())
 
 
 @click.group(cls=SuggestingGroup, epilog="\b\nExample:\n  latpred cache show")
@@ -118,7 +118,7 @@ def clear() -> None:
     from latpred.units import format_bytes
 
     removed = clear_cache()
-    click.echo(f"removed {removed.files} files, {format_bytes(removed.bytes)}, from {removed.path}")
+    answer(f"removed {removed.files} files, {format_bytes(removed.bytes)}, from {removed.path}")
 
 
 @click.command(epilog="\b\nExample:\n  latpred doctor")

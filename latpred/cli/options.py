@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from latpred.cli.context import State
+from latpred.cli.context import State, only_results
 
 Verb = Callable[..., Any]
 
@@ -252,7 +252,12 @@ def output_options(verb: Verb) -> Verb:
 
 
 def speech_options(verb: Verb) -> Verb:
-    """`--quiet --debug`; they change the invocation's `State`."""
+    """`--quiet --debug`, which change the invocation's `State`; and nothing on stdout but the verb's results."""
+
+    @wraps(verb)
+    def spoken(*args: Any, **given: Any) -> Any:
+        with only_results():
+            return verb(*args, **given)
 
     def set_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
         context.ensure_object(State).quiet |= value
@@ -266,7 +271,7 @@ def speech_options(verb: Verb) -> Verb:
     quiet = click.option(
         "--quiet", "-q", is_flag=True, expose_value=False, callback=set_quiet, help="Print results and errors only."
     )
-    return quiet(debug(verb))
+    return quiet(debug(spoken))
 
 
 def bundle(verb: Verb, name: str, record: type, *options: Callable[[Verb], Verb]) -> Verb:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from latpred.cli.context import State
+from latpred.cli.context import State, results
 from latpred.cli.options import Output
 from latpred.errors import UsageError
+from latpred.files import writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,11 +53,18 @@ def emit(
     elif form == "csv":
         written = rows().to_csv(index=False)
     elif output.path is None:
-        text(_console())
+        with results() as stream:
+            text(_console(stream))
         return
     else:
         written = _plain(text)
     _write(output.path, written)
+
+
+def answer(text: object) -> None:
+    """Print a result of one line."""
+    with results() as stream:
+        click.echo(text, file=stream)
 
 
 def notice(message: str) -> None:
@@ -78,20 +86,22 @@ def _form(output: Output) -> str:
 
 def _write(path: Path | None, text: str) -> None:
     if path is None:
-        click.echo(text, nl=False)
+        with results() as stream:
+            click.echo(text, file=stream, nl=False)
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}. Name another file with -o.") from error
+    with writing(path) as part:
+        part.write_text(text)
     notice(f"wrote {path}")
 
 
-def _console() -> Console:
+def _console(stream: TextIO) -> Console:
     from rich.console import Console
 
-    console = Console(soft_wrap=False, highlight=False)
+    class Results(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # by itself, rich ends the program
+
+    console = Results(file=stream, soft_wrap=False, highlight=False)
     console.width = max(console.width, WIDTH)  # a narrower terminal wraps lines, where rich would cut numbers short
     return console
 

@@ -190,6 +190,6 @@ def save(made: Figure, path: str | os.PathLike[str]) -> Path:
     wanted = checked_path(path)
     # A date would make two files of one figure differ.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(wanted.suffix.lower(), {})
-    with writing(wanted), in_style():
-        made.savefig(wanted, metadata=metadata)
+    with writing(wanted) as part, in_style():
+        made.savefig(part, metadata=metadata)
     return wanted

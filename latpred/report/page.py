@@ -74,8 +74,8 @@ def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
         As for `html`; also when the file cannot be written.
     """
     text, wanted = html(parts), Path(path)
-    with writing(wanted):
-        wanted.write_text(text, encoding="utf-8")
+    with writing(wanted) as part:
+        part.write_text(text, encoding="utf-8")
     return wanted
 
 

@@ -17,6 +17,7 @@ import msgspec
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.graph import ModelGraph
 from latpred.identity import IdentityCache
+from latpred.ownthread import replaced
 from latpred.runtimes.eager import Eager
 from latpred.runtimes.replay import one_replay, refuse_uncapturable
 from latpred.schedule import Schedule
@@ -203,15 +204,11 @@ def waits(graph: ModelGraph) -> bool:
 
 @contextmanager
 def seen_as_capturing() -> Iterator[None]:
-    """Let models that ask whether they are being captured believe so; for a walk on the meta device, by one thread."""
+    """Let models that ask whether they are being captured believe so, in this thread; for a walk on the meta device."""
     import torch
 
-    asked = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = lambda: True
-    try:
+    with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):
         yield
-    finally:
-        torch.cuda.is_current_stream_capturing = asked
 
 
 def _captured_on(seen: ModelGraph, given: ModelGraph, target: str) -> ModelGraph:

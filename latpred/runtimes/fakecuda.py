@@ -10,11 +10,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
 from torch.utils._pytree import tree_map
+
+from latpred.ownthread import replaced
 
 DEVICE = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
@@ -38,7 +39,7 @@ _ON_HOST = 8  # a constant vector up to this long keeps its values, because Indu
 
 @contextlib.contextmanager
 def present() -> Iterator[None]:
-    """Answer for the device while the context lasts."""
+    """Answer this thread for the device while the context lasts."""
     import torch._dynamo.device_interface as interfaces
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.scheduler as scheduler
@@ -50,11 +51,11 @@ def present() -> Iterator[None]:
         (torch.cuda, "get_device_capability", lambda *_, **__: CAPABILITY),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "device_count", lambda: 1),
-        (interface, "get_device_properties", staticmethod(lambda *_, **__: _PROPERTIES)),
-        (interface, "get_compute_capability", staticmethod(lambda *_, **__: 10 * CAPABILITY[0] + CAPABILITY[1])),
-        (interface, "current_device", staticmethod(lambda: 0)),
-        (interface.Worker, "get_device_properties", staticmethod(lambda *_, **__: _PROPERTIES)),
-        (interface.Worker, "current_device", staticmethod(lambda: 0)),
+        (interface, "get_device_properties", lambda *_, **__: _PROPERTIES),
+        (interface, "get_compute_capability", lambda *_, **__: 10 * CAPABILITY[0] + CAPABILITY[1]),
+        (interface, "current_device", lambda: 0),
+        (interface.Worker, "get_device_properties", lambda *_, **__: _PROPERTIES),
+        (interface.Worker, "current_device", lambda: 0),
         (scheduler, "has_triton", lambda *_, **__: True),
         (internals, "_select_conv_backend", lambda *_, **__: internals._ConvBackend.Cudnn),
         (internals, "_conv_determine_backend_memory_format", _memory_format),
@@ -64,7 +65,7 @@ def present() -> Iterator[None]:
         _forget()
         stack.callback(_forget)
         for owner, name, value in patches:
-            stack.enter_context(mock.patch.object(owner, name, value))
+            stack.enter_context(replaced(owner, name, value))
         yield
 
 

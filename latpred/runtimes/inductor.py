@@ -6,26 +6,25 @@ run in the model's place, every call of one is counted, and every op that runs b
 cost. What the calls mean for other batch sizes is `latpred.runtimes.compile`'s business.
 
 Dynamo keeps its results on code objects. A walk keeps its own apart from those of the user's compiled models, and
-removes them when it ends; no setting of torch is different afterwards. While it lasts, other threads must not compile.
+removes them when it ends; no setting of torch is different afterwards. What other threads compile meanwhile is compiled
+as ever; walks themselves take turns (`latpred.runtimes.walking`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import RuntimeRefusalError
+from latpred.ownthread import replaced, silenced
 from latpred.runtimes import apart, fakecuda
 from latpred.runtimes.inductor_steps import Step, steps_of
 from latpred.tracing.entry import Entry, launching, leaves, quiet, sync
@@ -33,7 +32,6 @@ from latpred.tracing.opinfo import Kind, OpInfo, describe
 
 SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
-_LOGGERS = ("torch", "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
 _DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
 _INDUCTOR = {
     "force_disable_caches": True,
@@ -96,7 +94,7 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> Forward:
     done = Forward(input_bytes=sum(t.numel() * t.element_size() for t in leaves([*positional, *named.values()])))
     recorder = _Recorder(done)
     try:
-        with _quietly(), _isolated() as compile_with, torch.inference_mode():
+        with silenced(), _isolated() as compile_with, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx
 
             with _capturing(recorder, target):
@@ -187,7 +185,7 @@ def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    with mock.patch.object(compile_fx, "compile_fx_forward", forward_compiler):
+    with replaced(compile_fx, "compile_fx_forward", forward_compiler):
         yield
 
 
@@ -253,22 +251,6 @@ def _isolated() -> Iterator[Callable[..., Any]]:
         for patch in patches:
             stack.enter_context(patch)
         yield stack.enter_context(apart.removed_afterwards())
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep what the compiler would log or warn of from the user, who asked for nothing to be compiled."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
 
 
 def _refusal(error: Exception, target: str) -> RuntimeRefusalError:

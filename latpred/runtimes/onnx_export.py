@@ -7,12 +7,8 @@ follow, and everything it exported agreed with PyTorch to 1e-5.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import re
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from latpred.errors import RuntimeRefusalError
+from latpred.ownthread import silenced
 
 LARGEST_IN_MEMORY = 1_900_000_000  # bytes; a serialised model must stay below 2 GB
 _MOST_TEXT = 240
@@ -65,7 +62,7 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
         {0: torch.export.Dim.DYNAMIC} if tensor.dim() and tensor.shape[0] == batch else None for tensor in tensors
     )
     try:
-        with _silence(), torch.no_grad():
+        with silenced(), torch.no_grad():
             program = torch.onnx.export(
                 flat.eval(),
                 tuple(tensors),
@@ -139,7 +136,7 @@ def _names(inputs: Any, count: int) -> list[str]:
 
 def _kept(program: Any, model: torch.nn.Module) -> Exported:
     held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-    with _silence():
+    with silenced():
         if held < LARGEST_IN_MEMORY:
             return Exported(program.model_proto.SerializeToString())
         folder = tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True)
@@ -162,20 +159,3 @@ def _cause(error: BaseException) -> str:
             return f"{lacking[1].replace('.', '::', 1)} has no ONNX form"
     first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
     return f"torch cannot export the model to ONNX: {type(chain[-1]).__name__}: {first[:_MOST_TEXT]}"
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keep the exporter from printing, logging and warning."""
-    before = logging.root.manager.disable
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(before)

@@ -17,10 +17,14 @@ from latpred.errors import UsageError
 from latpred.graph import ModelGraph
 from latpred.runtimes.modulecode import digest_of
 from latpred.tracing import trace
+from latpred.tracing.copying import Copier
 from latpred.tracing.derive import derived
 from latpred.tracing.inputs import Inputs, from_example, real
+from latpred.tracing.metabuild import Seeded
 from latpred.tracing.names import build
 from latpred.tracing.precisions import dtype_of
+from latpred.tracing.tracer import as_written
+from latpred.tracing.twin import make_twin
 
 SEED = 0
 
@@ -39,12 +43,15 @@ class Source:
         Real inputs on the CPU for a batch size: positional or keyword arguments.
     code : str
         Digest of its Python: two models of one walk may be compiled otherwise. "" where that is no question.
+    roots : tuple
+        Classes and functions of the user's that run with the model; see `latpred.tracing.restoring`.
     """
 
     graph: ModelGraph
     model: Callable[[], torch.nn.Module]
     inputs: Callable[[int], Any]
     code: str = ""
+    roots: tuple[Any, ...] = ()
 
 
 def source_of(
@@ -59,22 +66,23 @@ def source_of(
 ) -> Source:
     """A source from whatever `latpred.trace` takes but a graph; parameters and errors are those of `latpred.trace`."""
     graph = trace(model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict)
+    graph = as_written(graph)  # the runtime that was asked for compiles it, or not
+    roots: tuple[Any, ...] = ()
     dtype, last = dtype_of(graph.precision), memory_format == "channels_last"
     if isinstance(model, str):
         name = model
 
         def make() -> torch.nn.Module:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(SEED)
-                return _formatted(
-                    build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model, last
-                )
+            with Seeded(SEED):
+                real = build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model
+            return _formatted(real, last)
 
         shape = build(name, seq=seq, image=image)
         written = shape.model
         found = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)
     elif isinstance(model, torch.nn.Module):
         written = module = model
+        roots = make_twin(module).reached.roots
 
         def make() -> torch.nn.Module:
             return _formatted(on_cpu(module, dtype), last)
@@ -83,12 +91,13 @@ def source_of(
     else:
         raise UsageError(f"a {type(model).__name__} is no model; give an nn.Module or a model's name")
     given = found if inputs is None else from_example(inputs)
-    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last), digest_of(written))
+    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last), digest_of(written), roots)
 
 
 def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
-    twin = copy.deepcopy(module)
+    with torch.inference_mode(False), torch.no_grad():
+        twin = Copier(lambda tensor, _: _cloned(tensor)).module(module)
     if any(tensor.is_meta for tensor in (*twin.parameters(), *twin.buffers())):
         twin = twin.to_empty(device="cpu")
         generator = torch.Generator().manual_seed(SEED)
@@ -98,6 +107,12 @@ def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
             else:
                 tensor.data.zero_()
     return twin.to(device="cpu", dtype=dtype).eval()
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
+    return tensor.detach().clone() if type(tensor) is torch.Tensor else copy.deepcopy(tensor)
 
 
 def _formatted(module: torch.nn.Module, channels_last: bool) -> torch.nn.Module:

@@ -17,6 +17,7 @@ from latpred.errors import RuntimeRefusalError, TraceError
 from latpred.graph import Line, ModelGraph, Op
 from latpred.identity import IdentityCache
 from latpred.ops.families import root
+from latpred.ownthread import silenced
 from latpred.runtimes import torchscript_graph as scripted
 from latpred.runtimes.eager import one_step_per_op
 from latpred.runtimes.source import Source
@@ -75,7 +76,7 @@ class TorchScript:
         key = (_signature(inputs), next((weight.dtype for weight in model.parameters()), None))
         if key not in modules:
             modules[key] = scripted.frozen(model, inputs)
-            with scripted.quiet(), torch.inference_mode():
+            with silenced(), torch.inference_mode():
                 for _ in range(SETTLING):
                     modules[key](*tensors)
         module = modules[key]

@@ -7,9 +7,8 @@ the walk. Nodes that never reach PyTorch's dispatcher (sizes, lists) are found i
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from latpred.errors import RuntimeRefusalError, TraceError
+from latpred.ownthread import silenced
 from latpred.tracing.entry import Entry
 from latpred.tracing.hostwork import HostWork
 from latpred.tracing.inputs import nbytes
@@ -97,7 +97,7 @@ def frozen(model: torch.nn.Module, inputs: Any) -> Any:
     RuntimeRefusalError
         When TorchScript cannot take the model; says what stands in the way.
     """
-    with quiet(), torch.inference_mode(False), torch.no_grad():
+    with silenced(), torch.inference_mode(False), torch.no_grad():
         try:
             flat = Flat(model, inputs).eval()
             traced = torch.jit.trace(flat, tensors_of(inputs), check_trace=False, strict=False)  # type: ignore[no-untyped-call]
@@ -150,14 +150,6 @@ def _is_half(value: Any, dtype: torch.dtype) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == dtype
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep torch from saying that TorchScript is deprecated, and what a trace takes for constant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def executed(module: Any, inputs: Any, batch: int) -> Executed:
     """Run a frozen module without computing anything, and say what its interpreter did.
 
@@ -168,7 +160,7 @@ def executed(module: Any, inputs: Any, batch: int) -> Executed:
     RuntimeRefusalError
         When the graph cannot be run at all.
     """
-    with torch.inference_mode(), quiet():
+    with torch.inference_mode(), silenced():
         try:
             return _run(module, inputs, batch, _weightless)
         except (TraceError, RuntimeError):

@@ -6,6 +6,7 @@ A model that those tools refuse, and a graph without a model, get the runtime's 
 from __future__ import annotations
 
 import os
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 TARGETS = ("cpu", "cuda")
 _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
+_TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 
@@ -175,8 +177,11 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return _noted(walker.estimate(source.graph, target), f"{_REFUSED}{error}")
 
     def make() -> ModelGraph:
+        from latpred.tracing.restoring import put_back
+
         try:
-            return walker.walk(source, target) if once is None else once(source, target, batch)
+            with _TURN, put_back(source.roots, numbers=False):
+                return walker.walk(source, target) if once is None else once(source, target, batch)
         except RuntimeRefusalError as error:
             if _passing(error):
                 raise
@@ -213,7 +218,9 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     if (wanted, target) not in known:
         walker = runtimes.get(runtime)
         assert isinstance(walker, Walker)
-        known[wanted, target] = walker.estimate(graph, target)
+        from latpred.tracing.tracer import as_written
+
+        known[wanted, target] = walker.estimate(as_written(graph), target)
     return known[wanted, target]
 
 

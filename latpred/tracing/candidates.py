@@ -16,6 +16,7 @@ import torch
 from latpred.errors import LatpredError, UsageError
 from latpred.graph import ModelGraph
 from latpred.tracing import names
+from latpred.tracing.metabuild import Unweighted
 
 Walkable = torch.nn.Module | str | ModelGraph
 
@@ -71,6 +72,8 @@ def walkable(candidate: Any) -> Walkable:
         built = names.build_config(candidate) if config else _called(candidate)
     except LatpredError:
         raise
+    except SystemExit as end:
+        raise UsageError(f"building the model ended in sys.exit({end.code!r}); raise an error instead") from end
     except Exception as error:
         text = " ".join(str(error).split()) or "no message"
         raise UsageError(f"building the model failed: {type(error).__name__}: {text}") from error
@@ -81,7 +84,7 @@ def walkable(candidate: Any) -> Walkable:
 
 def _called(build: Callable[[], Any]) -> Any:
     try:
-        with names.unweighted():
+        with Unweighted():
             return build()
     except NotImplementedError:
         return build()  # it computes its sizes with tensors, whose values the meta device does not hold

@@ -7,8 +7,6 @@ multiply-adds and calls them flops.
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import torch
 
 from latpred.graph import ModelGraph, Op
 from latpred.ops.families import root
+from latpred.ownthread import silenced
 from latpred.tracing.inputs import placed
 
 
@@ -146,22 +145,15 @@ def _flop_counter(model: torch.nn.Module, args: tuple[Any, ...], options: dict[s
 
 
 def _fvcore(model: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Mapping[str, int]:
-    logger = logging.getLogger("fvcore")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            from fvcore.nn import FlopCountAnalysis
+    with silenced(), torch.no_grad():
+        from fvcore.nn import FlopCountAnalysis
 
-            analysis = FlopCountAnalysis(_Called(model, len(args), tuple(options)).eval(), (*args, *options.values()))
-            analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
-            counts: Counter[str] = Counter()
-            for op, macs in analysis.by_operator().items():
-                counts[_their_kind(op)] += int(macs)
-            return counts
-    finally:
-        logger.setLevel(level)
+        analysis = FlopCountAnalysis(_Called(model, len(args), tuple(options)).eval(), (*args, *options.values()))
+        analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
+        counts: Counter[str] = Counter()
+        for op, macs in analysis.by_operator().items():
+            counts[_their_kind(op)] += int(macs)
+        return counts
 
 
 class _Called(torch.nn.Module):

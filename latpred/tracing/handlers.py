@@ -96,10 +96,21 @@ def fresh(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options
     if info.override is not None and places & _ON_META:
         out = info.override(*args, **options)
     if out is NotImplemented:
-        out = func(*args, **options)
+        out = _drawn(walk, func, args, options) if info.random else func(*args, **options)
     if entry is None:
         entry = walk.known[key] = launching(info, args, options, out, weights)
     return walk.record(entry, out)
+
+
+def _drawn(walk: Walk, func: Overload, args: Args, options: Options) -> Any:
+    """An op that draws random numbers: from the walk's generator, since all threads draw from PyTorch's own."""
+    if options.get("generator") is not None:
+        return func(*args, **options)
+    for name in (func._overloadname, "generator", f"{func._overloadname}_generator"):
+        overload = getattr(func.overloadpacket, name, None)
+        if overload is not None and any(argument.name == "generator" for argument in overload._schema.arguments):
+            return overload(*args, **(options | {"generator": walk.generator}))
+    return func(*args, **options)
 
 
 def view(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
@@ -140,7 +151,7 @@ def mutable(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Optio
         out = func(*args_there, **options_there)
         out = target if inplace else out
     else:
-        out = func(*args, **options)
+        out = _drawn(walk, func, args, options) if info.random else func(*args, **options)
     if inplace and target is not None and places & _ON_META and not target.is_meta:
         walk.stale.add(target.untyped_storage()._cdata)
     if entry is None:

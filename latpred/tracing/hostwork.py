@@ -17,6 +17,7 @@ from torch._library import simple_registry
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from latpred.tracing.entry import Entry, leaves
+from latpred.tracing.fastpath import ASKED
 
 _CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
@@ -161,7 +162,7 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
                 stack.append(paths.get(id(frame.f_locals["self"]), stack[-1]))
                 return
             caller = frame.f_back
-            if code is not _WRAPPER and (caller is None or caller.f_code is not _CALL):
+            if code is not _WRAPPER and code is not ASKED and (caller is None or caller.f_code is not _CALL):
                 calls[1] += 1
         elif event == "return" and frame.f_code is _CALL:
             stack.pop()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from latpred.errors import UsageError
+from latpred.tracing.copying import copied
 
 Tensor = torch.Tensor
 Maker = Callable[[int], Any]
@@ -96,7 +97,7 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*(_map(item, function) for item in value))
     if isinstance(value, (list, tuple)):
         return type(value)(_map(item, function) for item in value)
-    return value
+    return copied(value, function)  # a cache, say, which the forward pass writes into
 
 
 def _resized(example: Any, given: int, batch: int) -> Any:

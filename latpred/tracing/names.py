@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,13 +21,14 @@ import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError
 from latpred.tracing.derive import example_images, example_samples, example_tokens
+from latpred.tracing.metabuild import Unweighted
 from latpred.tracing.precisions import dtype_of
 from latpred.tracing.userfile import build_from_file
 from latpred.tracing.zoo import ARCHITECTURES, Architecture
 
 _ALIASES = {alias.lower(): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
 _LIBRARIES = ("torchvision", "timm")
-_INITIALISING = threading.RLock()  # torch's functions are everybody's: one thread at a time puts others in their place
+_HIDING = threading.RLock()  # what Python has imported is everybody's: one thread at a time hides some of it
 _ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
 
 
@@ -164,21 +165,9 @@ def build_config(config: Any) -> torch.nn.Module:
     model_class = _transformers_class(found if isinstance(found, str) else found[0])
     if _ATTENTION.get() is not None:
         config = model_class.config_class.from_dict(config.to_dict(), attn_implementation=_ATTENTION.get())
-    with _bare("meta"):
+    with Unweighted():
         model: Any = model_class(config)
-    model.tie_weights()  # which initialising would have done
     return model.eval()  # type: ignore[no-any-return]
-
-
-@contextmanager
-def unweighted() -> Iterator[None]:
-    """Within it, models are built on the meta device and nothing is initialised."""
-    if "transformers" in sys.modules:
-        with _bare("meta"), _meta_only("meta"):
-            yield
-    else:
-        with _meta_only("meta"):
-            yield
 
 
 def _built(
@@ -237,11 +226,8 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
     if _ATTENTION.get() is not None:
         options["attn_implementation"] = _ATTENTION.get()
     config = model_class.config_class(**options)
-    with _bare(device):
-        model: Any = model_class(config)
-    if device == "meta":
-        model.tie_weights()  # which initialising would have done
-    return model  # type: ignore[no-any-return]
+    with _building_for(device):
+        return model_class(config)  # type: ignore[no-any-return]
 
 
 def _transformers_class(name: str) -> Any:
@@ -261,18 +247,19 @@ def _transformers_class(name: str) -> Any:
 def _without_torchvision() -> Iterator[None]:
     """Make a torchvision that cannot be imported look as if it were not there, which transformers can do without."""
     asked: Any = getattr(import_module("transformers.utils.import_utils"), "is_torchvision_available", None)
-    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torchvision"}
-    for name in hidden:
-        del sys.modules[name]
-    sys.modules["torchvision"] = None  # type: ignore[assignment]  # which is how Python says that there is none
-    try:
-        if hasattr(asked, "cache_clear"):
-            asked.cache_clear()
-            asked()  # transformers remembers the answer
-        yield
-    finally:
-        del sys.modules["torchvision"]
-        sys.modules.update(hidden)
+    with _HIDING:
+        hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torchvision"}
+        for name in hidden:
+            del sys.modules[name]
+        sys.modules["torchvision"] = None  # type: ignore[assignment]  # which is how Python says that there is none
+        try:
+            if hasattr(asked, "cache_clear"):
+                asked.cache_clear()
+                asked()  # transformers remembers the answer
+            yield
+        finally:
+            del sys.modules["torchvision"]
+            sys.modules.update(hidden)
 
 
 def _broken(package: str, error: BaseException) -> MissingPackageError:
@@ -303,15 +290,9 @@ def _torchvision_broken() -> bool:
     return False
 
 
-@contextmanager
-def _bare(device: str) -> Iterator[None]:
-    """Build without memory and without initialising weights, on the meta device; as usual on any other."""
-    if device != "meta":
-        yield
-        return
-    initialise = import_module("transformers.initialization")
-    with torch.device("meta"), initialise.no_init_weights():
-        yield
+def _building_for(device: str) -> AbstractContextManager[None]:
+    """Build without memory and without initialising weights, for the meta device; as usual for any other."""
+    return Unweighted() if device == "meta" else nullcontext()
 
 
 # -- torchvision and timm ------------------------------------------------------------------------------------------
@@ -342,7 +323,7 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
     if name in ("googlenet", "inception_v3"):
         options["init_weights"] = False
     try:
-        with _meta_only(device):
+        with _building_for(device):
             model = module.get_model(name, weights=None, **options)
     except NotImplementedError:
         # RegNet computes its widths with tensors, whose values the meta device does not hold.
@@ -353,32 +334,10 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
 
 
 def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
-    with _meta_only(device):
+    with _building_for(device):
         model = module.create_model(name, pretrained=False)
     described = getattr(model, "pretrained_cfg", None) or {}
     return model, image or described.get("input_size", (3, 224, 224))[-1]
-
-
-@contextmanager
-def _meta_only(device: str) -> Iterator[None]:
-    """As `_bare`, where transformers need not be there."""
-    if device != "meta":
-        yield
-        return
-    with _INITIALISING:
-        saved = {key: value for key, value in vars(torch.nn.init).items() if key.endswith("_") and callable(value)}
-        try:
-            for key in saved:
-                setattr(torch.nn.init, key, _leave)
-            with torch.device("meta"):
-                yield
-        finally:
-            for key, value in saved.items():
-                setattr(torch.nn.init, key, value)
-
-
-def _leave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return tensor
 
 
 def _unknown(name: str, names: list[str]) -> UnknownModelError:

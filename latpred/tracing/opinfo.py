@@ -127,6 +127,8 @@ class OpInfo:
         Names of the schema's arguments, in order.
     syncs : int
         Host synchronisations of each call.
+    random : bool
+        Whether it draws random numbers.
     """
 
     name: str
@@ -136,6 +138,7 @@ class OpInfo:
     override: Callable[..., Any] | None
     arguments: tuple[str, ...]
     syncs: int
+    random: bool
 
 
 def describe(func: OpOverload[..., Any]) -> OpInfo:
@@ -156,6 +159,7 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
         override=OVERRIDES.get(short) if aten else None,
         arguments=tuple(argument.name for argument in schema.arguments),
         syncs=int(aten and short in _SYNCING),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
     )
 
 

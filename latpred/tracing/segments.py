@@ -121,7 +121,8 @@ class Watched(Tracer):
         """What all architectures have, and the calls after the last event; from a walk without any option."""
         self._probe.blanks = [span.given for span in first.spans]
         host = HostWork(self._twin.paths)
-        self.walk(2, host)
+        with self.alone():
+            self.walk(2, host)
         self._probe.blanks = None
         return _events(host, self._probe.spans, first)
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from latpred.errors import LatpredError, TraceError, UsageError
@@ -23,12 +24,15 @@ from latpred.tracing.hostwork import HostWork
 from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes
 from latpred.tracing.lines import Pass, demand_same, on_the_line, ops_exactly, ops_through, same_ops
 from latpred.tracing.precisions import DTYPES, dtype_of
+from latpred.tracing.restoring import put_back
 from latpred.tracing.twin import Twin, make_twin
+from latpred.tracing.uncompiled import uncompiled
 from latpred.tracing.walk import Walk
 
 _FORMATS = ("contiguous", "channels_last")
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LOCK = threading.RLock()
+COMPILED = "the model is compiled with torch.compile and priced as eager runs it; for compiled ask for runtime compile"
 
 
 def trace(
@@ -44,7 +48,9 @@ def trace(
     """Walk a model without computing anything and say what one forward pass does, for every batch size.
 
     The model itself is never changed, moved or run: a twin of its structure on the meta device is walked, in evaluation
-    mode and under inference mode whatever mode the model is in.
+    mode and under inference mode whatever mode the model is in. What the model holds (caches, lists, counters, objects
+    written in Python) is copied with it, and what the code of its classes and functions keeps elsewhere is put back;
+    see "What a prediction leaves alone" in docs/limits.md for the few things that cannot be.
 
     Parameters
     ----------
@@ -106,11 +112,36 @@ def trace(
         given = derived(model, seq, image) if inputs is None else from_example(inputs)
     channels_last = memory_format == "channels_last"
     with _no_collection():
-        twin = make_twin(model, DTYPES.get(precision or ""), channels_last)
-        graph = Tracer(twin, given, channels_last).graph(name, precision, memory_format)
+        graph = _walked(model, given, DTYPES.get(precision or ""), channels_last, (name, precision, memory_format))
     if strict:
         _demand_known(graph)
     return graph
+
+
+def _walked(
+    model: torch.nn.Module, given: Inputs, dtype: torch.dtype | None, channels_last: bool, said: tuple[Any, ...]
+) -> ModelGraph:
+    """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew."""
+
+    def renew() -> Twin:
+        return make_twin(model, dtype, channels_last)
+
+    tracer = Tracer(renew(), given, channels_last)
+    try:
+        graph = tracer.graph(*said)
+    except TraceError as error:
+        try:
+            graph = Tracer(renew(), given, channels_last, renew).graph(*said)
+        except TraceError:
+            raise error from error.__cause__
+    return msgspec.structs.replace(graph, notes=(*graph.notes, COMPILED)) if tracer.compiled else graph
+
+
+def as_written(graph: ModelGraph) -> ModelGraph:
+    """A graph without the word that its model was compiled."""
+    if COMPILED not in graph.notes:
+        return graph
+    return msgspec.structs.replace(graph, notes=tuple(note for note in graph.notes if note != COMPILED))
 
 
 class Tracer:
@@ -120,14 +151,18 @@ class Tracer:
     keeps what it computed in its first forward pass.
     """
 
-    def __init__(self, twin: Twin, inputs: Inputs, channels_last: bool) -> None:
+    def __init__(
+        self, twin: Twin, inputs: Inputs, channels_last: bool, renew: Callable[[], Twin] | None = None
+    ) -> None:
         self._twin = twin
+        self._renew = renew  # makes the twin for the next walk, where each is to have its own
         self._inputs = inputs
         self._channels_last = channels_last
+        self.compiled = twin.compiled  # whether some of it would run under torch.compile
 
     def graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
         """Walk the model and put the walks together."""
-        with _no_collection():
+        with self.alone():
             return self._graph(name, precision, memory_format)
 
     def _graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
@@ -152,11 +187,18 @@ class Tracer:
 
     def graph_at(self, batch: int, name: str, precision: str | None) -> ModelGraph:
         """The graph of one batch alone: its counts do not depend on batch."""
-        with _no_collection():
+        with self.alone():
             self.walk(batch)
             host = HostWork(self._twin.paths)
             done = self.walk(batch, host)
             return self._made(name, precision, "contiguous", Line(done.input_bytes), ops_exactly(done, host), None)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep everything away from some walks, and their traces from everything outside the twin."""
+        with _LOCK, _no_collection(), put_back(self._twin.reached.roots), uncompiled() as met:
+            yield
+        self.compiled = self.compiled or bool(met)
 
     def _made(
         self,
@@ -184,18 +226,23 @@ class Tracer:
     def walk(self, batch: int, host: HostWork | None = None) -> Pass:
         """One forward pass at one batch size."""
         walk, target = self.recorder(host), self.target()
-        # A collection would run the finalizers of others, whose Python calls would be counted.
         with torch.inference_mode(), _LOCK, enabled(), _no_collection():
             args, options = arguments(self._inputs, batch, self._twin.dtype, self._channels_last)
             try:
                 with walk, host or nullcontext():
                     target(*args, **options)
+            except SystemExit as end:
+                raise TraceError(
+                    f"the forward pass ended in sys.exit({end.code!r}) in {self._where(end)}; raise an error instead"
+                ) from end
             except UnknowableError as error:
                 raise TraceError(f"{error} in {self._where(error)}, {_ADVICE}") from None
             except LatpredError:
                 raise
             except Exception as error:
                 raise TraceError(self._failure(walk, error, batch)) from error
+        if self._renew is not None:
+            self._twin = self._renew()
         return Pass(batch, walk.entries, walk.nested, nbytes(args, options))
 
     def recorder(self, host: HostWork | None) -> Walk:
@@ -234,14 +281,34 @@ _OWN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from searching all of torch's objects several times during a few milliseconds."""
-    enabled_before = gc.isenabled()
-    gc.disable()
+    """Keep the garbage collector away for a few milliseconds: what it frees, and when, would be counted as the model's.
+
+    It has one switch for all threads, so the first who asks turns it off and the last who leaves turns it on again.
+    """
+    with _COLLECTION.lock:
+        if not _COLLECTION.walks:
+            _COLLECTION.enabled_before = gc.isenabled()
+            gc.disable()
+        _COLLECTION.walks += 1
     try:
         yield
     finally:
-        if enabled_before:
-            gc.enable()
+        with _COLLECTION.lock:
+            _COLLECTION.walks -= 1
+            if not _COLLECTION.walks and _COLLECTION.enabled_before:
+                gc.enable()
+
+
+class _Collection:
+    """How many walks want no collection, and whether there was any before."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.walks = 0
+        self.enabled_before = True
+
+
+_COLLECTION = _Collection()
 
 
 def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:

@@ -15,6 +15,7 @@ import torch
 from latpred.errors import UnknownModelError, UsageError
 from latpred.tracing.derive import derived
 from latpred.tracing.inputs import from_example, placed
+from latpred.tracing.metabuild import Unweighted
 
 Example = Callable[[int, str], Any]
 
@@ -62,6 +63,11 @@ def _function(path: Path, function: str) -> Callable[[], Any]:
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+    except SystemExit as end:
+        raise UsageError(
+            f"importing {str(path)!r} ended in sys.exit({end.code!r}); put what is not for importing below "
+            "'if __name__ == \"__main__\":'"
+        ) from end
     except Exception as error:
         raise UsageError(f"importing {str(path)!r} failed: {type(error).__name__}: {error}; check the file") from error
     build = getattr(module, function, None)
@@ -74,11 +80,13 @@ def _function(path: Path, function: str) -> Callable[[], Any]:
 def _call(build: Callable[[], Any], name: str, device: str) -> Any:
     if device == "meta":
         try:
-            with torch.device("meta"):
+            with Unweighted():
                 return build()
-        except Exception:
-            pass
+        except (Exception, SystemExit):
+            pass  # it is called once more, and what it then says counts
     try:
         return build()
+    except SystemExit as end:
+        raise UsageError(f"{name} ended in sys.exit({end.code!r}); let it raise an error instead") from end
     except Exception as error:
         raise UsageError(f"{name} failed: {type(error).__name__}: {error}; check the function") from error

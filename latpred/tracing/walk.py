@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,6 +42,8 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Name of the op being handled, "" between ops.
     stale : set[int]
         Storages of real tensors whose values are no longer known.
+    generator : torch.Generator
+        Gives the random numbers that the walk needs.
     """
 
     def __init__(self, host: HostWork | None = None) -> None:
@@ -50,6 +53,7 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.current = ""
         self.stale: set[int] = set()
         self.known, self.infos = CACHE.tables()
+        self.generator = torch.Generator().manual_seed(0)
         self._host = host
         self._depth = 0
         self._inner = 0

@@ -1,0 +1,102 @@
+"""What Python and the libraries keep for the whole process, as a prediction finds it and has to leave it."""
+
+from __future__ import annotations
+
+import gc
+import locale
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import transformers.initialization
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def settings() -> dict[str, Any]:
+    """What Python and the libraries keep for the whole process."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.config as inductor
+
+    backends: Any = torch.backends
+    root = logging.getLogger()
+    return {
+        "torch.nn.init": dict(vars(torch.nn.init)),
+        "layers' functions": [
+            vars(kind).get("reset_parameters") for kind in vars(nn).values() if isinstance(kind, type)
+        ],
+        "transformers' initialisation": dict(vars(transformers.initialization)),
+        "transformers' models": (PreTrainedModel.init_weights, PreTrainedModel.tie_weights),
+        "modules' functions": (nn.Module.__call__, nn.Module._call_impl, nn.Module.__init__),
+        "tensors' functions": {name: value for name, value in vars(torch.Tensor).items() if callable(value)},
+        "torch's functions": {name: value for name, value in vars(torch).items() if callable(value)},
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "device of contexts": torch.utils._device.CURRENT_DEVICE,
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "determinism": (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
+        "cudnn": (backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.allow_tf32),
+        "attention": (backends.cuda.flash_sdp_enabled(), backends.cuda.math_sdp_enabled()),
+        "backend": torch.utils.backend_registration._privateuse1_backend_name,
+        "capturing": torch.cuda.is_current_stream_capturing,
+        "function modes": torch._C._len_torch_function_stack(),
+        "global hooks": len(torch.nn.modules.module._global_forward_hooks),
+        "torch's generator": torch.get_rng_state().tolist(),
+        "Python's generator": random.getstate(),
+        "numpy's generator": repr(np.random.get_state()),
+        "Dynamo": {key: value for key, value in dynamo.get_config_copy().items() if not callable(value)},
+        "Inductor": {key: value for key, value in inductor.get_config_copy().items() if not callable(value)},
+        "functorch": {key: value for key, value in functorch.get_config_copy().items() if not callable(value)},
+        "Inductor's functions": dict(vars(compile_fx)),
+        "compiling": (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag),
+        "warnings": (list(warnings.filters), warnings.showwarning, warnings.showwarning.__module__),
+        "logging": (root.level, list(root.handlers), logging.root.manager.disable),
+        "log levels": {
+            name: logging.getLogger(name).level for name in ("torch", "torch._dynamo", "fvcore", "onnxscript")
+        },
+        "log filters": [list(handler.filters) for handler in root.handlers],
+        "streams": (id(sys.stdout), id(sys.stderr), id(sys.stdin)),
+        "exception hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook),
+        "profiling": (
+            sys.getprofile(),
+            sys.gettrace(),
+            threading.getprofile() if sys.version_info >= (3, 12) else None,
+        ),
+        "collector": (gc.isenabled(), gc.get_threshold(), len(gc.callbacks), gc.get_freeze_count()),
+        "limits": (sys.getrecursionlimit(), sys.getswitchinterval()),
+        "environment": {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "KMP"))},
+        "folder": Path.cwd(),
+        "signals": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "path": list(sys.path),
+        "arguments": list(sys.argv),
+        "numpy": (np.geterr(), np.get_printoptions()),
+        "pandas": (pd.options.display.max_rows, pd.options.display.precision),
+    }
+
+
+def different(before: dict[str, Any], after: dict[str, Any], *, but: tuple[str, ...] = ()) -> list[str]:
+    """Names of what changed, and which entries of it where there are several."""
+    found = []
+    for name, value in before.items():
+        now = after[name]
+        if name in but or now == value:
+            continue
+        many = isinstance(value, dict) and isinstance(now, dict)
+        keys = [key for key in {**value, **now} if value.get(key) != now.get(key)] if many else []
+        found.append(f"{name} {keys or (value, now)}"[:300])
+    return found

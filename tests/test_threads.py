@@ -1,0 +1,310 @@
+"""Predictions beside other threads: nothing that belongs to the process is different, for a moment or for good."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from processstate import different, settings
+from torch import nn
+from transformers import BertConfig
+
+import latpred
+from latpred.ownthread import replaced, silenced
+from latpred.runtimes import onnx_export, walking
+from latpred.tracing import names
+from latpred.tracing.metabuild import Seeded, Unweighted
+
+THREADS = 8
+DEVICE = "epyc-shared"
+
+
+@pytest.fixture
+def known() -> dict[str, Any]:
+    """What is set before a test, everything imported that its predictions import."""
+    for runtime in ("eager", "torchscript", "onnxruntime", "compile"):
+        latpred.predict(nn.Linear(4, 4), inputs=torch.zeros(1, 4), runtime=runtime, device=DEVICE)
+    latpred.trace("torchvision:resnet18")
+    latpred.trace("gpt2")
+    return settings()
+
+
+class Net(nn.Module):
+    """A network whose weights follow from a seed, whatever else draws random numbers."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+        nn.init.kaiming_uniform_(self.conv.weight, generator=generator)
+        nn.init.xavier_uniform_(self.attention.in_proj_weight, generator=generator)
+        nn.init.trunc_normal_(self.attention.out_proj.weight, std=0.1, generator=generator)
+        nn.init.orthogonal_(self.head.weight, generator=generator)
+        nn.init.constant_(self.conv.bias, 0.25)
+        nn.init.ones_(self.head.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+        return self.head(self.attention(tokens, tokens, tokens)[0].mean(1))  # type: ignore[no-any-return]
+
+
+def trained(seed: int) -> dict[str, torch.Tensor]:
+    """The weights of a network after one step."""
+    model = Net(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    model(x).square().mean().backward()
+    optimizer.step()
+    return model.state_dict()
+
+
+def uninitialised(layer: nn.Linear) -> bool:
+    """Whether a layer lacks the weights that PyTorch gives a new one."""
+    bound = layer.in_features**-0.5
+    return bool((layer.weight.abs() > bound).any()) or float(layer.weight.detach().std()) < bound / 10
+
+
+def test_threads_that_build_train_and_predict_at_once_do_not_notice_each_other(known: dict[str, Any]) -> None:
+    alone = [trained(seed) for seed in range(THREADS)]
+    expected = latpred.predict(Net(), inputs=torch.zeros(1, 3, 8, 8), device=DEVICE).latency_ms
+    start, wrong, end = threading.Barrier(THREADS), [], time.monotonic() + 3
+
+    def one(seed: int) -> int:
+        rounds = 0
+        start.wait()
+        while time.monotonic() < end or not rounds:
+            if uninitialised(nn.Linear(64, 64)):
+                wrong.append("a layer without weights")
+            found = trained(seed)
+            if any(not torch.equal(tensor, alone[seed][name]) for name, tensor in found.items()):
+                wrong.append(f"other weights with seed {seed}")
+            name = ("torchvision:resnet18", "gpt2")[seed % 2]
+            built = names.build(name).model
+            if any(not weight.is_meta for weight in built.parameters()):
+                wrong.append("a named model with weights")
+            table = latpred.predict_many([lambda: Net()], inputs=torch.zeros(1, 3, 8, 8), device=DEVICE)
+            if table.latency_ms[0] != expected:
+                wrong.append("another latency")
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(one, range(THREADS)))
+    assert wrong == []
+    assert different(known, settings(), but=("torch's generator",)) == []  # nn.Linear draws from it
+
+
+@pytest.mark.parametrize(
+    ("runtime", "target"),
+    [
+        *(("eager", "cpu"), ("torchscript", "cpu"), ("torchscript", "cuda"), ("onnxruntime", "cpu")),
+        *(("compile", "cpu"), ("compile", "cuda"), ("cuda-graphs", "cuda")),
+    ],
+)
+def test_no_setting_is_different_after_a_prediction(runtime: str, target: str, known: dict[str, Any]) -> None:
+    walking.walk(Net(), torch.zeros(1, 3, 8, 8), runtime=runtime, target=target)
+    assert len(known) >= 40
+    assert different(known, settings(), but=("torch's generator",)) == []  # Net draws from it
+
+
+def test_no_setting_is_different_meanwhile(known: dict[str, Any]) -> None:
+    """Seen by another thread, while models are built by all ways there are and walked."""
+    seen: SimpleQueue[list[str]] = SimpleQueue()  # what a walk puts into a list is taken out again
+
+    def look(*_: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(settings).result()
+        # The collector has one switch for all threads, off in a walk; from the generator a layer here draws.
+        seen.put(different(elsewhere, found, but=("collector", "torch's generator")))
+
+    class Watched(nn.Linear):
+        def __init__(self) -> None:
+            look()
+            super().__init__(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            look()
+            return super().forward(x)
+
+    with ThreadPoolExecutor(1) as other:
+        elsewhere = other.submit(settings).result()
+    table = latpred.predict_many([lambda: Watched()], inputs=torch.zeros(1, 4), device=DEVICE)
+    assert table.error.isna().all()
+    latpred.predict(Watched(), inputs=torch.zeros(1, 4), device=DEVICE)
+    layers = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.models.bert.modeling_bert.BertModel._init_weights", look, raising=False)
+        patch.setattr("transformers.models.bert.modeling_bert.BertModel.get_input_embeddings", look)
+        assert latpred.predict_many([layers], device=DEVICE).error.isna().all()
+    looks = [seen.get() for _ in range(seen.qsize())]
+    assert len(looks) >= 8
+    assert [look for look in looks if look] == []
+
+
+def test_a_layer_that_another_thread_makes_gets_its_weights() -> None:
+    inside, done = threading.Event(), threading.Event()
+    made: list[nn.Linear] = []
+
+    def candidate() -> nn.Module:
+        inside.set()
+        assert done.wait(10)
+        return nn.Linear(64, 64)
+
+    def other() -> None:
+        assert inside.wait(10)
+        layer = nn.Linear(4, 4)
+        made.append(nn.init.ones_(layer.weight) is layer.weight and layer)  # type: ignore[arg-type]
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    latpred.predict_many([candidate], inputs=torch.zeros(1, 64), device=DEVICE)
+    thread.join()
+    assert made[0].weight.sum().item() == 16
+
+
+def test_two_threads_may_ask_for_one_runtime_at_a_time(known: dict[str, Any]) -> None:
+    """What each puts in a library's place is gone when both are done, in whatever order they end."""
+    for runtime in ("compile", "onnxruntime", "torchscript"):
+        with ThreadPoolExecutor(3) as pool:
+            jobs = [
+                pool.submit(latpred.predict, Net(), inputs=torch.zeros(1, 3, 6 + n, 8), runtime=runtime, device=DEVICE)
+                for n in range(3)
+            ]
+            assert all(job.result().latency_ms > 0 for job in jobs)
+        assert different(known, settings(), but=("torch's generator",)) == []  # Net draws from it
+
+
+def test_other_threads_warn_log_and_print_while_a_model_is_exported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    usual: Callable[..., Any] = torch.onnx.export
+
+    def other() -> None:
+        print("printed")
+        logging.getLogger("training").warning("logged")
+        with pytest.warns(UserWarning, match="warned"):
+            warnings.warn("warned", stacklevel=1)
+
+    def export(*args: Any, **options: Any) -> Any:
+        warnings.warn("of the exporter", stacklevel=1)
+        logging.getLogger("torch.onnx").error("of the exporter")
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(other).result()
+        return usual(*args, **options)
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    onnx_export.export(nn.Linear(4, 4), (torch.zeros(2, 4),))
+    assert capsys.readouterr().out == "printed\n"
+    assert [record.message for record in caplog.records] == ["logged"]
+
+
+def test_silence_is_over_whatever_other_threads_do_with_the_filters() -> None:
+    with silenced(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+    before = list(warnings.filters)
+    hush = silenced()
+    hush.__enter__()
+    caught = warnings.catch_warnings()
+    caught.__enter__()
+    hush.__exit__(None, None, None)
+    caught.__exit__(None, None, None)
+    assert list(warnings.filters) == before
+
+
+def test_a_function_is_replaced_for_one_thread() -> None:
+    class Owner:
+        @staticmethod
+        def say() -> str:
+            return "usual"
+
+    class Heir(Owner):
+        pass
+
+    with replaced(Heir, "say", lambda: "mine"), replaced(Owner, "say", lambda: "other"), ThreadPoolExecutor(1) as pool:
+        assert Heir.say() == "mine"
+        assert pool.submit(Heir.say).result() == "usual"
+    assert "say" not in vars(Heir)
+    assert isinstance(vars(Owner)["say"], staticmethod)
+
+
+def test_a_real_model_is_built_without_the_processs_generator(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\nseeds = []\n"
+        "def build():\n    seeds.append(torch.initial_seed())\n    return torch.nn.Conv2d(3, 4, 3)\n"
+        "def check():\n    assert len(set(seeds)) == 1, seeds\n    return build()\n"
+    )
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        usual = nn.Conv2d.__init__
+        patch.setattr(nn.Conv2d, "__init__", lambda *a, **o: seen.append(torch.initial_seed()) or usual(*a, **o))  # type: ignore[func-returns-value]
+        latpred.predict(f"{path}:build", runtime="torchscript", device=DEVICE)
+    assert set(seen) == {123}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_seeded_models_are_what_the_seed_makes_of_them() -> None:
+    def build() -> nn.Module:
+        layers = [
+            nn.Conv2d(3, 4, 3),
+            nn.LSTM(4, 4),
+            nn.Embedding(5, 4),
+            nn.MultiheadAttention(4, 2),
+            nn.Bilinear(2, 3, 4),
+        ]
+        nn.init.trunc_normal_(layers[2].weight)
+        nn.init.orthogonal_(layers[0].weight)
+        nn.init.sparse_(layers[2].weight, 0.5)
+        return nn.ModuleList(
+            [*layers, nn.ParameterList([torch.rand(2), torch.randn(2), torch.rand_like(torch.ones(3))])]
+        )
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        expected = build().state_dict()
+    with Seeded(3):
+        found = build().state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def test_a_model_without_weights_has_the_shapes_of_one_with_them() -> None:
+    def build() -> nn.Module:
+        layer = nn.LSTM(4, 4)
+        nn.init.orthogonal_(layer.weight_hh_l0)
+        nn.init.sparse_(layer.weight_ih_l0, 0.5)
+        conv = nn.Conv2d(4, 4, 3)
+        nn.init.dirac_(conv.weight)
+        with torch.device("cpu"):
+            real = nn.Linear(2, 2)
+        return nn.ModuleList([layer, conv, real, nn.BatchNorm1d(3), nn.MultiheadAttention(4, 2)])
+
+    with torch.device("meta"):
+        expected = build()
+    with Unweighted():
+        found = build()
+        assert torch.get_default_device().type == "meta"
+    assert [t.shape for t in found.parameters()] == [t.shape for t in expected.parameters()]
+    assert [t.is_meta for t in found.parameters()] == [t.is_meta for t in expected.parameters()]
+    assert not uninitialised(found[2]) if isinstance(found, nn.ModuleList) else False
+    with torch.device("meta"), Unweighted():
+        pass
+    assert torch.zeros(1).device.type == "cpu"
+    with torch.device("meta"):
+        with Unweighted():
+            pass
+        assert torch.zeros(1).is_meta

@@ -1,0 +1,603 @@
+"""A model, and all that it and its code hold, is after a prediction what it was before."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import itertools
+import pickle
+import random
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from transformers import DynamicCache
+
+import latpred
+from latpred.tracing.restoring import put_back
+from latpred.tracing.tracer import COMPILED
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # importing torch's compiler
+DEVICE = "epyc-shared"
+X = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.layer = nn.Linear(8, 8)
+        nn.init.normal_(self.layer.weight, generator=generator)
+        nn.init.ones_(self.layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class Rotary:
+    """Keeps what it computed, as long as it fits."""
+
+    table: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None or self.table.shape[0] != x.shape[0]:
+            self.table = torch.arange(x.shape[-1], device=x.device).cos().expand(x.shape[0], 1, -1).clone()
+        return x * self.table
+
+
+class Helper(Base):
+    """A helper object that keeps tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = Rotary()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rotary(super().forward(x))
+
+
+class FilledHelper(Helper):
+    """One that keeps some already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary(X)
+
+
+class KeyValues(Base):
+    """A cache of keys and values that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = DynamicCache()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys = super().forward(x)[:, None]
+        keys, _ = self.cache.update(keys.detach(), keys.detach(), 0)
+        return super().forward(x) + keys.mean((1, 2))[:, None]
+
+
+@functools.lru_cache
+def bias_of(width: int) -> torch.Tensor:
+    return torch.arange(width).float()
+
+
+@functools.cache
+def table_of(width: int) -> tuple[torch.Tensor, int]:
+    return torch.eye(width), width
+
+
+class Cached(Base):
+    """Functions with an lru_cache."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) @ table_of(8)[0] + bias_of(8)
+
+
+TABLES: dict[int, torch.Tensor] = {}
+CALLS = 0
+SEEN: list[Any] = []
+STATE = SimpleNamespace(mask=None, calls=0)
+GENERATOR = torch.Generator()
+
+
+class Globals(Base):
+    """Variables of the file."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global CALLS
+        CALLS += 1
+        if x.shape[1] not in TABLES:
+            TABLES[x.shape[1]] = torch.ones(x.shape[1], 1, device=x.device)
+        SEEN.append(x.shape)
+        STATE.mask = x > 0
+        STATE.calls += 1
+        return super().forward(x) * TABLES[x.shape[1]] * (1 + CALLS + len(SEEN) + STATE.calls)
+
+
+class OfClass(Base):
+    """Attributes of the class."""
+
+    shared: ClassVar[dict[str, Any]] = {}
+    count: ClassVar[int] = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        type(self).count += 1
+        self.shared["last"] = x
+        return super().forward(x) * self.count
+
+
+def _closing() -> type[nn.Module]:
+    memory: dict[str, torch.Tensor] = {}
+    count = 0
+
+    class Closing(Base):
+        """What the functions of a class close over."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal count
+            count += 1
+            memory.setdefault("first", x.detach())
+            return super().forward(x) * count
+
+    return Closing
+
+
+class OwnFunctions(Base):
+    """Functions that a model holds, and what they close over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kept: list[torch.Tensor] = []
+
+        def keep(x: torch.Tensor, found: dict[str, Any] | None = None) -> torch.Tensor:
+            kept.append(x)
+            keep.calls = getattr(keep, "calls", 0) + 1  # type: ignore[attr-defined]
+            return x * len(kept) * keep.calls  # type: ignore[attr-defined]
+
+        self.keep = keep
+        self.part = partial(keep, found={})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(self.keep(super().forward(x)))
+
+
+class Nested(Base):
+    """Containers in containers in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep: Any = [[[[[{"seen": []}]]]]]
+        self.kinds = (defaultdict(list), Counter(), deque(maxlen=3), OrderedDict(), set(), {"a": (1, [2])})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.deep[0][0][0][0][0]["seen"].append(x)
+        by_name, counter, recent, ordered, numbers, plain = self.kinds
+        by_name["x"].append(x)
+        counter["calls"] += 1
+        recent.append(x)
+        ordered[len(ordered)] = x
+        numbers.add(len(numbers))
+        plain["a"][1].append(x)
+        return super().forward(x) * len(self.deep[0][0][0][0][0]["seen"]) * counter["calls"] * len(numbers)
+
+
+class Step:
+    def __init__(self) -> None:
+        self.number, self.sum = 0, torch.zeros(8)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.number += 1
+        self.sum += 1
+        return x * self.number + self.sum
+
+
+class Counting(Base):
+    """Counters of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.step = 0, Step()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.tensor = torch.zeros(3, dtype=torch.long)
+        self.array = np.zeros(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.steps += 1
+        self.tensor += 1
+        self.array += 1
+        return self.step(super().forward(x)) * self.calls * self.steps * self.tensor.sum() + float(self.array.sum())
+
+
+class Slotted:
+    __slots__ = ("__kept", "number")
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def more(self, x: torch.Tensor) -> int:
+        self.__kept = x
+        self.number += 1
+        return self.number
+
+
+class Slots(Base):
+    """Objects with slots instead of a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slotted = Slotted()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.slotted.more(x)
+
+
+@dataclass
+class Records:
+    parts: list[Any] = field(default_factory=list)
+    own: Records | None = None
+
+
+class Cyclic(Base):
+    """Objects that hold each other, and the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = Records()
+        self.records.own = self.records
+        self.records.parts.append(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.records.own is self.records
+        assert self.records.parts[0] is self
+        self.records.parts.append(x)
+        return super().forward(x) * len(self.records.parts)
+
+
+class Hooked(Base):
+    """Hooks that collect, and one that changes the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features: dict[str, torch.Tensor] = {}
+        self.layer.register_forward_hook(self.collect)
+        self.layer.register_forward_hook(partial(double, {}))
+        self.layer.register_forward_pre_hook(count_calls)
+
+    def collect(self, module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        self.features["layer"] = out
+
+
+def double(memory: dict[str, Any], module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+    memory["out"] = out
+    return 2 * out
+
+
+def count_calls(module: nn.Module, args: Any) -> None:
+    SEEN.append(args[0])
+
+
+class Drawing(Base):
+    """Generators of random numbers, its own and those of the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+        self.random = random.Random(4)
+        self.rng = np.random.default_rng(5)
+        self.count = itertools.count()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(8, generator=self.generator) + torch.rand(8, generator=GENERATOR)
+        number = self.random.random() + self.rng.random() + next(self.count)
+        return super().forward(x) + noise.to(x.device) * float(number) + torch.randperm(8).to(x.device)
+
+
+class Mode(enum.Enum):
+    ON = 1
+
+
+class _Missing:
+    pass
+
+
+MISSING = _Missing()
+NOTHING = object()
+
+
+class Marked(Base):
+    """Values that are compared by identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode, self.default, self.other, self.kind = Mode.ON, MISSING, NOTHING, Mode
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.mode is Mode.ON
+        assert self.default is MISSING
+        assert self.other is NOTHING
+        return super().forward(x)
+
+
+class Pointing(Base):
+    """Weak references to the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.me = weakref.ref(self)
+        self.__dict__["proxy"] = weakref.proxy(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.me().calls += 1  # type: ignore[union-attr]
+        self.__dict__["proxy"].calls += 1
+        return super().forward(x) * self.calls
+
+
+class Closed:
+    closed = 0
+
+    def __del__(self) -> None:
+        Closed.closed += 1
+
+
+class Final(Base):
+    """Finalizers, which a copy must not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resource = Closed()
+
+    def __del__(self) -> None:
+        Closed.closed += 1
+
+
+class First(nn.Module):
+    """The first of what a layer gives."""
+
+    def forward(self, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return given[0]
+
+
+class Shared(Base):
+    """Weights that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(8, 8)
+        self.other.weight = self.layer.weight
+        self.list = [self.layer, self.other]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.list[1](self.list[0](x))  # type: ignore[no-any-return]
+
+
+def _layers(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(Base(), *layers)
+
+
+def _pruned() -> nn.Module:
+    model = Base()
+    prune.l1_unstructured(model.layer, "weight", 0.5)
+    return model
+
+
+def _weighted(norm: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        model = Base()
+        model.layer = norm(model.layer)  # type: ignore[assignment]
+        return model
+
+    return build
+
+
+def _compiled() -> nn.Module:
+    model = Base()
+    model.compile()
+    return model
+
+
+def _with_graph() -> nn.Module:
+    model = Helper()
+    model.last = model(X)  # type: ignore[assignment]  # no leaf: it remembers how it was computed
+    return model
+
+
+def _large() -> nn.Module:
+    model = Base()
+    model.vocabulary = {str(n): n for n in range(100_000)}  # type: ignore[assignment]
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{kind.__name__: kind for kind in (Base, Helper, FilledHelper, KeyValues, Cached, Globals, OfClass, OwnFunctions)},
+    **{kind.__name__: kind for kind in (Nested, Counting, Slots, Cyclic, Hooked, Drawing, Marked, Pointing, Final)},
+    "Shared": Shared,
+    "Closing": lambda: _closing()(),
+    "buffers": lambda: _layers(nn.BatchNorm1d(4), nn.Dropout(0.5)),
+    "recurrent": lambda: _layers(nn.GRU(8, 8), First()),
+    "attention": lambda: _layers(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)),
+    "frozen": lambda: _layers(nn.Linear(8, 8).requires_grad_(False)),
+    "parametrised": _weighted(parametrizations.weight_norm),
+    "spectral": _weighted(nn.utils.spectral_norm),
+    "pruned": _pruned,
+    "compiled": _compiled,
+    "part compiled": lambda: _layers(torch.compile(nn.ReLU())),  # type: ignore[arg-type]
+    "with a graph": _with_graph,
+    "large": _large,
+    "in evaluation": lambda: Base().eval(),
+    "reshaped": lambda: _layers(nn.Unflatten(2, (2, 4)), nn.Flatten(2)),
+}
+
+
+@dataclass
+class After:
+    """What a model does that was just made, or just predicted."""
+
+    outputs: list[torch.Tensor]
+    weights: list[torch.Tensor]
+    pickles: bool
+
+
+def as_new() -> None:
+    """Give the variables of this file their first values."""
+    global CALLS
+    CALLS, STATE.mask, STATE.calls, OfClass.count = 0, None, 0, 0
+    for memory in (TABLES, SEEN, OfClass.shared):
+        memory.clear()  # type: ignore[attr-defined]
+    bias_of.cache_clear()
+    table_of.cache_clear()
+    GENERATOR.manual_seed(7)
+
+
+def called(model: nn.Module) -> torch.Tensor:
+    """What a model gives, without its compiler, which takes seconds."""
+    with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
+        torch.manual_seed(11)
+        return model(X)  # type: ignore[no-any-return]
+
+
+def held(model: nn.Module) -> str:
+    """A picture of what a model holds."""
+    own = [{name: value for name, value in vars(part).items() if name != "training"} for part in model.modules()]
+    return repr((own, [part.training for part in model.modules()]))
+
+
+def kept() -> str:
+    """A picture of what this file holds."""
+    caches = bias_of.cache_info().currsize, table_of.cache_info().currsize
+    return repr((TABLES, CALLS, SEEN, vars(STATE), OfClass.shared, OfClass.count, GENERATOR.get_state(), caches))
+
+
+def after(build: Callable[[], nn.Module], ask: Callable[[nn.Module], object] | None, runs: bool = False) -> After:
+    """Build a model, have it predicted, then run it, train it, run it again and pickle it.
+
+    A runtime that runs a copy of it may leave real tensors in the variables of this file.
+    """
+    as_new()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = build()
+    if ask is not None:
+        before, there, drawn, closed = held(model), kept(), torch.get_rng_state(), Closed.closed
+        ask(model)
+        assert held(model) == before
+        assert runs or kept() == there
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert Closed.closed == closed
+    outputs = [called(model)]
+    optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1)
+    called(model).square().mean().backward()
+    optimizer.step()
+    outputs.append(called(model.eval()))
+    weights = [weight.detach().clone() for weight in model.parameters()]
+    try:
+        pickle.dumps(model)
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
+        return After(outputs, weights, False)
+    return After(outputs, weights, True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_does_what_it_would_have_done(name: str) -> None:
+    expected = after(MODELS[name], None)
+    asked: dict[str, Callable[[nn.Module], object]] = {
+        "trace": lambda model: latpred.trace(model, X),
+        "predict": lambda model: latpred.predict(model, batch=[1, 4], inputs=X, device=DEVICE),
+        "explain": lambda model: latpred.explain(model, runtimes=["eager"], inputs=X, device=DEVICE),
+        "predict_many": lambda model: latpred.predict_many([model, model], inputs=X, device=DEVICE),
+    }
+    for ask in asked.values():
+        found = after(MODELS[name], ask)
+        for new, old in zip(found.outputs + found.weights, expected.outputs + expected.weights, strict=True):
+            assert torch.equal(new, old)
+        assert found.pickles == expected.pickles
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
+@pytest.mark.parametrize("name", ["FilledHelper", "Cached", "Nested", "Hooked", "with a graph"])
+def test_runtimes_that_run_a_model_run_a_copy(name: str, runtime: str) -> None:
+    expected = after(MODELS[name], None)
+    asked: dict[str, Any] = {"inputs": X, "runtime": runtime, "device": DEVICE}
+    found = after(MODELS[name], lambda model: latpred.predict(model, **asked), runs=True)
+    for new, old in zip(found.outputs + found.weights, expected.outputs + expected.weights, strict=True):
+        assert torch.equal(new, old)
+
+
+def test_there_are_many_kinds_of_models() -> None:
+    assert len(MODELS) >= 30
+
+
+def test_inputs_that_are_no_tensors_are_copied_too() -> None:
+    cache = DynamicCache()
+    cache.update(torch.ones(2, 1, 3, 8), torch.ones(2, 1, 3, 8), 0)
+
+    class Taking(Base):
+        def forward(self, x: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+            keys, _ = cache.update(x[:, None], x[:, None], 0)
+            return super().forward(keys)
+
+    graph = latpred.trace(Taking(), {"x": X, "cache": cache})
+    assert cache.get_seq_length() == 3
+    linear = next(op for op in graph.ops if op.name == "aten::linear")
+    assert linear.macs.at(5) == 5 * (3 + 4) * 8 * 8
+
+
+def test_a_cache_that_grows_starts_anew_with_each_batch() -> None:
+    graph = latpred.trace(KeyValues(), X)
+    assert [op.name for op in graph.ops if "cat" in op.name] == ["aten::cat", "aten::cat"]
+    assert graph.macs(8) == 4 * graph.macs(2)
+
+
+def test_what_other_threads_cannot_take_back_is_left_by_runtimes_that_take_long() -> None:
+    """A counter may have been another thread's; a tensor without values is nobody's."""
+    roots = (Globals, Cached)
+    as_new()
+    with put_back(roots, numbers=False):
+        STATE.calls += 5
+        TABLES[1] = torch.zeros(1, device="meta")
+        TABLES[2] = torch.zeros(1)
+    assert STATE.calls == 5
+    assert list(TABLES) == [2]
+    with put_back(roots):
+        STATE.calls += 5
+        TABLES[3] = torch.zeros(1)
+    assert STATE.calls == 5
+    assert list(TABLES) == [2]
+
+
+def test_a_compiled_model_is_priced_as_eager_and_says_so() -> None:
+    compiled = Base()
+    compiled.compile()
+    plain = latpred.trace(Base(), X)
+    assert plain.notes == ()
+
+    @torch.compile
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    class Within(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(super().forward(x))
+
+    for model in (compiled, torch.compile(Base()), nn.Sequential(torch.compile(Base())), nn.DataParallel(compiled)):  # type: ignore[arg-type]
+        graph = latpred.trace(model, X)
+        assert graph.notes == (COMPILED,)
+        assert graph.macs(4) == plain.macs(4)
+        assert graph.launches() == plain.launches()
+    assert latpred.trace(Within(), X).notes == (COMPILED,)
+    assert latpred.predict(compiled, inputs=X, device=DEVICE).provenance.caveats[0] == COMPILED
+    for runtime in ("compile", "torchscript"):
+        assert COMPILED not in latpred.predict(compiled, inputs=X, runtime=runtime, device=DEVICE).provenance.caveats
+        assert COMPILED not in latpred.predict(graph, runtime=runtime, device=DEVICE).provenance.caveats
+    assert compiled._compiled_call_impl is not None
