@@ -267,13 +267,15 @@ def _grapher(predictor: Predictor, asked: Question, candidate: Any) -> Callable[
 
     def graph_in(runtime: str) -> ModelGraph:
         if asked.inputs is None and walking.walked_by(runtime) == "eager" and is_config(candidate):
-            return STACKS.graph(candidate, **options)
+            graph = STACKS.graph(candidate, **options)
+            if not (graph.walked or graph.only):
+                return graph
         if not built:
             built.append(walkable(candidate))
         (model,) = built
         if isinstance(model, ModelGraph):
             return model
-        return walking.walk(model, asked.inputs, runtime=runtime, target=target, **options)
+        return walking.walk(model, asked.inputs, runtime=runtime, target=target, batches=asked.batches, **options)
 
     return graph_in
 

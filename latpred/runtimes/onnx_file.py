@@ -18,7 +18,6 @@ from latpred.graph import ModelGraph
 from latpred.runtimes import onnx_session, store
 
 SUFFIX = ".onnx"
-FIXED = "onnx batch"  # key in a graph's stack: the one batch that its file takes
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
@@ -112,29 +111,6 @@ def refuse(path: object, runtime: str) -> UsageError:
     )
 
 
-def fixed_batch(graph: ModelGraph) -> int | None:
-    """The one batch that a graph's file takes; None for all other graphs."""
-    fixed = graph.stack.get(FIXED)
-    return None if fixed is None else int(fixed)
-
-
-def check_batches(graph: ModelGraph, batches: Any) -> None:
-    """Refuse batches that a file with a fixed batch does not take.
-
-    Raises
-    ------
-    UsageError
-        Naming the batch that it does take.
-    """
-    fixed = fixed_batch(graph)
-    wrong = [int(batch) for batch in batches if fixed is not None and int(batch) != fixed]
-    if wrong:
-        raise UsageError(
-            f"{graph.model} takes batch {fixed} and no other, so batch {wrong[0]} cannot be predicted. Ask for "
-            f"batch={fixed}, or export the model with an open first dimension."
-        )
-
-
 def _walked(
     file: Path, proto: Any, stub: ModelGraph, inputs: Any, target: str, seq: int | None, image: int | None
 ) -> ModelGraph:
@@ -159,7 +135,8 @@ def _walked(
         input_bytes=found.input_bytes,
         parameter_bytes=found.weight_bytes,
         target=target,
-        stack=onnx_session.installed() | ({} if batch is None else {FIXED: str(batch)}),
+        stack=onnx_session.installed(),
+        only=() if batch is None else (batch,),
         notes=() if batch is None else (f"the file takes batch {batch} only: nothing is known of any other",),
     )
 

@@ -7,7 +7,7 @@ built before it is asked for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,11 @@ def source_of(
     precision: str | None = None,
     memory_format: str = "contiguous",
     strict: bool = False,
+    batches: Sequence[int] = (),
 ) -> Source:
     """A source from whatever `latpred.trace` takes but a graph; parameters and errors are those of `latpred.trace`."""
-    graph = trace(model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict)
+    given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
+    graph = trace(model, inputs, **given, strict=strict, batches=batches)
     dtype, last = dtype_of(graph.precision), memory_format == "channels_last"
     if isinstance(model, str):
         name = model
@@ -82,8 +84,8 @@ def source_of(
         found = derived(module, seq, image) if inputs is None else from_example(inputs)
     else:
         raise UsageError(f"a {type(model).__name__} is no model; give an nn.Module or a model's name")
-    given = found if inputs is None else from_example(inputs)
-    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last), digest_of(written))
+    maker = found if inputs is None else from_example(inputs)
+    return Source(graph, make, lambda batch: real(maker.make(batch), dtype, last), digest_of(written))
 
 
 def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

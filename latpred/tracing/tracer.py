@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from latpred.errors import LatpredError, TraceError, UsageError
@@ -20,8 +21,8 @@ from latpred.tracing.entry import place, unknown
 from latpred.tracing.fastpath import enabled
 from latpred.tracing.handlers import UnknowableError
 from latpred.tracing.hostwork import HostWork
-from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes
-from latpred.tracing.lines import Pass, demand_same, on_the_line, ops_exactly, ops_through, same_ops
+from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes, tensors_in
+from latpred.tracing.lines import Pass, demand_same, in_line, on_the_line, ops_exactly, ops_through, same_ops
 from latpred.tracing.precisions import DTYPES, dtype_of
 from latpred.tracing.twin import Twin, make_twin
 from latpred.tracing.walk import Walk
@@ -29,6 +30,10 @@ from latpred.tracing.walk import Walk
 _FORMATS = ("contiguous", "channels_last")
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LOCK = threading.RLock()
+FAR = 64  # the largest batch that is walked where no larger one is asked for
+MOST_IDS = 2**15  # integers are computed with: beyond so many of them a walk takes several times as long
+FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
+NO_LINE = "the model's work is no line in batch"
 
 
 def trace(
@@ -40,6 +45,7 @@ def trace(
     precision: str | None = None,
     memory_format: str = "contiguous",
     strict: bool = False,
+    batches: Sequence[int] = (),
 ) -> ModelGraph:
     """Walk a model without computing anything and say what one forward pass does, for every batch size.
 
@@ -64,11 +70,15 @@ def trace(
         Layout of 4-d weights and inputs.
     strict : bool
         Refuse ops without a cost formula instead of estimating them from their bytes.
+    batches : sequence of int
+        Batch sizes that will be asked for. A model whose work is no line in batch, or that takes certain batch sizes
+        alone, is walked at each of them.
 
     Returns
     -------
     ModelGraph
-        Every op with its work affine in batch, and the exact ops of batch 1 where they differ.
+        Every op with its work affine in batch, and the exact ops of batch 1 where they differ. Where that line misses a
+        larger batch, its `notes` say so.
 
     Raises
     ------
@@ -107,17 +117,18 @@ def trace(
     channels_last = memory_format == "channels_last"
     with _no_collection():
         twin = make_twin(model, DTYPES.get(precision or ""), channels_last)
-        graph = Tracer(twin, given, channels_last).graph(name, precision, memory_format)
+        graph = Tracer(twin, given, channels_last).graph(name, precision, memory_format, batches)
     if strict:
         _demand_known(graph)
     return graph
 
 
 class Tracer:
-    """The walks of one model: two for the line, one to see whether batch 1 is on it.
+    """The walks of one model: at batch 2, at a large one, and at 1 to see whether all three are on one line.
 
-    A fourth walk is made of a model that issues other ops at batch 1, to watch its Python and memory there, or that
-    keeps what it computed in its first forward pass.
+    Where they are not, a walk at 3 tells whether it is batch 1 that differs, or whether there is no line. One more is
+    made of a model that issues other ops at batch 1, to watch its Python and memory there, or that keeps what it
+    computed in its first forward pass.
     """
 
     def __init__(self, twin: Twin, inputs: Inputs, channels_last: bool) -> None:
@@ -125,38 +136,111 @@ class Tracer:
         self._inputs = inputs
         self._channels_last = channels_last
 
-    def graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
-        """Walk the model and put the walks together."""
+    def graph(
+        self, name: str, precision: str | None, memory_format: str, batches: Sequence[int] | None = None
+    ) -> ModelGraph:
+        """Walk the model and put the walks together; with `batches` look at large ones, and at each without a line."""
         with _no_collection():
-            return self._graph(name, precision, memory_format)
+            if batches is None:
+                return self._line(name, precision, memory_format, 3)[0]
+            far = self._far(batches)
+            try:
+                graph, straight = self._line(name, precision, memory_format, far, asked=far <= max(batches, default=0))
+            except TraceError:
+                return self._only(batches or (self._inputs.batch,), name, precision, memory_format)
+            if straight:
+                fixed = self._inputs.kind == "custom" and not graph.input_bytes.per_sample
+                return msgspec.structs.replace(graph, notes=(FIXED_INPUTS,)) if fixed else graph
+            sizes = dict.fromkeys(batches or (far,))
+            walked = {batch: self._alone(batch, name, precision, memory_format) for batch in sizes}
+            seen = _listed(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
+            note = f"{NO_LINE}: walked at {seen}; what is said of any other batch is a guess"
+            return msgspec.structs.replace(graph, walked=walked, notes=(note,))
 
-    def _graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
-        three = self.walk(3)
-        # The second walk is the watched one: what Python does only once, filling caches, is behind it.
-        host = HostWork(self._twin.paths)
-        two = self.walk(2, host)
-        if not same_ops(two.entries, three.entries):
-            three = self.walk(3)
-        demand_same(two, three, host)
-        ops = ops_through(two, three, host)
-        one = self.walk(1)
-        exact = None
-        if not same_ops(one.entries, two.entries):
-            watched = HostWork(self._twin.paths)
-            exact = ops_exactly(self.walk(1, watched), watched)
-        elif not on_the_line(ops, one, two, three, host):
-            exact = ops_exactly(one, host)
-        slope = three.input_bytes - two.input_bytes
-        input_bytes = Line(two.input_bytes - 2 * slope, slope)
-        return self._made(name, precision, memory_format, input_bytes, ops, exact)
-
-    def graph_at(self, batch: int, name: str, precision: str | None) -> ModelGraph:
+    def graph_at(self, batch: int, name: str, precision: str | None, memory_format: str = "contiguous") -> ModelGraph:
         """The graph of one batch alone: its counts do not depend on batch."""
         with _no_collection():
             self.walk(batch)
             host = HostWork(self._twin.paths)
             done = self.walk(batch, host)
-            return self._made(name, precision, "contiguous", Line(done.input_bytes), ops_exactly(done, host), None)
+            return self._made(name, precision, memory_format, Line(done.input_bytes), ops_exactly(done, host), None)
+
+    def _line(
+        self, name: str, precision: str | None, memory_format: str, far: int, *, asked: bool = False
+    ) -> tuple[ModelGraph, bool]:
+        """The graph of the line through batch 2 and a larger one, and whether the walk at `far` is on it."""
+        large = self._attempt(far) if far > 3 else None
+        three = self.walk(3) if large is None else None
+        # The second walk is the watched one: what Python does only once, filling caches, is behind it.
+        host = HostWork(self._twin.paths)
+        two = self.walk(2, host)
+        if large is not None and not same_ops(two.entries, large.entries):
+            large = self.walk(far)
+        one = self.walk(1)
+
+        def made(other: Pass, ops: tuple[Op, ...], exact: tuple[Op, ...] | None) -> ModelGraph:
+            slope = (other.input_bytes - two.input_bytes) // (other.batch - 2)
+            input_bytes = Line(two.input_bytes - 2 * slope, slope)
+            return self._made(name, precision, memory_format, input_bytes, ops, exact)
+
+        if large is not None and in_line(one, two, large):
+            ops = ops_through(two, large, host)
+            if on_the_line(ops, one, two, large, host):
+                return made(large, ops, None), True
+        three = three or self.walk(3)
+        if not same_ops(two.entries, three.entries):
+            three = self.walk(3)
+        demand_same(two, three, host)
+        ops = ops_through(two, three, host)
+        graph = made(three, ops, self._at_one(one, two, three, ops, host))
+        if large is None:
+            return graph, not asked or far <= 3
+        # A function may have no more samples to give than are asked for.
+        short = not asked and graph.input_bytes.at(far) != large.input_bytes
+        return graph, short or in_line(two, three, large)
+
+    def _at_one(self, one: Pass, two: Pass, three: Pass, ops: tuple[Op, ...], host: HostWork) -> tuple[Op, ...] | None:
+        """The ops of batch 1 where the line does not give them."""
+        if not same_ops(one.entries, two.entries):
+            watched = HostWork(self._twin.paths)
+            return ops_exactly(self.walk(1, watched), watched)
+        return None if on_the_line(ops, one, two, three, host) else ops_exactly(one, host)
+
+    def _only(self, batches: Sequence[int], name: str, precision: str | None, memory_format: str) -> ModelGraph:
+        """The graph of a model that takes certain batch sizes alone, or does other work at each."""
+        graphs: dict[int, ModelGraph] = {}
+        for batch in batches:
+            try:
+                graphs[batch] = self._alone(batch, name, precision, memory_format)
+            except TraceError as error:
+                if not graphs:
+                    raise
+                raise TraceError(f"{error}; it takes batch {_listed(graphs)}: ask for that alone") from error
+        taken = tuple(sorted(graphs))
+        note = f"walked at batch {_listed(taken)} alone: nothing is known of any other batch"
+        walked = graphs if len(graphs) > 1 else {}
+        return msgspec.structs.replace(graphs[taken[0]], only=taken, walked=walked, notes=(note,))
+
+    def _alone(self, batch: int, name: str, precision: str | None, memory_format: str) -> ModelGraph:
+        graph = self.graph_at(batch, name, precision, memory_format)
+        return msgspec.structs.replace(graph, only=(batch,))
+
+    def _far(self, batches: Sequence[int]) -> int:
+        """The large batch to walk at: the largest asked for, unless so many integers would have to be computed with."""
+        try:
+            with torch.inference_mode():
+                given = arguments(self._inputs, 2, self._twin.dtype, self._channels_last)
+        except Exception:  # the walk will say what is wrong
+            return 3
+        ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
+        return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
+
+    def _attempt(self, batch: int) -> Pass | None:
+        """A walk that may fail, of a batch that nobody may have asked for."""
+        try:
+            return self.walk(batch)
+        except Exception:
+            return None
 
     def _made(
         self,
@@ -242,6 +326,10 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled_before:
             gc.enable()
+
+
+def _listed(batches: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(batches)))
 
 
 def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,6 +42,8 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Name of the op being handled, "" between ops.
     stale : set[int]
         Storages of real tensors whose values are no longer known.
+    value : tuple of int and Tensor, or None
+        The last value that was made a tensor of, and the position of its entry.
     """
 
     def __init__(self, host: HostWork | None = None) -> None:
@@ -49,6 +52,7 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.nested: list[bool] = []
         self.current = ""
         self.stale: set[int] = set()
+        self.value: tuple[int, torch.Tensor] | None = None
         self.known, self.infos = CACHE.tables()
         self._host = host
         self._depth = 0
@@ -79,6 +83,11 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = _HANDLERS[info.kind](self, func, info, args, options)
         self.current = ""
         return out
+
+    @property
+    def within(self) -> bool:
+        """Whether what is handled is part of another op."""
+        return self._depth > 0
 
     def record(self, entry: Entry, out: Any) -> Any:
         """Keep one op's entry and pass its result on."""
