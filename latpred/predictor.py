@@ -426,6 +426,7 @@ def _own_caveats(profile: DeviceProfile, asked: Asked, priced: Priced) -> list[s
         said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
     if graph.memory_format == "channels_last" and "channels_last" not in profile.protocol.get("memory_format", ""):
         said.append("convolutions were measured in the contiguous format: in channels_last they may differ")
+    said += priced.caveats
     if priced.estimated:
         names = sorted({op.name for op in graph.ops if op.estimated})
         said.append(f"no cost formula for {', '.join(names)}: estimated from bytes")

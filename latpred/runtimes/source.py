@@ -20,7 +20,7 @@ from latpred.tracing import trace
 from latpred.tracing.derive import derived
 from latpred.tracing.inputs import Inputs, from_example, real
 from latpred.tracing.names import build
-from latpred.tracing.precisions import dtype_of
+from latpred.tracing.precisions import DTYPES, usual_dtype
 
 SEED = 0
 
@@ -61,12 +61,12 @@ def source_of(
     """A source from whatever `latpred.trace` takes but a graph; parameters and errors are those of `latpred.trace`."""
     given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
     graph = trace(model, inputs, **given, strict=strict, batches=batches)
-    dtype, last = dtype_of(graph.precision), memory_format == "channels_last"
+    dtype, last = DTYPES.get(graph.precision, torch.float32), memory_format == "channels_last"
     if isinstance(model, str):
         name = model
 
         def make() -> torch.nn.Module:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), usual_dtype():
                 torch.manual_seed(SEED)
                 return _formatted(
                     build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model, last

@@ -114,7 +114,7 @@ def build(
     if colon and library in _LIBRARIES:
         model, side = _from_library(library, rest, device, image)
         return _built(name, model, "image", side, dtype, device, channels=3)
-    if colon and ".py:" in name:
+    if is_file(name):
         model, example, kind, size = build_from_file(name, device, seq, image)
         return Built(_settled(model, dtype, device), _cast(example, dtype), name, kind, size)
     full = _ALIASES.get(name.lower())
@@ -124,6 +124,15 @@ def build(
     size = (image if row.kind == "image" else seq) or row.size
     model = _from_transformers(row, size, device)
     return _built(full, model, row.kind, size, dtype, device, vocabulary=getattr(model.config, "vocab_size", None))
+
+
+def is_file(name: str) -> bool:
+    """Whether a name is that of a function in a file.
+
+    >>> is_file("models.py:build"), is_file("torchvision:resnet50")
+    (True, False)
+    """
+    return ".py:" in name
 
 
 def full_name(name: str) -> str | None:

@@ -23,12 +23,11 @@ from latpred.tracing.handlers import UnknowableError
 from latpred.tracing.hostwork import HostWork
 from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes, tensors_in
 from latpred.tracing.lines import Pass, demand_same, in_line, on_the_line, ops_exactly, ops_through, same_ops
-from latpred.tracing.precisions import DTYPES, dtype_of
+from latpred.tracing.precisions import DTYPES, dtype_of, precision_name, usual_dtype
 from latpred.tracing.twin import Twin, make_twin
 from latpred.tracing.walk import Walk
 
 _FORMATS = ("contiguous", "channels_last")
-_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LOCK = threading.RLock()
 FAR = 64  # the largest batch that is walked where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a walk takes several times as long
@@ -64,7 +63,7 @@ def trace(
         Tokens, or samples of audio, when `inputs` is not given.
     image : int, optional
         Pixels of an image's side, when `inputs` is not given.
-    precision : {"fp32", "tf32", "fp16", "bf16"}, optional
+    precision : {"fp32", "tf32", "fp16", "bf16", "fp64"}, optional
         As what the weights and floating-point inputs count; the model's own by default.
     memory_format : {"contiguous", "channels_last"}
         Layout of 4-d weights and inputs.
@@ -101,6 +100,22 @@ def trace(
     if isinstance(model, ModelGraph):
         return model
     _check(precision, memory_format, seq, image)
+    if isinstance(model, str) and not names.is_file(model):
+        with usual_dtype():
+            return _traced(model, inputs, seq, image, precision, memory_format, strict, batches)
+    return _traced(model, inputs, seq, image, precision, memory_format, strict, batches)
+
+
+def _traced(
+    model: torch.nn.Module | str,
+    inputs: Any,
+    seq: int | None,
+    image: int | None,
+    precision: str | None,
+    memory_format: str,
+    strict: bool,
+    batches: Sequence[int],
+) -> ModelGraph:
     name = model if isinstance(model, str) else type(model).__name__
     if isinstance(model, str):
         built = names.build(model, seq=seq, image=image)
@@ -255,7 +270,7 @@ class Tracer:
             model=name,
             input_kind=self._inputs.kind,
             input_size=self._inputs.size,
-            precision=precision or _NAMES.get(self._twin.dtype, "fp32"),
+            precision=precision or precision_name(self._twin.format),
             memory_format=memory_format,
             parameters=self._twin.parameters,
             parameter_bytes=self._twin.parameter_bytes,

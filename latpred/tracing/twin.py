@@ -20,6 +20,7 @@ from latpred.errors import TraceError
 Tensor = torch.Tensor
 _META = torch.device("meta")
 _KEPT_NUMEL = 1 << 20
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), torch.dtype, torch.device, torch.Size, type})
 _CONTAINERS = frozenset({list, tuple, set, dict, OrderedDict})
@@ -39,6 +40,8 @@ class Twin:
         Number of parameters, and bytes of parameters and buffers, each counted once.
     dtype : torch.dtype
         Dtype of the first floating-point parameter or buffer; without any, the one asked for, or float32.
+    format : torch.dtype
+        The same, but for a model of complex numbers alone: theirs.
     """
 
     module: torch.nn.Module
@@ -46,6 +49,7 @@ class Twin:
     parameters: int
     parameter_bytes: int
     dtype: torch.dtype
+    format: torch.dtype
 
 
 def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False) -> Twin:
@@ -80,13 +84,15 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
             if buffer is not None:
                 buffers[id(buffer)] = buffer
     tensors = {**weights, **buffers}
-    floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), dtype or torch.float32)
+    floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), None)
+    other = next((t.dtype for t in tensors.values() if t.dtype.is_complex), dtype or torch.float32)
     return Twin(
         module=module,
         paths=paths,
         parameters=sum(p.numel() for p in weights.values()),
         parameter_bytes=sum(t.numel() * t.dtype.itemsize for t in tensors.values()),
-        dtype=floating,
+        dtype=floating or dtype or torch.float32,
+        format=floating or other,
     )
 
 
@@ -127,6 +133,11 @@ class _Copier:
         known = self._done.get(id(source))
         if known is not None:
             return known  # type: ignore[no-any-return]
+        if type(source).__module__.startswith(_QUANTISED):
+            raise TraceError(
+                f"the model has quantised modules ({type(source).__name__}), whose kernels nobody measured; give the "
+                "model as it was before it was quantised"
+            )
         twin: torch.nn.Module = object.__new__(type(source))
         self._remember(source, twin)
         state = twin.__dict__
