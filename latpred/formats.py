@@ -1,7 +1,7 @@
 """Number formats that a profile has no measurements of: what is known of their speed, and what no device runs.
 
-A product in such a format is priced as one in a format that was measured, at another rate. Ops that multiply nothing are
-limited by memory, and their bytes are counted in the format they have.
+A product in such a format is priced as one in a format that was measured, at another rate. Ops that multiply nothing
+are limited by memory, and their bytes are counted in the format they have.
 """
 
 from __future__ import annotations
@@ -25,8 +25,16 @@ KNOWN_SPREAD, GUESSED_SPREAD = 0.3, 0.7  # log standard deviation of a time with
 # "Throughput of Native Arithmetic Instructions". Libraries multiply in fp64 on the tensor cores of 8.0 and 9.0, which
 # do as much as fp32 without them.
 FP64_OVER_FP32 = {
-    **{(6, 0): 2.0, (6, 1): 32.0, (7, 0): 2.0, (7, 5): 32.0, (8, 0): 1.0, (8, 6): 64.0, (8, 9): 64.0},
-    **{(9, 0): 1.0, (10, 0): 2.0, (12, 0): 64.0},
+    (6, 0): 2.0,
+    (6, 1): 32.0,
+    (7, 0): 2.0,
+    (7, 5): 32.0,
+    (8, 0): 1.0,
+    (8, 6): 64.0,
+    (8, 9): 64.0,
+    (9, 0): 1.0,
+    (10, 0): 2.0,
+    (12, 0): 64.0,
 }
 WIDE = 2.0  # a CPU's vectors hold half as many numbers of twice the size
 COMPLEX = 4.0  # multiply-adds of real numbers in one of complex numbers

@@ -1,4 +1,4 @@
-"""Number formats that no profile was measured in: named as they are, priced by what is known, refused where none runs."""
+"""Formats that no profile was measured in: named as they are, priced by what is known, refused where none runs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_complex_multiply_add_is_four() -> None:
 def test_products_of_integers_are_slow_or_refused() -> None:
     found = predicted(torch.int64)
     assert found.compute_ms > 6 * predicted(torch.float32).compute_ms
-    assert found.interval_ms[1] > 3 * found.latency_ms
+    assert found.interval_ms[1] > 2.5 * found.latency_ms
     assert "products in int64 have no library on a CPU" in said(found)
     with pytest.raises(ProfileError, match=r"PyTorch has no aten::matmul in int64 on rtx-8000.* Convert the operands"):
         predicted(torch.int64, "rtx-8000")
@@ -109,9 +109,9 @@ def test_float8_is_refused() -> None:
 
 
 def test_quantised_modules_are_refused() -> None:
-    quantised = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    quantised = nn.Sequential(torch.ao.nn.quantized.dynamic.Linear(8, 8))
     with pytest.raises(
-        TraceError, match=r"quantised modules \(Linear\), whose kernels nobody measured; give the model as"
+        TraceError, match=r"quantised modules \(Linear\), whose kernels nobody measured; give the model"
     ):
         latpred.trace(quantised, torch.zeros(1, 8))
 

@@ -10,7 +10,10 @@ import torch
 from latpred.errors import UsageError
 
 DTYPES = {
-    **{"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16},
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
     "fp64": torch.float64,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "tf32"}
