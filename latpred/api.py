@@ -162,6 +162,8 @@ def predict(
     if now:
         predictor = predictor_now(predictor)
     given = Input(inputs, seq, image, precision, memory_format)
+    if lengths is None and execution != "padded":
+        raise UsageError(f"execution={execution!r} says what is done about unequal lengths; give lengths= too.")
     if lengths is not None:
         _alone(given, "lengths=")
         options: dict[str, Any] = {"precision": precision, "protocol": protocol, "inputs_on": inputs_on}

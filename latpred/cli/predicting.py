@@ -159,6 +159,8 @@ def predicted(context: click.Context, request: Request) -> Curve:
     target, way = request.target, request.way
     if request.measured is not None and request.plot is None:
         raise UsageError("--measured is drawn into a figure; add --plot curve.png.")
+    if request.ragged.lengths is None and request.ragged.execution != "padded":
+        raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")
     if request.ragged.lengths is not None:
         return _of_lengths(context, request)
     graph = walked(

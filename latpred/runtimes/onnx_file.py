@@ -256,6 +256,7 @@ def _fixed_batch(proto: Any) -> int | None:
 def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, image: int | None) -> dict[str, Any]:
     import numpy as np
 
+    _demand_used(file, proto, inputs, seq, image)
     if inputs is not None:
         return _given(file, proto, batch, inputs)
     feed = {}
@@ -273,6 +274,15 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
             )
         feed[value.name] = np.ones(filled, dtype=dtype)
     return feed
+
+
+def _demand_used(file: Path, proto: Any, inputs: Any, seq: int | None, image: int | None) -> None:
+    """Refuse sizes that the file's inputs leave nothing for."""
+    shapes = [] if inputs is not None else [_sizes(v) for v in _inputs(proto) if v.type.HasField("tensor_type")]
+    for name, value, dims in (("seq", seq, 2), ("image", image, 4)):
+        if value is not None and not any(len(shape) == dims and None in shape[1:] for shape in shapes):
+            why = "inputs= has its size" if inputs is not None else "no input has such a size open"
+            raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
 def _filled(shape: list[int | None], dtype: Any, seq: int | None, image: int | None) -> list[int] | None:

@@ -294,6 +294,17 @@ def _place(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Option
     return out
 
 
+def lookup(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+    """Rows of a table. A position beyond the last one fails on a device, so it fails here."""
+    table, rows = args[:2]
+    if not rows.is_meta and rows.numel() and rows.untyped_storage()._cdata not in walk.stale:
+        least, most = (int(end) for end in rows.aminmax())
+        if least < 0 or most >= table.shape[0]:
+            wrong = least if least < 0 else most
+            raise IndexError(f"index {wrong} is not in a table of {table.shape[0]} rows")
+    return fresh(walk, func, info, args, options)
+
+
 def scalar(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """One value as a tensor. It stays on the host, where `x[i] = value` has it and fills `x[i]` with it."""
     if walk.within:
@@ -332,4 +343,5 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.ANSWER: answer,
     Kind.BOUNDARY: boundary,
     Kind.SCALAR: scalar,
+    Kind.LOOKUP: lookup,
 }

@@ -51,7 +51,7 @@ def from_example(example: Any) -> Inputs:
     UsageError
         When there is no tensor with a first dimension to vary.
     """
-    if callable(example) and not isinstance(example, Tensor):
+    if is_function(example):
         return Inputs(example, "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
@@ -62,6 +62,22 @@ def from_example(example: Any) -> Inputs:
             "inputs=torch.zeros(1, 3, 224, 224), or a function inputs=lambda batch: ..."
         )
     return Inputs(lambda batch: _resized(example, sizes[0], batch), "custom", 0, sizes[0])
+
+
+def is_function(inputs: Any) -> bool:
+    """Whether inputs are a function of the batch, and no example."""
+    return callable(inputs) and not isinstance(inputs, Tensor)
+
+
+def sequence_first(model: torch.nn.Module) -> bool:
+    """Whether one of PyTorch's own sequence models, given by itself, takes the batch in the second dimension."""
+    if isinstance(model, (torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)):
+        model = model.layers[0] if len(model.layers) else model
+    kinds = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
+    part = getattr(model, "self_attn", None) if isinstance(model, kinds) else model
+    if not isinstance(part, (torch.nn.MultiheadAttention, torch.nn.RNNBase, torch.nn.Transformer)):
+        return False
+    return not part.batch_first
 
 
 def arguments(

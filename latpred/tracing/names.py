@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError
-from latpred.tracing.derive import example_images, example_samples, example_tokens
+from latpred.tracing.derive import demand_used, example_images, example_samples, example_tokens
 from latpred.tracing.precisions import dtype_of
 from latpred.tracing.userfile import build_from_file
 from latpred.tracing.zoo import ARCHITECTURES, Architecture
@@ -112,6 +112,7 @@ def build(
         )
     library, colon, rest = name.partition(":")
     if colon and library in _LIBRARIES:
+        demand_used(name, "image", seq, image)
         model, side = _from_library(library, rest, device, image)
         return _built(name, model, "image", side, dtype, device, channels=3)
     if is_file(name):
@@ -121,6 +122,7 @@ def build(
     if full is None:
         raise _unknown(name, list(_ALIASES))
     row = ARCHITECTURES[full]
+    demand_used(name, row.kind, seq, image)
     size = (image if row.kind == "image" else seq) or row.size
     model = _from_transformers(row, size, device)
     return _built(full, model, row.kind, size, dtype, device, vocabulary=getattr(model.config, "vocab_size", None))

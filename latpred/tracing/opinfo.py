@@ -38,6 +38,7 @@ class Kind(IntEnum):
     ANSWER = 11  # all() and any(): a check whose answer is assumed
     BOUNDARY = 12  # runs a replacement that issues the kernels torch would
     SCALAR = 13  # a value in a tensor of no dimensions: a launch, unless it is assigned to a part of another
+    LOOKUP = 14  # rows of a table, by numbers that must lie within it
 
 
 _FRESH_WHOLE = frozenset(
@@ -102,6 +103,7 @@ _SPECIAL = {
     "bincount": Kind.PICK,
     "equal": Kind.ITEM,
     "scalar_tensor": Kind.SCALAR,
+    "embedding": Kind.LOOKUP,
     "all": Kind.ANSWER,
     "any": Kind.ANSWER,
     "_transformer_encoder_layer_fwd": Kind.BOUNDARY,

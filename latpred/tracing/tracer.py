@@ -16,12 +16,12 @@ import torch
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph import Line, ModelGraph, Op
 from latpred.tracing import names
-from latpred.tracing.derive import derived
+from latpred.tracing.derive import demand_one, derived
 from latpred.tracing.entry import place, unknown
 from latpred.tracing.fastpath import enabled
 from latpred.tracing.handlers import UnknowableError
 from latpred.tracing.hostwork import HostWork
-from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes, tensors_in
+from latpred.tracing.inputs import Inputs, arguments, from_example, is_function, nbytes, sequence_first, tensors_in
 from latpred.tracing.lines import Pass, demand_same, in_line, on_the_line, ops_exactly, ops_through, same_ops
 from latpred.tracing.precisions import DTYPES, dtype_of, precision_name, usual_dtype
 from latpred.tracing.twin import Twin, make_twin
@@ -32,6 +32,10 @@ _LOCK = threading.RLock()
 FAR = 64  # the largest batch that is walked where no larger one is asked for
 MOST_IDS = 2**15  # integers are computed with: beyond so many of them a walk takes several times as long
 FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
+SEQUENCE_FIRST = (
+    "{} has batch_first=False, so the second dimension of its inputs is its batch, and the first was taken for it: "
+    "build it with batch_first=True, or give inputs= as a function of the batch"
+)
 NO_LINE = "the model's work is no line in batch"
 
 
@@ -100,6 +104,7 @@ def trace(
     if isinstance(model, ModelGraph):
         return model
     _check(precision, memory_format, seq, image)
+    demand_one(inputs, seq, None if isinstance(model, str) else image)  # by its name a model is built for a size
     if isinstance(model, str) and not names.is_file(model):
         with usual_dtype():
             return _traced(model, inputs, seq, image, precision, memory_format, strict, batches)
@@ -135,6 +140,8 @@ def _traced(
         graph = Tracer(twin, given, channels_last).graph(name, precision, memory_format, batches)
     if strict:
         _demand_known(graph)
+    if inputs is not None and not is_function(inputs) and sequence_first(model):
+        return msgspec.structs.replace(graph, notes=(*graph.notes, SEQUENCE_FIRST.format(name)))
     return graph
 
 
