@@ -58,7 +58,7 @@ def test_sizes_that_an_onnx_file_has_fixed(tmp_path: Path) -> None:
     opset = [onnx.helper.make_opsetid("", 20)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
     for sizes in ({"seq": 8}, {"image": 8}):
-        with pytest.raises(UsageError, match="changes nothing, since no input has such a size open. Leave it out"):
+        with pytest.raises(UsageError, match=r"changes nothing, since no input has such a size open\. Leave it out"):
             latpred.predict(path, 1, "onnxruntime", device="epyc-shared", **sizes)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="seq=8 changes nothing, since inputs= has its size"):
         latpred.predict(path, 1, "onnxruntime", inputs=torch.zeros(1, 8), seq=8, device="epyc-shared")
@@ -75,10 +75,9 @@ def test_an_execution_without_lengths() -> None:
 
 def test_more_tokens_than_there_are_positions() -> None:
     assert latpred.trace("gpt2", seq=1024).launches()
-    with pytest.raises(
-        TraceError, match=r"aten::embedding in module '.*wpe'.*index 1024 is not in a table of 1024 rows"
-    ):
+    with pytest.raises(UsageError, match="sequences of 1025 tokens are too long: GPT2Model takes at most 1024"):
         latpred.trace("gpt2", seq=1025)
+    assert latpred.trace("tinyllama-1.1b", seq=2049).launches()
 
 
 @pytest.mark.parametrize("row", [-1, 10])
@@ -107,4 +106,4 @@ def test_the_batch_in_the_second_dimension_is_said(make: object) -> None:
 
 def test_attention_with_the_batch_in_the_second_dimension() -> None:
     graph = latpred.trace(nn.MultiheadAttention(16, 2), (SERIES, SERIES, SERIES))
-    assert "MultiheadAttention has batch_first=False" in graph.notes[0]
+    assert any("MultiheadAttention has batch_first=False" in note for note in graph.notes)

@@ -72,6 +72,21 @@ def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
         raise UsageError(f"inputs= says what the model is called with; leave out {' and '.join(extra)}")
 
 
+def demand_positions(model: torch.nn.Module, length: int) -> None:
+    """Refuse more tokens than a model has positions for in a table of its own.
+
+    Raises
+    ------
+    UsageError
+        Naming the most it takes.
+    """
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(most, int) or length <= most:
+        return
+    if any(isinstance(part, torch.nn.Embedding) and part.num_embeddings == most for part in model.modules()):
+        raise UsageError(f"sequences of {length} tokens are too long: {type(model).__name__} takes at most {most}")
+
+
 def _derived(model: torch.nn.Module, seq: int | None, image: int | None) -> Inputs:
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "model_type"):

@@ -16,7 +16,7 @@ import torch
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph import Line, ModelGraph, Op
 from latpred.tracing import names
-from latpred.tracing.derive import demand_one, derived
+from latpred.tracing.derive import demand_one, demand_positions, derived
 from latpred.tracing.entry import place, unknown
 from latpred.tracing.fastpath import enabled
 from latpred.tracing.handlers import UnknowableError
@@ -134,6 +134,8 @@ def _traced(
         raise UsageError(f"a {type(model).__name__} cannot be traced; give an nn.Module or a model's name")
     else:
         given = derived(model, seq, image) if inputs is None else from_example(inputs)
+    if given.kind == "seq":
+        demand_positions(model, given.size)
     channels_last = memory_format == "channels_last"
     with _no_collection():
         twin = make_twin(model, DTYPES.get(precision or ""), channels_last)

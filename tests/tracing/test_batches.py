@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import latpred
+from latpred import profiles
+from latpred.adapting import adapt
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph import ModelGraph
 from latpred.runtimes import walking
@@ -203,3 +205,24 @@ def test_inputs_that_do_not_grow_are_said() -> None:
     assert "inputs= gives the same inputs whatever the batch" in said(fixed)
     rows = torch.zeros(8, WIDTH)
     assert said(predicted(nn.Linear(WIDTH, WIDTH), [1, 4], inputs=lambda batch: rows[:batch])) == ""
+
+
+def test_a_network_with_choices_must_be_on_a_line() -> None:
+    layers = {"narrow": nn.Linear(WIDTH, WIDTH), "none": None}
+    with pytest.raises(TraceError, match="no line in batch: at 64 it is another than at 2 and 3 say"):
+        latpred.Supernet(nn.Sequential(latpred.Choice("layer", layers), Above(8)), ONE_SAMPLE)
+
+
+def test_measured_batches_are_walked_before_a_profile_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[int]] = []
+    walk = walking.walk
+
+    def watched(model: Any, *given: Any, batches: Sequence[int] = (), **options: Any) -> ModelGraph:
+        asked.append(list(batches))
+        return walk(model, *given, batches=batches, **options)
+
+    monkeypatch.setattr(walking, "walk", watched)
+    model = Pairs()
+    rows = [(model, batch, "eager", "fp32", 1.0 + batch) for batch in (1, 64, 256)]
+    adapt(profiles.load("epyc-shared"), rows, inputs=ONE_SAMPLE)
+    assert asked == [[1, 64, 256]]
