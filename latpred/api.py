@@ -162,12 +162,14 @@ def predict(
     if now:
         predictor = predictor_now(predictor)
     given = Input(inputs, seq, image, precision, memory_format)
+    if lengths is None and execution != "padded":
+        raise UsageError(f"execution={execution!r} says what is done about unequal lengths; give lengths= too.")
     if lengths is not None:
         _alone(given, "lengths=")
         options: dict[str, Any] = {"precision": precision, "protocol": protocol, "inputs_on": inputs_on}
         curve = lengths_curve(predictor, model, sizes, lengths, execution, runtime=runtime, **options)
     else:
-        graph = _graph(model, given, runtime, predictor)
+        graph = _graph(model, given, runtime, predictor, sizes.tolist())
         curve = predictor.curve(graph, sizes, runtime=runtime, protocol=protocol, inputs_on=inputs_on)
     return curve[0] if one else curve
 
@@ -295,7 +297,7 @@ class Input(NamedTuple):
     memory_format: str | None = None
 
 
-def _graph(model: Model, given: Input, runtime: str, predictor: Predictor) -> ModelGraph:
+def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batches: Sequence[int] = ()) -> ModelGraph:
     """The graph that the runtime lowers on the predictor's device."""
     if isinstance(model, ModelGraph):
         return as_walked(model, given)
@@ -310,6 +312,7 @@ def _graph(model: Model, given: Input, runtime: str, predictor: Predictor) -> Mo
             image=image,
             precision=precision,
             memory_format=memory_format or "contiguous",
+            batches=batches,
         )
 
 

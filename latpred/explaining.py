@@ -81,7 +81,7 @@ def explain(
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
     given = Input(inputs, seq, image, precision, memory_format)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
-    study = _Study(predictor, _Subject(model, given), size, protocol, progress)
+    study = _Study(predictor, _Subject(model, given, size), size, protocol, progress)
     with walked_for(predictor.profile.protocol.get("era", "")):
         return _explained(study, names, runtimes)
 
@@ -99,8 +99,8 @@ def _explained(study: _Study, names: Sequence[str], runtimes: Sequence[str] | No
 class _Subject:
     """The model, walked for each runtime when that is asked for."""
 
-    def __init__(self, model: Model, given: Input) -> None:
-        self._model, self._given = model, given
+    def __init__(self, model: Model, given: Input, batch: int) -> None:
+        self._model, self._given, self._batches = model, given, (batch,)
         self._source: Source | None = None
 
     def eager(self) -> ModelGraph | None:
@@ -126,6 +126,7 @@ class _Subject:
                 image=image,
                 precision=precision,
                 memory_format=memory_format or "contiguous",
+                batches=self._batches,
             )
         return walking.of_source(self._source, runtime, target)
 
@@ -145,6 +146,7 @@ class _Subject:
             runtime=runtime,
             target=target,
             memory_format=memory_format or "contiguous",
+            batches=self._batches,
             **options,
         )
 
@@ -194,6 +196,8 @@ class _Study:
             assert choice is not None
             graph = self.subject.graph(name, self.target)
             walk = None if eager is None else self.subject.longer(eager.input_kind)
+            if graph.walked or graph.only:
+                continue  # no batch can be said that was not walked
             outlooks[name] = outlook_of(self.predictor, graph, choice.prediction, eager, walk)
         found = replace(found, outlooks=outlooks)
         return replace(found, advice=advise(found))
@@ -225,7 +229,7 @@ class _Study:
             if name == "eager":
                 raise
             return Excluded(name, "missing", str(error))
-        schedule = known_runtimes.get(name).lower(self.predictor.lowered(graph, name), self.batch)
+        schedule, _, _ = self.predictor.priced(graph, self.batch, runtime=name)
         return Choice(point, len(schedule.host_class), len(schedule.kernel_step), self._kernel_error(point))
 
     def _kernel_error(self, point: Prediction) -> float:

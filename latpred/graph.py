@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from latpred.errors import UsageError
+
 
 class Line(NamedTuple):
     """A whole number affine in batch: `constant + per_sample * batch`."""
@@ -95,7 +97,9 @@ class Coverage(msgspec.Struct, frozen=True):
 class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     """One forward pass of a model for every batch size.
 
-    `ops` holds for batch >= 2; `ops_at_one` serves batch 1 where it is off the line, else it is None.
+    `ops` holds for batch >= 2; `ops_at_one` serves batch 1 where it is off the line, else it is None. Where the work
+    is no line in batch, `walked` has graphs of single batches, and the line is no more than a guess for the others.
+    A model that takes certain batch sizes alone has these in `only`, and no line at all.
 
     The ops are what `runtime` runs: aten ops in eager, nodes or fused kernels elsewhere. Where those depend on the kind
     of device, `target` says which it is ("cpu" or "cuda"). `notes` are sentences about what in it is an estimate.
@@ -115,18 +119,43 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     runtime: str = "eager"
     target: str = ""
     notes: tuple[str, ...] = ()
+    only: tuple[int, ...] = ()  # the batch sizes that it holds for; empty where it holds for all
+    walked: dict[int, ModelGraph] = {}  # graphs of single batch sizes, where the line does not serve them
 
     def __repr__(self) -> str:
         """One line; the ops themselves are in `ops`."""
         size = f", {self.input_kind} {self.input_size}" if self.input_size else ""
+        batch = self.only[0] if self.only else 1
         return (
-            f"ModelGraph({self.model}{size}, {self.precision}, {self.runtime}: {self.macs() / 1e9:.3f} GMACs and "
-            f"{self.launches()} launches at batch 1)"
+            f"ModelGraph({self.model}{size}, {self.precision}, {self.runtime}: {self.macs(batch) / 1e9:.3f} GMACs and "
+            f"{self.launches(batch)} launches at batch {batch})"
         )
+
+    def own(self, batch: int) -> int:
+        """The batch itself where it has ops of its own, 0 where the line serves it: a key for what is made of them."""
+        return batch if batch in self.walked or (batch == 1 and self.ops_at_one is not None) else 0
 
     def at(self, batch: int) -> tuple[Op, ...]:
         """The ops that serve a batch size."""
+        if batch in self.walked:
+            return self.walked[batch].ops
         return self.ops_at_one if batch == 1 and self.ops_at_one is not None else self.ops
+
+    def check_batches(self, batches: Iterable[int]) -> None:
+        """Refuse batch sizes that the model was not seen to take.
+
+        Raises
+        ------
+        UsageError
+            Naming those that it does take.
+        """
+        wrong = [int(batch) for batch in batches if self.only and int(batch) not in self.only]
+        if wrong:
+            taken = ", ".join(map(str, self.only))
+            raise UsageError(
+                f"{self.model} takes batch {taken} and no other, so batch {wrong[0]} cannot be predicted. Ask for "
+                f"batch={self.only[0]}, or give a model, or an export of it, with an open first dimension."
+            )
 
     def macs(self, batch: int = 1) -> int:
         """Multiply-adds of one forward pass."""

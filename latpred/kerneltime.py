@@ -58,6 +58,8 @@ class KernelModel:
         What takes over for the convolutions that PyTorch computes itself on a CPU with so many `threads`.
     """
 
+    caveat = ""  # what may not hold of its times
+
     def __init__(self, fit: KernelFit, native: KernelModel | None = None, threads: int = 0) -> None:
         self.fit = fit
         self._native, self._threads = native, threads

@@ -7,20 +7,17 @@ do depends on every length; where their regime changes is read off straight line
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.landmarks import Z90, Course, Landmarks
+from latpred.joined import joined
 from latpred.lengths import EXECUTIONS, Lengths, checked_lengths
-from latpred.prediction import Curve, Prediction
+from latpred.prediction import Curve
 from latpred.predictor import Predictor
 from latpred.runtimes.walking import target_of
-
-_COARSE = "crossover and knee are read off straight lines through the batches asked for"
 
 
 def lengths_curve(
@@ -82,34 +79,4 @@ def lengths_curve(
     for batch in batches.tolist():
         graph = trace_lengths(model, given.of(batch), given.padded_to, execution, target=target, precision=precision)
         points.append(predictor.predict(graph, batch, **asked))
-    return _joined(points)
-
-
-def _joined(points: list[Prediction]) -> Curve:
-    """One curve of predictions whose graphs differ."""
-    first = points[0].setting
-    caveats = dict.fromkeys([*(caveat for point in points for caveat in point.provenance.caveats), _COARSE])
-    setting = replace(
-        first,
-        provenance=replace(first.provenance, caveats=tuple(caveats)),
-        landmarks=Landmarks(_Lines(points)),
-    )
-    return Curve(setting, tuple(replace(point, setting=setting) for point in points))
-
-
-class _Lines:
-    """The course of a curve as straight lines between its points, and in proportion to the batch outside of them."""
-
-    def __init__(self, points: list[Prediction]) -> None:
-        ordered = sorted(points, key=lambda point: point.batch)
-        self._batches = np.array([point.batch for point in ordered], dtype=float)
-        self._compute = np.array([point.compute_ms for point in ordered]) * 1e3
-        self._overhead = ordered[0].overhead_ms * 1e3
-        self._rest = np.array([point.latency_ms for point in ordered]) * 1e3 - np.maximum(self._compute, 0.0)
-        self._spread = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
-
-    def __call__(self, batches: NDArray[np.int64], shift: float) -> Course:
-        at = batches.astype(float)
-        inside = np.clip(at, self._batches[0], self._batches[-1])
-        compute = np.interp(inside, self._batches, self._compute) * (at / inside) * np.exp(shift * self._spread)
-        return Course(self._overhead, compute, compute + np.interp(inside, self._batches, self._rest))
+    return joined(points)

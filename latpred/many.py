@@ -124,6 +124,8 @@ def question(
     ProfileError
         When the profile does not cover a runtime or the precision.
     """
+    from latpred.tracing.derive import demand_one
+
     one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
     batches = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     runtimes = (runtime,) if isinstance(runtime, str) else tuple(runtime)
@@ -133,6 +135,7 @@ def question(
         predictor.check(name, precision)
     if protocol not in PROTOCOLS:
         raise UsageError(f"protocol={protocol!r} is not known; choose from: {', '.join(PROTOCOLS)}.")
+    demand_one(inputs, seq, image)
     return Question(tuple(batches.tolist()), runtimes, precision, protocol, inputs, seq, image)
 
 
@@ -267,13 +270,15 @@ def _grapher(predictor: Predictor, asked: Question, candidate: Any) -> Callable[
 
     def graph_in(runtime: str) -> ModelGraph:
         if asked.inputs is None and walking.walked_by(runtime) == "eager" and is_config(candidate):
-            return STACKS.graph(candidate, **options)
+            graph = STACKS.graph(candidate, **options)
+            if not (graph.walked or graph.only):
+                return graph
         if not built:
             built.append(walkable(candidate))
         (model,) = built
         if isinstance(model, ModelGraph):
             return model
-        return walking.walk(model, asked.inputs, runtime=runtime, target=target, **options)
+        return walking.walk(model, asked.inputs, runtime=runtime, target=target, batches=asked.batches, **options)
 
     return graph_in
 

@@ -118,12 +118,17 @@ def _walked(
     found = dict(graphs)
     target = walking.target_of(predictor.profile.device.kind)
     with attention(attention_of(predictor.profile.protocol.get("era", ""))):
-        for key in dict.fromkeys(graph_key(cell) for cell in cells.to_dict("records")):
+        batches: dict[GraphKey, list[int]] = {}
+        for cell in cells.to_dict("records"):
+            batches.setdefault(graph_key(cell), []).append(int(cell["batch"]))
+        for key, sizes in batches.items():
             if key.model not in live or key in found:
                 continue
             model = candidates.walkable(live[key.model])
             if not isinstance(model, ModelGraph):
-                model = walking.walk(model, inputs, runtime=key.runtime, target=target, precision=key.precision)
+                model = walking.walk(
+                    model, inputs, runtime=key.runtime, target=target, precision=key.precision, batches=sizes
+                )
             found[key] = model
         wanted = cells[[graph_of(found, cell) is None for cell in cells.to_dict("records")]]
         return trace_models(wanted, found, progress, target)

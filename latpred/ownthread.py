@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 _LOCK = threading.Lock()
@@ -119,3 +120,6 @@ class _Switch:
     def __call__(self, *args: Any, **options: Any) -> Any:
         mine = self.own.get(threading.get_ident())
         return (mine[-1] if mine else self._usual)(*args, **options)
+
+
+SWITCHING: CodeType = _Switch.__call__.__code__  # runs wherever a function is replaced

@@ -19,12 +19,13 @@ from latpred.eras import as_run_in
 from latpred.errors import ProfileError, UsageError
 from latpred.graph import Coverage, ModelGraph
 from latpred.identity import IdentityCache
+from latpred.joined import joined
 from latpred.kernelrows import resident_share
 from latpred.landmarks import Z90, Course, Landmarks, first_true
 from latpred.prediction import ClassCosts, Curve, Prediction, Provenance, Setting
 from latpred.pricing import Priced, PriceList
 from latpred.profile import DeviceInfo, DeviceProfile
-from latpred.runtimes import onnx_file, walking
+from latpred.runtimes import walking
 from latpred.schedule import Schedule
 from latpred.speed import SAME, Slowdown
 
@@ -131,10 +132,19 @@ class Predictor:
     ) -> Curve:
         """Predict over batch sizes; parameters and errors as for `predict`."""
         sizes = checked_batches(batches)
-        onnx_file.check_batches(graph, sizes)
+        graph.check_batches(sizes.tolist())
         _check_choice("protocol", protocol, PROTOCOLS)
         _check_choice("inputs_on", inputs_on, PLACES)
-        asked = Asked(self.lowered(graph, runtime), runtime, protocol, inputs_on)
+        if not (graph.walked or graph.only):
+            return self._along(Asked(self.lowered(graph, runtime), runtime, protocol, inputs_on), sizes)
+        points = []
+        for batch in sizes.tolist():
+            alone = self.lowered(graph.walked.get(batch, graph), runtime)
+            points.append(self._along(Asked(alone, runtime, protocol, inputs_on), np.array([batch]))[0])
+        return joined(points, graph.notes)
+
+    def _along(self, asked: Asked, sizes: NDArray[np.int64]) -> Curve:
+        """The curve of one graph that serves all of its batches."""
         points: list[Prediction | None] = [None] * len(sizes)
         setting: Setting | None = None
         for schedule, resident, positions in self._served_together(asked, sizes):
@@ -173,6 +183,11 @@ class Predictor:
         """
         if not (isinstance(latency_ms, int | float) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
+        if graph.walked:
+            raise UsageError(
+                f"The work of {graph.model} is no line in batch, so no largest batch can be worked out. "
+                "Predict the batches in question: latpred.predict(model, batch=[...])."
+            )
         asked = Asked(self.lowered(graph, runtime), runtime, protocol, "device")
         memory = self.profile.device.memory_bytes or np.inf
 
@@ -182,8 +197,8 @@ class Predictor:
             over: NDArray[np.bool_] = (latency > latency_ms * 1e3) | (peaks > memory)
             return over
 
-        only = onnx_file.fixed_batch(graph)
-        if only is not None:
+        if graph.only:
+            (only,) = graph.only
             return 0 if too_large(np.array([only]))[0] else only
         first = first_true(too_large, MOST_BATCH)
         return MOST_BATCH if first is None else first - 1
@@ -192,7 +207,8 @@ class Predictor:
         self, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager"
     ) -> tuple[Schedule, Priced, DeviceInfo]:
         """What one forward pass is made of: a runtime's schedule at a batch size, its costs, and the device's clock."""
-        lowered = self.lowered(graph, runtime)
+        graph.check_batches([batch])
+        lowered = self.lowered(graph.walked.get(batch, graph), runtime)
         schedule = runtimes.get(runtime).lower(lowered, batch)
         resident = self._resident(schedule, lowered, batch)
         return schedule, self._price(schedule, lowered, resident), self._device(runtime)
@@ -410,6 +426,7 @@ def _own_caveats(profile: DeviceProfile, asked: Asked, priced: Priced) -> list[s
         said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
     if graph.memory_format == "channels_last" and "channels_last" not in profile.protocol.get("memory_format", ""):
         said.append("convolutions were measured in the contiguous format: in channels_last they may differ")
+    said += priced.caveats
     if priced.estimated:
         names = sorted({op.name for op in graph.ops if op.estimated})
         said.append(f"no cost formula for {', '.join(names)}: estimated from bytes")

@@ -17,6 +17,7 @@ from latpred import runtimes
 from latpred.clocks import Timeline
 from latpred.errors import ProfileError
 from latpred.features import NATIVE, Floats
+from latpred.formats import STAND_INS, Format, OtherFormat, format_of
 from latpred.graph import Line, Op
 from latpred.guessing import guess
 from latpred.kernelrows import Row, Rows
@@ -33,6 +34,7 @@ ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
 
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+_SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
 # Families with the same dimensions that stand in for one that was not measured, the nearest first.
 SUBSTITUTES = {
     "conv_depthwise": ("conv_grouped", "conv"),
@@ -90,6 +92,8 @@ class Priced:
         Constant and per-sample bytes alive after each op.
     unmeasured : tuple[str, ...]
         Families that the profile has no fit for.
+    caveats : tuple[str, ...]
+        What may not hold of kernels in formats that were not measured.
     estimated : bool
         Whether some op has no formula.
     tilts : tuple[Tilt, ...]
@@ -112,6 +116,7 @@ class Priced:
     families: Floats
     live: Floats
     unmeasured: tuple[str, ...]
+    caveats: tuple[str, ...]
     estimated: bool
     tilts: tuple[Tilt, ...]
     slowdown: Slowdown = SAME
@@ -151,6 +156,7 @@ class PriceList:
         self._slowdown = slowdown
         self._models: dict[tuple[int, bool], KernelModel] = {}
         self._guesses: dict[str, KernelModel] = {}
+        self._others: dict[tuple[int, Format], OtherFormat] = {}
         self._known: dict[tuple[str, str, bool], Rows] = {}
 
     def price(self, schedule: Schedule, precision: str, *, resident: float = 0.0) -> Priced:
@@ -190,6 +196,7 @@ class PriceList:
             families=_one_hot(rows, order),
             live=_lines(op.live_bytes for op in schedule.ops),
             unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.measured)),
+            caveats=tuple(dict.fromkeys(row.model.caveat for row in rows if row.model.caveat)),
             estimated=any(op.estimated for op in schedule.ops),
             tilts=tuple(tilt for tilt in dispatch.kernel_tilts if tilt.of == TIME),
             slowdown=self._slowdown,
@@ -224,7 +231,7 @@ class PriceList:
         ProfileError
             When the profile has none.
         """
-        fits = self._profile.kernels.get(precision)
+        fits = self._profile.kernels.get(precision) or self._profile.kernels.get(STAND_INS.get(precision, precision))
         if not fits:
             known = ", ".join(self._profile.kernels) or "none"
             raise ProfileError(
@@ -242,6 +249,12 @@ class PriceList:
     def _tilted(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, float, bool]:
         """As `_model`, with the runtime's scale tilted by the op's size."""
         model, leaf_scale, scale, measured = self._model(op, family, precision, runtime)
+        other = format_of(op, self._profile)
+        if other is not None:
+            key = id(model), other  # kept, as the models are
+            if key not in self._others:
+                self._others[key] = OtherFormat(model, other)
+            model = self._others[key]
         return model, leaf_scale, scale * fixed_factor(self.dispatch(runtime).kernel_tilts, op), measured
 
     def _model(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, float, bool]:
@@ -352,5 +365,5 @@ def _positions(names: Iterable[str]) -> list[int]:
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:
     """The precision whose fits an op's dtype needs: masks and positions in a half-precision model are not halves."""
     single = precision if precision in ("fp32", "tf32") else "fp32"
-    wanted = single if dtype in ("float32", "complex64") else _PRECISIONS.get(dtype, precision)
+    wanted = single if dtype in _SINGLE else _PRECISIONS.get(dtype, precision)
     return wanted if profile.kernels.get(wanted) else precision

@@ -159,6 +159,8 @@ def predicted(context: click.Context, request: Request) -> Curve:
     target, way = request.target, request.way
     if request.measured is not None and request.plot is None:
         raise UsageError("--measured is drawn into a figure; add --plot curve.png.")
+    if request.ragged.lengths is None and request.ragged.execution != "padded":
+        raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")
     if request.ragged.lengths is not None:
         return _of_lengths(context, request)
     graph = walked(
@@ -166,6 +168,7 @@ def predicted(context: click.Context, request: Request) -> Curve:
         request.model_input,
         target,
         way,
+        request.batches,
         ensure=lambda: ensure_profile(context, target.device, way, yes=request.yes),
         strict=request.strict,
     )
@@ -183,7 +186,14 @@ def predicted(context: click.Context, request: Request) -> Curve:
 
 
 def walked(
-    model: str, given: Model, target: Target, way: Way, *, ensure: Callable[[], None], strict: bool = False
+    model: str,
+    given: Model,
+    target: Target,
+    way: Way,
+    batches: Sequence[int] = (),
+    *,
+    ensure: Callable[[], None],
+    strict: bool = False,
 ) -> ModelGraph:
     """What the runtime runs for a model. `ensure` sees to a profile once the model is known to be one."""
     from latpred.eras import walked_for
@@ -193,13 +203,14 @@ def walked(
     from latpred.tracing import trace
 
     options: dict[str, Any] = {"seq": given.seq, "image": given.image, "precision": given.precision}
+    options |= {"memory_format": way.memory_format, "batches": batches}
     by_tools = walked_by(target.runtime) != "eager"
     # The walk comes first: a misspelt model must not cost a calibration.
     graph = None
     if onnx_file.is_file(model):
         onnx_file.check_file(model, target.runtime)
     else:
-        graph = trace(model, memory_format=way.memory_format, strict=strict, **options)
+        graph = trace(model, strict=strict, **options)
     ensure()
     predictor = predictor_of(located(target.device, target.host, way.threads, way.cudnn_benchmark))
     predictor.check(target.runtime)
@@ -210,7 +221,7 @@ def walked(
         notice(f"asking {target.runtime} what it makes of {model}")
     kind = target_of(predictor.profile.device.kind)
     with walked_for(era):  # of older software, as `latpred.predict` does it
-        return walk(model, runtime=target.runtime, target=kind, memory_format=way.memory_format, **options)
+        return walk(model, runtime=target.runtime, target=kind, **options)
 
 
 def _of_lengths(context: click.Context, request: Request) -> Curve:

@@ -76,6 +76,7 @@ def trace(
         precision=model_input.precision,
         memory_format="channels_last" if channels_last else "contiguous",
         strict=strict,
+        batches=batches,
     )
     found = compared(model, model_input, graph, batches[0]) if check else ()
 

@@ -6,6 +6,8 @@ Of a table or an indexed tensor only the rows that are picked count as read, eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from math import prod
 from typing import Any
 
 from latpred.ops.registry import Formula, Work, cost
@@ -99,7 +101,9 @@ def index(self: Tensor, indices: Sequence[Tensor | None], *, out: Tensor) -> Wor
     """Elements or rows picked by index tensors."""
     given = [item for item in indices if item is not None]
     size = numel(out)
-    picked = max((numel(item) for item in given), default=1)
+    # Indices are broadcast against each other: a column and a row pick all combinations.
+    sides = zip_longest(*(reversed(item.shape) for item in given), fillvalue=1)
+    picked = prod(max(side) for side in sides)
     rows = max(1, min(size, picked))
     return Work("index", {"rows": rows, "cols": size // rows if rows else 0}, reads={0: nbytes(out)})
 
@@ -142,7 +146,13 @@ for _name in ("index_put", "_index_put_impl", "scatter", "scatter_add", "scatter
     cost(f"aten::{_name}_")(_placed(inplace=True))
     cost(f"aten::{_name}")(_placed(inplace=False))
 cost("aten::index_fill_", "aten::masked_scatter_", "aten::put_")(_placed(inplace=True))
-cost("aten::index_fill", "aten::masked_scatter", "aten::one_hot")(_placed(inplace=False))
+cost("aten::index_fill", "aten::masked_scatter")(_placed(inplace=False))
+
+
+@cost("aten::one_hot")
+def one_hot(self: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """Zeros, into which a one is put for each index."""
+    return Work("index.put", {"rows": numel(self), "cols": 1}, launches=2)
 
 
 def factory(*_: Any, out: Any, **__: Any) -> Work:

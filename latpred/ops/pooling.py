@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from latpred.ops.registry import Formula, Work, cost
-from latpred.ops.shapes import Tensor, first
+from latpred.ops.shapes import Tensor, first, nbytes
 
 
 def _work(kind: str, out: Tensor, spatial: int, window: int) -> Work:
@@ -50,7 +50,8 @@ for _n in (1, 2, 3):
 
 def _upsample(kind: str, spatial: int, taps: int) -> Formula:
     def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-        return _work(kind, first(out), spatial, taps)
+        work = _work(kind, first(out), spatial, taps)
+        return work._replace(reads={0: min(nbytes(self), taps * nbytes(first(out)))})
 
     return formula
 

@@ -58,8 +58,10 @@ for _name in REDUCTIONS:
 
 def _sort(kind: str) -> Formula:
     def formula(self: Tensor, *args: Any, out: Any, dim: int | None = None, **_: Any) -> Work:
-        position = 1 if kind == "topk" else 0
+        position = 1 if kind in ("topk", "kthvalue") else 0
         integers = [value for value in args if isinstance(value, int) and not isinstance(value, bool)]
+        if kind == "multinomial":
+            integers = []  # how many are drawn, along the last dimension
         along = dim if dim is not None else integers[position] if len(integers) > position else -1
         rows, cols = rows_of(self, along)
         return Work(f"sort.{kind}", {"rows": rows, "cols": cols})

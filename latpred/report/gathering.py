@@ -99,11 +99,11 @@ def gather(
     curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in advised_first)
     chosen = (found.eager or found.fastest).runtime
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
-    graph = _graph(model, given, chosen, predictor)
+    graph = _graph(model, given, chosen, predictor, batches)
     return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.profile)
 
 
-def _graph(model: Model, given: Input, runtime: str, predictor: Predictor) -> ModelGraph:
+def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batches: Sequence[int]) -> ModelGraph:
     target = walking.target_of(predictor.profile.device.kind)
     if isinstance(model, ModelGraph):
         return walking.fitting(as_walked(model, given), runtime, target)
@@ -117,4 +117,5 @@ def _graph(model: Model, given: Input, runtime: str, predictor: Predictor) -> Mo
             image=given.image,
             precision=given.precision,
             memory_format=given.memory_format or "contiguous",
+            batches=batches,
         )

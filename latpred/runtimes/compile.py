@@ -128,15 +128,15 @@ class CompileReduceOverhead(Compile):
 
     def __init__(self) -> None:
         super().__init__()
-        self._replays: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+        self._replays: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
 
     def lower(self, graph: ModelGraph, batch: int) -> Schedule:
         """Guards of each graph, then one step that launches all of its kernels."""
         schedules = self._replays.get(graph, lambda _: {})
-        special = batch == 1 and graph.ops_at_one is not None
-        if special not in schedules:
-            schedules[special] = _replayed(self.name, graph.at(batch))
-        return schedules[special]
+        own = graph.own(batch)
+        if own not in schedules:
+            schedules[own] = _replayed(self.name, graph.at(batch))
+        return schedules[own]
 
     def available(self) -> str | None:
         """None where there is a CUDA device that code can be generated for."""

@@ -40,7 +40,7 @@ class CudaGraphs:
     needs = "cuda"
 
     def __init__(self) -> None:
-        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+        self._schedules: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
 
     @property
     def options(self) -> str:
@@ -61,6 +61,10 @@ class CudaGraphs:
             seen = trace(source.model(), source.inputs, precision=given.precision, memory_format=given.memory_format)
         return _captured_on(seen, given, target)
 
+    def walk_at(self, source: Source, target: str, batch: int) -> ModelGraph:
+        """The eager walk of one batch size."""
+        return self.estimate(source.graph, target)
+
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """The eager walk as it is."""
         noted = _captured_on(graph, graph, target)
@@ -75,11 +79,11 @@ class CudaGraphs:
             When some op cannot be captured; names it and its module.
         """
         schedules = self._schedules.get(graph, lambda _: {})
-        special = batch == 1 and graph.ops_at_one is not None
-        if special not in schedules:
+        own = graph.own(batch)
+        if own not in schedules:
             refuse_uncapturable(self.name, graph.model, graph.at(batch), unsure=_UNSURE in graph.notes)
-            schedules[special] = one_replay(self.name, graph.at(batch))
-        return schedules[special]
+            schedules[own] = one_replay(self.name, graph.at(batch))
+        return schedules[own]
 
     def available(self) -> str | None:
         """None where there is a CUDA device."""

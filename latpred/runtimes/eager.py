@@ -18,15 +18,15 @@ class Eager:
     name = "eager"
 
     def __init__(self) -> None:
-        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+        self._schedules: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
 
     def lower(self, graph: ModelGraph, batch: int) -> Schedule:
         """One step per op; an op that takes several kernels shares its work among them evenly."""
         schedules = self._schedules.get(graph, lambda _: {})
-        special = batch == 1 and graph.ops_at_one is not None
-        if special not in schedules:
-            schedules[special] = one_step_per_op(self.name, graph.at(batch))
-        return schedules[special]
+        own = graph.own(batch)
+        if own not in schedules:
+            schedules[own] = one_step_per_op(self.name, graph.at(batch))
+        return schedules[own]
 
     def available(self) -> str | None:
         """None: wherever latpred is, PyTorch is."""

@@ -18,7 +18,6 @@ from latpred.graph import ModelGraph
 from latpred.runtimes import onnx_session, store
 
 SUFFIX = ".onnx"
-FIXED = "onnx batch"  # key in a graph's stack: the one batch that its file takes
 TOKENS, PIXELS, CHANNELS = 128, 224, 3
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
@@ -112,29 +111,6 @@ def refuse(path: object, runtime: str) -> UsageError:
     )
 
 
-def fixed_batch(graph: ModelGraph) -> int | None:
-    """The one batch that a graph's file takes; None for all other graphs."""
-    fixed = graph.stack.get(FIXED)
-    return None if fixed is None else int(fixed)
-
-
-def check_batches(graph: ModelGraph, batches: Any) -> None:
-    """Refuse batches that a file with a fixed batch does not take.
-
-    Raises
-    ------
-    UsageError
-        Naming the batch that it does take.
-    """
-    fixed = fixed_batch(graph)
-    wrong = [int(batch) for batch in batches if fixed is not None and int(batch) != fixed]
-    if wrong:
-        raise UsageError(
-            f"{graph.model} takes batch {fixed} and no other, so batch {wrong[0]} cannot be predicted. Ask for "
-            f"batch={fixed}, or export the model with an open first dimension."
-        )
-
-
 def _walked(
     file: Path, proto: Any, stub: ModelGraph, inputs: Any, target: str, seq: int | None, image: int | None
 ) -> ModelGraph:
@@ -159,7 +135,8 @@ def _walked(
         input_bytes=found.input_bytes,
         parameter_bytes=found.weight_bytes,
         target=target,
-        stack=onnx_session.installed() | ({} if batch is None else {FIXED: str(batch)}),
+        stack=onnx_session.installed(),
+        only=() if batch is None else (batch,),
         notes=() if batch is None else (f"the file takes batch {batch} only: nothing is known of any other",),
     )
 
@@ -279,6 +256,7 @@ def _fixed_batch(proto: Any) -> int | None:
 def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, image: int | None) -> dict[str, Any]:
     import numpy as np
 
+    _demand_used(file, proto, inputs, seq, image)
     if inputs is not None:
         return _given(file, proto, batch, inputs)
     feed = {}
@@ -296,6 +274,15 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
             )
         feed[value.name] = np.ones(filled, dtype=dtype)
     return feed
+
+
+def _demand_used(file: Path, proto: Any, inputs: Any, seq: int | None, image: int | None) -> None:
+    """Refuse sizes that the file's inputs leave nothing for."""
+    shapes = [] if inputs is not None else [_sizes(v) for v in _inputs(proto) if v.type.HasField("tensor_type")]
+    for name, value, dims in (("seq", seq, 2), ("image", image, 4)):
+        if value is not None and not any(len(shape) == dims and None in shape[1:] for shape in shapes):
+            why = "inputs= has its size" if inputs is not None else "no input has such a size open"
+            raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
 def _filled(shape: list[int | None], dtype: Any, seq: int | None, image: int | None) -> list[int] | None:

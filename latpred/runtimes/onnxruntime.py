@@ -39,7 +39,7 @@ class OnnxRuntime:
 
     def __init__(self) -> None:
         self._recent: tuple[str, Exported] | None = None
-        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+        self._schedules: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
         self._exports: IdentityCache[torch.nn.Module, dict[str, Exported]] = IdentityCache()
         self._sessions: IdentityCache[torch.nn.Module, dict[tuple[object, ...], Any]] = IdentityCache()
 
@@ -70,10 +70,10 @@ class OnnxRuntime:
     def lower(self, graph: ModelGraph, batch: int) -> Schedule:
         """One step per executed node."""
         schedules = self._schedules.get(graph, lambda _: {})
-        special = batch == 1 and graph.ops_at_one is not None
-        if special not in schedules:
-            schedules[special] = one_step_per_op(self.name, graph.at(batch))
-        return schedules[special]
+        own = graph.own(batch)
+        if own not in schedules:
+            schedules[own] = one_step_per_op(self.name, graph.at(batch))
+        return schedules[own]
 
     def walk(self, source: Source, target: str) -> ModelGraph:
         """Export, let onnxruntime optimise, and watch which nodes it runs at batches 1, 2 and 3.
@@ -110,7 +110,7 @@ class OnnxRuntime:
             stack={**source.graph.stack, **onnx_session.installed()},
             runtime=self.walked_by,
             target=target,
-            notes=_notes(cast),
+            notes=(*source.graph.notes, *_notes(cast)),
         )
 
     def exported(self, source: Source, *, cast: bool = False) -> Exported:

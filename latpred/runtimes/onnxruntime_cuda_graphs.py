@@ -43,7 +43,7 @@ class OnnxRuntimeCudaGraphs:
     waits = True  # older versions wait for a replay, whatever the options of the run say
 
     def __init__(self) -> None:
-        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+        self._schedules: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
 
     @property
     def options(self) -> str:
@@ -67,8 +67,8 @@ class OnnxRuntimeCudaGraphs:
             When some node cannot be captured; names it.
         """
         schedules = self._schedules.get(graph, lambda _: {})
-        special = batch == 1 and graph.ops_at_one is not None
-        if special not in schedules:
+        own = graph.own(batch)
+        if own not in schedules:
             ops = graph.at(batch)
             for op in ops:
                 if op.name in _REFUSED:
@@ -77,8 +77,8 @@ class OnnxRuntimeCudaGraphs:
                         "Ask for runtime='onnxruntime'."
                     )
             refuse_uncapturable(self.name, graph.model, ops)
-            schedules[special] = one_replay(self.name, ops)
-        return schedules[special]
+            schedules[own] = one_replay(self.name, ops)
+        return schedules[own]
 
     def available(self) -> str | None:
         """None where onnxruntime's CUDA provider and a CUDA device are, else what is missing."""

@@ -7,7 +7,7 @@ built before it is asked for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,10 @@ from latpred.tracing.derive import derived
 from latpred.tracing.inputs import Inputs, from_example, real
 from latpred.tracing.metabuild import Seeded
 from latpred.tracing.names import build
-from latpred.tracing.precisions import dtype_of
+from latpred.tracing.precisions import DTYPES
 from latpred.tracing.tracer import as_written
 from latpred.tracing.twin import make_twin
+from latpred.tracing.usualdtype import usual_dtype
 
 SEED = 0
 
@@ -63,17 +64,19 @@ def source_of(
     precision: str | None = None,
     memory_format: str = "contiguous",
     strict: bool = False,
+    batches: Sequence[int] = (),
 ) -> Source:
     """A source from whatever `latpred.trace` takes but a graph; parameters and errors are those of `latpred.trace`."""
-    graph = trace(model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict)
-    graph = as_written(graph)  # the runtime that was asked for compiles it, or not
+    given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
+    # The runtime that was asked for compiles it, or not.
+    graph = as_written(trace(model, inputs, **given, strict=strict, batches=batches))
     roots: tuple[Any, ...] = ()
-    dtype, last = dtype_of(graph.precision), memory_format == "channels_last"
+    dtype, last = DTYPES.get(graph.precision, torch.float32), memory_format == "channels_last"
     if isinstance(model, str):
         name = model
 
         def make() -> torch.nn.Module:
-            with Seeded(SEED):
+            with Seeded(SEED), usual_dtype():
                 real = build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model
             return _formatted(real, last)
 
@@ -90,8 +93,8 @@ def source_of(
         found = derived(module, seq, image) if inputs is None else from_example(inputs)
     else:
         raise UsageError(f"a {type(model).__name__} is no model; give an nn.Module or a model's name")
-    given = found if inputs is None else from_example(inputs)
-    return Source(graph, make, lambda batch: real(given.make(batch), dtype, last), digest_of(written), roots)
+    maker = found if inputs is None else from_example(inputs)
+    return Source(graph, make, lambda batch: real(maker.make(batch), dtype, last), digest_of(written), roots)
 
 
 def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

@@ -46,16 +46,16 @@ class TorchScript:
     host_classes = (INTERPRETED,)
 
     def __init__(self) -> None:
-        self._schedules: IdentityCache[ModelGraph, dict[bool, Schedule]] = IdentityCache()
+        self._schedules: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
         self._built: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
     def lower(self, graph: ModelGraph, batch: int) -> Schedule:
         """One step for each node; a node that takes several kernels shares its work among them evenly."""
         schedules = self._schedules.get(graph, lambda _: {})
-        special = batch == 1 and graph.ops_at_one is not None
-        if special not in schedules:
-            schedules[special] = one_step_per_op(self.name, graph.at(batch))
-        return schedules[special]
+        own = graph.own(batch)
+        if own not in schedules:
+            schedules[own] = one_step_per_op(self.name, graph.at(batch))
+        return schedules[own]
 
     def available(self) -> str | None:
         """None while PyTorch has TorchScript, which it calls deprecated."""
@@ -108,7 +108,21 @@ class TorchScript:
             ops_at_one=exact,
             runtime=self.name,
             target=target,
-            notes=(FUSION_NOTE,) if target == "cuda" else (),
+            notes=(*source.graph.notes, *((FUSION_NOTE,) if target == "cuda" else ())),
+        )
+
+    def walk_at(self, source: Source, target: str, batch: int) -> ModelGraph:
+        """The nodes that the interpreter runs at one batch size."""
+        with torch.inference_mode(False), torch.no_grad():
+            model = source.model().eval()
+        one = _at(model, source, batch)
+        return msgspec.structs.replace(
+            source.graph,
+            ops=_steps(one.nodes, ops_exactly(one.walk, one.host), target),
+            ops_at_one=None,
+            runtime=self.name,
+            target=target,
+            notes=(*source.graph.notes, *((FUSION_NOTE,) if target == "cuda" else ())),
         )
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
@@ -119,7 +133,7 @@ class TorchScript:
             ops_at_one=None if graph.ops_at_one is None else _estimated(graph.ops_at_one),
             runtime=self.name,
             target=target,
-            notes=(ESTIMATE_NOTE,),
+            notes=(*graph.notes, ESTIMATE_NOTE),
         )
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 TARGETS = ("cpu", "cuda")
 _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
 _TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
+_UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager walk"
+MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 
@@ -105,12 +109,13 @@ def walk(
     precision: str | None = None,
     memory_format: str = "contiguous",
     strict: bool = False,
+    batches: Sequence[int] = (),
 ) -> ModelGraph:
     """What a runtime runs for a model.
 
     Parameters
     ----------
-    model, inputs, seq, image, precision, memory_format, strict
+    model, inputs, seq, image, precision, memory_format, strict, batches
         As for `latpred.trace`; for a runtime that runs ONNX also the path of an .onnx file.
     runtime : str
         Name of a runtime.
@@ -135,18 +140,14 @@ def walk(
         model = os.fspath(model)
     if isinstance(model, str) and onnx_file.is_file(model):
         return _of_file(model, inputs, runtime, target, seq=seq, image=image, precision=precision)
+    given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
     if walked_by(runtime) == "eager":
         from latpred.tracing import trace
 
-        return trace(
-            model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict
-        )
+        return trace(model, inputs, **given, strict=strict, batches=batches)
     from latpred.runtimes.source import source_of
 
-    source = source_of(
-        model, inputs, seq=seq, image=image, precision=precision, memory_format=memory_format, strict=strict
-    )
-    return of_source(source, runtime, target)
+    return of_source(source_of(model, inputs, **given, strict=strict, batches=batches), runtime, target)
 
 
 def _of_file(
@@ -170,6 +171,12 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     walker = runtimes.get(runtime)
     if not isinstance(walker, Walker):
         return source.graph
+    if source.graph.walked:
+        return _at_each(source, runtime, target)
+    if source.graph.only:
+        (batch,) = source.graph.only
+        if not hasattr(walker, "walk_at") or batch > MOST_REAL:
+            return _noted(walker.estimate(source.graph, target), _UNASKED.format(batch=batch, runtime=runtime))
     once = getattr(walker, "walk_at", None) if batch is not None else None
     options = walker.options if once is None else f"{walker.options}@{batch}"
 
@@ -191,6 +198,15 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return store.kept(source.graph, walker.walked_by, target, f"{options}; {source.code}", make)
     except RuntimeRefusalError as error:
         return guess(error)
+
+
+def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
+    """The graphs of the batches at which an eager walk that is no line in batch was made."""
+    alone = {batch: replace(source, graph=graph) for batch, graph in source.graph.walked.items()}
+    graphs = {batch: of_source(given, runtime, target) for batch, given in alone.items()}
+    first = graphs[min(graphs)]
+    notes = dict.fromkeys([*source.graph.notes, *(note for graph in graphs.values() for note in graph.notes)])
+    return msgspec.structs.replace(first, only=source.graph.only, walked=graphs, notes=tuple(notes))
 
 
 def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:

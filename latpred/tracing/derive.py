@@ -39,6 +39,55 @@ def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = 
     UsageError
         When nothing says what the model takes.
     """
+    found = _derived(model, seq, image)
+    demand_used(type(model).__name__, found.kind, seq, image)
+    return found
+
+
+def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> None:
+    """Refuse a size that a model's inputs do not have.
+
+    Raises
+    ------
+    UsageError
+        Naming the one that they have.
+    """
+    if kind == "image" and seq is not None:
+        raise UsageError(f"{name} takes images, of which seq={seq} says nothing; leave it out, or give image=")
+    if kind in ("seq", "audio") and image is not None:
+        taken = "tokens" if kind == "seq" else "audio"
+        raise UsageError(f"{name} takes {taken}, of which image={image} says nothing; leave it out, or give seq=")
+
+
+def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
+    """Refuse sizes beside inputs that have their own.
+
+    Raises
+    ------
+    UsageError
+        Naming what to leave out.
+    """
+    extra = [name for name, value in (("seq", seq), ("image", image)) if value is not None]
+    if inputs is not None and extra:
+        raise UsageError(f"inputs= says what the model is called with; leave out {' and '.join(extra)}")
+
+
+def demand_positions(model: torch.nn.Module, length: int) -> None:
+    """Refuse more tokens than a model has positions for in a table of its own.
+
+    Raises
+    ------
+    UsageError
+        Naming the most it takes.
+    """
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(most, int) or length <= most:
+        return
+    if any(isinstance(part, torch.nn.Embedding) and part.num_embeddings == most for part in model.modules()):
+        raise UsageError(f"sequences of {length} tokens are too long: {type(model).__name__} takes at most {most}")
+
+
+def _derived(model: torch.nn.Module, seq: int | None, image: int | None) -> Inputs:
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "model_type"):
         return _from_config(model, config, seq, image)

@@ -128,13 +128,16 @@ def launching(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: A
     written = leaves(out)
     write_bytes = work.writes if work.writes is not None else sum(_distinct(t) for t in written)
     new_bytes = 0 if info.kind.name == "MUTABLE" or info.short.endswith("_") else _new_bytes(out)
-    counts = (work.macs, weight_bytes, read_bytes, write_bytes, new_bytes, *work.dims.values())
+    computed_in = _computed_in(args, written)
+    # A multiply-add of complex numbers is four of real ones.
+    macs = 4 * work.macs if computed_in.is_complex else work.macs
+    counts = (macs, weight_bytes, read_bytes, write_bytes, new_bytes, *work.dims.values())
     entry = Entry(
         name=info.name,
         host_class=host_class(info.short, work.family),
         nested_class=host_class(info.short, work.family, nested=True),
         family=work.family,
-        dtype=dtype_name(_computed_in(args, written)),
+        dtype=dtype_name(computed_in),
         dims=tuple(work.dims),
         counts=counts,
         launches=work.launches,
@@ -228,9 +231,9 @@ def _new_bytes(out: Any) -> int:
 
 
 def _computed_in(args: Sequence[Any], written: list[torch.Tensor]) -> torch.dtype:
-    """The floating-point dtype among the arguments, else the first argument's, else the result's."""
+    """The floating-point or complex dtype among the arguments, else the first argument's, else the result's."""
     tensors = [value for value in args if is_tensor(value)] or written
     for tensor in tensors:
-        if tensor.dtype.is_floating_point:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             return tensor.dtype
     return tensors[0].dtype if tensors else torch.float32

@@ -140,6 +140,7 @@ def maybe(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options
 
 def mutable(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """An op that writes into its first argument."""
+    _assigned(walk, args)
     key, places = _signature(info, args, options)
     entry = walk.known.get(key)
     target = args[0] if args and isinstance(args[0], Tensor) else None
@@ -294,6 +295,7 @@ def _without_masks(indices: Sequence[Tensor | None]) -> tuple[list[Tensor | None
 
 def _place(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """Writing through indices: a mask makes the host wait unless one value fills it."""
+    _assigned(walk, args)
     masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
     handle = mutable if info.short.endswith("_") else fresh
     before = len(walk.entries)
@@ -301,6 +303,36 @@ def _place(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Option
     if masks and args[2].numel() != 1:
         walk.entries[before] = walk.entries[before].with_syncs(1)
     return out
+
+
+def lookup(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+    """Rows of a table. A position beyond the last one fails on a device, so it fails here."""
+    table, rows = args[:2]
+    if not rows.is_meta and rows.numel() and rows.untyped_storage()._cdata not in walk.stale:
+        least, most = (int(end) for end in rows.aminmax())
+        if least < 0 or most >= table.shape[0]:
+            wrong = least if least < 0 else most
+            raise IndexError(f"index {wrong} is not in a table of {table.shape[0]} rows")
+    return fresh(walk, func, info, args, options)
+
+
+def scalar(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+    """One value as a tensor. It stays on the host, where `x[i] = value` has it and fills `x[i]` with it."""
+    if walk.within:
+        return fresh(walk, func, info, args, options)  # an op's own, which it keeps where its arguments are
+    out = func(*args, **(options | {"device": "cpu"}))
+    walk.value = (len(walk.entries), out)
+    return walk.record(launching(info, args, {}, out, []), out)
+
+
+def _assigned(walk: Walk, args: Args) -> None:
+    """Launch nothing for the value that an op writes: it takes it from the host."""
+    if walk.value is None:
+        return
+    index, value = walk.value
+    if any(isinstance(given, Tensor) and _shares(given, value) for given in args[1:]):
+        walk.entries[index] = quiet(walk.infos[torch.ops.aten.scalar_tensor.default], view=False)
+        walk.value = None
 
 
 def _shares(out: Tensor, source: Tensor) -> bool:
@@ -321,4 +353,6 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.PICK: pick,
     Kind.ANSWER: answer,
     Kind.BOUNDARY: boundary,
+    Kind.SCALAR: scalar,
+    Kind.LOOKUP: lookup,
 }

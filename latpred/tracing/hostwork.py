@@ -18,9 +18,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from latpred.tracing.entry import Entry, leaves
 from latpred.tracing.fastpath import ASKED
+from latpred.tracing.usualdtype import CODES
 
 _CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
+_OTHERS = frozenset(map(id, (_WRAPPER, ASKED, *CODES)))  # Python that runs with a model and is not its own
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
 _GONE: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
@@ -162,7 +164,7 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
                 stack.append(paths.get(id(frame.f_locals["self"]), stack[-1]))
                 return
             caller = frame.f_back
-            if code is not _WRAPPER and code is not ASKED and (caller is None or caller.f_code is not _CALL):
+            if id(code) not in _OTHERS and (caller is None or caller.f_code is not _CALL):
                 calls[1] += 1
         elif event == "return" and frame.f_code is _CALL:
             stack.pop()

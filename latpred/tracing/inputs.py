@@ -30,11 +30,14 @@ class Inputs:
         "seq", "image", "audio" or "custom".
     size : int
         Tokens, pixels or samples; 0 for custom inputs.
+    batch : int
+        Samples of the example that was given; 1 where there was none.
     """
 
     make: Maker
     kind: str
     size: int
+    batch: int = 1
 
 
 def from_example(example: Any) -> Inputs:
@@ -49,17 +52,33 @@ def from_example(example: Any) -> Inputs:
     UsageError
         When there is no tensor with a first dimension to vary.
     """
-    if callable(example) and not isinstance(example, Tensor):
+    if is_function(example):
         return Inputs(example, "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
-    sizes = [tensor.shape[0] for tensor in _tensors(example) if tensor.dim()]
+    sizes = [tensor.shape[0] for tensor in tensors_in(example) if tensor.dim()]
     if not sizes or sizes[0] < 1:
         raise UsageError(
             "inputs hold no tensor whose first dimension could be the batch; give tensors such as "
             "inputs=torch.zeros(1, 3, 224, 224), or a function inputs=lambda batch: ..."
         )
-    return Inputs(lambda batch: _resized(example, sizes[0], batch), "custom", 0)
+    return Inputs(lambda batch: _resized(example, sizes[0], batch), "custom", 0, sizes[0])
+
+
+def is_function(inputs: Any) -> bool:
+    """Whether inputs are a function of the batch, and no example."""
+    return callable(inputs) and not isinstance(inputs, Tensor)
+
+
+def sequence_first(model: torch.nn.Module) -> bool:
+    """Whether one of PyTorch's own sequence models, given by itself, takes the batch in the second dimension."""
+    if isinstance(model, (torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)):
+        model = model.layers[0] if len(model.layers) else model
+    kinds = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
+    part = getattr(model, "self_attn", None) if isinstance(model, kinds) else model
+    if not isinstance(part, (torch.nn.MultiheadAttention, torch.nn.RNNBase, torch.nn.Transformer)):
+        return False
+    return not part.batch_first
 
 
 def arguments(
@@ -75,16 +94,16 @@ def arguments(
 
 def nbytes(args: tuple[Any, ...], options: dict[str, Any]) -> int:
     """Bytes of all tensors among the arguments."""
-    return sum(t.numel() * t.dtype.itemsize for t in _tensors((args, options)))
+    return sum(t.numel() * t.dtype.itemsize for t in tensors_in((args, options)))
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict) or hasattr(value, "items"):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
     if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
 
 

@@ -25,27 +25,28 @@ class Pass:
 
 
 class Lines:
-    """Builds lines, each value once: a graph has thousands of them and few different ones."""
+    """Builds lines through batch 2 and another, each value once: a graph has thousands and few different ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, other: int) -> None:
+        self._span = other - 2
         self._known: dict[tuple[int, int], Line] = {}
         self._parts: dict[tuple[int, int], _Part] = {}
 
-    def through(self, at_two: int, at_three: int) -> Line:
-        """The line with these values at batch 2 and 3."""
-        line = self._known.get((at_two, at_three))
+    def through(self, at_two: int, at_other: int) -> Line:
+        """The line with these values at batch 2 and at the other."""
+        line = self._known.get((at_two, at_other))
         if line is None:
-            slope = at_three - at_two
-            line = self._known[at_two, at_three] = Line(at_two - 2 * slope, slope)
+            slope = (at_other - at_two) // self._span
+            line = self._known[at_two, at_other] = Line(at_two - 2 * slope, slope)
         return line
 
-    def part(self, two: Entry, three: Entry) -> _Part:
+    def part(self, two: Entry, other: Entry) -> _Part:
         """What every call with these two entries has in common."""
-        part = self._parts.get((id(two), id(three)))
+        part = self._parts.get((id(two), id(other)))
         if part is None:
-            counts = [self.through(a, b) for a, b in zip(two.counts, three.counts, strict=True)]
+            counts = [self.through(a, b) for a, b in zip(two.counts, other.counts, strict=True)]
             part = _Part(two, tuple(counts), dict(zip(two.dims, counts[NEW + 1 :], strict=True)))
-            self._parts[id(two), id(three)] = part
+            self._parts[id(two), id(other)] = part
         return part
 
 
@@ -86,20 +87,20 @@ def demand_same(two: Pass, three: Pass, host: HostWork) -> None:
         min(len(two.entries), len(three.entries)) - 1,
     )
     raise TraceError(
-        f"the model issues different ops at batch 2 and 3, first at {two.entries[index].name} in "
-        f"{place(host.modules[index])}: its work is not a line in batch; trace it for one batch with inputs of its own"
+        f"the model issues different ops at batch 2 and {three.batch}, first at {two.entries[index].name} in "
+        f"{place(host.modules[index])}: its work is no line in batch"
     )
 
 
-def ops_through(two: Pass, three: Pass, host: HostWork) -> tuple[Op, ...]:
-    """The ops that serve every batch >= 2, from walks at 2 and 3."""
-    lines = Lines()
-    parts = [lines.part(a, b) for a, b in zip(two.entries, three.entries, strict=True)]
+def ops_through(two: Pass, other: Pass, host: HostWork) -> tuple[Op, ...]:
+    """The ops that serve every batch >= 2, from walks at 2 and a larger batch; only at 3 is any difference a slope."""
+    lines = Lines(other.batch)
+    parts = [lines.part(a, b) for a, b in zip(two.entries, other.entries, strict=True)]
     live = [
         lines.through(a, b)
         for a, b in zip(
             live_bytes(two.entries, host, two.input_bytes),
-            live_bytes(three.entries, host, three.input_bytes),
+            live_bytes(other.entries, host, other.input_bytes),
             strict=True,
         )
     ]
@@ -117,18 +118,31 @@ def ops_exactly(walk: Pass, host: HostWork) -> tuple[Op, ...]:
     return _ops([known[id(entry)] for entry in walk.entries], live, walk.nested, host)
 
 
-def on_the_line(ops: Sequence[Op], one: Pass, two: Pass, three: Pass, host: HostWork) -> bool:
-    """Whether the line through batches 2 and 3 also gives every count at batch 1."""
+def on_the_line(ops: Sequence[Op], one: Pass, two: Pass, other: Pass, host: HostWork) -> bool:
+    """Whether the line through batch 2 and another also gives every count at batch 1."""
+    if not in_line(one, two, other):
+        return False
+    live = live_bytes(one.entries, host, one.input_bytes)
+    return all(op.live_bytes.at(1) == value for op, value in zip(ops, live, strict=False))
+
+
+def in_line(one: Pass, two: Pass, three: Pass) -> bool:
+    """Whether three walks issued the same ops, and all of their counts lie on lines."""
+    if not (same_ops(one.entries, two.entries) and same_ops(two.entries, three.entries)):
+        return False
+    near, far = two.batch - one.batch, three.batch - two.batch
     seen: set[tuple[int, int, int]] = set()
     for a, b, c in zip(one.entries, two.entries, three.entries, strict=True):
         key = (id(a), id(b), id(c))
         if key in seen:
             continue
-        if any(x - 2 * y + z for x, y, z in zip(_compared(a), _compared(b), _compared(c), strict=True)):
+        counts = zip(_compared(a), _compared(b), _compared(c), strict=True)
+        if any((y - x) * far != (z - y) * near for x, y, z in counts):
+            return False
+        if b.dims[-1:] == ("operands",) and b.counts[-1] != c.counts[-1]:
             return False
         seen.add(key)
-    live = live_bytes(one.entries, host, one.input_bytes)
-    return all(op.live_bytes.at(1) == value for op, value in zip(ops, live, strict=False))
+    return True
 
 
 def _compared(entry: Entry) -> tuple[int, ...]:

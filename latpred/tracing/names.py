@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError
-from latpred.tracing.derive import example_images, example_samples, example_tokens
+from latpred.tracing.derive import demand_used, example_images, example_samples, example_tokens
 from latpred.tracing.metabuild import Unweighted
 from latpred.tracing.precisions import dtype_of
 from latpred.tracing.userfile import build_from_file
@@ -113,18 +113,29 @@ def build(
         )
     library, colon, rest = name.partition(":")
     if colon and library in _LIBRARIES:
+        demand_used(name, "image", seq, image)
         model, side = _from_library(library, rest, device, image)
         return _built(name, model, "image", side, dtype, device, channels=3)
-    if colon and ".py:" in name:
+    if is_file(name):
         model, example, kind, size = build_from_file(name, device, seq, image)
         return Built(_settled(model, dtype, device), _cast(example, dtype), name, kind, size)
     full = _ALIASES.get(name.lower())
     if full is None:
         raise _unknown(name, list(_ALIASES))
     row = ARCHITECTURES[full]
+    demand_used(name, row.kind, seq, image)
     size = (image if row.kind == "image" else seq) or row.size
     model = _from_transformers(row, size, device)
     return _built(full, model, row.kind, size, dtype, device, vocabulary=getattr(model.config, "vocab_size", None))
+
+
+def is_file(name: str) -> bool:
+    """Whether a name is that of a function in a file.
+
+    >>> is_file("models.py:build"), is_file("torchvision:resnet50")
+    (True, False)
+    """
+    return ".py:" in name
 
 
 def full_name(name: str) -> str | None:

@@ -6,6 +6,7 @@ they are made of. Nothing here looks at a tensor.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -36,6 +37,8 @@ class Kind(IntEnum):
     PICK = 10  # the result's shape depends on values
     ANSWER = 11  # all() and any(): a check whose answer is assumed
     BOUNDARY = 12  # runs a replacement that issues the kernels torch would
+    SCALAR = 13  # a value in a tensor of no dimensions: a launch, unless it is assigned to a part of another
+    LOOKUP = 14  # rows of a table, by numbers that must lie within it
 
 
 _FRESH_WHOLE = frozenset(
@@ -47,6 +50,7 @@ _FRESH_WHOLE = frozenset(
         *("softmax", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
         *("where", "prelu", "log_sigmoid", "std", "var", "square", "pad", "cosine_similarity", "diff"),
+        *("one_hot", "take_along_dim"),
     }
 )
 _VIEW_WHOLE = frozenset(
@@ -98,11 +102,14 @@ _SPECIAL = {
     "unique_consecutive": Kind.PICK,
     "bincount": Kind.PICK,
     "equal": Kind.ITEM,
+    "scalar_tensor": Kind.SCALAR,
+    "embedding": Kind.LOOKUP,
     "all": Kind.ANSWER,
     "any": Kind.ANSWER,
     "_transformer_encoder_layer_fwd": Kind.BOUNDARY,
     "_native_multi_head_attention": Kind.BOUNDARY,
 }
+_RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
 # Make the host wait on an asynchronous device: it must learn how large the result is.
 _SYNCING = frozenset(
     {"nonzero", "masked_select", "_unique2", "unique", "unique_dim", "unique_consecutive", "bincount", "equal"}
@@ -176,6 +183,8 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> Kind:
         return _SPECIAL[short]
     if aten and short in _VIEW_WHOLE:
         return Kind.VIEW
+    if aten and _RESAMPLING.match(short):
+        return Kind.FRESH  # torch has decompositions of these, for compilers: every device has a kernel
     composite = func._can_decompose()
     if short == "where" and len(func._schema.arguments) == 1:
         return Kind.DECOMPOSE  # the one-argument form is nonzero()

@@ -18,7 +18,7 @@ from latpred.graph import Line, ModelGraph, Op
 from latpred.tracing.choices import NOWHERE, Choice, Place, Probe, Span, shown
 from latpred.tracing.hostwork import NEW, HostWork
 from latpred.tracing.inputs import Inputs
-from latpred.tracing.lines import Pass
+from latpred.tracing.lines import Pass, in_line
 from latpred.tracing.tracer import Tracer
 from latpred.tracing.twin import Twin
 
@@ -106,7 +106,7 @@ class Watched(Tracer):
         Raises
         ------
         TraceError
-            When it cannot be walked, or does not do at batch 1 what it does at others.
+            When it cannot be walked, or its work is no line in batch.
         """
         self._probe.decide = decide
         graph = self.graph(name, precision, "contiguous")
@@ -115,7 +115,16 @@ class Watched(Tracer):
                 "the network does other work at batch 1 than at 2 and 3, which is not put together; "
                 "give latpred.trace each architecture as a whole"
             )
-        return Walked(graph, self._passes[2], self._passes[3], *self._watched[2])
+        two, three = self._passes[2], self._passes[3]
+        far = self._far(())
+        with self.alone():
+            large = self._attempt(far) if far > 3 else None
+        if large is not None and not in_line(two, three, large):
+            raise TraceError(
+                f"the network's work is no line in batch: at {far} it is another than at 2 and 3 say, which is not put "
+                "together; give latpred.trace each architecture as a whole"
+            )
+        return Walked(graph, two, three, *self._watched[2])
 
     def common(self, first: Walked) -> tuple[list[Event], Place]:
         """What all architectures have, and the calls after the last event; from a walk without any option."""

@@ -22,7 +22,7 @@ from latpred.graph import ZERO, Line, ModelGraph, Op
 from latpred.identity import Recent
 from latpred.tracing.candidates import walkable
 from latpred.tracing.choices import Choice
-from latpred.tracing.derive import derived
+from latpred.tracing.derive import demand_one, derived
 from latpred.tracing.inputs import from_example
 from latpred.tracing.lines import closing
 from latpred.tracing.precisions import DTYPES, dtype_of
@@ -85,6 +85,7 @@ class Supernet:
             raise UsageError(f"{model!r} is no network with choices; give an nn.Module or a function that builds one")
         if precision is not None:
             dtype_of(precision)  # which says when there is no such precision
+        demand_one(inputs, seq, image)
         given = derived(network, seq, image) if inputs is None else from_example(inputs)
         watched = Watched(make_twin(network, DTYPES.get(precision or "")), given)
         self.choices = _options(watched.choices)

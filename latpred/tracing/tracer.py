@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,31 @@ import torch
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph import Line, ModelGraph, Op
 from latpred.tracing import names
-from latpred.tracing.derive import derived
+from latpred.tracing.derive import demand_one, demand_positions, derived
 from latpred.tracing.entry import place, unknown
 from latpred.tracing.fastpath import enabled
 from latpred.tracing.handlers import UnknowableError
 from latpred.tracing.hostwork import HostWork
-from latpred.tracing.inputs import Inputs, arguments, from_example, nbytes
-from latpred.tracing.lines import Pass, demand_same, on_the_line, ops_exactly, ops_through, same_ops
-from latpred.tracing.precisions import DTYPES, dtype_of
+from latpred.tracing.inputs import Inputs, arguments, from_example, is_function, nbytes, sequence_first, tensors_in
+from latpred.tracing.lines import Pass, demand_same, in_line, on_the_line, ops_exactly, ops_through, same_ops
+from latpred.tracing.precisions import DTYPES, dtype_of, precision_name
 from latpred.tracing.restoring import put_back
 from latpred.tracing.twin import Twin, make_twin
 from latpred.tracing.uncompiled import uncompiled
+from latpred.tracing.usualdtype import usual_dtype
 from latpred.tracing.walk import Walk
 
 _FORMATS = ("contiguous", "channels_last")
-_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LOCK = threading.RLock()
 COMPILED = "the model is compiled with torch.compile and priced as eager runs it; for compiled ask for runtime compile"
+FAR = 64  # the largest batch that is walked where no larger one is asked for
+MOST_IDS = 2**15  # integers are computed with: beyond so many of them a walk takes several times as long
+FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
+SEQUENCE_FIRST = (
+    "{} has batch_first=False, so the second dimension of its inputs is its batch, and the first was taken for it: "
+    "build it with batch_first=True, or give inputs= as a function of the batch"
+)
+NO_LINE = "the model's work is no line in batch"
 
 
 def trace(
@@ -44,6 +52,7 @@ def trace(
     precision: str | None = None,
     memory_format: str = "contiguous",
     strict: bool = False,
+    batches: Sequence[int] = (),
 ) -> ModelGraph:
     """Walk a model without computing anything and say what one forward pass does, for every batch size.
 
@@ -64,17 +73,21 @@ def trace(
         Tokens, or samples of audio, when `inputs` is not given.
     image : int, optional
         Pixels of an image's side, when `inputs` is not given.
-    precision : {"fp32", "tf32", "fp16", "bf16"}, optional
+    precision : {"fp32", "tf32", "fp16", "bf16", "fp64"}, optional
         As what the weights and floating-point inputs count; the model's own by default.
     memory_format : {"contiguous", "channels_last"}
         Layout of 4-d weights and inputs.
     strict : bool
         Refuse ops without a cost formula instead of estimating them from their bytes.
+    batches : sequence of int
+        Batch sizes that will be asked for. A model whose work is no line in batch, or that takes certain batch sizes
+        alone, is walked at each of them.
 
     Returns
     -------
     ModelGraph
-        Every op with its work affine in batch, and the exact ops of batch 1 where they differ.
+        Every op with its work affine in batch, and the exact ops of batch 1 where they differ. Where that line misses a
+        larger batch, its `notes` say so.
 
     Raises
     ------
@@ -97,6 +110,23 @@ def trace(
     if isinstance(model, ModelGraph):
         return model
     _check(precision, memory_format, seq, image)
+    demand_one(inputs, seq, None if isinstance(model, str) else image)  # by its name a model is built for a size
+    if isinstance(model, str) and not names.is_file(model):
+        with usual_dtype():
+            return _traced(model, inputs, seq, image, precision, memory_format, strict, batches)
+    return _traced(model, inputs, seq, image, precision, memory_format, strict, batches)
+
+
+def _traced(
+    model: torch.nn.Module | str,
+    inputs: Any,
+    seq: int | None,
+    image: int | None,
+    precision: str | None,
+    memory_format: str,
+    strict: bool,
+    batches: Sequence[int],
+) -> ModelGraph:
     name = model if isinstance(model, str) else type(model).__name__
     if isinstance(model, str):
         built = names.build(model, seq=seq, image=image)
@@ -110,31 +140,46 @@ def trace(
         raise UsageError(f"a {type(model).__name__} cannot be traced; give an nn.Module or a model's name")
     else:
         given = derived(model, seq, image) if inputs is None else from_example(inputs)
+    if given.kind == "seq":
+        demand_positions(model, given.size)
     channels_last = memory_format == "channels_last"
     with _no_collection():
-        graph = _walked(model, given, DTYPES.get(precision or ""), channels_last, (name, precision, memory_format))
+        said = (name, precision, memory_format)
+        graph = _walked(model, given, DTYPES.get(precision or ""), channels_last, said, batches)
     if strict:
         _demand_known(graph)
+    if inputs is not None and not is_function(inputs) and sequence_first(model):
+        return msgspec.structs.replace(graph, notes=(*graph.notes, SEQUENCE_FIRST.format(name)))
     return graph
 
 
 def _walked(
-    model: torch.nn.Module, given: Inputs, dtype: torch.dtype | None, channels_last: bool, said: tuple[Any, ...]
+    model: torch.nn.Module,
+    given: Inputs,
+    dtype: torch.dtype | None,
+    channels_last: bool,
+    said: tuple[Any, ...],
+    batches: Sequence[int],
 ) -> ModelGraph:
-    """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew."""
+    """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew.
+
+    A model that fails then as well takes certain batch sizes alone, or none.
+    """
 
     def renew() -> Twin:
         return make_twin(model, dtype, channels_last)
 
-    tracer = Tracer(renew(), given, channels_last)
-    try:
-        graph = tracer.graph(*said)
-    except TraceError as error:
+    def along(tracer: Tracer) -> ModelGraph | None:
         try:
-            graph = Tracer(renew(), given, channels_last, renew).graph(*said)
+            return tracer.noted(tracer.graph(*said, batches))
         except TraceError:
-            raise error from error.__cause__
-    return msgspec.structs.replace(graph, notes=(*graph.notes, COMPILED)) if tracer.compiled else graph
+            return None
+
+    graph = along(Tracer(renew(), given, channels_last)) or along(Tracer(renew(), given, channels_last, renew))
+    if graph is not None:
+        return graph
+    tracer = Tracer(renew(), given, channels_last)
+    return tracer.noted(tracer.only(batches or (given.batch,), *said))
 
 
 def as_written(graph: ModelGraph) -> ModelGraph:
@@ -145,10 +190,11 @@ def as_written(graph: ModelGraph) -> ModelGraph:
 
 
 class Tracer:
-    """The walks of one model: two for the line, one to see whether batch 1 is on it.
+    """The walks of one model: at batch 2, at a large one, and at 1 to see whether all three are on one line.
 
-    A fourth walk is made of a model that issues other ops at batch 1, to watch its Python and memory there, or that
-    keeps what it computed in its first forward pass.
+    Where they are not, a walk at 3 tells whether it is batch 1 that differs, or whether there is no line. One more is
+    made of a model that issues other ops at batch 1, to watch its Python and memory there, or that keeps what it
+    computed in its first forward pass.
     """
 
     def __init__(
@@ -160,38 +206,112 @@ class Tracer:
         self._channels_last = channels_last
         self.compiled = twin.compiled  # whether some of it would run under torch.compile
 
-    def graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
-        """Walk the model and put the walks together."""
+    def graph(
+        self, name: str, precision: str | None, memory_format: str, batches: Sequence[int] | None = None
+    ) -> ModelGraph:
+        """Walk the model and put the walks together; with `batches` look at large ones, and at each without a line."""
         with self.alone():
-            return self._graph(name, precision, memory_format)
-
-    def _graph(self, name: str, precision: str | None, memory_format: str) -> ModelGraph:
-        three = self.walk(3)
-        # The second walk is the watched one: what Python does only once, filling caches, is behind it.
-        host = HostWork(self._twin.paths)
-        two = self.walk(2, host)
-        if not same_ops(two.entries, three.entries):
-            three = self.walk(3)
-        demand_same(two, three, host)
-        ops = ops_through(two, three, host)
-        one = self.walk(1)
-        exact = None
-        if not same_ops(one.entries, two.entries):
-            watched = HostWork(self._twin.paths)
-            exact = ops_exactly(self.walk(1, watched), watched)
-        elif not on_the_line(ops, one, two, three, host):
-            exact = ops_exactly(one, host)
-        slope = three.input_bytes - two.input_bytes
-        input_bytes = Line(two.input_bytes - 2 * slope, slope)
-        return self._made(name, precision, memory_format, input_bytes, ops, exact)
+            if batches is None:
+                return self._line(name, precision, memory_format, 3)[0]
+            far = self._far(batches)
+            graph, straight = self._line(name, precision, memory_format, far, asked=far <= max(batches, default=0))
+            if straight:
+                fixed = self._inputs.kind == "custom" and not graph.input_bytes.per_sample
+                return msgspec.structs.replace(graph, notes=(FIXED_INPUTS,)) if fixed else graph
+            sizes = dict.fromkeys(batches or (far,))
+            walked = {batch: self._alone(batch, name, precision, memory_format) for batch in sizes}
+            seen = _listed(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
+            note = f"{NO_LINE}: walked at {seen}; what is said of any other batch is a guess"
+            return msgspec.structs.replace(graph, walked=walked, notes=(note,))
 
     def graph_at(self, batch: int, name: str, precision: str | None) -> ModelGraph:
         """The graph of one batch alone: its counts do not depend on batch."""
         with self.alone():
-            self.walk(batch)
-            host = HostWork(self._twin.paths)
-            done = self.walk(batch, host)
-            return self._made(name, precision, "contiguous", Line(done.input_bytes), ops_exactly(done, host), None)
+            return self._exactly(batch, name, precision, "contiguous")
+
+    def only(self, batches: Sequence[int], name: str, precision: str | None, memory_format: str) -> ModelGraph:
+        """The graph of a model that takes certain batch sizes alone, or does other work at each."""
+        graphs: dict[int, ModelGraph] = {}
+        with self.alone():
+            for batch in batches:
+                try:
+                    graphs[batch] = self._alone(batch, name, precision, memory_format)
+                except TraceError as error:
+                    if not graphs:
+                        raise
+                    raise TraceError(f"{error}; it takes batch {_listed(graphs)}: ask for that alone") from error
+        taken = tuple(sorted(graphs))
+        note = f"walked at batch {_listed(taken)} alone: nothing is known of any other batch"
+        walked = graphs if len(graphs) > 1 else {}
+        return msgspec.structs.replace(graphs[taken[0]], only=taken, walked=walked, notes=(note,))
+
+    def _alone(self, batch: int, name: str, precision: str | None, memory_format: str) -> ModelGraph:
+        return msgspec.structs.replace(self._exactly(batch, name, precision, memory_format), only=(batch,))
+
+    def _exactly(self, batch: int, name: str, precision: str | None, memory_format: str) -> ModelGraph:
+        self.walk(batch)
+        host = HostWork(self._twin.paths)
+        done = self.walk(batch, host)
+        return self._made(name, precision, memory_format, Line(done.input_bytes), ops_exactly(done, host), None)
+
+    def _line(
+        self, name: str, precision: str | None, memory_format: str, far: int, *, asked: bool = False
+    ) -> tuple[ModelGraph, bool]:
+        """The graph of the line through batch 2 and a larger one, and whether the walk at `far` is on it."""
+        large = self._attempt(far) if far > 3 else None
+        three = self.walk(3) if large is None else None
+        # The second walk is the watched one: what Python does only once, filling caches, is behind it.
+        host = HostWork(self._twin.paths)
+        two = self.walk(2, host)
+        if large is not None and not same_ops(two.entries, large.entries):
+            large = self.walk(far)
+        one = self.walk(1)
+
+        def made(other: Pass, ops: tuple[Op, ...], exact: tuple[Op, ...] | None) -> ModelGraph:
+            slope = (other.input_bytes - two.input_bytes) // (other.batch - 2)
+            input_bytes = Line(two.input_bytes - 2 * slope, slope)
+            return self._made(name, precision, memory_format, input_bytes, ops, exact)
+
+        if large is not None and in_line(one, two, large):
+            ops = ops_through(two, large, host)
+            if on_the_line(ops, one, two, large, host):
+                return made(large, ops, None), True
+        three = three or self.walk(3)
+        if not same_ops(two.entries, three.entries):
+            three = self.walk(3)
+        demand_same(two, three, host)
+        ops = ops_through(two, three, host)
+        graph = made(three, ops, self._at_one(one, two, three, ops, host))
+        if large is None:
+            return graph, not asked or far <= 3
+        # A function may have no more samples to give than are asked for.
+        short = not asked and graph.input_bytes.at(far) != large.input_bytes
+        return graph, short or in_line(two, three, large)
+
+    def _at_one(self, one: Pass, two: Pass, three: Pass, ops: tuple[Op, ...], host: HostWork) -> tuple[Op, ...] | None:
+        """The ops of batch 1 where the line does not give them."""
+        if not same_ops(one.entries, two.entries):
+            watched = HostWork(self._twin.paths)
+            return ops_exactly(self.walk(1, watched), watched)
+        return None if on_the_line(ops, one, two, three, host) else ops_exactly(one, host)
+
+    def _far(self, batches: Sequence[int]) -> int:
+        """The large batch to walk at: the largest asked for, unless so many integers would have to be computed with."""
+        try:
+            with torch.inference_mode():
+                given = arguments(self._inputs, 2, self._twin.dtype, self._channels_last)
+        except Exception:  # the walk will say what is wrong
+            return 3
+        ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
+        return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
+
+    def _attempt(self, batch: int) -> Pass | None:
+        """A walk that may fail, of a batch that nobody may have asked for."""
+        try:
+            return self.walk(batch)
+        except Exception:
+            self._next_twin()
+            return None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -199,6 +319,10 @@ class Tracer:
         with _LOCK, _no_collection(), put_back(self._twin.reached.roots), uncompiled() as met:
             yield
         self.compiled = self.compiled or bool(met)
+
+    def noted(self, graph: ModelGraph) -> ModelGraph:
+        """The graph, with a word on torch.compile where that would run some of the model."""
+        return msgspec.structs.replace(graph, notes=(*graph.notes, COMPILED)) if self.compiled else graph
 
     def _made(
         self,
@@ -213,7 +337,7 @@ class Tracer:
             model=name,
             input_kind=self._inputs.kind,
             input_size=self._inputs.size,
-            precision=precision or _NAMES.get(self._twin.dtype, "fp32"),
+            precision=precision or precision_name(self._twin.format),
             memory_format=memory_format,
             parameters=self._twin.parameters,
             parameter_bytes=self._twin.parameter_bytes,
@@ -241,9 +365,12 @@ class Tracer:
                 raise
             except Exception as error:
                 raise TraceError(self._failure(walk, error, batch)) from error
+        self._next_twin()
+        return Pass(batch, walk.entries, walk.nested, nbytes(args, options))
+
+    def _next_twin(self) -> None:
         if self._renew is not None:
             self._twin = self._renew()
-        return Pass(batch, walk.entries, walk.nested, nbytes(args, options))
 
     def recorder(self, host: HostWork | None) -> Walk:
         """What records one walk."""
@@ -309,6 +436,10 @@ class _Collection:
 
 
 _COLLECTION = _Collection()
+
+
+def _listed(batches: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(batches)))
 
 
 def _check(precision: str | None, memory_format: str, seq: int | None, image: int | None) -> None:

@@ -19,6 +19,7 @@ Tensor = torch.Tensor
 _META = torch.device("meta")
 _KEPT_NUMEL = 1 << 20
 _SMALL_NUMEL = 1 << 14  # numbers in a helper of the model's, which Python may read as well
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Twin:
         Number of parameters, and bytes of parameters and buffers, each counted once.
     dtype : torch.dtype
         Dtype of the first floating-point parameter or buffer; without any, the one asked for, or float32.
+    format : torch.dtype
+        The same, but for a model of complex numbers alone: theirs.
     compiled : bool
         Whether `torch.compile` was at the model or a part of it; the copy runs eagerly.
     reached : Copier
@@ -46,6 +49,7 @@ class Twin:
     parameters: int
     parameter_bytes: int
     dtype: torch.dtype
+    format: torch.dtype
     compiled: bool
     reached: Copier
 
@@ -70,6 +74,7 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
     copier = Copier(_Twinned(dtype, channels_last))
     with torch.inference_mode(False), torch.no_grad():
         module = copier.module(_unwrapped(model, copier))
+    _demand_measured(copier.kinds)
     paths: dict[int, str] = {}
     weights: dict[int, Tensor] = {}
     buffers: dict[int, Tensor] = {}
@@ -81,13 +86,15 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
             if buffer is not None:
                 buffers[id(buffer)] = buffer
     tensors = {**weights, **buffers}
-    floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), dtype or torch.float32)
+    floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), None)
+    other = next((t.dtype for t in tensors.values() if t.dtype.is_complex), dtype or torch.float32)
     return Twin(
         module=module,
         paths=paths,
         parameters=sum(p.numel() for p in weights.values()),
         parameter_bytes=sum(t.numel() * t.dtype.itemsize for t in tensors.values()),
-        dtype=floating,
+        dtype=floating or dtype or torch.float32,
+        format=floating or other,
         compiled=copier.compiled,
         reached=copier,
     )
@@ -116,6 +123,16 @@ def _unwrapped(model: torch.nn.Module, copier: Copier) -> torch.nn.Module:
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         return _unwrapped(model.module, copier)
     return model
+
+
+def _demand_measured(kinds: set[type]) -> None:
+    """Refuse modules whose kernels are in no profile."""
+    for kind in kinds:
+        if kind.__module__.startswith(_QUANTISED):
+            raise TraceError(
+                f"the model has quantised modules ({kind.__name__}), whose kernels nobody measured; give the "
+                "model as it was before it was quantised"
+            )
 
 
 class _Twinned:

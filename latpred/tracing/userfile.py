@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from latpred.errors import UnknownModelError, UsageError
-from latpred.tracing.derive import derived
+from latpred.tracing.derive import demand_one, derived
 from latpred.tracing.inputs import from_example, placed
 from latpred.tracing.metabuild import Unweighted
 
@@ -46,6 +46,7 @@ def build_from_file(
             f"{name} returned {type(model).__name__}; it must return an nn.Module, or a module and an example of its "
             "inputs"
         )
+    demand_one(example, seq, image)
     inputs = derived(model, seq, image) if example is None else from_example(example)
     return model, lambda batch, where: _arguments(placed(inputs.make(batch), where)), inputs.kind, inputs.size
 

@@ -44,6 +44,8 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Storages of real tensors whose values are no longer known.
     generator : torch.Generator
         Gives the random numbers that the walk needs.
+    value : tuple of int and Tensor, or None
+        The last value that was made a tensor of, and the position of its entry.
     """
 
     def __init__(self, host: HostWork | None = None) -> None:
@@ -52,6 +54,7 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.nested: list[bool] = []
         self.current = ""
         self.stale: set[int] = set()
+        self.value: tuple[int, torch.Tensor] | None = None
         self.known, self.infos = CACHE.tables()
         self.generator = torch.Generator().manual_seed(0)
         self._host = host
@@ -83,6 +86,11 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = _HANDLERS[info.kind](self, func, info, args, options)
         self.current = ""
         return out
+
+    @property
+    def within(self) -> bool:
+        """Whether what is handled is part of another op."""
+        return self._depth > 0
 
     def record(self, entry: Entry, out: Any) -> Any:
         """Keep one op's entry and pass its result on."""

@@ -88,7 +88,15 @@ def test_lstm_meets_every_weight_at_every_step() -> None:
     args = (t(3, 10, 8), [t(1, 3, 16), t(1, 3, 16)], params, True, 1, 0.0, False, False, True)
     result = work("aten::lstm", *args, out=(t(3, 10, 16),))
     assert result.macs == 3 * 10 * (64 * 8 + 64 * 16)
-    assert dict(result.dims) == {"batch": 3, "steps": 10, "hidden": 16, "inputs": 8, "layers": 1, "calls": 10, "reread": 10 * 4 * 16 * 16}
+    assert dict(result.dims) == {
+        "batch": 3,
+        "steps": 10,
+        "hidden": 16,
+        "inputs": 8,
+        "layers": 1,
+        "calls": 10,
+        "reread": 10 * 4 * 16 * 16,
+    }
 
 
 def test_norms_softmax_and_reductions_split_rows_and_columns() -> None:

@@ -59,7 +59,7 @@ def nested(inner: nn.Module) -> nn.Module:
         (Places(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
         (
             Raising(),
-            r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 3: KeyError: 'nothing here'",
+            r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 1: KeyError: 'nothing here'",
         ),
     ],
 )
@@ -74,9 +74,9 @@ def test_dependence_on_data(model: nn.Module, message: str) -> None:
     [
         (
             (1, 4, 8, 8),
-            r"failed at aten::conv2d in module '0' at batch 3: RuntimeError: .*check the model and the shapes",
+            r"failed at aten::conv2d in module '0' at batch 1: RuntimeError: .*check the model and the shapes",
         ),
-        ((1, 3, 9, 9), r"failed at aten::linear in module '3' at batch 3: RuntimeError: .*inputs=, seq=, image="),
+        ((1, 3, 9, 9), r"failed at aten::linear in module '3' at batch 1: RuntimeError: .*inputs=, seq=, image="),
         ((1, 3, 1, 1), r"failed at aten::conv2d in module '0'"),
     ],
 )

@@ -8,7 +8,7 @@ from smallmodels import ARCHITECTURES, build_small, inputs_of, walk_at
 from torch import nn
 
 import latpred
-from latpred.errors import TraceError
+from latpred.errors import UsageError
 from latpred.graph import Op
 from latpred.tracing.entry import Entry
 from latpred.tracing.hostwork import NEW
@@ -81,15 +81,15 @@ def test_work_need_not_be_proportional_to_batch() -> None:
     assert [graph.macs(batch) for batch in (1, 2, 10)] == [6 * 8 * 8] * 3
 
 
-def test_a_model_whose_ops_depend_on_batch_is_refused() -> None:
+def test_a_model_whose_ops_depend_on_batch_is_walked_at_each() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.exp() if x.shape[0] == 3 else x.sin()
+            return x.exp() if x.shape[0] % 2 else x.sin()
 
-    with pytest.raises(
-        TraceError, match=r"different ops at batch 2 and 3, first at aten::sin in the model's own forward"
-    ):
-        latpred.trace(Odd(), torch.zeros(1, 4))
+    graph = latpred.trace(Odd(), torch.zeros(1, 4), batches=[1, 2, 5])
+    assert [graph.at(batch)[0].name for batch in (1, 2, 5)] == ["aten::exp", "aten::sin", "aten::exp"]
+    with pytest.raises(UsageError, match="takes batch 1, 2, 5 and no other"):
+        graph.check_batches([4])
 
 
 def test_what_a_first_forward_pass_keeps_is_not_counted() -> None:

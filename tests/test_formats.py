@@ -1,0 +1,136 @@
+"""Formats that no profile was measured in: named as they are, priced by what is known, refused where none runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import latpred
+from latpred import specs
+from latpred.errors import ProfileError, TraceError
+from latpred.formats import FP64_OVER_FP32
+from latpred.ops.families import root
+from latpred.prediction import Prediction
+from latpred.runtimes import walking
+
+WIDTH = 2048
+
+
+class Product(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(WIDTH, WIDTH, dtype=dtype, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def predicted(dtype: torch.dtype, device: str = "epyc-shared", batch: int = 512, runtime: str = "eager") -> Prediction:
+    x = torch.ones(1, WIDTH, dtype=dtype)
+    return latpred.predict(Product(dtype), batch, runtime, inputs=x, device=device)
+
+
+def said(prediction: Prediction) -> str:
+    return " | ".join(prediction.provenance.caveats)
+
+
+@pytest.fixture
+def doubles() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("device", "slower"), [("epyc-shared", 2.0), ("rtx-8000", 32.0), ("rtx-3090", 64.0), ("a100", 1.0)]
+)
+def test_doubles_take_as_much_longer_as_is_known(device: str, slower: float) -> None:
+    single, double = predicted(torch.float32, device), predicted(torch.float64, device)
+    assert double.precision == "fp64"
+    assert "products in float64 were not measured" in said(double)
+    assert double.compute_ms / single.compute_ms == pytest.approx(slower, rel=0.1 if slower == 1.0 else 0.4)
+    assert double.interval_ms[1] / double.latency_ms >= 1.5
+
+
+def test_what_memory_limits_is_twice_as_long_in_doubles() -> None:
+    single, double = (predicted(dtype, "rtx-3090", batch=1) for dtype in (torch.float32, torch.float64))
+    assert double.compute_ms < 4 * single.compute_ms
+
+
+def test_convolutions_in_doubles_do_without_tf32() -> None:
+    def compute_ms(dtype: torch.dtype) -> float:
+        layer = nn.Conv2d(256, 256, 3, dtype=dtype, device="meta")
+        return latpred.predict(layer, 64, inputs=torch.zeros(1, 256, 56, 56), device="a100").compute_ms
+
+    assert compute_ms(torch.float64) > 4 * compute_ms(torch.float32)
+
+
+def test_every_architecture_has_a_rate_of_doubles() -> None:
+    assert {spec.compute_capability for spec in specs.SPECS} <= set(FP64_OVER_FP32)
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "compile", "onnxruntime"])
+def test_other_runtimes_run_doubles(runtime: str) -> None:
+    graph = walking.walk(nn.Linear(8, 8, dtype=torch.float64), torch.zeros(1, 8), runtime=runtime)
+    assert graph.precision == "fp64"
+    assert {op.dtype for op in graph.ops if root(op.family) == "gemm"} == {"float64"}
+
+
+def test_doubles_on_request() -> None:
+    graph = latpred.trace(nn.Linear(8, 8), torch.zeros(1, 8), precision="fp64")
+    assert (graph.precision, graph.parameter_bytes) == ("fp64", 8 * 72)
+    assert latpred.predict(nn.Linear(8, 8), inputs=torch.zeros(1, 8), precision="fp64", device="epyc-shared")
+
+
+def test_a_complex_multiply_add_is_four() -> None:
+    single, found = predicted(torch.float32), predicted(torch.complex64)
+    assert found.precision == "complex64"
+    assert "priced as 4 in float32" in said(found)
+    assert found.compute_ms / single.compute_ms == pytest.approx(4, rel=0.1)
+    graph = latpred.trace(Product(torch.complex64), torch.ones(1, WIDTH, dtype=torch.complex64))
+    assert graph.macs(3) == 4 * 3 * WIDTH * WIDTH
+
+
+def test_products_of_integers_are_slow_or_refused() -> None:
+    found = predicted(torch.int64)
+    assert found.compute_ms > 6 * predicted(torch.float32).compute_ms
+    assert found.interval_ms[1] > 2.5 * found.latency_ms
+    assert "products in int64 have no library on a CPU" in said(found)
+    with pytest.raises(ProfileError, match=r"PyTorch has no aten::matmul in int64 on rtx-8000.* Convert the operands"):
+        predicted(torch.int64, "rtx-8000")
+
+
+def test_float8_is_refused() -> None:
+    with pytest.raises(ProfileError, match="no kernels in float8_e4m3fn"):
+        predicted(torch.float8_e4m3fn)
+
+
+def test_quantised_modules_are_refused() -> None:
+    class Linear(nn.Linear):
+        __module__ = "torch.ao.nn.quantized.dynamic.modules.linear"
+
+    with pytest.raises(
+        TraceError, match=r"quantised modules \(Linear\), whose kernels nobody measured; give the model"
+    ):
+        latpred.trace(nn.Sequential(Linear(8, 8)), torch.zeros(1, 8))
+
+
+@pytest.mark.parametrize("name", ["resnet-18", "bert-base-uncased"])
+def test_named_models_are_single_whatever_the_process_does(name: str, doubles: None) -> None:
+    found = latpred.trace(name)
+    assert torch.get_default_dtype() == torch.float64
+    torch.set_default_dtype(torch.float32)
+    assert found == latpred.trace(name)
+    assert found.precision == "fp32"
+    assert "float64" not in {op.dtype for op in found.ops}
+
+
+def test_own_models_keep_what_the_process_does(doubles: None) -> None:
+    assert latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4)).precision == "fp64"
+
+
+def test_predicted_tables_name_the_format() -> None:
+    assert predicted(torch.float64).to_frame()["precision"].tolist() == ["fp64"]

@@ -1,0 +1,228 @@
+"""Models whose work is no line in batch, and models that take certain batch sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import latpred
+from latpred import profiles
+from latpred.adapting import adapt
+from latpred.errors import LatpredError, TraceError, UsageError
+from latpred.graph import ModelGraph
+from latpred.runtimes import walking
+from latpred.tracing.tracer import FAR, Tracer
+
+WIDTH = 16
+ONE_SAMPLE = torch.zeros(1, WIDTH)
+
+
+class Pairs(nn.Module):
+    """Compares every sample with every other, as CLIP's logits do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(x) @ x.T
+
+
+class Above(nn.Module):
+    """Does more beyond a batch size."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.first, self.more = nn.Linear(WIDTH, WIDTH), nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(5)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        out: torch.Tensor = self.more(x) if x.shape[0] > self.limit else x
+        return out
+
+
+class Only(nn.Module):
+    """Takes some batch sizes alone."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.sizes, self.layer = sizes, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] in self.sizes
+        out: torch.Tensor = self.layer(x)
+        return out
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        twice, once = (lambda x: self.layer(self.layer(x))), self.layer
+        return torch.cond(x.shape[0] > 2, twice, lambda x: once(x), (x,))
+
+
+def predicted(model: nn.Module, batch: Sequence[int], runtime: str = "eager", **given: Any) -> latpred.Curve:
+    return latpred.predict(model, batch, runtime, device="epyc-shared", **{"inputs": ONE_SAMPLE} | given)
+
+
+def said(curve: latpred.Curve) -> str:
+    return " | ".join(curve.setting.provenance.caveats)
+
+
+def layer_macs(batch: int, layers: int = 1) -> int:
+    return batch * layers * WIDTH * WIDTH
+
+
+@pytest.mark.parametrize("runtime", ["eager", "torchscript", "compile"])
+def test_products_of_all_pairs_are_counted_at_each_batch(runtime: str) -> None:
+    graph = walking.walk(Pairs(), ONE_SAMPLE, runtime=runtime, batches=(1, 8, 48))
+    # At batch 1 Inductor makes a sum of a product.
+    assert [graph.macs(b) for b in (8, 48)] == [layer_macs(b) + b * b * WIDTH for b in (8, 48)]
+    assert any("no line in batch: walked at 1, 8, 48" in note for note in graph.notes)
+
+
+@pytest.mark.parametrize("runtime", ["eager", "torchscript", "compile"])
+def test_branches_on_the_batch_are_taken(runtime: str) -> None:
+    graph = walking.walk(Above(8), ONE_SAMPLE, runtime=runtime, batches=(8, 16))
+    assert [graph.macs(b) for b in (8, 16)] == [layer_macs(8), layer_macs(16, layers=6)]
+
+
+def test_a_batch_too_large_for_a_runtimes_tools_is_estimated() -> None:
+    graph = walking.walk(Pairs(), ONE_SAMPLE, runtime="onnxruntime", batches=(1, 1024))
+    assert graph.macs(1024) == layer_macs(1024) + 1024**2 * WIDTH
+    assert any("at batch 1024 alone onnxruntime was not asked" in note for note in graph.notes)
+
+
+def test_each_batch_of_a_curve_is_predicted_from_its_own_walk() -> None:
+    few, many = Above(8), nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+    curve = predicted(few, [4, 16])
+    assert curve[0].latency_ms == pytest.approx(predicted(nn.Linear(WIDTH, WIDTH), [4])[0].latency_ms, rel=0.2)
+    assert curve[1].latency_ms > 0.8 * predicted(many, [16])[0].latency_ms
+    assert "no line in batch: walked at 4, 16" in said(curve)
+    assert curve.batches.tolist() == [4, 16]
+    assert curve.to_dict()["crossover_interval"]
+
+
+def test_a_line_is_checked_as_far_as_it_is_asked_for() -> None:
+    assert said(predicted(Above(200), [1, FAR])) == ""
+    assert "no line in batch" in said(predicted(Above(200), [1, 256]))
+    assert "no line in batch" in said(predicted(Above(FAR - 1), [1]))
+
+
+def test_a_graph_says_that_it_is_no_line() -> None:
+    graph = latpred.trace(Pairs(), ONE_SAMPLE)
+    assert any("no line in batch" in note and "batches=" in note for note in graph.notes)
+    assert graph.macs(FAR) == layer_macs(FAR) + FAR**2 * WIDTH
+    more = latpred.trace(Pairs(), ONE_SAMPLE, batches=[1000])
+    assert more.macs(1000) == layer_macs(1000) + 1000**2 * WIDTH
+    assert ModelGraph.from_json(more.to_json()) == more
+    with pytest.raises(UsageError, match="no largest batch can be worked out"):
+        latpred.max_batch(more, 1.0, device="epyc-shared")
+
+
+def test_many_candidates_are_walked_at_each_batch() -> None:
+    table = latpred.predict_many([Pairs(), Above(8)], batch=[4, 100], inputs=ONE_SAMPLE, device="epyc-shared")
+    assert table.macs.tolist() == [
+        *(layer_macs(b) + b * b * WIDTH for b in (4, 100)),
+        *(layer_macs(4), layer_macs(100, layers=6)),
+    ]
+
+
+def test_a_model_on_the_line_takes_no_more_walks_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    walk = Tracer.walk
+    monkeypatch.setattr(Tracer, "walk", lambda self, batch, host=None: batches.append(batch) or walk(self, batch, host))
+    latpred.trace(nn.Linear(WIDTH, WIDTH), ONE_SAMPLE)
+    assert batches == [FAR, 2, 1]
+    batches.clear()
+    predicted(nn.Linear(WIDTH, WIDTH), [1, 500])
+    assert batches == [500, 2, 1]
+
+
+def test_many_integers_are_not_computed_with() -> None:
+    batches: list[int] = []
+
+    class Watching(nn.Embedding):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            batches.append(ids.shape[0])
+            return super().forward(ids)
+
+    latpred.trace(Watching(10, 4), torch.zeros(1, 4096, dtype=torch.int64), batches=[512])
+    assert max(batches) == 8
+
+
+@pytest.mark.parametrize("runtime", ["eager", "torchscript", "compile", "onnxruntime"])
+def test_a_model_of_one_batch_size_is_predicted_for_that(runtime: str) -> None:
+    curve = predicted(Only(1), [1], runtime)
+    assert curve[0].latency_ms > 0
+    assert "walked at batch 1 alone: nothing is known of any other batch" in said(curve)
+
+
+def test_other_batch_sizes_are_refused_with_the_one_to_ask_for() -> None:
+    with pytest.raises(TraceError, match=r"at batch 8: AssertionError.* it takes batch 1: ask for that alone"):
+        predicted(Only(1), [1, 8])
+    graph = latpred.trace(Only(4), torch.zeros(4, WIDTH))
+    assert graph.only == (4,)
+    assert graph.macs(4) == layer_macs(4)
+    with pytest.raises(UsageError, match=r"batch 4 and no other, so batch 8 cannot be predicted\. Ask for batch=4"):
+        latpred.predict(graph, 8, device="epyc-shared")
+    assert latpred.max_batch(graph, 1e6, device="epyc-shared") == 4
+
+
+def test_models_of_some_batch_sizes() -> None:
+    assert [point.batch for point in predicted(Only(2, 4, 8), [4, 8])] == [4, 8]
+    assert latpred.trace(Only(2, 4, 8), ONE_SAMPLE, batches=[4, 8]).macs(8) == layer_macs(8)
+
+
+def test_exported_programs_hold_for_their_batch() -> None:
+    layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()).eval()
+    module = torch.export.export(layer, (torch.zeros(4, WIDTH),)).module()
+    assert latpred.trace(module, torch.zeros(4, WIDTH)).macs(4) == layer_macs(4)
+    with pytest.raises(LatpredError, match="at batch 1"):
+        latpred.trace(module, torch.zeros(4, WIDTH), batches=[1])
+
+
+def test_conditions_on_the_batch() -> None:
+    graph = latpred.trace(Branching(), ONE_SAMPLE, batches=[1, 32])
+    assert [graph.macs(b) for b in (1, 32)] == [layer_macs(1), layer_macs(32, layers=2)]
+
+
+def test_explaining_a_model_of_one_batch_size() -> None:
+    found = latpred.explain(Only(1), 1, inputs=ONE_SAMPLE, device="epyc-shared", runtimes=["torchscript"])
+    assert {choice.runtime for choice in found.choices} == {"eager", "torchscript"}
+
+
+def test_inputs_that_do_not_grow_are_said() -> None:
+    fixed = predicted(nn.Linear(WIDTH, WIDTH), [1, 64], inputs=lambda _: torch.zeros(3, WIDTH))
+    assert "inputs= gives the same inputs whatever the batch" in said(fixed)
+    rows = torch.zeros(8, WIDTH)
+    assert said(predicted(nn.Linear(WIDTH, WIDTH), [1, 4], inputs=lambda batch: rows[:batch])) == ""
+
+
+def test_a_network_with_choices_must_be_on_a_line() -> None:
+    layers = {"narrow": nn.Linear(WIDTH, WIDTH), "none": None}
+    with pytest.raises(TraceError, match="no line in batch: at 64 it is another than at 2 and 3 say"):
+        latpred.Supernet(nn.Sequential(latpred.Choice("layer", layers), Above(8)), ONE_SAMPLE)
+
+
+def test_measured_batches_are_walked_before_a_profile_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[int]] = []
+    walk = walking.walk
+
+    def watched(model: Any, *given: Any, batches: Sequence[int] = (), **options: Any) -> ModelGraph:
+        asked.append(list(batches))
+        return walk(model, *given, batches=batches, **options)
+
+    monkeypatch.setattr(walking, "walk", watched)
+    model = Pairs()
+    rows = [(model, batch, "eager", "fp32", 1.0 + batch) for batch in (1, 64, 256)]
+    adapt(profiles.load("epyc-shared"), rows, inputs=ONE_SAMPLE)
+    assert asked == [[1, 64, 256]]
