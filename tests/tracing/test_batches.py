@@ -223,6 +223,6 @@ def test_measured_batches_are_walked_before_a_profile_is_adapted(monkeypatch: py
 
     monkeypatch.setattr(walking, "walk", watched)
     model = Pairs()
-    rows = [(model, batch, "eager", "fp32", 1.0 + batch) for batch in (1, 64, 256)]
+    rows = [(model, batch, "eager", "fp32", 0.05 + batch / 1000) for batch in (1, 64, 256)]
     adapt(profiles.load("epyc-shared"), rows, inputs=ONE_SAMPLE)
     assert asked == [[1, 64, 256]]
