@@ -29,7 +29,7 @@ def demand_writable(path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Path]:
+def writing(path: Path, advice: str = "Name another file.") -> Iterator[Path]:
     """Give a file to write, which then takes the place of the one at a path: all of it or nothing.
 
     What goes wrong is said as the user's to mend; the folder is made first.
@@ -44,7 +44,7 @@ def writing(path: Path) -> Iterator[Path]:
         with _beside(path.resolve()) as part:
             yield part
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}. Name another file.") from error
+        raise UsageError(f"cannot write {path}: {error.strerror or error}. {advice}") from error
 
 
 @contextmanager

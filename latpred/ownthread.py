@@ -42,7 +42,8 @@ def silenced() -> Iterator[None]:
             handler.removeFilter(here)
         with _LOCK:
             # Another thread within `catch_warnings` works on a copy, and puts the original back.
-            for known in (filters, warnings.filters):
+            current: Any = warnings.filters
+            for known in (filters, current):
                 if ignore in known:
                     known.remove(ignore)
 

@@ -115,7 +115,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
     full_after(10, monkeypatch)
     shown = run("profiles", "list", "-o", str(path))
     assert shown.exit_code == 2
-    assert shown.stderr == f"latpred: cannot write {path}: No space left on device. Name another file.\n"
+    assert shown.stderr == f"latpred: cannot write {path}: No space left on device. Name another file with -o.\n"
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

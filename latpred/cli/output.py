@@ -89,7 +89,7 @@ def _write(path: Path | None, text: str) -> None:
         with results() as stream:
             click.echo(text, file=stream, nl=False)
         return
-    with writing(path) as part:
+    with writing(path, "Name another file with -o.") as part:
         part.write_text(text)
     notice(f"wrote {path}")
 

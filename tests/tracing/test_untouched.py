@@ -601,3 +601,12 @@ def test_a_compiled_model_is_priced_as_eager_and_says_so() -> None:
         assert COMPILED not in latpred.predict(compiled, inputs=X, runtime=runtime, device=DEVICE).provenance.caveats
         assert COMPILED not in latpred.predict(graph, runtime=runtime, device=DEVICE).provenance.caveats
     assert compiled._compiled_call_impl is not None
+
+
+def test_what_is_never_compiled_is_not_called_compiled() -> None:
+    class Without(Base):
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    assert latpred.trace(Without(), X).notes == ()
