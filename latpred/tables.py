@@ -324,7 +324,7 @@ def cell_name(row: Mapping[str, object] | pd.Series) -> str:
 def machine_name(machine: Machine) -> str:
     """What stands in the column machine: the host without its name, and its accelerator."""
     device = f" + {machine.accelerator}" if machine.accelerator else ""
-    return f"{machine.cpu} x{machine.cores}{device} #{machine.hostname_hash[:8]}"
+    return f"{machine.cpu} x{machine.cores}{device} #{(machine.machine_id or machine.hostname_hash)[:8]}"
 
 
 def stack_text(machine: Machine) -> str:

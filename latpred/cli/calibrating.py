@@ -280,7 +280,8 @@ def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
         known = entry.profile
         if entry.source != "user" or entry.name != profile.name or known is None:
             continue
-        if known.machine.hostname_hash != profile.machine.hostname_hash:
+        theirs, own = known.machine, profile.machine
+        if (theirs.hostname_hash, theirs.machine_id) != (own.hostname_hash, own.machine_id):
             raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
 
 
