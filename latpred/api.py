@@ -251,8 +251,8 @@ def predict_many(
         A candidate that cannot be sent to a worker, or that kills it, is an error of its own.
     resume : path, optional
         A Parquet file: what it has is not predicted again, and what is new is added every few seconds. Rows are told
-        apart by the candidate's contents, the question, the profile, and the versions of latpred, torch and
-        transformers; candidates that failed are tried again.
+        apart by the candidate's contents with whatever its code names, the question, the profile, and the versions of
+        the libraries; a candidate that cannot be told from others, or that failed, is predicted again.
     progress : bool or callable, optional
         True shows a bar with rate and time left on a terminal; a function is told each `latpred.pace.Step`.
 
