@@ -201,6 +201,7 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernel_scales: dict[str, float] = {}
     kernel_tilts: tuple[Tilt, ...] = ()
     gap_us: float | None = None
+    untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

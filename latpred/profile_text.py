@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from latpred import speed
+from latpred.profile import ADAPTED
 from latpred.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def summary(profile: DeviceProfile, now: datetime | None = None) -> str:
     threads = profile.machine.threads
     parts = [profile.device.name, f"{threads} thread{'' if threads == 1 else 's'}"]
     verb = "calibrated" if profile.provenance == "measured" else profile.provenance
-    return ", ".join([*parts, f"{verb} {age(profile.created, now)}"])
+    adapted = ["adapted"] if ADAPTED in profile.protocol else []
+    return ", ".join([*parts, f"{verb} {age(profile.created, now)}", *adapted])
 
 
 def age(created: str, now: datetime | None = None) -> str:
