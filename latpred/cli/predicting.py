@@ -166,7 +166,7 @@ def predicted(context: click.Context, request: Request) -> Curve:
         request.model_input,
         target,
         way,
-        ensure=lambda: ensure_profile(context, target.device, way, yes=request.yes),
+        ensure=lambda: ensure_profile(context, target.device, way, runtimes=(target.runtime,), yes=request.yes),
         strict=request.strict,
     )
     return api.predict(
@@ -219,7 +219,7 @@ def _of_lengths(context: click.Context, request: Request) -> Curve:
     from latpred.lengths import Given
 
     given, target, way, ragged = request.model_input, request.target, request.way, request.ragged
-    ensure_profile(context, target.device, way, yes=request.yes)
+    ensure_profile(context, target.device, way, runtimes=(target.runtime,), yes=request.yes)
     lengths: Any = ragged.lengths
     batches: Sequence[int] = request.batches
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.

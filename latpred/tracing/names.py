@@ -249,12 +249,19 @@ def _transformers_class(name: str) -> Any:
         return getattr(import_module("transformers"), name)
     except (ImportError, RuntimeError, AttributeError) as error:
         if not _torchvision_broken():
-            raise _broken("transformers", error) from error
+            raise broken("transformers", error) from error
     try:
         with _without_torchvision():
             return getattr(import_module("transformers"), name)
     except (ImportError, RuntimeError, AttributeError) as error:
-        raise _broken("transformers", error) from error
+        raise broken("transformers", error) from error
+
+
+def settle_transformers() -> None:
+    """Make transformers importable by anybody in this process, though the torchvision beside it may be broken."""
+    if _torchvision_broken():
+        with _without_torchvision():
+            pass
 
 
 @contextmanager
@@ -275,14 +282,15 @@ def _without_torchvision() -> Iterator[None]:
         sys.modules.update(hidden)
 
 
-def _broken(package: str, error: BaseException) -> MissingPackageError:
-    """Say what really keeps a package from being imported."""
+def broken(package: str, error: BaseException) -> MissingPackageError:
+    """What to raise that says what really keeps a package from being imported."""
     chain: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
         chain.append(" ".join(str(cause).split()))
         cause = cause.__cause__ or cause.__context__
-    if any("torchvision::" in text for text in chain) or _torchvision_broken():
+    rests_on_it = package in ("transformers", *_LIBRARIES)
+    if any("torchvision::" in text for text in chain) or (rests_on_it and _torchvision_broken()):
         return MissingPackageError(
             f"{package} cannot be used: the installed torchvision does not fit the installed torch (its compiled "
             "operators are missing); reinstall both from one index, for example 'pip install --force-reinstall torch "
@@ -325,9 +333,9 @@ def _from_library(library: str, name: str, device: str, image: int | None) -> tu
             raise MissingPackageError(
                 f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
             ) from error
-        raise _broken(library, error) from error
+        raise broken(library, error) from error
     except (ImportError, RuntimeError) as error:
-        raise _broken(library, error) from error
+        raise broken(library, error) from error
     listed = module.list_models()
     if name not in listed:
         raise _unknown(f"{library}:{name}", [f"{library}:{other}" for other in listed])
