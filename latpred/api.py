@@ -16,7 +16,7 @@ from latpred.finding import located, predictor_now, predictor_of
 from latpred.graph import ModelGraph
 from latpred.lengthwise import lengths_curve
 from latpred.prediction import Curve, Prediction
-from latpred.predictor import Predictor, checked_batches
+from latpred.predictor import Predictor, checked_batches, is_one
 from latpred.runtimes import walking
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def predict(
     --------
     >>> predict("bert-base-uncased", batch=[1, 8, 32])  # doctest: +SKIP
     """
-    one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
+    one = is_one(batch)
     sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     runtimes.get(runtime)  # a misspelt one is said before a missing profile
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))

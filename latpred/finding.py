@@ -14,7 +14,7 @@ from platform import python_version
 from typing import TYPE_CHECKING, NamedTuple
 
 from latpred import datasheet, firsttime, hostprofile, hostswap, profiles, speed
-from latpred.errors import NoProfileError, ProfileError
+from latpred.errors import NoProfileError, ProfileError, UsageError
 from latpred.ownership import Owner, caveat, difference, owner
 from latpred.predictor import Predictor
 from latpred.profile import THREADS, DeviceProfile
@@ -43,9 +43,19 @@ def located(
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
 ) -> Where:
-    """A device as users name it."""
+    """A device as users name it.
+
+    Raises
+    ------
+    UsageError
+        When the device or the host can be no name.
+    """
+    if host is not None and (isinstance(host, bool) or not isinstance(host, int | float | str | os.PathLike)):
+        raise UsageError(f"host={host!r} is no host; give a factor such as 1.3, the name of one, or 'this'.")
     is_path = isinstance(device, os.PathLike)
     name = None if device is None else os.fspath(device) if isinstance(device, os.PathLike) else str(device)
+    if name is not None and "\0" in name:
+        raise UsageError(f"device={name!r} is no name and no path; give cpu, cuda:0 or a profile's name.")
     return Where(name, is_path, host, threads, cudnn_benchmark)
 
 

@@ -105,7 +105,7 @@ def predict_generation(
     --------
     >>> predict_generation("gpt2", prompt=128, new_tokens=16, batch=[1, 8, 64])  # doctest: +SKIP
     """
-    one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
+    one = is_one(batch)
     sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     _check_runtime(runtime)
     predictor = predictor_of(located(device))

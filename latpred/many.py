@@ -124,7 +124,7 @@ def question(
     ProfileError
         When the profile does not cover a runtime or the precision.
     """
-    one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
+    one = is_one(batch)
     batches = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     runtimes = (runtime,) if isinstance(runtime, str) else tuple(runtime)
     if not runtimes:

@@ -349,6 +349,17 @@ class Predictor:
         )
 
 
+def is_one(batch: Any) -> bool:
+    """Whether a batch stands for itself, and not for several: a number, or what is none and checked as one."""
+    if isinstance(batch, bool | float | str):
+        return True
+    try:
+        len(batch)
+    except TypeError:  # a tensor of no dimensions has a length, but cannot tell it
+        return True
+    return False
+
+
 def checked_batches(batches: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """Batch sizes as an array.
 

@@ -286,7 +286,7 @@ def _usable(found: list[DeviceProfile]) -> list[DeviceProfile]:
 
 
 def _file_of(name: str) -> Path:
-    if not name or name != Path(name).name or name.startswith("."):
+    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
         raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
     return directory() / f"{name}{SUFFIX}"
 
@@ -318,6 +318,9 @@ def _measured_so(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -
 
 def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:
     threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
+    if benchmark and own[0].device.kind != "cuda":
+        kind = own[0].device.kind
+        return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
     said, flags, name = [], "", own[0].device.kind
     if threads is not None:
         said.append(f"{threads} thread{'' if threads == 1 else 's'}")
@@ -339,6 +342,10 @@ def _how(profile: DeviceProfile) -> str:
 
 
 def _unknown(name: str) -> str:
+    if name.lower() in ("gpu", "nvidia"):
+        return (
+            f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
+        )
     names = [entry.name for entry in listing()]
     near = [*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *specs.nearest(name)]
     hint = f"Did you mean {', '.join(dict.fromkeys(near))}? " if near else ""

@@ -57,6 +57,8 @@ def get(name: str) -> Runtime:
     >>> get("eager").name
     'eager'
     """
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is no runtime; give the name of one: {', '.join(names())}.")
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         made: Runtime = getattr(import_module(module), attribute)()

@@ -52,6 +52,8 @@ def from_example(example: Any) -> Inputs:
         return Inputs(example, "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
+    for tensor in _tensors(example):
+        demand_dense(tensor, "inputs hold")
     sizes = [tensor.shape[0] for tensor in _tensors(example) if tensor.dim()]
     if not sizes or sizes[0] < 1:
         raise UsageError(
@@ -59,6 +61,24 @@ def from_example(example: Any) -> Inputs:
             "inputs=torch.zeros(1, 3, 224, 224), or a function inputs=lambda batch: ..."
         )
     return Inputs(lambda batch: _resized(example, sizes[0], batch), "custom", 0)
+
+
+def demand_dense(tensor: Tensor, holder: str) -> None:
+    """Refuse tensors that have no one shape, or no strides.
+
+    Raises
+    ------
+    UsageError
+        Saying what to give instead.
+    """
+    if tensor.is_nested:
+        raise UsageError(
+            f"{holder} a nested tensor, which is no rectangle; give a padded one, or say lengths=[...] with "
+            "execution='nested'"
+        )
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise UsageError(f"{holder} a tensor of layout {layout}, whose ops have no formula; give it dense: .to_dense()")
 
 
 def arguments(
@@ -113,6 +133,7 @@ def _resized(example: Any, given: int, batch: int) -> Any:
 
 def _settled(value: Any, dtype: torch.dtype, channels_last: bool) -> Any:
     def settle(tensor: Tensor) -> Tensor:
+        demand_dense(tensor, "inputs hold")
         layout = torch.channels_last if channels_last and tensor.dim() == 4 else torch.contiguous_format
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype

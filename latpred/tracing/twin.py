@@ -157,6 +157,7 @@ class _Copier:
             raise TraceError(
                 "the model has lazy parameters without a shape; run it once on real inputs before tracing it"
             )
+        demand_dense(source, "the model holds")
         twin = self._twin_tensor(source)
         if isinstance(source, torch.nn.Parameter):
             twin = torch.nn.Parameter(twin, requires_grad=False)
