@@ -43,9 +43,7 @@ def busy_note() -> str:
     notes = host_activity.busy_notes(host_activity.usable_cores())
     if not notes:
         return ""
-    return (
-        f"; other work keeps the processors busy ({', '.join(notes)}), so figures will be rough"
-    )
+    return f"; other work keeps the processors busy ({', '.join(notes)}), so figures will be rough"
 
 
 def calibrate_once(

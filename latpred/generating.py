@@ -16,7 +16,7 @@ from latpred.errors import RuntimeRefusalError
 from latpred.finding import located, predictor_of
 from latpred.generation import GenerationCurve, GenerationPrediction, Step
 from latpred.prediction import Curve, Prediction, Provenance
-from latpred.predictor import Predictor, checked_batches
+from latpred.predictor import Predictor, checked_batches, is_one
 
 if TYPE_CHECKING:
     import os

@@ -16,7 +16,7 @@ from latpred.eras import walked_for
 from latpred.errors import CandidateError, LatpredError, UsageError
 from latpred.graph import ModelGraph
 from latpred.prediction import Curve, Prediction
-from latpred.predictor import PROTOCOLS, Predictor, checked_batches
+from latpred.predictor import PROTOCOLS, Predictor, checked_batches, is_one
 from latpred.runtimes import walking
 
 if TYPE_CHECKING:

@@ -289,8 +289,8 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
         dtype = np.dtype(_dtype(value.type.tensor_type.elem_type))
         if 0 in sizes:
             raise UsageError(
-                f"{file}: input {value.name!r} has a size of 0 ({_written(value)}), so it does no work. Export the model "
-                "from an example that is not empty."
+                f"{file}: input {value.name!r} has a size of 0 ({_written(value)}), so it does no work. Export the "
+                "model from an example that is not empty."
             )
         shape = [batch if index == 0 and size is None else size for index, size in enumerate(sizes)]
         filled = _filled(shape, dtype, seq, image)
@@ -304,8 +304,8 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
         except (MemoryError, ValueError):
             size = " x ".join(map(str, filled))
             raise UsageError(
-                f"{file}: input {value.name!r} of {size} does not fit into memory. Export the model for smaller inputs, "
-                "or with open sizes."
+                f"{file}: input {value.name!r} of {size} does not fit into memory. Export the model for smaller "
+                "inputs, or with open sizes."
             ) from None
     return feed
 

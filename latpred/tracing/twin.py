@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from latpred.errors import TraceError
+from latpred.tracing.inputs import demand_dense
 
 Tensor = torch.Tensor
 _META = torch.device("meta")
