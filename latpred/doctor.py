@@ -10,6 +10,7 @@ from pathlib import Path
 
 from latpred import home, host_activity, profiles
 from latpred.errors import DeviceError, ProfileError
+from latpred.ownership import caveat
 from latpred.profile import DeviceProfile
 from latpred.runtimes import onnx_session
 
@@ -188,4 +189,7 @@ def _fit_of(profile: DeviceProfile) -> Finding:
     if not profile.acceptance.passed:
         advice = "; ".join(profile.acceptance.advice) or "latpred calibrate --fresh"
         return Finding(topic, "note", "its calibration did not pass the acceptance gate", advice)
+    foreign = caveat(profile.machine)
+    if foreign:
+        return Finding(topic, "note", foreign, "latpred calibrate")
     return Finding(topic, "ok", f"{profile.device.kind}, calibrated {profile.created}, fits this machine")

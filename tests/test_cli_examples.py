@@ -74,10 +74,10 @@ def _marked(line: str) -> Any:
 @pytest.mark.usefixtures("_folder")
 @pytest.mark.parametrize("line", [_marked(line) for line in EXAMPLES if line.split()[1] not in MEASURE])
 def test_an_example_works(line: str) -> None:
-    done = run(line)
     if "--leave-out" in line:  # which the four rows at hand are too few for
         parse(line)
         return
+    done = run(line)
     assert done.exit_code == 0, (done.stderr, done.exception)
 
 

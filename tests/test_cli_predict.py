@@ -172,6 +172,9 @@ def test_csv_is_a_predicted_table(models: str, tmp_path: Path) -> None:
     table = tables.read(written, tables.PREDICTED)
     assert list(table["batch"]) == [1, 2, 4, 8]
     assert set(table["input_size"]) == {32}
+    assert list(table["macs"] / table["batch"]) == [30 * 30 * 8 * 27 + 80] * 4
+    assert (table["launches"] >= 4).all()
+    assert (table["bytes"] > 0).all()
 
 
 @pytest.mark.usefixtures("calibrated")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -243,7 +243,7 @@ def ensure_profile(
     from latpred import firsttime, profiles
     from latpred.errors import NoProfileError
 
-    asked = {} if way is None else {"threads": way.threads, "cudnn_benchmark": way.cudnn_benchmark}
+    asked: dict[str, Any] = {} if way is None else {"threads": way.threads, "cudnn_benchmark": way.cudnn_benchmark}
     find = partial(profiles.find, device, **asked)
     allowed = firsttime.allowed()  # a value that it does not know is an error whether or not there is a profile
     try:

@@ -414,27 +414,25 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
 
 def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
     # Of some models the image's size is in the layers; others do not take it, and need not.
-    model = None if image is None else _timm_made(module, name, device, {"img_size": image})
+    model = None if image is None else _timm_made(module, name, device, image)
     if model is None:
-        model = _timm_made(module, name, device, {})
+        with _meta_only(device):
+            model = module.create_model(name, pretrained=False)
     described = getattr(model, "pretrained_cfg", None) or {}
     return model, image or described.get("input_size", (3, 224, 224))[-1]
 
 
-def _timm_made(module: Any, name: str, device: str, options: dict[str, Any]) -> torch.nn.Module | None:
-    """A model of timm's; None where it takes no such options."""
+def _timm_made(module: Any, name: str, device: str, image: int) -> torch.nn.Module | None:
+    """A model of timm's for images of a size; None where it takes no size."""
     try:
         with _meta_only(device):
-            made: torch.nn.Module = module.create_model(name, pretrained=False, **options)
+            made: torch.nn.Module = module.create_model(name, pretrained=False, img_size=image)
     except TypeError:
-        if options:
-            return None
-        raise
+        return None
     except (AssertionError, ValueError, RuntimeError) as error:
-        size = f" for images of {options['img_size']} pixels" if options else ""
         raise UsageError(
-            f"timm:{name} cannot be built{size}: {' '.join(str(error).split()) or type(error).__name__}; "
-            "ask for another size (image=, --image)"
+            f"timm:{name} cannot be built for images of {image} pixels: "
+            f"{' '.join(str(error).split()) or type(error).__name__}; ask for another size (image=, --image)"
         ) from error
     return made
 
