@@ -15,13 +15,13 @@ from latpred.calibration.asynchronous import Asynchronous
 from latpred.calibration.campaign import Campaign
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Device, open_device
-from latpred.calibration.machine import identity
 from latpred.calibration.measuring import Step
 from latpred.calibration.session import Row, measured
 from latpred.calibration.synchronous import Synchronous
 from latpred.drift import Check
 from latpred.errors import CalibrationError, ProfileError, UsageError
-from latpred.profile import ADAPTED, BENCHMARK, CUDNN, DeviceProfile, Machine
+from latpred.ownership import Owner, difference, owner
+from latpred.profile import ADAPTED, BENCHMARK, CUDNN, DeviceProfile
 
 BUDGET_S = 25.0
 LEAST_S = 1.0
@@ -143,10 +143,9 @@ def _demand_own(profile: DeviceProfile) -> None:
             f"profile {profile.name!r} was adapted, {profile.protocol[ADAPTED]}, so its cells no longer are what it "
             "predicts. Check the profile that it was adapted from."
         )
-    if not profiles.is_own(profile.machine):
-        here: Machine = identity(threads=1)
+    if owner(profile.machine) is Owner.ANOTHER:
         raise ProfileError(
-            f"profile {profile.name!r} is of another machine ({profile.machine.cpu}; this is {here.cpu}). "
+            f"profile {profile.name!r} is of another machine ({profile.machine.cpu}, {difference(profile.machine)}). "
             "Check it there, or calibrate this machine: latpred calibrate"
         )
 

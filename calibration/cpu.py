@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from latpred import host
 from latpred.calibration import machine
 from latpred.calibration.cells import Cell
 from latpred.calibration.device import Call
@@ -46,7 +47,7 @@ class CpuDevice:
 
     def info(self) -> DeviceInfo:
         """Memory of the host; a synchronous device has no launch latency, gap or queue."""
-        return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=machine.memory_bytes(), queue=0)
+        return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=host.memory_bytes(), queue=0)
 
     def precisions(self) -> tuple[str, ...]:
         """fp32, and bf16 where the processor multiplies it itself."""

@@ -57,7 +57,8 @@ def verdicts(profile: DeviceProfile, judges: Mapping[str, NetworkRun], runtime: 
     """
     # Not quite zero: then the predictor adds only what a kernel's spread exceeds its family's usual one by.
     bare = {name: msgspec.structs.replace(fit, spread=1e-9) for name, fit in profile.runtimes.items()}
-    predictor = Predictor(msgspec.structs.replace(profile, runtimes=bare))
+    # What an earlier gate found is no part of it either: it would widen the intervals.
+    predictor = Predictor(msgspec.structs.replace(profile, runtimes=bare, acceptance=Acceptance(True, {}, ())))
     found = []
     for key, run in judges.items():
         prediction = predictor.predict(run.graph, run.batch, runtime=runtime)

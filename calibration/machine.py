@@ -6,7 +6,6 @@ temperature) is provenance. Reading either never imports torch; nvidia-ml-py is 
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,13 +62,15 @@ def identity(*, accelerator: str = "", driver: str = "", threads: int) -> Machin
     return Machine(
         hostname_hash=host.hostname_hash(),
         cpu=host.cpu_name(),
-        cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes(),
+        cores=host.cores(),
+        memory_bytes=host.memory_bytes(),
         system=f"{platform.system()} {platform.machine()}",
         accelerator=accelerator,
         driver=driver,
         stack=stack(),
         threads=threads,
+        machine_id=host.machine_id(),
+        cpu_model=host.cpu_model(),
     )
 
 
@@ -82,14 +83,6 @@ def stack() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def memory_bytes() -> int:
-    """Memory of the host in bytes; 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0
 
 
 def gpu_state(pci_bus_id: str) -> GpuState | None:

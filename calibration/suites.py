@@ -22,6 +22,7 @@ from latpred.calibration import suite_ordinary as ordinary
 from latpred.calibration import suite_unseen as unseen
 from latpred.calibration.subjects import Inputs, Subject, dense_inputs, seeded, subjects_of, token_inputs
 from latpred.errors import UsageError
+from latpred.tracing.names import settle_transformers
 
 Make = Callable[[], nn.Module]
 
@@ -44,6 +45,7 @@ class Suite:
         UnknownModelError
             When a name needs a package that is not installed.
         """
+        settle_transformers()  # recipes import its classes themselves
         return (*self.ready, *(subjects_of(self.names) if self.names else ()))
 
 

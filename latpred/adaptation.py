@@ -43,7 +43,7 @@ class RuntimeAdaptation:
     judged : bool
         Whether there were enough architectures to leave one out; without, the corrections were not put to a test.
     bought : Bought
-        Over all rows.
+        Over all rows. Of no worth where it was not judged: there the errors after say nothing of other models.
     by_regime : mapping of str to Bought
         Over the rows of each regime, as the profile sees it.
     left_out : mapping of str to float
@@ -137,8 +137,11 @@ class Adaptation:
 def _lines(each: RuntimeAdaptation) -> list[str]:
     lines = [f"{each.runtime}: {each.architectures} architectures, {each.rows} rows; corrected: {each.level}"]
     if not each.judged:
-        lines.append("  too few architectures to leave one out: nothing vouches for the correction")
-    groups = {"all": each.bought, **(each.by_regime if len(each.by_regime) > 1 else {})}
+        lines.append(
+            "  too few architectures to leave one out: nothing vouches for the correction; intervals grow by it"
+        )
+        lines.append(f"  median error {each.bought.before.median:.1%} before the correction, {each.rows} rows")
+    groups = {"all": each.bought, **(each.by_regime if len(each.by_regime) > 1 else {})} if each.judged else {}
     for name, bought in groups.items():
         before, after = bought.before, bought.after
         lines.append(

@@ -21,7 +21,7 @@ from latpred.corrections import Fit, Law, Level, Row, corrected
 from latpred.errors import UsageError
 from latpred.landmarks import Z90
 from latpred.predictor import Predictor
-from latpred.profile import ADAPTED, DeviceProfile
+from latpred.profile import ADAPTED, DeviceProfile, DispatchFit
 
 if TYPE_CHECKING:
     from latpred.graph import ModelGraph
@@ -65,8 +65,9 @@ def adapt(
 
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
     kernel family, and in the end powers of kernels' sizes too; all are believed to be near 1. What errs least on
-    architectures left out is taken, if it gains more than the noise; else nothing is changed. Runtimes without rows
-    stay as they are.
+    architectures left out is taken, if it gains more than the noise; else nothing is changed. Fewer than four
+    architectures cannot be left out: they move everything by one factor, for which nothing vouches, and intervals grow
+    by that factor. Runtimes without rows stay as they are.
 
     Parameters
     ----------
@@ -114,8 +115,10 @@ def adapt(
         record = _record(each, widths is not None)
         if each.chosen.level is not NONE:
             new = corrected(new, each.runtime, each.chosen.factors)
-        if widths is not None:
-            new = _widened(new, each.runtime, widths)
+        fit = new.runtimes[each.runtime]
+        fit = _widened(fit, each) if widths is None else _with_spreads(fit, *widths)
+        fit = msgspec.structs.replace(fit, untested=0 if record.judged else record.architectures)
+        new = msgspec.structs.replace(new, runtimes={**new.runtimes, each.runtime: fit})
         records.append(record)
     protocol = {**profile.protocol, ADAPTED: f"from {profile.name} on {now[:10]}: {'; '.join(map(_told, records))}"}
     new = msgspec.structs.replace(new, name=name or f"{profile.name}-adapted", protocol=protocol, sha256="")
@@ -179,9 +182,22 @@ def _widths(judged: _Judged) -> tuple[float, float | None] | None:
     return (host, device) if host is not None and device is not None else (both, None)
 
 
-def _widened(profile: DeviceProfile, runtime: str, widths: tuple[float, float | None]) -> DeviceProfile:
-    fit = msgspec.structs.replace(profile.runtimes[runtime], spread=widths[0], busy_spread=widths[1])
-    return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
+def _widened(fit: DispatchFit, judged: _Judged) -> DispatchFit:
+    """Intervals of too few rows to tell them from: those of before, made as wide as what speaks against them.
+
+    That is the largest error left out. Without any, it is the correction itself, as it may be of no good at all.
+    """
+    host, busy = fit.spread, fit.spread if fit.busy_spread is None else fit.busy_spread
+    if len(judged.left_out) > 1:
+        least = float(np.abs(judged.chosen.left_out).max()) / Z90
+        return _with_spreads(fit, max(host, least), max(busy, least))
+    factors = (*judged.chosen.factors.host.values(), *judged.chosen.factors.kernel.values())
+    doubt = max(abs(math.log(factor)) for factor in factors) / Z90
+    return _with_spreads(fit, math.hypot(host, doubt), math.hypot(busy, doubt))
+
+
+def _with_spreads(fit: DispatchFit, host: float, busy: float | None) -> DispatchFit:
+    return msgspec.structs.replace(fit, spread=host, busy_spread=None if busy == host else busy)
 
 
 def _record(judged: _Judged, interval: bool) -> RuntimeAdaptation:
@@ -211,8 +227,9 @@ def _record(judged: _Judged, interval: bool) -> RuntimeAdaptation:
 
 
 def _told(record: RuntimeAdaptation) -> str:
-    bought = record.bought
-    return (
-        f"{record.runtime} by {record.rows} rows of {record.architectures} architectures, corrected {record.level}, "
-        f"median error left out {bought.before.median:.1%} -> {bought.after.median:.1%}"
-    )
+    bought, many = record.bought, "s" * (record.architectures != 1)
+    said = f"{record.runtime} by {record.rows} rows of {record.architectures} architecture{many}, "
+    said += f"corrected {record.level}, "
+    if not record.judged:
+        return f"{said}median error before {bought.before.median:.1%}; too few to leave one out, nothing vouches for it"
+    return f"{said}median error left out {bought.before.median:.1%} -> {bought.after.median:.1%}"

@@ -16,7 +16,7 @@ from latpred.finding import located, predictor_now, predictor_of
 from latpred.graph import ModelGraph
 from latpred.lengthwise import lengths_curve
 from latpred.prediction import Curve, Prediction
-from latpred.predictor import Predictor, checked_batches
+from latpred.predictor import Predictor, checked_batches, is_one
 from latpred.runtimes import walking
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def predict(
     --------
     >>> predict("bert-base-uncased", batch=[1, 8, 32])  # doctest: +SKIP
     """
-    one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
+    one = is_one(batch)
     sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     runtimes.get(runtime)  # a misspelt one is said before a missing profile
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
@@ -253,8 +253,8 @@ def predict_many(
         A candidate that cannot be sent to a worker, or that kills it, is an error of its own.
     resume : path, optional
         A Parquet file: what it has is not predicted again, and what is new is added every few seconds. Rows are told
-        apart by the candidate's contents, the question, the profile, and the versions of latpred, torch and
-        transformers; candidates that failed are tried again.
+        apart by the candidate's contents with whatever its code names, the question, the profile, and the versions of
+        the libraries; a candidate that cannot be told from others, or that failed, is predicted again.
     progress : bool or callable, optional
         True shows a bar with rate and time left on a terminal; a function is told each `latpred.pace.Step`.
 

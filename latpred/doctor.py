@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 from latpred import home, host_activity, profiles
 from latpred.errors import DeviceError, ProfileError
+from latpred.ownership import caveat
 from latpred.profile import DeviceProfile
 from latpred.runtimes import onnx_session
 
 LEAST_TORCH = (2, 11)
 PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
+MODULES = {"scikit-learn": "sklearn"}
 OPTIONAL = {
     "matplotlib": "plots: python -m pip install 'latpred[plot]'",
     "torchvision": "torchvision: model names",
     "timm": "timm: model names",
 }
-BUSY_LOAD = 0.3  # of a task for each usable processor; this process itself adds 0.1 while it starts
-BUSY_SHARE = 0.1  # of the last ten seconds
 STOP = "stop other work before calibrating or measuring"
 POWER = "before calibrating, plug the machine in and set its processors to performance"
 
@@ -77,12 +77,33 @@ def _package(name: str) -> Finding:
     version = _version(name)
     if version is None:
         return Finding(name, "fail", "not installed", f"python -m pip install {name}")
-    return Finding(name, "ok", version)
+    return _imported(name, version, "fail")
 
 
 def _optional(name: str, purpose: str) -> Finding:
     version = _version(name)
-    return Finding(name, "ok", version or f"not installed; needed for {purpose}")
+    if version is None:
+        return Finding(name, "ok", f"not installed; needed for {purpose}")
+    return _imported(name, version, "note")
+
+
+def _imported(name: str, version: str, otherwise: str) -> Finding:
+    """A package that is installed, which does not mean that it can be used."""
+    try:
+        import_module(MODULES.get(name, name))
+    except Exception as error:  # compiled parts that do not fit raise what they like
+        said, _, advice = _why_not(name, error).partition("; ")
+        return Finding(name, otherwise, f"{version}, but {said}", advice)
+    return Finding(name, "ok", version)
+
+
+def _why_not(name: str, error: Exception) -> str:
+    """What keeps a package from being imported, and what to do about it."""
+    try:
+        from latpred.tracing.names import broken
+    except ImportError:  # without torch, which has a finding of its own
+        return f"{name} cannot be imported: {error}; python -m pip install -U {name}"
+    return str(broken(name, error))
 
 
 def _version(name: str) -> str | None:
@@ -112,21 +133,12 @@ def _processor() -> Finding:
     detail = f"{host.cpu_name()}, {cores} cores"
     if usable < cores:
         detail += f", {usable} of them for this process"
-    busy, power = _busy_notes(usable), host_activity.power_notes()
+    busy, power = host_activity.busy_notes(usable), host_activity.power_notes()
     if not busy and not power:
         return Finding("cpu", "ok", detail)
     advice = [STOP] if busy else []
     advice += [POWER] if power else []
     return Finding("cpu", "note", "; ".join([detail, *busy, *power]), "; ".join(advice))
-
-
-def _busy_notes(usable: int) -> list[str]:
-    """What says that other work keeps the processors busy now, as far as one look tells."""
-    load, pressure = host_activity.load(), host_activity.pressure()
-    notes = [f"load {load:.1f}"] if load is not None and load > BUSY_LOAD * usable else []
-    if pressure is not None and pressure.recent > BUSY_SHARE:
-        notes.append(f"tasks waited for a processor in {100 * pressure.recent:.0f} % of the last 10 s")
-    return notes
 
 
 def _cuda() -> Finding:
@@ -177,4 +189,7 @@ def _fit_of(profile: DeviceProfile) -> Finding:
     if not profile.acceptance.passed:
         advice = "; ".join(profile.acceptance.advice) or "latpred calibrate --fresh"
         return Finding(topic, "note", "its calibration did not pass the acceptance gate", advice)
+    foreign = caveat(profile.machine)
+    if foreign:
+        return Finding(topic, "note", foreign, "latpred calibrate")
     return Finding(topic, "ok", f"{profile.device.kind}, calibrated {profile.created}, fits this machine")

@@ -123,10 +123,10 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def print(self, console: Console) -> None:
         """The answer, the parts that moved, those that cannot be told, and what changed on the machine."""
         console.print(self.sentence)
-        for part in self.parts:
-            if not part.name:
-                console.print(f"all of the {part.clock}: x{part.ratio:.2f}, taken off below")
-        if self.moved:
+        if self.verdict == MOVED:
+            for part in self.parts:
+                if not part.name:
+                    console.print(f"all of the {part.clock}: x{part.ratio:.2f}, taken off below")
             console.print(_table(self.moved))
         if self.unclear:
             console.print(f"noise hides a change of 15 % in: {_named(self.unclear)}")

@@ -14,10 +14,10 @@ from platform import python_version
 from typing import TYPE_CHECKING, NamedTuple
 
 from latpred import datasheet, firsttime, hostprofile, hostswap, profiles, speed
-from latpred.errors import NoProfileError, ProfileError
-from latpred.host import cpu_name
+from latpred.errors import NoProfileError, ProfileError, UsageError
+from latpred.ownership import Owner, caveat, difference, owner
 from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
+from latpred.profile import THREADS, DeviceProfile
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +43,19 @@ def located(
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
 ) -> Where:
-    """A device as users name it."""
+    """A device as users name it.
+
+    Raises
+    ------
+    UsageError
+        When the device or the host can be no name.
+    """
+    if host is not None and (isinstance(host, bool) or not isinstance(host, int | float | str | os.PathLike)):
+        raise UsageError(f"host={host!r} is no host; give a factor such as 1.3, the name of one, or 'this'.")
     is_path = isinstance(device, os.PathLike)
     name = None if device is None else os.fspath(device) if isinstance(device, os.PathLike) else str(device)
+    if name is not None and "\0" in name:
+        raise UsageError(f"device={name!r} is no name and no path; give cpu, cuda:0 or a profile's name.")
     return Where(name, is_path, host, threads, cudnn_benchmark)
 
 
@@ -58,9 +68,10 @@ def predictor_now(predictor: Predictor) -> Predictor:
         When the profile is another machine's, or says nothing of the speed that it was measured at.
     """
     profile = predictor.profile
-    if not profiles.is_own(profile.machine):
+    if owner(profile.machine) is Owner.ANOTHER:
         raise ProfileError(
-            f"profile {profile.name!r} is of another machine ({profile.machine.cpu}), of whose speed at this moment "
+            f"profile {profile.name!r} is of another machine ({profile.machine.cpu}, "
+            f"{difference(profile.machine)}), of whose speed at this moment "
             "nothing is known here. Ask without now."
         )
     if not profile.speed:
@@ -99,15 +110,16 @@ def _kept(asked: Where, _state: tuple[object, ...]) -> Predictor:
     named = Path(asked.device) if asked.device is not None and asked.is_path else asked.device
     profile = profiles.find(named, threads=asked.threads, cudnn_benchmark=asked.cudnn_benchmark)
     if asked.host is None:
-        return Predictor(profile, _foreign(profile))
+        return Predictor(profile, [*_foreign(profile), *_other_threads(asked, profile)])
     swap = hostswap.find(asked.host, profile)
-    return Predictor(hostswap.swapped(profile, swap), [swap.caveat, *_foreign(profile, swapped=True)])
+    caveats = [swap.caveat, *_foreign(profile, swapped=True), *_other_threads(asked, profile)]
+    return Predictor(hostswap.swapped(profile, swap), caveats)
 
 
 def _state_of(asked: Where) -> tuple[object, ...]:
-    """Whatever changes when a profile does."""
+    """Whatever changes when a profile does, or what is said of it."""
     file = () if asked.device is None else _file_state(asked.device)
-    state = (str(profiles.directory()), file, *_directory_state(profiles.directory()))
+    state = (str(profiles.directory()), _threads_now(), file, *_directory_state(profiles.directory()))
     return state if asked.host is None else (*state, *_directory_state(hostprofile.directory()))
 
 
@@ -129,20 +141,38 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     machine = profile.machine
     if profile.provenance == datasheet.PROVENANCE:
         return []
-    if not profiles.is_own(machine):
-        if swapped:
-            return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
-        where = machine.accelerator or machine.cpu
-        return [
-            f"measured on another machine ({machine.cpu}, here {cpu_name()}): kernel times hold on {where}, "
-            "dispatch costs may differ"
-        ]
+    whose = owner(machine)
+    if whose is Owner.ANOTHER and swapped:
+        return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
+    if whose is Owner.ANOTHER:
+        return [caveat(machine)]
     here = {"python": python_version(), **{name: _version(name) for name in _COMPARED}}
-    return [
+    others = [
         f"measured with {name} {machine.stack[name]}, here is {version}"
         for name, version in here.items()
         if machine.stack.get(name, version) != version
     ]
+    return others if whose is Owner.THIS else [caveat(machine), *others]
+
+
+def _other_threads(asked: Where, profile: DeviceProfile) -> list[str]:
+    """That PyTorch uses another number of threads here and now than in a CPU's profile that nobody asked for by it."""
+    meant = asked.threads is not None or (THREADS in profile.protocol and asked.device is not None)
+    if meant or profile.device.kind != "cpu" or owner(profile.machine) is Owner.ANOTHER:
+        return []
+    here, then = _threads_now(), profile.machine.threads
+    if here == then:
+        return []
+    return [
+        f"measured with {then} thread{'s' * (then != 1)}, here torch uses {here}: ask with threads={here} "
+        f"(--threads {here}), which needs a profile of its own"
+    ]
+
+
+def _threads_now() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def _version(package: str) -> str:

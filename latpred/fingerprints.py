@@ -1,32 +1,44 @@
 """Fingerprints of candidates: what tells whether a row was predicted for this very architecture.
 
 A name is its own fingerprint, with the contents of the file it names. A config counts by its values, a graph by its
-ops, a module by its classes, their bytecode, its settings and the shapes of its tensors, a function by its bytecode,
-its defaults, what it closes over, and the functions, classes and plain values that it names. Libraries count by their
-versions. What none of this fits has no fingerprint, and is predicted anew each time.
+ops, a module by its classes, their code, its settings and the shapes of its tensors, a function by its bytecode, its
+defaults, what it closes over, and whatever else it names: functions, classes with their attributes, containers and
+objects by what they hold. Libraries count by their versions. What none of this fits (a lock, a generator, code that
+reads a file or evaluates a string, too much to look at) has no fingerprint, and is predicted anew each time.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import msgspec
 import torch
 
+from latpred.codenames import UntoldError, library, named
 from latpred.graph import ModelGraph
 
-LIBRARIES = ("builtins", "torch", "transformers", "torchvision", "timm")  # their versions stand for them
-_FOLLOWED = (FunctionType, type, bool, int, float, str, tuple, frozenset)
-
-
-class _NoneError(Exception):
-    """There is something that no fingerprint can be taken of."""
+MOST_PARTS = 200_000
+MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
+_CACHED = type(functools.cache(len))
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training", "_forward_hooks", "_forward_pre_hooks"}
+_CODE = (FunctionType, staticmethod, classmethod, property)
+_SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 
 
 def fingerprint(candidate: Any) -> str | None:
@@ -42,48 +54,151 @@ def fingerprint(candidate: Any) -> str | None:
     """
     digest = hashlib.sha256()
     try:
-        for part in _parts(candidate, set()):
+        for count, part in enumerate(_Parts().of(candidate)):
+            if count > MOST_PARTS:
+                return None
             digest.update(len(part).to_bytes(8, "little") + part)
-    except (_NoneError, RecursionError):
+    except Exception:  # whatever an object that nobody knows raises when it is looked at
         return None
     return digest.hexdigest()
 
 
-def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
-    """What a value consists of, as bytes; functions and classes that were `seen` are only named again."""
-    yield type(value).__qualname__.encode()
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        yield from _plain(value)
-    elif isinstance(value, os.PathLike):
-        yield from _plain(os.fspath(value))
-    elif isinstance(value, ModelGraph):
-        yield msgspec.json.encode(value)
-    elif isinstance(value, torch.nn.Module):
-        yield from _module(value, seen)
-    elif isinstance(value, torch.Tensor):
-        yield from _tensor(value)
-    elif isinstance(value, (torch.dtype, torch.device, range)):
-        yield repr(value).encode()
-    elif hasattr(value, "to_json_string"):  # a transformers config
-        yield value.to_json_string(use_diff=False).encode()
-    elif isinstance(value, partial):
-        yield from _each((value.func, value.args, value.keywords), seen)
-    elif isinstance(value, (FunctionType, MethodType)):
-        yield from _function(value, seen)
-    elif isinstance(value, type):
-        yield from _class(value, seen)
-    elif isinstance(value, CodeType):
-        yield from _each((value.co_code, value.co_consts, value.co_names, value.co_freevars), seen)
-    elif isinstance(value, Mapping):
-        yield from _each(value.items(), seen)
-    elif isinstance(value, (list, tuple)):
-        yield from _each(value, seen)
-    elif isinstance(value, (set, frozenset)):
-        yield from sorted(b"".join(_parts(item, seen)) for item in value)
-    elif callable(value) and hasattr(value, "__dict__"):  # an object that is called to build
-        yield from _each((type(value), vars(value)), seen)
-    else:
-        raise _NoneError
+class _Parts:
+    """What values consist of, as bytes. Functions, classes and objects that were seen are only numbered again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, Any]] = {}  # with the object itself, whose identity would be used again
+        self._in_code = 0
+
+    def of(self, value: Any) -> Iterator[bytes]:
+        """What one value consists of."""
+        yield type(value).__qualname__.encode()
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+            yield from _plain(value)
+        elif isinstance(value, os.PathLike):
+            yield from _plain(os.fspath(value))
+        elif isinstance(value, ModelGraph):
+            yield msgspec.json.encode(value)
+        elif isinstance(value, torch.Tensor):
+            yield from self._tensor(value)
+        elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, range, type(...))):
+            yield repr(value).encode()
+        elif isinstance(value, CodeType):
+            yield from self._each((value.co_code, value.co_consts, value.co_names, value.co_freevars))
+        elif type(value) in (list, tuple):
+            yield from self._each(value)
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted(b"".join(self.of(item)) for item in value)
+        elif id(value) in self._seen:
+            yield b"again %d" % self._seen[id(value)][0]
+        else:
+            self._seen[id(value)] = (len(self._seen), value)
+            yield from self._held(value)
+
+    def _held(self, value: Any) -> Iterator[bytes]:
+        """What a value that others may hold too consists of."""
+        if isinstance(value, torch.nn.Module):
+            yield from self._module(value)
+        elif hasattr(type(value), "to_json_string"):  # a transformers config
+            yield value.to_json_string(use_diff=False).encode()
+        elif isinstance(value, functools.partial):
+            yield from self._each((value.func, value.args, value.keywords))
+        elif isinstance(value, _CACHED):
+            yield from self.of(value.__wrapped__)
+        elif isinstance(value, MethodType):
+            yield from self._each((value.__self__, value.__func__))
+        elif isinstance(value, (FunctionType, BuiltinFunctionType)):
+            yield from self._function(value)
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif type(value) in (dict, MappingProxyType):
+            yield from self._each(value.items())
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield from self.of(value.__func__)
+        elif isinstance(value, (property, functools.cached_property)):
+            yield from self.of(value.fget if isinstance(value, property) else value.func)
+        else:
+            yield from self._object(value)
+
+    def _each(self, values: Iterable[Any]) -> Iterator[bytes]:
+        for value in values:
+            yield b"next"
+            yield from self.of(value)
+
+    def _module(self, module: torch.nn.Module) -> Iterator[bytes]:
+        yield repr(module).encode()
+        yield from self._each(dict.fromkeys(type(part) for part in module.modules()))
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
+        for part in module.modules():
+            self._seen.setdefault(id(part), (len(self._seen), part))
+        for part in module.modules():
+            own = sorted((name, value) for name, value in vars(part).items() if name not in _OF_MODULES)
+            yield repr([setting for setting in own if _is_setting(setting[1])]).encode()
+            yield from self._each(setting for setting in own if not _is_setting(setting[1]))
+
+    def _tensor(self, value: torch.Tensor) -> Iterator[bytes]:
+        if value.is_nested:
+            raise UntoldError("a nested tensor")
+        yield f"{tuple(value.shape)} {value.dtype} {value.device.type}".encode()
+        # Token ids and masks may steer a model, and so may anything that the code which builds it reads.
+        if value.device.type != "cpu" or (value.is_floating_point() and not self._in_code):
+            return
+        if value.layout != torch.strided or value.nbytes > MOST_BYTES:
+            raise UntoldError("a tensor")
+        yield value.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+    def _class(self, value: type) -> Iterator[bytes]:
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+        known = library(value.__module__)
+        if known is not None:
+            yield known.encode()
+            return
+        for name, member in sorted(vars(value).items()):
+            if not isinstance(member, _SLOTS) and (not _is_special(name) or isinstance(member, _CODE)):
+                yield name.encode()
+                yield from self._inside(member)
+        yield from self._each(value.__bases__)
+
+    def _inside(self, value: Any) -> Iterator[bytes]:
+        """What belongs to code: there the values of tensors count."""
+        self._in_code += 1
+        yield from self.of(value)
+        self._in_code -= 1
+
+    def _function(self, value: FunctionType | BuiltinFunctionType) -> Iterator[bytes]:
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+        owner = getattr(value, "__self__", None)  # of a method written in C, as [].append
+        if owner is not None and not isinstance(owner, ModuleType):
+            yield from self._inside(owner)
+        known = library(value.__module__) if value.__module__ else "built in"
+        if known is not None:
+            yield known.encode()
+            return
+        if not isinstance(value, FunctionType):
+            raise UntoldError(value.__qualname__)
+        held = tuple(map(_contents, value.__closure__ or ()))
+        yield from self._inside((value.__code__, value.__defaults__, value.__kwdefaults__, held))
+        for name, found in named(value.__code__, value.__globals__):
+            yield name.encode()
+            if isinstance(found, ModuleType):
+                yield from _whole(found)
+            else:
+                yield from self._inside(found)
+
+    def _object(self, value: Any) -> Iterator[bytes]:
+        """An object by its class and by the state that a copy of it would be made from."""
+        yield from self.of(type(value))
+        try:
+            state = value.__reduce_ex__(4)
+        except Exception:  # whatever an object raises that cannot be copied
+            raise UntoldError(type(value).__qualname__) from None
+        if isinstance(state, str):
+            yield state.encode()
+            return
+        make, arguments, *rest = state
+        held, *items = (*rest, None, None, None)[:3]
+        yield from self._each((make, arguments, held, *(None if part is None else tuple(part) for part in items)))
 
 
 def _plain(value: Any) -> Iterator[bytes]:
@@ -94,68 +209,30 @@ def _plain(value: Any) -> Iterator[bytes]:
             yield path.read_bytes()
 
 
-def _each(values: Iterable[Any], seen: set[int]) -> Iterator[bytes]:
-    for value in values:
-        yield b"next"
-        yield from _parts(value, seen)
+def _whole(module: ModuleType) -> Iterator[bytes]:
+    """A module that is used as a whole: a library's counts by its version, and all else may be read of another."""
+    known = library(module.__name__)
+    if known is None:
+        raise UntoldError(module.__name__)
+    yield f"{module.__name__} {known}".encode()
 
 
-def _module(module: torch.nn.Module, seen: set[int]) -> Iterator[bytes]:
-    yield repr(module).encode()
-    classes = dict.fromkeys(type(part) for part in module.modules())
-    yield from _each(classes, seen)
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
-    for part in module.modules():
-        settings = {name: value for name, value in vars(part).items() if _is_setting(name, value)}
-        yield repr(sorted(settings.items())).encode()
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    """What a function closes over, where it is there yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
-def _is_setting(name: str, value: Any) -> bool:
-    return not name.startswith("_") and isinstance(value, (bool, int, float, str, tuple, type(None)))
+def _is_special(name: str) -> bool:
+    """Names that Python gives a meaning; `_abc_impl` is its too."""
+    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
 
 
-def _tensor(value: torch.Tensor) -> Iterator[bytes]:
-    yield f"{tuple(value.shape)} {value.dtype} {value.device.type}".encode()
-    if value.device.type == "cpu" and not value.is_floating_point():  # token ids and masks may steer a model
-        yield value.contiguous().numpy().tobytes()
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str)
 
 
-def _class(value: type, seen: set[int]) -> Iterator[bytes]:
-    yield f"{value.__module__}.{value.__qualname__}".encode()
-    if id(value) in seen or value.__module__.partition(".")[0] in LIBRARIES:
-        return
-    seen.add(id(value))
-    for name, member in sorted(vars(value).items()):
-        if isinstance(member, FunctionType):
-            yield name.encode()
-            yield from _function(member, seen)
-    yield from _each(value.__bases__, seen)
-
-
-def _function(value: FunctionType | MethodType, seen: set[int]) -> Iterator[bytes]:
-    if isinstance(value, MethodType):
-        yield from _each((value.__self__, value.__func__), seen)
-        return
-    yield f"{value.__module__}.{value.__qualname__}".encode()
-    if id(value) in seen or (value.__module__ or "").partition(".")[0] in LIBRARIES:
-        return
-    seen.add(id(value))
-    cells = [cell.cell_contents for cell in value.__closure__ or ()]
-    yield from _each((value.__code__, value.__defaults__, value.__kwdefaults__, cells), seen)
-    for name in sorted(_names(value.__code__)):
-        named = value.__globals__.get(name)
-        if not isinstance(named, FunctionType):  # a decorator written in Python is followed itself, to what it wraps
-            named = getattr(named, "__wrapped__", named)  # what `functools.cache` was put around
-        if isinstance(named, _FOLLOWED):
-            yield name.encode()
-            yield from _parts(named, seen)
-
-
-def _names(code: CodeType) -> set[str]:
-    """Names that some code looks up, functions within it included."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _names(constant)
-    return found
+def _is_setting(value: Any) -> bool:
+    return _is_plain(value) or (type(value) is tuple and all(map(_is_plain, value)))

@@ -1,19 +1,20 @@
-"""The first prediction on a machine that nobody calibrated: a quick calibration of its CPU, once, for all processes.
+"""The first prediction on a machine that nobody calibrated: a quick calibration, once, for all processes.
 
-`LATPRED_CALIBRATE=never` switches it off, and naming a device does: then the error says how to calibrate. Nothing here
-measures; `latpred.calibration` does.
+`LATPRED_CALIBRATE=never` switches it off, and from Python naming a device does: then the error says how to calibrate.
+Nothing here measures; `latpred.calibration` does.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import filelock
 
-from latpred import home, profiles
-from latpred.errors import BusyError, NoProfileError, UsageError
+from latpred import home, host_activity, profiles
+from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
 
 if TYPE_CHECKING:
     from latpred.calibration.campaign import Progress
@@ -37,30 +38,56 @@ def allowed() -> bool:
     return value != "never"
 
 
-def calibrate_once() -> None:
-    """Calibrate this machine's CPU unless another process did so in the meantime.
+def busy_note() -> str:
+    """What to know before a calibration beside other work, part of a sentence; "" when the processors are free."""
+    notes = host_activity.busy_notes(host_activity.usable_cores())
+    if not notes:
+        return ""
+    return f"; other work keeps the processors busy ({', '.join(notes)}), so figures will be rough"
+
+
+def calibrate_once(
+    find: Callable[[], object] = profiles.find,
+    calibrate: Callable[[], object] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Calibrate this machine unless another process did so in the meantime.
 
     Processes that come second wait for the first: two calibrations at once would measure each other.
+
+    Parameters
+    ----------
+    find : callable
+        Raises NoProfileError as long as there is no profile.
+    calibrate : callable, optional
+        Makes one; without it, a quick one of the CPU.
+    say : callable, optional
+        Told that another process is waited for; without it, stderr is.
 
     Raises
     ------
     BusyError
         When the one under way takes too long.
     CalibrationError
-        When the machine could not be measured.
+        When the machine could not be measured, or nothing can be kept.
     """
     folder = home.data_dir() / "calibration"
-    folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / "first.lock")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        _say("another process calibrates this machine for the first time; waiting for it")
+        (say or _say)("another process calibrates this machine for the first time; waiting for it")
         _wait(lock)
+    except OSError as error:
+        raise CalibrationError(
+            f"cannot keep a calibration in {folder}: {error.strerror or error}. "
+            f"Make it writable, or choose another directory with {home.VARIABLE}=DIR."
+        ) from None
     try:
-        profiles.find()
+        find()
     except NoProfileError:
-        _calibrate()
+        (calibrate or _calibrate)()
     finally:
         lock.release()
 
@@ -80,7 +107,7 @@ def _calibrate() -> None:
 
     _say(
         f"no profile of this machine in {profiles.directory()}; calibrating its CPU now, once, in under a minute "
-        f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off)"
+        f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off){busy_note()}"
     )
     profile = calibrate("cpu", quick=True, progress=_Quarters())
     _say(f"calibrated: {profiles.path(profile.name)}")

@@ -16,7 +16,7 @@ from latpred.errors import RuntimeRefusalError
 from latpred.finding import located, predictor_of
 from latpred.generation import GenerationCurve, GenerationPrediction, Step
 from latpred.prediction import Curve, Prediction, Provenance
-from latpred.predictor import Predictor, checked_batches
+from latpred.predictor import Predictor, checked_batches, is_one
 
 if TYPE_CHECKING:
     import os
@@ -105,7 +105,7 @@ def predict_generation(
     --------
     >>> predict_generation("gpt2", prompt=128, new_tokens=16, batch=[1, 8, 64])  # doctest: +SKIP
     """
-    one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
+    one = is_one(batch)
     sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     _check_runtime(runtime)
     predictor = predictor_of(located(device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latpred.profile import DeviceProfile, KernelFit
+from latpred.trust import UNJUDGED_SPREAD
 
 
 def guess(profile: DeviceProfile, fits: dict[str, KernelFit], spread: float) -> KernelFit:
@@ -18,5 +19,5 @@ def guess(profile: DeviceProfile, fits: dict[str, KernelFit], spread: float) -> 
         macs_per_us=float(np.median(rates)) if rates else 0.0,
         weight_bytes_per_us=width,
         activation_bytes_per_us=width,
-        spread=spread,
+        spread=spread if rates else UNJUDGED_SPREAD,  # without any rate, multiply-adds come out for free
     )

@@ -18,6 +18,9 @@ _DRIVERS_THAT_FOLLOW_LOAD = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 _GOVERNORS_THAT_FOLLOW_LOAD = ("schedutil", "ondemand", "conservative")
 _SAVING = ("power", "balance_power")
 
+BUSY_LOAD = 0.3  # of a task for each usable processor; this process itself adds 0.1 while it starts
+BUSY_SHARE = 0.1  # of the last ten seconds
+
 
 class ProcessorTime(NamedTuple):
     """Seconds of all processors together since the system started, in steps of a tick (10 ms).
@@ -53,6 +56,15 @@ class Pressure(NamedTuple):
 
     recent: float
     waited_s: float
+
+
+def busy_notes(usable: int) -> list[str]:
+    """What says that other work keeps the processors busy now, as far as one look tells."""
+    now, waiting = load(), pressure()
+    notes = [f"load {now:.1f}"] if now is not None and now > BUSY_LOAD * usable else []
+    if waiting is not None and waiting.recent > BUSY_SHARE:
+        notes.append(f"tasks waited for a processor in {100 * waiting.recent:.0f} % of the last 10 s")
+    return notes
 
 
 def processor_time(proc: Path = PROC) -> ProcessorTime | None:

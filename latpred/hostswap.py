@@ -15,6 +15,7 @@ import numpy as np
 from latpred import hostprofile, profiles
 from latpred.errors import HostError, NoProfileError, UsageError
 from latpred.ops.families import root
+from latpred.ownership import Owner, owner
 from latpred.pricing import host_cost
 from latpred.profile import DeviceProfile, DispatchFit
 
@@ -157,9 +158,9 @@ def _measured(name: str) -> tuple[DispatchFit, str]:
 
 def _this() -> tuple[DispatchFit, str]:
     """Costs of the host that asks: measured alone, else with the CPU."""
-    own = [host for host in hostprofile.listing() if profiles.is_own(host.machine)]
+    own = [host for host in hostprofile.listing() if owner(host.machine) is not Owner.ANOTHER]
     if own:
-        latest = max(own, key=lambda host: host.created)
+        latest = max(own, key=lambda host: (owner(host.machine) is Owner.THIS, host.created))
         return latest.dispatch, f"this host ({latest.machine.cpu})"
     try:
         device = profiles.find("cpu")

@@ -16,7 +16,7 @@ from latpred.eras import walked_for
 from latpred.errors import CandidateError, LatpredError, UsageError
 from latpred.graph import ModelGraph
 from latpred.prediction import Curve, Prediction
-from latpred.predictor import PROTOCOLS, Predictor, checked_batches
+from latpred.predictor import PROTOCOLS, Predictor, checked_batches, is_one
 from latpred.runtimes import walking
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def question(
     """
     from latpred.tracing.derive import demand_one
 
-    one = isinstance(batch, bool | float | str) or not hasattr(batch, "__len__")
+    one = is_one(batch)
     batches = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
     runtimes = (runtime,) if isinstance(runtime, str) else tuple(runtime)
     if not runtimes:

@@ -50,7 +50,8 @@ class ClassCosts(NamedTuple):
 class Provenance:
     """What a prediction rests on.
 
-    profile : its name. source : "measured", "fitted from published measurements" or "datasheet". created : ISO 8601.
+    profile : its name. source : "measured", "fitted from published measurements" or "datasheet", with ", adapted" where
+    measured architectures corrected it. created : ISO 8601.
     machine : where it was measured. caveats : plain sentences about what may not hold.
     """
 

@@ -24,10 +24,11 @@ from latpred.kernelrows import resident_share
 from latpred.landmarks import Z90, Course, Landmarks, first_true
 from latpred.prediction import ClassCosts, Curve, Prediction, Provenance, Setting
 from latpred.pricing import Priced, PriceList
-from latpred.profile import DeviceInfo, DeviceProfile
+from latpred.profile import ADAPTED, DeviceInfo, DeviceProfile
 from latpred.runtimes import walking
 from latpred.schedule import Schedule
 from latpred.speed import SAME, Slowdown
+from latpred.trust import least_spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -268,7 +269,7 @@ class Predictor:
         rows = priced.rows_at(batches.astype(float))
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
-        known = self.profile.runtimes[schedule.runtime].spread
+        known, busy = self._network_spreads(schedule.runtime)
         device_spread = np.sqrt(known**2 + _kernel_variance(priced, rows.spread, row_us, known))
         slower = np.exp(shift * device_spread)
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
@@ -277,8 +278,7 @@ class Predictor:
         plain, more = np.split(clocks.latency(priced.timeline, priced.host_us, nudged, device, asked.protocol), 2)
         sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
         kernel_part = (device_spread**2 - known**2) * sensitivity**2
-        busy = self.profile.runtimes[schedule.runtime].busy_spread
-        whole = known if busy is None else known + np.clip(sensitivity, 0.0, 1.0) * (busy - known)
+        whole = known + np.clip(sensitivity, 0.0, 1.0) * (busy - known)
         return Evaluated(
             priced=priced,
             overhead_us=float(priced.host_us.sum()),
@@ -289,6 +289,11 @@ class Predictor:
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_us=priced.class_rows @ rows.us,
         )
+
+    def _network_spreads(self, runtime: str) -> tuple[float, float]:
+        """Spread of whole networks where the host sets the pace, and where the device does."""
+        fit, least = self.profile.runtimes[runtime], least_spread(self.profile, runtime)
+        return max(fit.spread, least), max(fit.spread if fit.busy_spread is None else fit.busy_spread, least)
 
     def _course(self, asked: Asked, batches: NDArray[np.int64], shift: float) -> Course:
         overhead, compute, latency = 0.0, np.empty(len(batches)), np.empty(len(batches))
@@ -351,13 +356,24 @@ class Predictor:
             inputs_on=asked.inputs_on,
             provenance=Provenance(
                 profile=profile.name,
-                source=profile.provenance,
+                source=f"{profile.provenance}, adapted" if ADAPTED in profile.protocol else profile.provenance,
                 created=profile.created,
                 machine=profile.machine,
                 caveats=(*self.caveats, *_own_caveats(profile, asked, priced)),
             ),
             landmarks=Landmarks(lambda batches, shift: self._course(asked, batches, shift)),
         )
+
+
+def is_one(batch: Any) -> bool:
+    """Whether a batch stands for itself, and not for several: a number, or what is none and checked as one."""
+    if isinstance(batch, bool | float | str):
+        return True
+    try:
+        len(batch)
+    except TypeError:  # a tensor of no dimensions has a length, but cannot tell it
+        return True
+    return False
 
 
 def checked_batches(batches: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -424,6 +440,10 @@ def _own_caveats(profile: DeviceProfile, asked: Asked, priced: Priced) -> list[s
     elif not profile.acceptance.runtimes.get(runtime, True):
         see = f"latpred profiles show {profile.name}"
         said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
+    untested = profile.runtimes[runtime].untested
+    if untested:
+        models = f"{untested} measured architecture{'s' * (untested != 1)}"
+        said.append(f"corrected by {models}, too few to leave one out: nothing vouches for the correction")
     if graph.memory_format == "channels_last" and "channels_last" not in profile.protocol.get("memory_format", ""):
         said.append("convolutions were measured in the contiguous format: in channels_last they may differ")
     said += priced.caveats

@@ -26,6 +26,9 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     driver: str
     stack: dict[str, str]  # python, torch, transformers, …
     threads: int
+    # Whose machine it is. Names do not tell: clouds call all hosts and processors the same. "" in older profiles.
+    machine_id: str = ""
+    cpu_model: str = ""  # vendor, family, model, stepping, digest of the vector instructions
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,6 +201,7 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernel_scales: dict[str, float] = {}
     kernel_tilts: tuple[Tilt, ...] = ()
     gap_us: float | None = None
+    untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -66,6 +66,8 @@ def decode(data: bytes, source: str) -> DeviceProfile:
         profile = msgspec.convert(document, DeviceProfile)
     except msgspec.ValidationError as error:
         raise ProfileError(f"{source} is not a valid profile: {error}. {REPAIR}") from None
+    if "sha256" not in document:
+        raise ProfileError(f"{source} has no sha256, so nobody can tell whether it was altered. {REPAIR}")
     if document["sha256"] != _digest(document):
         raise ProfileError(f"{source} was altered after it was written: its sha256 does not match its body. {REPAIR}")
     return profile
@@ -76,11 +78,26 @@ def _parse(data: bytes, source: str) -> dict[str, Any]:
         raise ProfileError(f"{source} is empty. {REPAIR}")
     try:
         document = msgspec.json.decode(data)
+        json.loads(data, object_pairs_hook=_demand_once)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProfileError(f"{source} {_diagnosis(data, str(error))} {REPAIR}") from None
+    except RecursionError:
+        raise ProfileError(f"{source} is JSON but not a profile: it is nested too deeply. {REPAIR}") from None
+    except _TwiceError as error:
+        raise ProfileError(f"{source} is not a valid profile: it has the key {error} twice. {REPAIR}") from None
     if not isinstance(document, dict):
         raise ProfileError(f"{source} is JSON but not a profile: it holds a {type(document).__name__}. {REPAIR}")
     return document
+
+
+class _TwiceError(Exception):
+    """An object has a key twice, of which readers would see only one."""
+
+
+def _demand_once(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise _TwiceError(repr(next(name for name in names if names.count(name) > 1)))
 
 
 def _diagnosis(data: bytes, error: str) -> str:

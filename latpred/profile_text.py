@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from latpred import speed
+from latpred.profile import ADAPTED
 from latpred.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def summary(profile: DeviceProfile, now: datetime | None = None) -> str:
     threads = profile.machine.threads
     parts = [profile.device.name, f"{threads} thread{'' if threads == 1 else 's'}"]
     verb = "calibrated" if profile.provenance == "measured" else profile.provenance
-    return ", ".join([*parts, f"{verb} {age(profile.created, now)}"])
+    adapted = ["adapted"] if ADAPTED in profile.protocol else []
+    return ", ".join([*parts, f"{verb} {age(profile.created, now)}", *adapted])
 
 
 def age(created: str, now: datetime | None = None) -> str:
@@ -117,16 +119,20 @@ def _kernel_fields(fit: KernelFit) -> dict[str, float]:
     }
 
 
+def _number(value: float) -> str:
+    if not value:
+        return "-"
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
 def _kernel_table(profile: DeviceProfile) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("kernel family")
+    table.add_column("kernel family", no_wrap=True)  # the heads of the others wrap instead
     for column in ("precision", "GMAC/s", "weights GB/s", "activations GB/s", "floor us", "error"):
         table.add_column(column, justify="right")
     for row in kernel_rows(profile):
         numbers = (row["gmacs_per_s"], row["weight_gb_per_s"], row["activation_gb_per_s"], row["floor_us"])
-        table.add_row(
-            row["family"], row["precision"], *(f"{n:.3g}" if n else "-" for n in numbers), f"{row['error']:.1%}"
-        )
+        table.add_row(row["family"], row["precision"], *(_number(n) for n in numbers), f"{row['error']:.1%}")
     return table

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from latpred import datasheet, home, host, specs
+from latpred import datasheet, home, specs
 from latpred.errors import NoProfileError, ProfileError
+from latpred.ownership import Owner, owner
 from latpred.profile import ADAPTED, BENCHMARK, CUDNN, THREADS, DeviceProfile, Machine
 from latpred.profile_codec import REPAIR, decode, encode
 
@@ -167,7 +168,7 @@ def find(
     entries = [_entry(file, "user") for file in _json_files(directory())]
     readable = [entry.profile for entry in entries if entry.profile is not None]
     for kind in kinds:
-        own = [p for p in readable if p.device.kind == kind and is_own(p.machine)]
+        own = _usable([profile for profile in readable if profile.device.kind == kind])
         fitting = [profile for profile in own if not _differing(profile, wanted)]
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
@@ -184,11 +185,6 @@ def find(
 def cudnn_benchmarked(profile: DeviceProfile) -> bool:
     """Whether cudnn timed its convolutions, and kept the fastest, while a profile was measured."""
     return profile.protocol.get(CUDNN) == BENCHMARK
-
-
-def is_own(machine: Machine) -> bool:
-    """Whether a machine is this one: the same host or, in containers and on cluster nodes, the same processor."""
-    return machine.hostname_hash == host.hostname_hash() or machine.cpu == host.cpu_name()
 
 
 def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> Path:
@@ -231,6 +227,7 @@ def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
         f"{label} is {_shown(new)}, the profile's is {_shown(old)}"
         for label, old, new in (
             ("the host CPU", then.cpu, now.cpu),
+            ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),
             ("the number of cores", then.cores, now.cores),
             ("the accelerator", then.accelerator, now.accelerator),
             ("the driver", then.driver, now.driver),
@@ -281,8 +278,15 @@ def _entry(file: Path, source: str) -> Entry:
         return Entry(file.stem, file, source, None, str(error))
 
 
+def _usable(found: list[DeviceProfile]) -> list[DeviceProfile]:
+    """Profiles of this machine; where there are none, those of machines that are like it."""
+    owners = [(owner(profile.machine), profile) for profile in found]
+    own = [profile for whose, profile in owners if whose is Owner.THIS]
+    return own or [profile for whose, profile in owners if whose is Owner.ALIKE]
+
+
 def _file_of(name: str) -> Path:
-    if not name or name != Path(name).name or name.startswith("."):
+    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
         raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
     return directory() / f"{name}{SUFFIX}"
 
@@ -314,6 +318,9 @@ def _measured_so(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -
 
 def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:
     threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
+    if benchmark and own[0].device.kind != "cuda":
+        kind = own[0].device.kind
+        return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
     said, flags, name = [], "", own[0].device.kind
     if threads is not None:
         said.append(f"{threads} thread{'' if threads == 1 else 's'}")
@@ -335,6 +342,10 @@ def _how(profile: DeviceProfile) -> str:
 
 
 def _unknown(name: str) -> str:
+    if name.lower() in ("gpu", "nvidia"):
+        return (
+            f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
+        )
     names = [entry.name for entry in listing()]
     near = [*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *specs.nearest(name)]
     hint = f"Did you mean {', '.join(dict.fromkeys(near))}? " if near else ""
@@ -343,7 +354,8 @@ def _unknown(name: str) -> str:
 
 def _nothing_found(device: str | None, entries: list[Entry]) -> str:
     flag = f" --device {device}" if device else ""
-    foreign = [entry.name for entry in entries if entry.profile is not None and not is_own(entry.profile.machine)]
+    readable = [entry.profile for entry in entries if entry.profile is not None]
+    foreign = [profile.name for profile in readable if owner(profile.machine) is Owner.ANOTHER]
     hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
     return f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: latpred calibrate{flag}"
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 KEY = "key"
 WRITE_EVERY_S = 10.0
-_PACKAGES = ("latpred", "torch", "transformers")
+_PACKAGES = ("latpred", "torch", "transformers", "torchvision", "timm")  # whose models go by names too
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def _setting(predictor: Predictor, asked: Question) -> str | None:
     if inputs is None:
         return None
     question = [asked.batches, asked.runtimes, asked.precision, asked.protocol, asked.seq, asked.image]
-    versions = [metadata.version(name) for name in _PACKAGES]
+    versions = [metadata.version(name) if find_spec(name) else "" for name in _PACKAGES]
     digest = hashlib.sha256(profile_codec.encode(predictor.profile))
     digest.update(msgspec.json.encode([question, versions, inputs]))
     return digest.hexdigest()

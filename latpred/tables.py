@@ -211,6 +211,9 @@ def load(source: Source) -> pd.DataFrame:
     """A DataFrame as it is, or a CSV file as text that nothing has judged yet."""
     if isinstance(source, pd.DataFrame):
         return source
+    if not isinstance(source, str | os.PathLike):
+        kind = type(source).__name__
+        raise TableError(f"an object of type {kind} is no table; give a DataFrame or the path of a CSV file.")
     path = Path(source)
     try:
         return pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -218,6 +221,8 @@ def load(source: Source) -> pd.DataFrame:
         raise TableError(
             f"There is no table at {path}. Give the path of a CSV file that `latpred measure` wrote."
         ) from None
+    except OSError as error:
+        raise TableError(f"cannot read {path}: {error.strerror or error}. Give the path of a CSV file.") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise TableError(
             f"{path} is not a CSV table: {str(error).strip()}. Give a CSV file with a header line."
@@ -325,7 +330,7 @@ def cell_name(row: Mapping[str, object] | pd.Series) -> str:
 def machine_name(machine: Machine) -> str:
     """What stands in the column machine: the host without its name, and its accelerator."""
     device = f" + {machine.accelerator}" if machine.accelerator else ""
-    return f"{machine.cpu} x{machine.cores}{device} #{machine.hostname_hash[:8]}"
+    return f"{machine.cpu} x{machine.cores}{device} #{(machine.machine_id or machine.hostname_hash)[:8]}"
 
 
 def stack_text(machine: Machine) -> str:

@@ -22,7 +22,8 @@ _BLOCK = re.compile(r"(?:<!-- (?P<mark>slow|parsed)[^>]*-->\n)?^```(?P<language>
 MEASURED = re.compile(r"\d[\d.,]*|\b(us|ms|s)\b|\b(framework|compute|memory)(?=\s+\d)|threads?|just now|\w+ ago")
 VARYING = ("caveat", "compute rules", "never framework-bound", "framework-bound")
 # What a shipped profile's prediction may still differ in: its age, and the machine that it is not.
-ELSEWHERE = re.compile(r"calibrated .*?\)|measurements .*?\)|just now|\d+ \w+ ago|.*another machine.*|, here .*?\)")
+ELSEWHERE = re.compile(r"calibrated .*?\)|measurements .*?\)|just now|\d+ \w+ ago|, here .*?\)")
+FOREIGN = re.compile(r"^ *caveat: .*another machine.*\n?(?:  .*\n?)*", re.M)  # wrapped over as many lines as it takes
 ANYWHERE = re.compile(r"--device (?!cpu\b)|^latpred trace")  # commands that measure nothing
 NUMBER = re.compile(r"[\d.]+")
 CLOSE = 0.02
@@ -106,7 +107,7 @@ def shape(text: str) -> list[list[str]]:
 
 def words(text: str) -> list[str]:
     """All words, without what differs from machine to machine though nothing was measured."""
-    return [word for line in text.splitlines() for word in ELSEWHERE.sub(" ", line).split()]
+    return [word for line in FOREIGN.sub("", text).splitlines() for word in ELSEWHERE.sub(" ", line).split()]
 
 
 def alike(one: str, other: str) -> bool:

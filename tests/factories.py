@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from latpred import host
 from latpred.graph import Line, ModelGraph, Op
 from latpred.profile import (
     SCHEMA_VERSION,
@@ -30,6 +31,12 @@ def machine(**changes: object) -> Machine:
         "threads": 8,
     }
     return Machine(**(values | changes))  # type: ignore[arg-type]
+
+
+def machine_here(**changes: object) -> Machine:
+    """The hardware at hand."""
+    own = {"cpu": host.cpu_name(), "cores": host.cores(), "memory_bytes": host.memory_bytes(), "threads": 1}
+    return machine(**(own | {"machine_id": host.machine_id(), "cpu_model": host.cpu_model()} | changes))
 
 
 def device(**changes: object) -> DeviceInfo:

@@ -55,13 +55,15 @@ def machine(**changes: object) -> Machine:
     base = Machine(
         hostname_hash=host.hostname_hash(),
         cpu=host.cpu_name(),
-        cores=2,
-        memory_bytes=8 * 2**30,
+        cores=host.cores(),
+        memory_bytes=host.memory_bytes(),
         system=platform.system(),
         accelerator="",
         driver="",
         stack={"python": platform.python_version(), "torch": TORCH},
         threads=1,
+        machine_id=host.machine_id(),
+        cpu_model=host.cpu_model(),
     )
     return msgspec.structs.replace(base, **changes)
 

@@ -218,6 +218,38 @@ def test_one_architecture_moves_everything_by_one_factor() -> None:
     assert 1.8 < ratio[0] <= 2.0
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_correction_that_nothing_vouches_for_is_said_and_widens_the_interval(count: int) -> None:
+    own, graphs, factor = profiledata.profile(), architectures(count + 1), 33.0
+    table = measured(own, graphs[:count], factors=Factors({"": factor}, {"": factor}), batches=(1,))
+    adapted = latpred.adapt(own, table).profile
+    before, after = (Predictor(profile).predict(graphs[-1], 1) for profile in (own, adapted))
+    assert after.latency_ms > 5 * before.latency_ms
+    low, high = after.interval_ms
+    assert low < before.latency_ms * 1.05 < high
+    architectures_said = "1 measured architecture," if count == 1 else f"{count} measured architectures,"
+    assert any(
+        caveat.startswith(f"corrected by {architectures_said}") and "nothing vouches" in caveat
+        for caveat in after.provenance.caveats
+    )
+    said = adapted.protocol[ADAPTED]
+    assert "left out" not in said
+    assert "nothing vouches for it" in said
+    assert after.provenance.source == "measured, adapted"
+
+
+def test_few_rows_that_were_left_out_widen_the_interval_to_their_largest_error() -> None:
+    graphs, own = architectures(6), profiledata.profile()
+    found = latpred.adapt(own, measured(own, graphs, noise=0.6, batches=(1,)))
+    (record,) = found.runtimes
+    assert record.judged
+    assert not record.interval
+    low, high = Predictor(found.profile).predict(graphs[0], 1).interval_ms
+    narrow = Predictor(own).predict(graphs[0], 1).interval_ms
+    assert high / low > 1.5 * narrow[1] / narrow[0]
+    assert not any("vouches" in said for said in Predictor(found.profile).predict(graphs[0], 1).provenance.caveats)
+
+
 def test_rows_may_be_models_names_or_a_file(tmp_path: Path) -> None:
     profile = profiledata.profile()
     layers = [torch.nn.Conv2d(3, 64 * n, 3) for n in range(1, 5)]
@@ -279,6 +311,13 @@ def test_the_command_writes_a_profile_that_predicts(tmp_path: Path, capsys: pyte
     assert main(["adapt", str(table), "--device", "cpu", "-o", str(target)], standalone_mode=False) in (None, 0)
     shown = capsys.readouterr().out
     assert "eager: 3 architectures, 3 rows; corrected: one factor" in shown
+    assert "left out" not in shown.partition("eager:")[2]
+    assert main(["predict", "resnet18", "--device", str(target)], standalone_mode=False) in (None, 0)
+    predicted = capsys.readouterr().out
+    assert " ago, adapted)" in predicted
+    assert "caveat: corrected by 3 measured architectures, too few to leave one out" in predicted
+    assert main(["profiles", "show", str(target)], standalone_mode=False) in (None, 0)
+    assert "left out" not in capsys.readouterr().out
     adapted = latpred.predict("resnet18", device=str(target)).latency_ms
     assert abs(adapted - 90) < abs(latpred.predict("resnet18", device="cpu").latency_ms - 90)
     assert main(["adapt", str(table), "--device", "cpu", "-o", "report.csv"], standalone_mode=False) == 2

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from factories import device, graph, kernel_fit, linear, machine, profile
+from factories import device, graph, kernel_fit, linear, machine, machine_here, profile
 
 import latpred
-from latpred import api, host, profiles
+from latpred import api, profiles
 from latpred.errors import NoProfileError, ProfileError, UsageError
 from latpred.profile import DeviceProfile
 
@@ -21,7 +21,7 @@ def own_profile(floor_us: float = 2.0) -> DeviceProfile:
     """A profile of this machine's CPU."""
     info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
     fits = (kernel_fit("gemm", floor_us=floor_us), kernel_fit("elementwise", macs_per_us=0.0))
-    here = machine(hostname_hash=host.hostname_hash(), cpu=host.cpu_name())
+    here = machine_here()
     return msgspec.structs.replace(profile(info, fits), name="cpu-here", machine=here)
 
 

@@ -10,14 +10,16 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import filelock
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from profiledata import machine, profile
 
-from latpred import profiles, tables
+from latpred import home, profiles, tables
 from latpred.cli import main
 from latpred.profile import SCHEMA_VERSION
 
@@ -170,6 +172,9 @@ def test_csv_is_a_predicted_table(models: str, tmp_path: Path) -> None:
     table = tables.read(written, tables.PREDICTED)
     assert list(table["batch"]) == [1, 2, 4, 8]
     assert set(table["input_size"]) == {32}
+    assert list(table["macs"] / table["batch"]) == [30 * 30 * 8 * 27 + 80] * 4
+    assert (table["launches"] >= 4).all()
+    assert (table["bytes"] > 0).all()
 
 
 @pytest.mark.usefixtures("calibrated")
@@ -330,6 +335,7 @@ def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
         profiles.save(profile())
         return profile()
 
+    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
     monkeypatch.setattr("latpred.calibration.campaign.calibrate", calibrate)
     shown = run("predict", f"{models}:picture", "--image", "8", "--device", "cpu")
     assert shown.exit_code == 0
@@ -339,7 +345,53 @@ def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
     assert shown.stdout.startswith(f"{models}:picture")
 
 
-def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(models: str) -> None:
+def test_the_first_calibration_can_be_switched_off(models: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for verb in ("predict", "explain", "timeline", "report"):
+        shown = run(verb, f"{models}:picture", "--image", "8")
+        assert shown.exit_code == 3
+        assert "no profile of this machine in" in shown.stderr
+        assert "latpred calibrate" in shown.stderr
+    monkeypatch.setenv("LATPRED_CALIBRATE", "bogus")
+    shown = run("predict", f"{models}:picture", "--image", "8")
+    assert shown.exit_code == 2
+    assert "LATPRED_CALIBRATE='bogus' is not known; set it to quick or never." in shown.stderr
+
+
+def test_of_two_first_predictions_the_second_waits(models: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
+    monkeypatch.setattr("latpred.calibration.campaign.calibrate", lambda *_, **__: pytest.fail("calibrated again"))
+    folder = home.data_dir() / "calibration"
+    folder.mkdir(parents=True)
+    first = filelock.FileLock(folder / "first.lock", thread_local=False)
+    first.acquire()
+
+    def finish() -> None:
+        profiles.save(profile())
+        first.release()
+
+    threading.Timer(0.2, finish).start()
+    shown = run("predict", f"{models}:picture", "--image", "8")
+    assert shown.exit_code == 0
+    assert "another process calibrates this machine for the first time; waiting for it" in shown.stderr
+
+
+@pytest.mark.parametrize("verb", ["predict", "timeline", "explain"])
+def test_a_runtime_that_needs_more_than_the_quick_calibration_is_said_before_it(
+    verb: str, models: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
+    monkeypatch.setattr("latpred.calibration.campaign.calibrate", lambda *_, **__: pytest.fail("calibrated in vain"))
+    device = ("--device", "simulated", "--yes")
+    shown = run(verb, f"{models}:picture", "--image", "8", "--runtime", "torchscript", *device)
+    assert shown.exit_code == 3
+    said = "Make one that knows torchscript with: latpred calibrate --device simulated --runtimes torchscript"
+    assert said in shown.stderr
+
+
+def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(
+    models: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
     main_end, terminal = pty.openpty()
     os.write(main_end, b"n\n")
     command = [sys.executable, "-c", "from latpred.cli import main; main()", "predict", f"{models}:picture"]

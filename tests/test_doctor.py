@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from latpred import doctor, host_activity
 from latpred.host_activity import Pressure
+from latpred.tracing import names
 
 NOTE = "the machine runs on battery"
 WAITED = "tasks waited for a processor in 42 % of the last 10 s"
@@ -37,3 +40,20 @@ def test_processors(
     found = doctor._processor()
     assert (found.topic, found.verdict, found.advice) == ("cpu", "note" if said else "ok", advice)
     assert found.detail.partition(" cores")[2].removeprefix(", 4 of them for this process") == said
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("torchvision", "note"), ("scipy", "fail")])
+def test_a_package_that_cannot_be_imported_is_not_ok(name: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(module: str, *_: object) -> object:
+        if module.partition(".")[0] == name:
+            raise RuntimeError("operator torchvision::nms does not exist" if name == "torchvision" else "no BLAS")
+        return real(module)
+
+    real = importlib.import_module
+    monkeypatch.setattr(doctor, "import_module", refuse)
+    monkeypatch.setattr(names, "import_module", refuse)
+    found = {finding.topic: finding for finding in doctor.examine()}[name]
+    assert found.verdict == verdict
+    assert "cannot be" in found.detail
+    assert "install" in found.advice
+    assert ("does not fit the installed torch" in found.detail) == (name == "torchvision")

@@ -46,6 +46,9 @@ def test_nothing_is_said_to_have_moved_while_other_work_runs() -> None:
     check = found(part("fp32 gemm", "moved", 2.0), busy=1.4)
     assert check.verdict == "unclear"
     assert "other work used 1.4 processors. Check again on an idle machine." in check.sentence
+    check = found(part("", "moved", 17.7), part("fp32 gemm", "moved", 2.0), busy=1.4)
+    assert "moved" not in text(check)
+    assert "x17.70" not in text(check)
 
 
 def test_too_much_noise_is_no_answer() -> None:

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import torch
 from explanationdata import explanation, outlook, prediction
-from factories import add, device, dispatch, graph, kernel_fit, linear, machine, profile
+from factories import add, device, dispatch, graph, kernel_fit, linear, machine_here, profile
 
 import latpred
-from latpred import host, profiles
+from latpred import profiles
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
 from latpred.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio
 from latpred.graph import ModelGraph
@@ -223,7 +223,7 @@ def test_a_graph_has_its_inputs_already() -> None:
 
 def test_this_machines_own_profile_is_the_default() -> None:
     info = device(name="cpu", kind="cpu", asynchronous=False)
-    here = machine(hostname_hash=host.hostname_hash(), cpu=host.cpu_name())
+    here = machine_here()
     profiles.save(msgspec.structs.replace(profile(info), name="cpu", machine=here))
     found = latpred.explain(network())
     assert found.fastest.prediction.device == "cpu"

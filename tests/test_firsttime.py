@@ -14,8 +14,8 @@ from factories import graph, linear
 from profiledata import profile
 
 import latpred
-from latpred import calibration, firsttime, home, profiles
-from latpred.errors import BusyError, NoProfileError, UsageError
+from latpred import calibration, firsttime, home, host_activity, profiles
+from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
 
 
 @pytest.fixture
@@ -79,6 +79,22 @@ def test_who_comes_second_waits_and_does_not_calibrate_again(
     assert latpred.predict(graph(linear())).latency_ms > 0
     assert "another process calibrates this machine for the first time; waiting for it" in capsys.readouterr().err
     assert calibrations == []
+
+
+@pytest.mark.usefixtures("read_only_home")
+def test_where_nothing_can_be_kept_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(firsttime.VARIABLE, "quick")
+    with pytest.raises(CalibrationError, match=r"Permission denied\. Make it writable, or choose another directory"):
+        latpred.predict(graph(linear()))
+
+
+def test_other_work_is_said_before_measuring_beside_it(
+    calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_activity, "busy_notes", lambda usable: ["load 10.2"])
+    latpred.predict(graph(linear()))
+    assert "other work keeps the processors busy (load 10.2), so figures will be rough" in capsys.readouterr().err
+    assert calibrations
 
 
 def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from latpred.formats import FP64_OVER_FP32
 from latpred.ops.families import root
 from latpred.prediction import Prediction
 from latpred.runtimes import walking
+from latpred.tracing.usualdtype import usual_dtype
 
 WIDTH = 2048
 
@@ -126,6 +128,23 @@ def test_named_models_are_single_whatever_the_process_does(name: str, doubles: N
     assert found == latpred.trace(name)
     assert found.precision == "fp32"
     assert "float64" not in {op.dtype for op in found.ops}
+
+
+def test_only_the_calling_thread_makes_single_tensors(doubles: None) -> None:
+    def seen() -> set[torch.dtype]:
+        return {
+            torch.get_default_dtype(),
+            torch.zeros(1).dtype,
+            torch.tensor([0.5]).dtype,
+            nn.Linear(2, 2).weight.dtype,
+        }
+
+    with usual_dtype(), ThreadPoolExecutor(1) as other:
+        assert other.submit(seen).result() == {torch.float64}
+        assert seen() == {torch.float32}
+        assert torch.arange(3).dtype == torch.int64
+        assert torch.zeros(1, dtype=torch.float64).dtype == torch.float64
+    assert seen() == {torch.float64}
 
 
 def test_own_models_keep_what_the_process_does(doubles: None) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import latpred
-from latpred import host, hostprofile, hostswap, profiles
+from latpred import hostprofile, hostswap, profiles
 from latpred.errors import HostError, UsageError
 from latpred.hostprofile import HOST_SCHEMA, HostProfile
 from latpred.profile import DispatchFit
@@ -84,12 +84,11 @@ def test_this_host_is_the_one_measured_here_else_the_cpu_profile_s() -> None:
     profile = device_profile(dispatch())
     with pytest.raises(HostError, match="latpred calibrate --host-only"):
         hostswap.find("this", profile)
-    own = {"cpu": host.cpu_name(), "hostname_hash": host.hostname_hash()}
     cpu = factories.profile(factories.device(kind="cpu", asynchronous=False), runtimes={"eager": dispatch(1.2)})
-    profiles.save(msgspec.structs.replace(cpu, name="cpu", machine=factories.machine(**own)))
+    profiles.save(msgspec.structs.replace(cpu, name="cpu", machine=factories.machine_here()))
     assert hostswap.find("this", profile).factor == pytest.approx(1.2)
     measured("elsewhere", dispatch(9.0))
-    measured("here", dispatch(1.4), **own)
+    measured("here", dispatch(1.4), **msgspec.structs.asdict(factories.machine_here()))
     assert hostswap.find("this", profile).factor == pytest.approx(1.4)
 
 

@@ -129,9 +129,22 @@ def test_another_machines_profile_is_used_only_when_named() -> None:
     assert profiles.find("server").name == "server"
 
 
-def test_a_container_of_the_same_processor_is_the_same_machine() -> None:
-    profiles.save(profile(machine=machine(hostname_hash="0" * 16)))
+def test_a_container_of_the_same_machine_has_another_name() -> None:
+    profiles.save(profile(machine=machine(hostname_hash="0" * 16, machine_id="")))
     assert profiles.find().name == "cpu"
+
+
+def test_names_do_not_make_a_machine_this_one() -> None:
+    profiles.save(profile("vm", machine=machine(cpu_model="GenuineIntel 6-143-8 01234567")))
+    with pytest.raises(NoProfileError, match=r"another machine's can be named, as in --device vm"):
+        profiles.find()
+
+
+def test_this_machines_own_profile_comes_before_one_of_the_same_hardware() -> None:
+    profiles.save(profile("node", created="2026-02-01T00:00:00+00:00", machine=machine(machine_id="0" * 16)))
+    assert profiles.find().name == "node"
+    profiles.save(profile("own", created="2026-01-01T00:00:00+00:00"))
+    assert profiles.find().name == "own"
 
 
 def test_the_gpu_comes_before_the_cpu_and_the_newest_before_the_older() -> None:

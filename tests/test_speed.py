@@ -7,7 +7,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from latpred import host, speed, tables
+from latpred import speed, tables
 from latpred.accuracy import compare
 from latpred.calibration import reference_speed
 from latpred.errors import ProfileError
@@ -111,7 +111,7 @@ def test_without_a_speed_on_both_sides_there_is_one_error() -> None:
 
 
 def test_now_is_answered_at_the_speed_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = profile(machine=factories.machine(hostname_hash=host.hostname_hash()))
+    mine = profile(machine=factories.machine_here())
     monkeypatch.setattr(reference_speed, "speed_now", lambda threads: {"dispatch": 130.0})
     now = predictor_now(Predictor(mine, ("known",)))
     assert now.slowdown == pytest.approx((1.3, 1.0, 1.0))
@@ -121,7 +121,7 @@ def test_now_is_answered_at_the_speed_of_the_moment(monkeypatch: pytest.MonkeyPa
 def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
     with pytest.raises(ProfileError, match="of another machine"):
         predictor_now(Predictor(profile()))
-    mine = profile(machine=factories.machine(hostname_hash=host.hostname_hash()), speed={})
+    mine = profile(machine=factories.machine_here(), speed={})
     with pytest.raises(ProfileError, match="does not say at which speed"):
         predictor_now(Predictor(mine))
 

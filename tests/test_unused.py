@@ -23,6 +23,7 @@ SERIES = torch.zeros(6, 1, 16)
         ("bert-base-uncased", {"image": 224}, "bert-base-uncased takes tokens, of which image=224 says nothing"),
         ("resnet-18", {"seq": 128}, "resnet-18 takes images, of which seq=128 says nothing; leave it out, or give im"),
         ("wav2vec2-base", {"image": 64}, "wav2vec2-base takes audio, of which image=64 says nothing"),
+        ("whisper-tiny", {"seq": 128}, "whisper-tiny takes inputs of one size, of which seq= and image= say nothing"),
         (IMAGES, {"seq": 128}, "Sequential takes images, of which seq=128"),
     ],
 )

@@ -28,6 +28,7 @@ VERBS = {
     "compare": "judging",
     "validate": "judging",
     "evaluate": "judging",
+    "models": "naming",
     "profiles": "keeping",
     "cache": "keeping",
     "doctor": "keeping",

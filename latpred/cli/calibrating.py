@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -221,32 +222,49 @@ def _shown_by(show: Show) -> Callable[[Progress], None]:
     return told
 
 
-def ensure_profile(context: click.Context, device: str | None, way: Way | None = None, *, yes: bool) -> None:
+def ensure_profile(
+    context: click.Context,
+    device: str | None,
+    way: Way | None = None,
+    *,
+    runtimes: tuple[str, ...] = (),
+    yes: bool,
+) -> None:
     """On a machine that has no profile, offer the quick calibration, or just run it.
 
-    A profile that has to be measured in a certain way is not offered: the error says how to make it.
+    A profile that has to be measured in a certain way, or to know more runtimes than eager, is not offered: the error
+    says how to make it. Of two processes that find no profile the second waits for the first.
 
     Raises
     ------
     ProfileError
         When there is none and the offer was declined, or the one there is cannot be read.
     """
-    from latpred import profiles
+    from latpred import firsttime, profiles
     from latpred.errors import NoProfileError
 
+    asked: dict[str, Any] = {} if way is None else {"threads": way.threads, "cudnn_benchmark": way.cudnn_benchmark}
+    find = partial(profiles.find, device, **asked)
+    allowed = firsttime.allowed()  # a value that it does not know is an error whether or not there is a profile
     try:
-        if way is None:
-            profiles.find(device)
-        else:
-            profiles.find(device, threads=way.threads, cudnn_benchmark=way.cudnn_benchmark)
+        find()
         return
     except NoProfileError as error:
-        target = device or default_device()
-        if (way is not None and way.asked) or not (yes or _agreed(target)):
+        target, reason = device or default_device(), str(error).partition(". ")[0]
+        others = ",".join(name for name in runtimes if name != "eager")
+        if others:
+            raise NoProfileError(
+                f"{reason}. Make one that knows {others} with: latpred calibrate --device {target} --runtimes {others}"
+            ) from None
+        if (way is not None and way.asked) or not (yes or (allowed and _agreed(target))):
             raise
-        reason = str(error).partition(". ")[0]
-    notice(f"{reason}; calibrating it now, which takes under a minute (latpred calibrate takes 5 and is more exact)")
-    measure_profile(context, Wanted(target, quick=True))
+
+    def calibrate() -> None:
+        takes = "which takes under a minute (latpred calibrate takes 5 and is more exact)"
+        notice(f"{reason}; calibrating it now, {takes}{firsttime.busy_note()}")
+        measure_profile(context, Wanted(target, quick=True))
+
+    firsttime.calibrate_once(find, calibrate, notice)
 
 
 def default_device() -> str:
@@ -280,7 +298,8 @@ def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
         known = entry.profile
         if entry.source != "user" or entry.name != profile.name or known is None:
             continue
-        if known.machine.hostname_hash != profile.machine.hostname_hash:
+        theirs, own = known.machine, profile.machine
+        if (theirs.hostname_hash, theirs.machine_id) != (own.hostname_hash, own.machine_id):
             raise UsageError(f"there is a profile {entry.name!r} of another machine already; give this one a --name.")
 
 

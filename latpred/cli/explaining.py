@@ -70,7 +70,7 @@ def explain(
     for name in runtimes:
         known.get(name)  # a misspelt one must not cost a calibration, nor must a misspelt model
     demand_model(model, model_input)
-    ensure_profile(context, device, way, yes=yes)
+    ensure_profile(context, device, way, runtimes=runtimes, yes=yes)
     found = study(
         model,
         batch,

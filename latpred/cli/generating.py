@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(
     epilog="\b\nExample:\n"
     "  latpred generate gpt2 --prompt 128 --new-tokens 16 --batch 1-128:2x\n"
-    "  latpred generate llama-3.2-1b --prompt 512 --new-tokens 64 --device simulated --runtime cuda-graphs"
+    "  latpred generate llama-3.2-1b --prompt 512 --new-tokens 64 --device rtx-8000"
 )
 @click.argument("model")
 @click.option("--prompt", type=click.IntRange(1), default=128, show_default=True, help="Tokens of each prompt.")
@@ -58,12 +58,14 @@ def generate(
     MODEL is the name of a decoder (gpt2, llama-3.2-1b), or a file and the function in it that builds a transformers
     model with a generate() (models.py:build).
     """
+    from latpred import runtimes as known
     from latpred.cli.calibrating import ensure_profile
     from latpred.generating import predict_generation
     from latpred.tracing.decoders import decoder
 
+    known.get(runtime)
     decoder(model)  # a misspelt model must not cost a calibration
-    ensure_profile(context, device, yes=yes)
+    ensure_profile(context, device, runtimes=(runtime,), yes=yes)
     curve = predict_generation(model, prompt, new_tokens, batches, runtime, device=device, precision=precision)
     if measure:
         _measured(curve, model, live_device(device), output)

@@ -140,7 +140,13 @@ def trial_options(verb: Verb) -> Verb:
 
 
 @click.command(epilog="\b\nExample:\n  latpred validate --budget 10m\n  latpred validate --record runs/today")
-@click.option("--device", "-d", default="cpu", show_default=True, help="cpu, cuda:0 or simulated.")
+@click.option(
+    "--device",
+    "-d",
+    default="cpu",
+    show_default=True,
+    help="cpu, cuda:0 or simulated; with --replay also a profile's name or file.",
+)
 @trial_options
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this folder, to replay it.")
 @click.option("--replay", help="Measure nothing: a recording's folder, or the name of a shipped one.")

@@ -30,6 +30,7 @@ from latpred.cli.output import emit, notice
 from latpred.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
     from rich.console import Console
 
@@ -137,7 +138,7 @@ def predict(context: click.Context, request: Request) -> None:
     MODEL is a name (bert-base-uncased, torchvision:resnet50, timm:vit_tiny_patch16_224), a file and the function in it
     that builds the model (models.py:build), or an .onnx file (with --runtime onnxruntime).
     """
-    show_curve(predicted(context, request), request)
+    show_curve(*predicted(context, request), request)
 
 
 @click.command(
@@ -148,11 +149,11 @@ def predict(context: click.Context, request: Request) -> None:
 @prediction_options("1-128:2x")
 def curve(context: click.Context, request: Request) -> None:
     """Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be."""
-    show_curve(predicted(context, request), request, sparkline=True)
+    show_curve(*predicted(context, request), request, sparkline=True)
 
 
-def predicted(context: click.Context, request: Request) -> Curve:
-    """Walk the model, make sure there is a profile, predict."""
+def predicted(context: click.Context, request: Request) -> tuple[Curve, ModelGraph | None]:
+    """Walk the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
     from latpred import api
     from latpred.cli.calibrating import ensure_profile
 
@@ -162,17 +163,17 @@ def predicted(context: click.Context, request: Request) -> Curve:
     if request.ragged.lengths is None and request.ragged.execution != "padded":
         raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")
     if request.ragged.lengths is not None:
-        return _of_lengths(context, request)
+        return _of_lengths(context, request), None
     graph = walked(
         request.model,
         request.model_input,
         target,
         way,
         request.batches,
-        ensure=lambda: ensure_profile(context, target.device, way, yes=request.yes),
+        ensure=lambda: ensure_profile(context, target.device, way, runtimes=(target.runtime,), yes=request.yes),
         strict=request.strict,
     )
-    return api.predict(
+    curve = api.predict(
         graph,
         request.batches,
         target.runtime,
@@ -183,6 +184,7 @@ def predicted(context: click.Context, request: Request) -> Curve:
         protocol=target.protocol,
         now=request.now,
     )
+    return curve, graph
 
 
 def walked(
@@ -230,7 +232,7 @@ def _of_lengths(context: click.Context, request: Request) -> Curve:
     from latpred.lengths import Given
 
     given, target, way, ragged = request.model_input, request.target, request.way, request.ragged
-    ensure_profile(context, target.device, way, yes=request.yes)
+    ensure_profile(context, target.device, way, runtimes=(target.runtime,), yes=request.yes)
     lengths: Any = ragged.lengths
     batches: Sequence[int] = request.batches
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.
@@ -254,14 +256,23 @@ def _of_lengths(context: click.Context, request: Request) -> Curve:
     )
 
 
-def show_curve(curve: Curve, request: Request, *, sparkline: bool = False) -> None:
-    """Print and draw predictions; JSON is the same document for both verbs, with one point per batch."""
+def show_curve(curve: Curve, graph: ModelGraph | None, request: Request, *, sparkline: bool = False) -> None:
+    """Print and draw predictions; JSON is the same document for both verbs, with one point per batch.
+
+    CSV also has the work of the graph, from which `latpred compare` makes its baselines.
+    """
     from latpred.cli.rendering import print_curve
+
+    def rows() -> pd.DataFrame:
+        table = curve.to_frame()
+        for name in ("macs", "bytes", "launches") if graph is not None else ():
+            table[name] = [getattr(graph, name)(point.batch) for point in curve]
+        return table
 
     def text(console: Console) -> None:
         print_curve(curve, console, sparkline=sparkline)
 
-    emit(request.output, document=curve.to_dict, rows=curve.to_frame, text=text)
+    emit(request.output, document=curve.to_dict, rows=rows, text=text)
     draw(request.plot, lambda: _figure(curve, request.measured))
 
 

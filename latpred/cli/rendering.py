@@ -106,13 +106,14 @@ def _crossover(found: Landmark) -> str:
 
 def _origin(setting: Setting) -> str:
     from latpred.datasheet import PROVENANCE
-    from latpred.profiles import is_own
+    from latpred.ownership import Owner, owner
 
     provenance = setting.provenance
     machine = provenance.machine
-    if provenance.source == PROVENANCE:
+    if provenance.source.partition(",")[0] == PROVENANCE:
         return f"none: {machine.accelerator} from its datasheet; measure one with: latpred calibrate"
-    where = "this machine" if is_own(machine) else provenance.profile
+    where = "this machine" if owner(machine) is Owner.THIS else provenance.profile
     threads = f", {machine.threads} thread{'' if machine.threads == 1 else 's'}" if not machine.accelerator else ""
-    verb = "calibrated" if provenance.source == "measured" else provenance.source
-    return f"{where} ({setting.device}{threads}, {verb} {age(provenance.created)})"
+    source, comma, adapted = provenance.source.partition(", ")
+    verb = "calibrated" if source == "measured" else source
+    return f"{where} ({setting.device}{threads}, {verb} {age(provenance.created)}{comma}{adapted})"

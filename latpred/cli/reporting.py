@@ -75,7 +75,7 @@ def report(
         known.get(name)
     for model in models:
         demand_model(model, model_input)
-    ensure_profile(context, device, way, yes=yes)
+    ensure_profile(context, device, way, runtimes=runtimes, yes=yes)
     asked: dict[str, Any] = {
         "runtimes": runtimes or None,
         "seq": model_input.seq,

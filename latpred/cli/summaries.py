@@ -32,6 +32,7 @@ SUMMARIES = {
     "compare": "Compare a predicted with a measured table: errors, order, crossover and knee, intervals, baselines.",
     "validate": "Measure whole models that no fit has seen, and hold the profile's predictions against them.",
     "evaluate": "Predict every cell of a measurement table made elsewhere, and say how far off that is.",
+    "models": "List the models that go by name, or those with TEXT in a name. Any name works with _ for - and - for _.",
     "profiles": "List, show and locate device profiles.",
     "cache": "Show or clear what latpred keeps only to save time.",
     "doctor": "Say what stands between this machine and a prediction, and what to do about it.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,9 @@ def timeline(
 
     if target.protocol != "single":
         raise UsageError("A timeline is of one forward pass that is waited for; leave out --protocol.")
-    graph = walked(model, model_input, target, way, ensure=lambda: ensure_profile(context, target.device, way, yes=yes))
+    runtimes = (target.runtime,)
+    ensure = partial(ensure_profile, context, target.device, way, runtimes=runtimes, yes=yes)
+    graph = walked(model, model_input, target, way, ensure=ensure)
     predictor = predictor_of(located(target.device, target.host, way.threads, way.cudnn_benchmark))
     found = forward_pass(predictor, graph, batch, runtime=target.runtime)
 

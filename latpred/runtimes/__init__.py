@@ -43,7 +43,6 @@ def built_in() -> list[str]:
     return list(_BUILT_IN)
 
 
-@cache
 def get(name: str) -> Runtime:
     """The runtime of a name; always the same object.
 
@@ -57,6 +56,13 @@ def get(name: str) -> Runtime:
     >>> get("eager").name
     'eager'
     """
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is no runtime; give the name of one: {', '.join(names())}.")
+    return _made(name)
+
+
+@cache
+def _made(name: str) -> Runtime:
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         made: Runtime = getattr(import_module(module), attribute)()

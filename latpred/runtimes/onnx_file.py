@@ -265,6 +265,11 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
             raise UsageError(f"{file}: input {value.name!r} is no tensor. Export the model with tensors as its inputs.")
         sizes = _sizes(value)
         dtype = np.dtype(_dtype(value.type.tensor_type.elem_type))
+        if 0 in sizes:
+            raise UsageError(
+                f"{file}: input {value.name!r} has a size of 0 ({_written(value)}), so it does no work. Export the "
+                "model from an example that is not empty."
+            )
         shape = [batch if index == 0 and size is None else size for index, size in enumerate(sizes)]
         filled = _filled(shape, dtype, seq, image)
         if filled is None:
@@ -272,7 +277,14 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
                 f"{file}: input {value.name!r} has open sizes besides the batch ({_written(value)}). Give "
                 "inputs= with example tensors (seq= for tokens, image= for square pictures)."
             )
-        feed[value.name] = np.ones(filled, dtype=dtype)
+        try:
+            feed[value.name] = np.ones(filled, dtype=dtype)
+        except (MemoryError, ValueError):
+            size = " x ".join(map(str, filled))
+            raise UsageError(
+                f"{file}: input {value.name!r} of {size} does not fit into memory. Export the model for smaller "
+                "inputs, or with open sizes."
+            ) from None
     return feed
 
 

@@ -92,7 +92,7 @@ def source_of(
 
         found = derived(module, seq, image) if inputs is None else from_example(inputs)
     else:
-        raise UsageError(f"a {type(model).__name__} is no model; give an nn.Module or a model's name")
+        raise UsageError(f"an object of type {type(model).__name__} is no model; give an nn.Module or a model's name")
     maker = found if inputs is None else from_example(inputs)
     return Source(graph, make, lambda batch: real(maker.make(batch), dtype, last), digest_of(written), roots)
 

@@ -19,6 +19,7 @@ _HEADED = {
     "GPT2Model": "GPT2LMHeadModel",
     "LlamaModel": "LlamaForCausalLM",
     "Qwen2Model": "Qwen2ForCausalLM",
+    "MistralModel": "MistralForCausalLM",
     "MixtralModel": "MixtralForCausalLM",
 }
 

@@ -5,6 +5,8 @@ Token ids are all the same ordinary token, never padding: a mask with holes woul
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -57,6 +59,8 @@ def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> Non
     if kind in ("seq", "audio") and image is not None:
         taken = "tokens" if kind == "seq" else "audio"
         raise UsageError(f"{name} takes {taken}, of which image={image} says nothing; leave it out, or give seq=")
+    if kind == "custom" and (seq is not None or image is not None):
+        raise UsageError(f"{name} takes inputs of one size, of which seq= and image= say nothing; leave them out")
 
 
 def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
@@ -115,6 +119,34 @@ def example_images(batch: int, channels: int, side: int, device: str, dtype: tor
 def example_samples(batch: int, samples: int, device: str, dtype: torch.dtype) -> torch.Tensor:
     """Raw audio."""
     return torch.zeros(batch, samples, device=device, dtype=dtype)
+
+
+def example_speech(config: Any, batch: int, device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Speech as a spectrogram of the length that a model is made for, and the first token of its text."""
+    shape = (batch, _number(config, "num_mel_bins", 80), 2 * _number(config, "max_source_positions", 1500))
+    spectrogram = torch.zeros(shape, device=device, dtype=dtype)
+    return {"input_features": spectrogram, "decoder_input_ids": example_tokens(batch, 1, device)}
+
+
+def example_call(model: torch.nn.Module, given: Iterable[str]) -> str:
+    """How a model that takes several kinds of inputs could be called; "" where it takes no more than was `given`."""
+    try:
+        accepted = signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return ""
+    config = getattr(model, "config", None)
+    side = _image_size(getattr(config, "vision_config", None) or config)
+    kinds = {
+        "input_ids": "torch.ones(1, 16, dtype=torch.long)",
+        "pixel_values": f"torch.zeros(1, 3, {side}, {side})",
+        "input_values": f"torch.zeros(1, {SAMPLES})",
+        "input_features": "torch.zeros(1, 80, 3000)",
+        "decoder_input_ids": "torch.ones(1, 1, dtype=torch.long)",
+    }
+    taken = {name: example for name, example in kinds.items() if name in accepted}
+    if not taken.keys() - set(given):
+        return ""
+    return "inputs={" + ", ".join(f'"{name}": {example}' for name, example in taken.items()) + "}"
 
 
 def tokens(length: int, vocabulary: int | None = None, names: tuple[str, ...] = ("input_ids",)) -> Inputs:

@@ -56,6 +56,8 @@ def from_example(example: Any) -> Inputs:
         return Inputs(example, "custom", 0)
     if isinstance(example, list):
         example = tuple(example)
+    for tensor in tensors_in(example):
+        demand_dense(tensor, "inputs hold")
     sizes = [tensor.shape[0] for tensor in tensors_in(example) if tensor.dim()]
     if not sizes or sizes[0] < 1:
         raise UsageError(
@@ -79,6 +81,24 @@ def sequence_first(model: torch.nn.Module) -> bool:
     if not isinstance(part, (torch.nn.MultiheadAttention, torch.nn.RNNBase, torch.nn.Transformer)):
         return False
     return not part.batch_first
+
+
+def demand_dense(tensor: Tensor, holder: str) -> None:
+    """Refuse tensors that have no one shape, or no strides.
+
+    Raises
+    ------
+    UsageError
+        Saying what to give instead.
+    """
+    if tensor.is_nested:
+        raise UsageError(
+            f"{holder} a nested tensor, which is no rectangle; give a padded one, or say lengths=[...] with "
+            "execution='nested'"
+        )
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise UsageError(f"{holder} a tensor of layout {layout}, whose ops have no formula; give it dense: .to_dense()")
 
 
 def arguments(
@@ -133,6 +153,7 @@ def _resized(example: Any, given: int, batch: int) -> Any:
 
 def _settled(value: Any, dtype: torch.dtype, channels_last: bool) -> Any:
     def settle(tensor: Tensor) -> Tensor:
+        demand_dense(tensor, "inputs hold")
         layout = torch.channels_last if channels_last and tensor.dim() == 4 else torch.contiguous_format
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             wanted = dtype if tensor.dtype.is_floating_point else tensor.dtype

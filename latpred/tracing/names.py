@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,14 +19,24 @@ from typing import Any
 
 import torch
 
-from latpred.errors import MissingPackageError, UnknownModelError
-from latpred.tracing.derive import demand_used, example_images, example_samples, example_tokens
+from latpred.errors import MissingPackageError, UnknownModelError, UsageError
+from latpred.tracing.derive import demand_used, example_images, example_samples, example_speech, example_tokens
 from latpred.tracing.metabuild import Unweighted
 from latpred.tracing.precisions import dtype_of
 from latpred.tracing.userfile import build_from_file
-from latpred.tracing.zoo import ARCHITECTURES, Architecture
+from latpred.tracing.zoo import ARCHITECTURES, SHORT, Architecture
 
-_ALIASES = {alias.lower(): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
+
+def canonical(name: str) -> str:
+    """A name as it is looked up: case, and whether parts are joined by - or _, make no difference.
+
+    >>> canonical("MobileNet_V2")
+    'mobilenet-v2'
+    """
+    return name.lower().replace("_", "-")
+
+
+_ALIASES = {canonical(alias): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
 _LIBRARIES = ("torchvision", "timm")
 _HIDING = threading.RLock()  # what Python has imported is everybody's: one thread at a time hides some of it
 _ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
@@ -63,6 +73,22 @@ def known() -> list[str]:
     return list(ARCHITECTURES)
 
 
+def listing(*, libraries: bool = False) -> list[dict[str, Any]]:
+    """Every model that goes by name: its name, what it takes, how much of it usually, and its other names.
+
+    `libraries` adds what the installed torchvision and timm have, whose usual sizes are not told (0).
+    """
+    found: list[dict[str, Any]] = [
+        {"name": name, "takes": row.kind, "size": row.size, "aliases": list(row.aliases)}
+        for name, row in ARCHITECTURES.items()
+    ]
+    asked = _LIBRARIES if libraries else ()
+    listed = {f"{library}:{name}": [name] for library in asked for name in of_library(library)}
+    for short, full in SHORT.items():
+        listed.setdefault(full, [full.partition(":")[2]]).insert(0, short)
+    return found + [{"name": name, "takes": "image", "size": 0, "aliases": others} for name, others in listed.items()]
+
+
 @contextmanager
 def attention(implementation: str | None) -> Iterator[None]:
     """Within it, models of transformers built by name have this attention ("eager"); None leaves their default."""
@@ -87,8 +113,8 @@ def build(
     ----------
     name : str
         One of `known()` or another of its names ("bert-base", "google/mobilebert-uncased"), "torchvision:NAME",
-        "timm:NAME", or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and
-        an example of its inputs.
+        "timm:NAME", either without its library where nothing else goes by the name, or "path/file.py:FUNCTION" for a
+        function without arguments that returns a model, or a model and an example of its inputs.
     seq : int, optional
         Tokens, or samples of audio.
     image : int, optional
@@ -111,6 +137,7 @@ def build(
             f"{name} is an ONNX graph, not a PyTorch model; ask for runtime='onnxruntime' (--runtime onnxruntime), "
             "or give the model that it was exported from"
         )
+    name = SHORT.get(canonical(name), name)
     library, colon, rest = name.partition(":")
     if colon and library in _LIBRARIES:
         demand_used(name, "image", seq, image)
@@ -119,12 +146,12 @@ def build(
     if is_file(name):
         model, example, kind, size = build_from_file(name, device, seq, image)
         return Built(_settled(model, dtype, device), _cast(example, dtype), name, kind, size)
-    full = _ALIASES.get(name.lower())
+    full = _ALIASES.get(canonical(name))
     if full is None:
-        raise _unknown(name, list(_ALIASES))
+        return build(_in_a_library(name), seq=seq, image=image, device=device, precision=precision)
     row = ARCHITECTURES[full]
     demand_used(name, row.kind, seq, image)
-    size = (image if row.kind == "image" else seq) or row.size
+    size = 0 if row.kind == "custom" else (image if row.kind == "image" else seq) or row.size
     model = _from_transformers(row, size, device)
     return _built(full, model, row.kind, size, dtype, device, vocabulary=getattr(model.config, "vocab_size", None))
 
@@ -144,7 +171,7 @@ def full_name(name: str) -> str | None:
     >>> full_name("openai-community/gpt2")
     'gpt2'
     """
-    return _ALIASES.get(name.lower())
+    return _ALIASES.get(canonical(name))
 
 
 def build_row(row: Architecture, device: str = "meta", precision: str = "fp32") -> torch.nn.Module:
@@ -199,6 +226,8 @@ def _built(
             return {"input_ids": example_tokens(batch, size, where, vocabulary)}
         if kind == "audio":
             return {"input_values": example_samples(batch, size, where, dtype)}
+        if kind == "custom":
+            return example_speech(model.config, batch, where, dtype)
         pixels = example_images(batch, channels, size, where, dtype)
         return {"pixel_values": pixels} if transformers else (pixels,)
 
@@ -246,12 +275,19 @@ def _transformers_class(name: str) -> Any:
         return getattr(import_module("transformers"), name)
     except (ImportError, RuntimeError, AttributeError) as error:
         if not _torchvision_broken():
-            raise _broken("transformers", error) from error
+            raise broken("transformers", error) from error
     try:
         with _without_torchvision():
             return getattr(import_module("transformers"), name)
     except (ImportError, RuntimeError, AttributeError) as error:
-        raise _broken("transformers", error) from error
+        raise broken("transformers", error) from error
+
+
+def settle_transformers() -> None:
+    """Make transformers importable by anybody in this process, though the torchvision beside it may be broken."""
+    if _torchvision_broken():
+        with _without_torchvision():
+            pass
 
 
 @contextmanager
@@ -273,14 +309,15 @@ def _without_torchvision() -> Iterator[None]:
             sys.modules.update(hidden)
 
 
-def _broken(package: str, error: BaseException) -> MissingPackageError:
-    """Say what really keeps a package from being imported."""
+def broken(package: str, error: BaseException) -> MissingPackageError:
+    """What to raise that says what really keeps a package from being imported."""
     chain: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
         chain.append(" ".join(str(cause).split()))
         cause = cause.__cause__ or cause.__context__
-    if any("torchvision::" in text for text in chain) or _torchvision_broken():
+    rests_on_it = package in ("transformers", *_LIBRARIES)
+    if any("torchvision::" in text for text in chain) or (rests_on_it and _torchvision_broken()):
         return MissingPackageError(
             f"{package} cannot be used: the installed torchvision does not fit the installed torch (its compiled "
             "operators are missing); reinstall both from one index, for example 'pip install --force-reinstall torch "
@@ -317,14 +354,35 @@ def _from_library(library: str, name: str, device: str, image: int | None) -> tu
             raise MissingPackageError(
                 f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
             ) from error
-        raise _broken(library, error) from error
+        raise broken(library, error) from error
     except (ImportError, RuntimeError) as error:
-        raise _broken(library, error) from error
-    listed = module.list_models()
-    if name not in listed:
-        raise _unknown(f"{library}:{name}", [f"{library}:{other}" for other in listed])
+        raise broken(library, error) from error
+    listed = {canonical(each): each for each in module.list_models()}
+    if canonical(name) not in listed:
+        raise _unknown(f"{library}:{name}", [f"{library}:{other}" for other in listed.values()])
     build_one = _torchvision_model if library == "torchvision" else _timm_model
-    return build_one(module, name, device, image)
+    return build_one(module, listed[canonical(name)], device, image)
+
+
+def of_library(library: str) -> list[str]:
+    """Names of a library's models, without the library; none where it is not there, or cannot be imported."""
+    try:
+        module = import_module("torchvision.models" if library == "torchvision" else library)
+    except (ImportError, RuntimeError):
+        return []
+    return list(module.list_models())
+
+
+def _in_a_library(name: str) -> str:
+    """The name in full of a model that only a library knows."""
+    listed = {library: of_library(library) for library in _LIBRARIES}
+    if ":" not in name:
+        for library, others in listed.items():
+            for other in others:
+                if canonical(other) == canonical(name):
+                    return f"{library}:{other}"
+    missing = [library for library, others in listed.items() if not others]
+    raise _unknown(name, [*_ALIASES, *SHORT, *(other for others in listed.values() for other in others)], missing)
 
 
 def _torchvision_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
@@ -333,6 +391,8 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
     options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in accepted else {}
     if name in ("googlenet", "inception_v3"):
         options["init_weights"] = False
+    if image is not None and name.startswith(("vit_", "maxvit_")):  # whose layers have the image's size in them
+        options |= {"image_size": image} if name.startswith("vit_") else {"input_size": (image, image)}
     try:
         with _building_for(device):
             model = module.get_model(name, weights=None, **options)
@@ -345,17 +405,36 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
 
 
 def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
-    with _building_for(device):
-        model = module.create_model(name, pretrained=False)
+    # Of some models the image's size is in the layers; others do not take it, and need not.
+    model = None if image is None else _timm_made(module, name, device, image)
+    if model is None:
+        with _building_for(device):
+            model = module.create_model(name, pretrained=False)
     described = getattr(model, "pretrained_cfg", None) or {}
     return model, image or described.get("input_size", (3, 224, 224))[-1]
 
 
-def _unknown(name: str, names: list[str]) -> UnknownModelError:
-    near = get_close_matches(name.lower(), names, n=4, cutoff=0.5)
-    near += [other for other in names if name.lower() in other and other not in near][: 4 - len(near)]
-    hint = f"did you mean {', '.join(near)}?" if near else "latpred.tracing.names.known() lists what there is"
+def _timm_made(module: Any, name: str, device: str, image: int) -> torch.nn.Module | None:
+    """A model of timm's for images of a size; None where it takes no size."""
+    try:
+        with _building_for(device):
+            made: torch.nn.Module = module.create_model(name, pretrained=False, img_size=image)
+    except TypeError:
+        return None
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"timm:{name} cannot be built for images of {image} pixels: "
+            f"{' '.join(str(error).split()) or type(error).__name__}; ask for another size (image=, --image)"
+        ) from error
+    return made
+
+
+def _unknown(name: str, names: list[str], missing: Sequence[str] = ()) -> UnknownModelError:
+    near = get_close_matches(canonical(name), names, n=4, cutoff=0.5)
+    near += [other for other in names if canonical(name) in canonical(other) and other not in near][: 4 - len(near)]
+    hint = f"; did you mean {', '.join(near)}?" if near else "."
+    unseen = f"; {' and '.join(missing)} could not be looked into (see: latpred doctor)" if missing else ""
     return UnknownModelError(
-        f"no model is called {name!r}; {hint} (torchvision's and timm's are written torchvision:NAME and timm:NAME, "
-        "your own path/file.py:function)"
+        f"no model is called {name!r}{hint} List the names with: latpred models "
+        f"(torchvision's and timm's names work too, your own models as path/file.py:function){unseen}"
     )

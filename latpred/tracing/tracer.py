@@ -16,7 +16,7 @@ import torch
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph import Line, ModelGraph, Op
 from latpred.tracing import names
-from latpred.tracing.derive import demand_one, demand_positions, derived
+from latpred.tracing.derive import demand_one, demand_positions, derived, example_call
 from latpred.tracing.entry import place, unknown
 from latpred.tracing.fastpath import enabled
 from latpred.tracing.handlers import UnknowableError
@@ -64,7 +64,7 @@ def trace(
     Parameters
     ----------
     model : torch.nn.Module, str or ModelGraph
-        A model on any device, a name (see `latpred.tracing.names.known`), or a graph, which is returned.
+        A model on any device, a name (`latpred models` lists them), or a graph, which is returned.
     inputs : tensor, tuple, dict or callable, optional
         What the model is called with: one example batch (the first dimension of its first tensor is the batch, and so
         is that of every tensor which shares its size), or a function of the batch size. Of floating-point tensors
@@ -137,7 +137,9 @@ def _traced(
             else from_example(inputs)
         )
     elif not isinstance(model, torch.nn.Module):
-        raise UsageError(f"a {type(model).__name__} cannot be traced; give an nn.Module or a model's name")
+        raise UsageError(
+            f"an object of type {type(model).__name__} cannot be traced; give an nn.Module or a model's name"
+        )
     else:
         given = derived(model, seq, image) if inputs is None else from_example(inputs)
     if given.kind == "seq":
@@ -386,7 +388,16 @@ class Tracer:
         return (
             f"the forward pass failed{op} in {self._where(error)} at batch {batch}: "
             f"{type(error).__name__}: {message}; check the model and the shapes of its inputs (inputs=, seq=, image=)"
+            f"{self._several_inputs(batch)}"
         )
+
+    def _several_inputs(self, batch: int) -> str:
+        """What to call a model with that takes more than follows from it, where nobody said; part of a sentence."""
+        if self._inputs.kind == "custom":
+            return ""
+        made = self._inputs.make(batch)
+        call = example_call(self._twin.module, made if isinstance(made, dict) else ())
+        return f"; it may need several, as in {call}" if call else ""
 
     def _where(self, error: BaseException) -> str:
         """The innermost module that the traceback passes through, and the line of the model's own code."""

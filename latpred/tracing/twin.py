@@ -14,6 +14,7 @@ import torch
 
 from latpred.errors import TraceError
 from latpred.tracing.copying import Copier
+from latpred.tracing.inputs import demand_dense
 
 Tensor = torch.Tensor
 _META = torch.device("meta")
@@ -147,6 +148,7 @@ class _Twinned:
             raise TraceError(
                 "the model has lazy parameters without a shape; run it once on real inputs before tracing it"
             )
+        demand_dense(source, "the model holds")
         twin = self._twin(source, _SMALL_NUMEL if within_object else 0)
         return torch.nn.Parameter(twin, requires_grad=False) if isinstance(source, torch.nn.Parameter) else twin
 

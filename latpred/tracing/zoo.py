@@ -19,7 +19,7 @@ class Architecture:
     model : str
         transformers class of the network; its config class follows from it.
     kind : str
-        "seq", "image" or "audio".
+        "seq", "image", "audio", or "custom" for what has several inputs.
     size : int
         Tokens, pixels or samples it is measured with unless asked otherwise.
     config : dict
@@ -45,6 +45,15 @@ def _image(model: str, *aliases: str, size: int = 224, **config: Any) -> Archite
 
 def _audio(model: str, *aliases: str, **config: Any) -> Architecture:
     return Architecture(model, "audio", 32_000, config, aliases)
+
+
+def _speech(width: int, layers: int, *aliases: str) -> Architecture:
+    """Half a minute of speech, and the first token of its text; both sides have the same sizes."""
+    heads = width // 64
+    config = {"d_model": width, "encoder_layers": layers, "decoder_layers": layers}
+    config |= {"encoder_attention_heads": heads, "decoder_attention_heads": heads}
+    config |= {"encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
+    return Architecture("WhisperModel", "custom", 0, config, aliases)
 
 
 _LARGE: dict[str, Any] = {
@@ -80,7 +89,7 @@ _BOTTLENECK: dict[str, Any] = {"num_labels": 1000, "layer_type": "bottleneck", "
 _BASIC: dict[str, Any] = {"num_labels": 1000, "layer_type": "basic", "hidden_sizes": [64, 128, 256, 512]}
 
 TEXT: dict[str, Architecture] = {
-    "bert-base-uncased": _text("BertModel", "bert-base", "google-bert/bert-base-uncased"),
+    "bert-base-uncased": _text("BertModel", "bert", "bert-base", "google-bert/bert-base-uncased"),
     "bert-base-cased": _text("BertModel", "google-bert/bert-base-cased", vocab_size=28996),
     "bert-large-uncased": _text("BertModel", "bert-large", "google-bert/bert-large-uncased", **_LARGE),
     "distilbert-base-uncased": _text("DistilBertModel", "distilbert", "distilbert/distilbert-base-uncased"),
@@ -88,10 +97,12 @@ TEXT: dict[str, Architecture] = {
     "roberta-large": _text("RobertaModel", "FacebookAI/roberta-large", **_ROBERTA, **_LARGE),
     "albert-base-v2": _text("AlbertModel", "albert-base", "albert", "albert/albert-base-v2", **_BASE),
     "mobilebert-uncased": _text(
-        "MobileBertModel", "mobilebert", "google/mobilebert-uncased", classifier_activation=False
+        "MobileBertModel", "mobilebert", "mobile-bert", "google/mobilebert-uncased", classifier_activation=False
     ),
-    "squeezebert-uncased": _text("SqueezeBertModel", "squeezebert", "squeezebert/squeezebert-uncased"),
-    "funnel-transformer-small": _text("FunnelModel", "funnel-small", "funnel", "funnel-transformer/small"),
+    "squeezebert-uncased": _text("SqueezeBertModel", "squeezebert", "squeeze-bert", "squeezebert/squeezebert-uncased"),
+    "funnel-transformer-small": _text(
+        "FunnelModel", "funnel-small", "funnel", "funnel-transformer", "funnel-transformer/small"
+    ),
     "funnel-transformer-intermediate": _text(
         "FunnelModel", "funnel-intermediate", "funnel-transformer/intermediate", block_sizes=[6, 6, 6]
     ),
@@ -158,22 +169,38 @@ TEXT: dict[str, Architecture] = {
         num_attention_heads=32,
         num_key_value_heads=4,
     ),
+    "llama-2-7b": _text("LlamaModel", "meta-llama/Llama-2-7b-hf"),
+    "llama-3-8b": _text(
+        "LlamaModel",
+        *("llama-3.1-8b", "meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.1-8B"),
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+    ),
+    "mistral-7b": _text("MistralModel", "mistralai/Mistral-7B-v0.1"),
     "mixtral-8x7b": _text("MixtralModel", "mistralai/Mixtral-8x7B-v0.1"),
+    "clip-vit-base-patch32-text": _text("CLIPTextModel", "clip-text", size=77),
 }
 
 IMAGE: dict[str, Architecture] = {
     "vit-base-patch16-224": _image(
-        _VIT, "vit-base-16", "vit-base-patch16", "google/vit-base-patch16-224", num_labels=1000
+        _VIT, "vit16", "vit-base-16", "vit-base-patch16", "google/vit-base-patch16-224", num_labels=1000
     ),
     "vit-base-patch32-224": _image(
-        _VIT, "vit-base-32", "vit-base-patch32", "google/vit-base-patch32-224-in21k", num_labels=1000, patch_size=32
+        _VIT,
+        *("vit32", "vit-base-32", "vit-base-patch32", "google/vit-base-patch32-224-in21k"),
+        num_labels=1000,
+        patch_size=32,
     ),
     "vit-large-patch16-224": _image(_VIT, "google/vit-large-patch16-224", num_labels=1000, **_LARGE),
     "deit-base-patch16-224": _image(
         "DeiTForImageClassification", "deit-base", "facebook/deit-base-distilled-patch16-224", num_labels=1000
     ),
     "swin-tiny-patch4-window7-224": _image(
-        "SwinForImageClassification", "swin-tiny", "microsoft/swin-tiny-patch4-window7-224", num_labels=1000
+        "SwinForImageClassification", "swin", "swin-tiny", "microsoft/swin-tiny-patch4-window7-224", num_labels=1000
     ),
     "resnet-18": _image(_RESNET, "resnet18", "microsoft/resnet-18", **_BASIC, depths=[2, 2, 2, 2]),
     "resnet-34": _image(_RESNET, "resnet34", "microsoft/resnet-34", **_BASIC, depths=[3, 4, 6, 3]),
@@ -199,6 +226,7 @@ IMAGE: dict[str, Architecture] = {
     "regnet-y-040": _image("RegNetForImageClassification", "facebook/regnet-y-040", num_labels=1000),
     "segformer-b0": _image("SegformerForImageClassification", "mit-b0", "nvidia/mit-b0", num_labels=1000),
     "mobilevit-small": _image("MobileViTForImageClassification", "apple/mobilevit-small", size=256, num_labels=1000),
+    "clip-vit-base-patch32-vision": _image("CLIPVisionModel", "clip", "clip-vision", "openai/clip-vit-base-patch32"),
     "dinov2-base": _image("Dinov2Model", "facebook/dinov2-base", patch_size=14, image_size=518),
 }
 
@@ -208,4 +236,22 @@ AUDIO: dict[str, Architecture] = {
     "hubert-base": _audio("HubertModel", "hubert", "hubert-base-ls960", "facebook/hubert-base-ls960"),
 }
 
-ARCHITECTURES: dict[str, Architecture] = {**TEXT, **IMAGE, **AUDIO}
+SPEECH: dict[str, Architecture] = {
+    "whisper-tiny": _speech(384, 4, "whisper", "openai/whisper-tiny"),
+    "whisper-base": _speech(512, 6, "openai/whisper-base"),
+    "whisper-small": _speech(768, 12, "openai/whisper-small"),
+}
+
+ARCHITECTURES: dict[str, Architecture] = {**TEXT, **IMAGE, **AUDIO, **SPEECH}
+
+# Short names of models that torchvision and timm have: what the code of "The Framework Tax" (2023) calls them.
+SHORT = {
+    "densenet": "torchvision:densenet161",
+    "efficientnet": "timm:efficientnetv2_m",
+    "efficientnet-lite": "timm:efficientnet_lite1",
+    "gernet": "timm:gernet_m",
+    "inception": "torchvision:inception_v3",
+    "mnasnet": "torchvision:mnasnet1_0",
+    "shufflenet": "torchvision:shufflenet_v2_x1_0",
+    "squeezenet": "torchvision:squeezenet1_0",
+}

@@ -11,7 +11,7 @@ import types
 import pytest
 import torch
 
-from latpred import profiles
+from latpred import host, profiles
 from latpred.calibration import machine
 
 
@@ -33,7 +33,7 @@ def test_identity_is_stable_and_threads_matter():
 def test_memory_is_that_of_the_system():
     pages = subprocess.run(["getconf", "_PHYS_PAGES"], capture_output=True, text=True, check=True)
     size = subprocess.run(["getconf", "PAGE_SIZE"], capture_output=True, text=True, check=True)
-    assert machine.memory_bytes() == int(pages.stdout) * int(size.stdout)
+    assert host.memory_bytes() == int(pages.stdout) * int(size.stdout)
 
 
 def test_identity_imports_no_torch():

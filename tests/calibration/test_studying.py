@@ -72,9 +72,9 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     (metadata / "entry_points.txt").write_text(f"[latpred.runtimes]\n{points}")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    runtimes.get.cache_clear()
+    runtimes._made.cache_clear()
     yield
-    runtimes.get.cache_clear()
+    runtimes._made.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +109,25 @@ def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
 def test_an_unknown_suite() -> None:
     with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, unseen, fresh, blind, ordinary, heldout"):
         suites.get("gpu")
+
+
+BROKEN = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
+BUILDS = """
+from latpred.calibration import suites
+
+for name in ("cpu", "blind", "fresh"):
+    for subject in suites.get(name).subjects():
+        if subject.family == "encoder" or "bert" in subject.name:
+            subject.make("meta", "fp32")
+            print(subject.name)
+            break
+"""
+
+
+def test_suites_are_built_beside_a_torchvision_that_does_not_fit_torch(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(BROKEN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    done = subprocess.run([sys.executable, "-c", BUILDS], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3

@@ -54,9 +54,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    runtimes.get.cache_clear()
+    runtimes._made.cache_clear()
     yield
-    runtimes.get.cache_clear()
+    runtimes._made.cache_clear()
 
 
 def test_eager_dispatches_every_op_by_itself() -> None:

@@ -163,7 +163,7 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
 
 
 def test_something_else_than_a_model() -> None:
-    with pytest.raises(UsageError, match=r"a list cannot be traced; give an nn\.Module or a model's name"):
+    with pytest.raises(UsageError, match=r"of type list cannot be traced; give an nn\.Module or a model's name"):
         latpred.trace([nn.Linear(4, 4)])  # type: ignore[arg-type]
 
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import latpred
-from latpred.errors import MissingPackageError, UnknownModelError, UsageError
+from latpred.errors import MissingPackageError, TraceError, UnknownModelError, UsageError
 from latpred.tracing import names
 
 
@@ -61,8 +62,110 @@ def test_nearest_names(name: str, suggestion: str) -> None:
 
 
 def test_a_name_like_no_other() -> None:
-    with pytest.raises(UnknownModelError, match="known\\(\\) lists what there is"):
+    with pytest.raises(UnknownModelError, match=r"List the names with: latpred models \(") as caught:
         latpred.trace("xyzzy-0123456789")
+    assert "latpred." not in str(caught.value)
+
+
+# The keys of the public code of "The Framework Tax" (2023), but for reformer.
+PAPER = {
+    "bert": "bert-base-uncased",
+    "bert-large": "bert-large-uncased",
+    "roberta": "roberta-base",
+    "deberta": "deberta-base",
+    "distilbert": "distilbert-base-uncased",
+    "albert": "albert-base-v2",
+    "funnel_transformer": "funnel-transformer-small",
+    "longformer": "longformer-base-4096",
+    "mobile_bert": "mobilebert-uncased",
+    "squeeze_bert": "squeezebert-uncased",
+    "vit16": "vit-base-patch16-224",
+    "vit32": "vit-base-patch32-224",
+    "mobilenet_v2": "mobilenet-v2",
+    "efficientnet": "timm:efficientnetv2_m",
+    "efficientnet_lite": "timm:efficientnet_lite1",
+    "gernet": "timm:gernet_m",
+    "resnet18": "resnet-18",
+    "resnet50": "resnet-50",
+    "alexnet": "torchvision:alexnet",
+    "squeezenet": "torchvision:squeezenet1_0",
+    "vgg16": "torchvision:vgg16",
+    "densenet": "torchvision:densenet161",
+    "inception": "torchvision:inception_v3",
+    "googlenet": "torchvision:googlenet",
+    "shufflenet": "torchvision:shufflenet_v2_x1_0",
+    "resnext50_32x4d": "torchvision:resnext50_32x4d",
+    "wide_resnet50_2": "torchvision:wide_resnet50_2",
+    "mnasnet": "torchvision:mnasnet1_0",
+}
+USUAL = {
+    "vit_base_patch16_224": "vit-base-patch16-224",
+    "MobileNet-V2": "mobilenet-v2",
+    "swin": "swin-tiny-patch4-window7-224",
+    "mistral-7b": "mistral-7b",
+    "llama_3_8b": "llama-3-8b",
+    "clip": "clip-vit-base-patch32-vision",
+    "whisper": "whisper-tiny",
+    "mobilevitv2-050": "timm:mobilevitv2_050",
+    "torchvision:mobilenet-v3-small": "torchvision:mobilenet-v3-small",
+    "vit-b-16": "torchvision:vit_b_16",
+}
+
+
+@pytest.mark.parametrize(("name", "full"), [*PAPER.items(), *USUAL.items()])
+def test_names_that_people_type(name: str, full: str) -> None:
+    assert names.build(name).name == full
+
+
+def test_sizes_of_those() -> None:
+    wanted = {"mistral-7b": 7_110_660_096, "llama-3-8b": 7_504_924_672, "vgg16": 138_357_544, "densenet": 28_681_000}
+    for name, parameters in {**wanted, "whisper-tiny": 37_760_640, "clip": 87_456_000}.items():
+        assert sum(p.numel() for p in names.build(name).model.parameters()) == parameters, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "timm:vit_tiny_patch16_224",
+        "torchvision:vit_b_32",
+        "torchvision:maxvit_t",
+        "timm:resnet18",
+        "timm:swin_tiny_patch4_window7_224",
+    ],
+)
+def test_models_with_the_image_s_size_in_their_layers_take_another(name: str) -> None:
+    side = 448
+    usual, larger = latpred.trace(name), latpred.trace(name, image=side)
+    assert larger.input_size == side
+    assert larger.macs() > 3 * usual.macs()
+
+
+def test_a_size_that_no_layer_can_have_is_said() -> None:
+    def create_model(name: str, *, pretrained: bool, img_size: int) -> torch.nn.Module:
+        raise AssertionError("not divisible by 16")
+
+    with pytest.raises(UsageError, match=r"timm:vit cannot be built for images of 225 pixels: not divisible by 16"):
+        names._timm_model(types.SimpleNamespace(create_model=create_model), "vit", "meta", 225)
+
+
+def test_a_model_of_two_inputs_is_told_how_to_be_called() -> None:
+    from transformers import CLIPConfig, CLIPModel
+
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(text_config=small, vision_config={**small, "image_size": 64})
+    model = CLIPModel(config)
+    with pytest.raises(TraceError, match="it may need several, as in inputs=") as caught:
+        latpred.trace(model)
+    call = str(caught.value).partition("as in inputs=")[2]
+    assert "torch.zeros(1, 3, 64, 64)" in call
+    assert latpred.trace(model, eval(call, {"torch": torch})).macs() > 0
+
+
+def test_all_names_can_be_listed() -> None:
+    listed = {row["name"]: row for row in names.listing(libraries=True)}
+    assert set(names.known()) < set(listed)
+    assert listed["torchvision:densenet161"]["aliases"] == ["densenet", "densenet161"]
+    assert listed["timm:gernet_m"]["takes"] == "image"
 
 
 def test_sizes_are_chosen() -> None:

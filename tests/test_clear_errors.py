@@ -1,0 +1,159 @@
+"""What is given wrongly is told in a sentence of latpred's own, never by what broke inside."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import pandas as pd
+import pytest
+import torch
+from factories import graph, linear
+from profiledata import profile
+from rich.console import Console
+from torch import nn
+
+import latpred
+from latpred import profile_text, profiles, runtimes
+from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, UsageError
+from latpred.profile_codec import decode, encode
+
+
+@pytest.fixture(autouse=True)
+def _calibrated() -> None:
+    profiles.save(profile())
+
+
+DOCUMENT = encode(profile())
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (json.dumps({k: v for k, v in json.loads(DOCUMENT).items() if k != "sha256"}).encode(), "has no sha256"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (DOCUMENT.replace(b'"seconds": 42.0', b'"seconds": 1.0, "seconds": 42.0'), "has the key 'seconds' twice"),
+        (DOCUMENT.replace(b'"threads": 1', b'"threads": 9, "threads": 1'), "has the key 'threads' twice"),
+    ],
+    ids=["no sha256", "deep", "twice", "twice within"],
+)
+def test_a_damaged_profile(data: bytes, said: str) -> None:
+    assert data != DOCUMENT
+    with pytest.raises(ProfileError, match=said):
+        decode(data, "cpu.json")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"batch": torch.tensor(4)}, r"Batch tensor\(4\) is not a whole number; give 1 or more"),
+        ({"batch": None}, "Batch None is not a whole number"),
+        ({"runtime": None}, "None is no runtime; give the name of one: eager"),
+        ({"runtime": ["eager"]}, "is no runtime; give the name of one: eager"),
+        ({"host": []}, r"host=\[\] is no host; give a factor such as 1.3"),
+        ({"host": True}, "host=True is no host"),
+        ({"device": "a\0b"}, "is no name and no path"),
+    ],
+)
+def test_a_question_that_is_none(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        latpred.predict(graph(linear()), **asked)
+
+
+def test_no_name_has_a_null_in_it() -> None:
+    with pytest.raises(ProfileError, match="cannot name a profile"):
+        profiles.load("a\0b")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured"), [(None, None), ([{"model": "a"}], [{"model": "a"}]), (pd.DataFrame(), Path())]
+)
+def test_what_is_no_table(predicted: Any, measured: Any, tmp_path: Path) -> None:
+    with pytest.raises(TableError):
+        latpred.compare(predicted, measured)
+    with pytest.raises(TableError, match=r"cannot read .*: Is a directory"):
+        latpred.compare(tmp_path, tmp_path)
+
+
+class Sparse(nn.Module):
+    """Holds a matrix that most devices keep by its rows."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.register_buffer("links", torch.eye(4).to_sparse(layout=layout))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.links
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_sparse_tensors(layout: torch.layout) -> None:
+    with pytest.raises(UsageError, match=r"the model holds a tensor of layout sparse_\w+, .*give it dense"):
+        latpred.trace(Sparse(layout), torch.zeros(1, 4))
+    with pytest.raises(UsageError, match=r"inputs hold a tensor of layout sparse_\w+"):
+        latpred.trace(nn.Linear(4, 4), torch.eye(4).to_sparse(layout=layout))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(2, 4), torch.zeros(3, 4)], layout=layout)
+    for inputs in (nested, lambda batch: nested):
+        with pytest.raises(UsageError, match=r"inputs hold a nested tensor.*lengths="):
+            latpred.trace(nn.Linear(4, 4), inputs)
+
+
+def saved(path: Path, shape: list[int]) -> Path:
+    """An ONNX file that adds an input of a shape to itself."""
+    kinds = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name in ("x", "y")]
+    body = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "g", kinds[:1], kinds[1:])
+    onnx.save(onnx.helper.make_model(body), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [([1, 2**40, 2**20], "does not fit into memory"), ([1, 2**62, 2**62], "does not fit"), ([0, 4], "has a size of 0")],
+)
+def test_an_onnx_file_of_impossible_sizes(shape: list[int], said: str, tmp_path: Path) -> None:
+    eager = profile().runtimes["eager"]
+    profiles.save(profile(runtimes={"onnxruntime": eager, "eager": eager}))
+    with pytest.raises(UsageError, match=said):
+        latpred.predict(str(saved(tmp_path / "m.onnx", shape)), runtime="onnxruntime")
+
+
+def test_cudnn_is_no_way_to_run_on_a_cpu() -> None:
+    with pytest.raises(NoProfileError, match="cudnn runs on CUDA devices only") as caught:
+        latpred.predict(graph(linear()), device="cpu", cudnn_benchmark=True)
+    assert "calibrate" not in str(caught.value)
+
+
+def test_a_gpu_is_called_cuda() -> None:
+    with pytest.raises(ProfileError, match="own GPU is cuda or cuda:0"):
+        latpred.predict(graph(linear()), device="gpu")
+
+
+def test_what_is_no_model() -> None:
+    for model in (3, [1], None):
+        with pytest.raises(UsageError, match="an object of type"):
+            latpred.predict(model)  # type: ignore[arg-type]
+    with pytest.raises(LatpredError):
+        runtimes.get(3)  # type: ignore[arg-type]
+
+
+def test_a_profile_s_families_are_told_apart_at_80_columns() -> None:
+
+    fit = profile().kernels["fp32"]["gemm"]
+    names = [f"elementwise.{name}" for name in ("addition", "multiplication", "gelu_of_an_activation")]
+    fits = {name: msgspec.structs.replace(fit, family=name, macs_per_us=1.15e7) for name in names}
+    stream = io.StringIO()
+    profile_text.describe(profile(kernels={"fp32": fits}), Console(file=stream, width=80))
+    shown = stream.getvalue()
+    assert all(name in shown for name in names)
+    assert "11500" in shown
+    assert max(map(len, shown.partition("gate")[2].splitlines())) <= 80
