@@ -108,7 +108,9 @@ def adapt(
     parts = read_rows(predictor, measured, graphs or {}, inputs, progress)
     judged = [_judged(predictor, runtime, rows) for runtime, rows in parts.items()]
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    new, records = profile, []
+    # Of runtimes that were only estimated, those that have rows now are kept.
+    runtimes = {**profile.runtimes, **{name: predictor.profile.runtimes[name] for name in parts}}
+    new, records = msgspec.structs.replace(profile, runtimes=runtimes), []
     for each in judged:
         widths = _widths(each)
         record = _record(each, widths is not None)
@@ -180,7 +182,7 @@ def _widths(judged: _Judged) -> tuple[float, float | None] | None:
 
 
 def _widened(profile: DeviceProfile, runtime: str, widths: tuple[float, float | None]) -> DeviceProfile:
-    fit = msgspec.structs.replace(profile.runtimes[runtime], spread=widths[0], busy_spread=widths[1])
+    fit = msgspec.structs.replace(profile.runtimes[runtime], spread=widths[0], busy_spread=widths[1], host_spread=0.0)
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
 
 

@@ -7,6 +7,7 @@ calibrated (see `latpred.firsttime`) where no device is named.
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from latpred import datasheet, firsttime, hostprofile, hostswap, profiles, speed
 from latpred.errors import NoProfileError, ProfileError
 from latpred.host import cpu_name
 from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
+from latpred.profile import ADAPTED, FITTED, DeviceProfile
 
 if TYPE_CHECKING:
     import torch
@@ -129,6 +130,8 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     machine = profile.machine
     if profile.provenance == datasheet.PROVENANCE:
         return []
+    if profile.provenance == FITTED:
+        return [_fitted(profile, swapped)]
     if not profiles.is_own(machine):
         if swapped:
             return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
@@ -143,6 +146,22 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
         for name, version in here.items()
         if machine.stack.get(name, version) != version
     ]
+
+
+def _fitted(profile: DeviceProfile, swapped: bool) -> str:
+    """Where the latencies come from that a profile was fitted to, and what that says of the host that asks."""
+    machine = profile.machine
+    if swapped:
+        return f"kernel times were fitted to published latencies of a {machine.accelerator}"
+    if ADAPTED in profile.protocol:
+        return f"fitted to published latencies of a {machine.accelerator}, then adapted to rows measured on one host"
+    hosts = re.match(r"\D*(\d+) published hosts", machine.cpu)
+    if hosts is None:
+        return f"fitted to published latencies of a {machine.accelerator} on one host; name yours with --host"
+    return (
+        f"fitted to published latencies of a {machine.accelerator} on {hosts[1]} hosts: dispatch is that of the middle "
+        "one, and the interval covers the others; name yours with --host"
+    )
 
 
 def _version(package: str) -> str:
