@@ -109,14 +109,19 @@ def adapt(
     parts = read_rows(predictor, measured, graphs or {}, inputs, progress)
     judged = [_judged(predictor, runtime, rows) for runtime, rows in parts.items()]
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    new, records = profile, []
+    # Of runtimes that were only estimated, those that have rows now are kept.
+    runtimes = {**profile.runtimes, **{name: predictor.profile.runtimes[name] for name in parts}}
+    new, records = msgspec.structs.replace(profile, runtimes=runtimes), []
     for each in judged:
         widths = _widths(each)
         record = _record(each, widths is not None)
         if each.chosen.level is not NONE:
             new = corrected(new, each.runtime, each.chosen.factors)
         fit = new.runtimes[each.runtime]
-        fit = _widened(fit, each) if widths is None else _with_spreads(fit, *widths)
+        if widths is None:
+            fit = _widened(fit, each)
+        else:  # which are of the host that measured the rows
+            fit = _with_spreads(msgspec.structs.replace(fit, host_spread=0.0), *widths)
         fit = msgspec.structs.replace(fit, untested=0 if record.judged else record.architectures)
         new = msgspec.structs.replace(new, runtimes={**new.runtimes, each.runtime: fit})
         records.append(record)

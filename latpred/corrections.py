@@ -291,6 +291,7 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         module_call_us=fit.module_call_us * host.get(MODULE, usual),
         python_call_us=fit.python_call_us * host.get(PYTHON, usual),
         fixed_us=fit.fixed_us * host.get(CALL, usual),
+        host_spread=0.0,  # the rows are of the host that is asked about
         kernels=own,
         kernel_scales=_scales(fit, kernel),
         kernel_tilts=(*fit.kernel_tilts, *factors.tilts),

@@ -34,7 +34,7 @@ ADVICE = "latpred calibrate on a machine that has one"
 LAUNCH_US, SYNC_US = 5.0, 10.0
 COPY_BYTES_PER_US = 12_000.0  # PCIe 3.0 x16, pinned
 QUEUE = 1024
-# Standard deviation of the log of what no table tells: other years of PyTorch, hosts and architectures. Not measured.
+# Standard deviation of the log of what no table tells: other years of PyTorch and architectures. Not measured.
 ELSEWHERE = 0.3
 ANY = ""  # architecture of which no GPU was measured
 
@@ -62,7 +62,7 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         By architecture (`ANY` for others), kernel family, mode and slot of `latpred.promised`: the slot over what a
         datasheet promises.
     dispatch : DispatchFit
-        Of eager, on the middle of the hosts; its spreads are those of GPUs left out, their hosts not known.
+        Of eager, on the middle of the hosts; its spreads are those of GPUs left out, and how far hosts lie apart.
     knee : float
         Exponent that joins host and device.
     error : float

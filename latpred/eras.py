@@ -13,6 +13,7 @@ from contextvars import ContextVar
 
 import msgspec
 
+from latpred.eras_attention import is_fused, unfused
 from latpred.eras_scripted import scripted
 from latpred.graph import Line, ModelGraph, Op
 from latpred.identity import IdentityCache
@@ -21,6 +22,8 @@ from latpred.ops.families import root
 TORCH_1_12 = "torch-1.12"
 UNFUSED = (TORCH_1_12,)  # eras that had no fused attention
 TORCHSCRIPT = "torchscript"
+# Runtimes whose graphs of an era are made from eager's; what others' tools make of a model is of today.
+REWRITTEN = ("eager", TORCHSCRIPT, "cuda-graphs")
 
 _HALVES = ("fp16", "bf16")
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
@@ -46,7 +49,7 @@ def attention_of(era: str) -> str | None:
 
 @contextmanager
 def walked_for(era: str) -> Iterator[None]:
-    """Within it, models are walked for an era: transformers with its attention, and eagerly for every runtime."""
+    """Within it, models are walked for an era: with its attention, and eagerly for the runtimes in `REWRITTEN`."""
     if not era:
         yield
         return
@@ -68,9 +71,9 @@ def current() -> str:
 def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager") -> ModelGraph:
     """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
 
-    In the days of PyTorch 1.12 models of transformers did not read values back from the device, a convolution's bias
-    was a kernel of its own, a one-dimensional convolution went through two dimensions, and what a convolution or
-    normalisation cost the host depended on its groups and on the precision.
+    In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
+    calls, a convolution's bias was a kernel of its own, a one-dimensional convolution went through two dimensions, and
+    what a convolution or normalisation cost the host depended on its groups and on the precision.
     """
     if era != TORCH_1_12 or graph.runtime != "eager":
         return graph
@@ -84,11 +87,14 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager") -> ModelGraph
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
     half = graph.precision in _HALVES
 
-    def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(new for op in ops for new in _older(op, half))
+    def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
+        return tuple(new for op in ops for plain in unfused(op, at_one=at_one) for new in _older(plain, half))
 
     exact = graph.ops_at_one
-    return msgspec.structs.replace(graph, ops=rewrite(graph.ops), ops_at_one=None if exact is None else rewrite(exact))
+    if exact is None and any(map(is_fused, graph.ops)):
+        exact = graph.ops  # the products of a single sample need no copies
+    at_one = None if exact is None else rewrite(exact, at_one=True)
+    return msgspec.structs.replace(graph, ops=rewrite(graph.ops, at_one=False), ops_at_one=at_one)
 
 
 def _older(op: Op, half: bool) -> Iterator[Op]:

@@ -12,6 +12,7 @@ from latpred.graph import Line, ModelGraph, Op
 from latpred.ops.families import root
 
 POINTWISE = ("batch_norm", "elementwise")
+FUSED = "fused"  # host class of a group of several: guards are asked before its kernel is launched
 
 
 def scripted(graph: ModelGraph) -> ModelGraph:
@@ -40,8 +41,10 @@ def _with(first: Op, second: Op) -> Op:
     """Two pointwise kernels as one: what lies between them is never written."""
     between = first.write_bytes
     extra = (second.read_bytes.constant - between.constant, second.read_bytes.per_sample - between.per_sample)
+    half = ".half" if ".half" in second.host_class else ""
     return msgspec.structs.replace(
         second,
+        host_class=f"{FUSED}{half}",
         weight_bytes=_sum(first.weight_bytes, second.weight_bytes),
         read_bytes=_sum(first.read_bytes, Line(max(0, extra[0]), max(0, extra[1]))),
     )

@@ -7,6 +7,7 @@ calibrated (see `latpred.firsttime`) where no device is named.
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from latpred import datasheet, firsttime, hostprofile, hostswap, profiles, speed
 from latpred.errors import NoProfileError, ProfileError, UsageError
 from latpred.ownership import Owner, caveat, difference, owner
 from latpred.predictor import Predictor
-from latpred.profile import THREADS, DeviceProfile
+from latpred.profile import ADAPTED, FITTED, THREADS, DeviceProfile
 
 if TYPE_CHECKING:
     import torch
@@ -141,6 +142,8 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     machine = profile.machine
     if profile.provenance == datasheet.PROVENANCE:
         return []
+    if profile.provenance == FITTED:
+        return [_fitted(profile, swapped)]
     whose = owner(machine)
     if whose is Owner.ANOTHER and swapped:
         return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
@@ -173,6 +176,22 @@ def _threads_now() -> int:
     import torch
 
     return torch.get_num_threads()
+
+
+def _fitted(profile: DeviceProfile, swapped: bool) -> str:
+    """Where the latencies come from that a profile was fitted to, and what that says of the host that asks."""
+    machine = profile.machine
+    if swapped:
+        return f"kernel times were fitted to published latencies of a {machine.accelerator}"
+    if ADAPTED in profile.protocol:
+        return f"fitted to published latencies of a {machine.accelerator}, then adapted to rows measured on one host"
+    hosts = re.match(r"\D*(\d+) published hosts", machine.cpu)
+    if hosts is None:
+        return f"fitted to published latencies of a {machine.accelerator} on one host; name yours with --host"
+    return (
+        f"fitted to published latencies of a {machine.accelerator} on {hosts[1]} hosts: dispatch is that of the middle "
+        "one, and the interval covers the others; name yours with --host"
+    )
 
 
 def _version(package: str) -> str:

@@ -120,7 +120,7 @@ def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float,
 
 
 def swapped(profile: DeviceProfile, swap: Swap) -> DeviceProfile:
-    """The profile on another host: dispatch of every runtime scaled, intervals wider by what the factor may be off."""
+    """The profile on another host: dispatch of every runtime scaled, intervals as wide as the factor may be off."""
     runtimes = {name: _scaled(fit, swap) for name, fit in profile.runtimes.items()}
     return msgspec.structs.replace(profile, runtimes=runtimes)
 
@@ -132,7 +132,7 @@ def _scaled(fit: DispatchFit, swap: Swap) -> DispatchFit:
         module_call_us=fit.module_call_us * swap.factor,
         python_call_us=fit.python_call_us * swap.factor,
         fixed_us=fit.fixed_us * swap.factor,
-        spread=math.hypot(fit.spread, swap.spread),
+        host_spread=swap.spread,
     )
 
 

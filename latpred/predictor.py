@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred import clocks, datasheet, runtimes
+from latpred import clocks, datasheet, estimated_runtimes, runtimes
 from latpred.clocks import Floats
-from latpred.eras import as_run_in
+from latpred.eras import REWRITTEN, as_run_in
 from latpred.errors import ProfileError, UsageError
 from latpred.graph import Coverage, ModelGraph
 from latpred.identity import IdentityCache
@@ -74,7 +74,8 @@ class Predictor:
     Parameters
     ----------
     profile : DeviceProfile
-        What was measured on a device.
+        What was measured on a device. Of a GPU that was not measured itself, runtimes that the profile lacks are
+        estimated, and predictions say so.
     caveats : iterable of str
         Sentences about what may not hold, which every prediction repeats.
     slowdown : Slowdown
@@ -82,10 +83,11 @@ class Predictor:
     """
 
     def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = (), slowdown: Slowdown = SAME) -> None:
-        self.profile = profile
+        self.given = profile  # without estimates
+        self.profile = estimated_runtimes.with_estimates(profile)
         self.caveats = tuple(caveats)
         self.slowdown = slowdown
-        self._prices = PriceList(profile, slowdown)
+        self._prices = PriceList(self.profile, slowdown)
         self._priced: dict[tuple[str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
 
@@ -222,7 +224,7 @@ class Predictor:
 
     def __getstate__(self) -> dict[str, Any]:
         """The profile, the caveats and the speed; prices are made anew."""
-        return {"profile": self.profile, "caveats": self.caveats, "slowdown": self.slowdown}
+        return {"profile": self.given, "caveats": self.caveats, "slowdown": self.slowdown}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start afresh from the profile."""
@@ -231,7 +233,12 @@ class Predictor:
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager walk may have to do for an estimate."""
         era, target = self.profile.protocol.get("era", ""), walking.target_of(self.profile.device.kind)
-        return as_run_in(era, walking.fitting(graph, "eager" if era else runtime, target), runtime)
+        rewritten = era and runtime in REWRITTEN
+        return as_run_in(era, walking.fitting(graph, "eager" if rewritten else runtime, target), runtime)
+
+    def _estimated(self, runtime: str) -> tuple[str, ...]:
+        """What an estimated runtime's predictions rest on."""
+        return () if runtime in self.given.runtimes else (estimated_runtimes.caveat(runtime),)
 
     def _device(self, runtime: str) -> DeviceInfo:
         """The device as a runtime has it: kernels of a replayed graph follow each other faster than in a stream."""
@@ -270,22 +277,25 @@ class Predictor:
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
         known, busy = self._network_spreads(schedule.runtime)
+        host_spread = self.profile.runtimes[schedule.runtime].host_spread
         device_spread = np.sqrt(known**2 + _kernel_variance(priced, rows.spread, row_us, known))
-        slower = np.exp(shift * device_spread)
+        slower = np.exp(shift * np.hypot(device_spread, host_spread))  # one clock over the other
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
         gaps = len(kernels) * device.gap_us if device.asynchronous else 0.0
         nudged = np.concatenate((kernels, kernels * (1.0 + _NUDGE)), axis=1)
         plain, more = np.split(clocks.latency(priced.timeline, priced.host_us, nudged, device, asked.protocol), 2)
         sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
         kernel_part = (device_spread**2 - known**2) * sensitivity**2
-        whole = known + np.clip(sensitivity, 0.0, 1.0) * (busy - known)
+        by_device = np.clip(sensitivity, 0.0, 1.0)
+        whole = known + by_device * (busy - known)
+        host_part = (host_spread * (1.0 - by_device)) ** 2
         return Evaluated(
             priced=priced,
             overhead_us=float(priced.host_us.sum()),
             compute_us=executing * slower + gaps,
             executing_us=executing * slower,
             latency_us=plain + self._copy_us(asked, batches),
-            latency_spread=np.sqrt(whole**2 + kernel_part),
+            latency_spread=np.sqrt(whole**2 + kernel_part + host_part),
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_us=priced.class_rows @ rows.us,
         )
@@ -359,7 +369,7 @@ class Predictor:
                 source=f"{profile.provenance}, adapted" if ADAPTED in profile.protocol else profile.provenance,
                 created=profile.created,
                 machine=profile.machine,
-                caveats=(*self.caveats, *_own_caveats(profile, asked, priced)),
+                caveats=(*self.caveats, *_own_caveats(profile, asked, priced), *self._estimated(asked.runtime)),
             ),
             landmarks=Landmarks(lambda batches, shift: self._course(asked, batches, shift)),
         )

@@ -10,6 +10,7 @@ import msgspec
 
 SCHEMA_VERSION = 2
 THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to
+FITTED = "fitted from published measurements"  # a provenance
 ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
 OLDEST_SCHEMA = 1  # fields that came later have defaults
 
@@ -197,6 +198,9 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: float = 1.0
     spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
     busy_spread: float | None = None  # the same where the device sets the pace; None where it is not known apart
+    # Standard deviation of the log of what the asker's host takes over the profile's: of hosts with such a GPU, where
+    # nobody said which one it is; 0 where the profile is of that host.
+    host_spread: float = 0.0
     kernels: dict[str, dict[str, KernelFit]] = {}
     kernel_scales: dict[str, float] = {}
     kernel_tilts: tuple[Tilt, ...] = ()

@@ -61,9 +61,11 @@ def _facts(profile: DeviceProfile) -> list[str]:
     machine, device = profile.machine, profile.device
     driver = f" (driver {machine.driver})" if machine.driver else ""
     accelerator = f", {machine.accelerator}{driver}" if machine.accelerator else ""
+    cores = f", {machine.cores} cores" if machine.cores else ""
+    memory = f", {format_bytes(machine.memory_bytes)}" if machine.memory_bytes else ""
     lines = [
         f"{profile.name}: {summary(profile)}",
-        f"machine     {machine.cpu}, {machine.cores} cores{accelerator}, {format_bytes(machine.memory_bytes)}",
+        f"machine     {machine.cpu}{cores}{accelerator}{memory}",
         f"stack       {', '.join(f'{name} {version}' for name, version in machine.stack.items())}",
         *(f"{name:<11} {value}" for name, value in profile.protocol.items()),
         f"calibration {len(profile.samples)} cells in {format_duration(profile.seconds)}",

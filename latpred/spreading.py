@@ -48,7 +48,7 @@ class Ticket(NamedTuple):
     @classmethod
     def of(cls, predictor: Predictor, asked: Question) -> Ticket:
         """The ticket for a predictor."""
-        profile, caveats = msgspec.msgpack.encode(predictor.profile), predictor.caveats
+        profile, caveats = msgspec.msgpack.encode(predictor.given), predictor.caveats
         key = hashlib.sha256(profile + repr(caveats).encode()).hexdigest()
         return cls(key, profile, caveats, asked, os.getpid())
 

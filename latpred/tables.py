@@ -328,9 +328,12 @@ def cell_name(row: Mapping[str, object] | pd.Series) -> str:
 
 
 def machine_name(machine: Machine) -> str:
-    """What stands in the column machine: the host without its name, and its accelerator."""
+    """What stands in the column machine: the host without its name, and its accelerator, as far as they are known."""
+    cores = f" x{machine.cores}" if machine.cores else ""
     device = f" + {machine.accelerator}" if machine.accelerator else ""
-    return f"{machine.cpu} x{machine.cores}{device} #{(machine.machine_id or machine.hostname_hash)[:8]}"
+    identity = machine.machine_id or machine.hostname_hash
+    host = f" #{identity[:8]}" if identity else ""
+    return f"{machine.cpu}{cores}{device}{host}"
 
 
 def stack_text(machine: Machine) -> str:

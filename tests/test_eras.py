@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from latpred.eras import TORCH_1_12, as_run_in
+from latpred.graph import ModelGraph
 from latpred.tracing import trace
 from latpred.tracing.names import attention
 
@@ -56,3 +57,60 @@ def test_attention_of_models_built_by_name() -> None:
     assert any(op.family.startswith("attention") for op in fused.ops)
     assert not any(op.family.startswith("attention") for op in plain.ops)
     assert sum(op.family == "bmm" for op in plain.ops) == 12
+
+
+class _Attention(nn.Module):
+    """Self-attention as timm has it, fused or as it was before that could be done."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused, self.qkv, self.proj = fused, nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, tokens, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.fused:
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = ((q * 0.25) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+        return self.proj(mixed.transpose(1, 2).reshape(batch, tokens, width))
+
+
+def _kernels(graph: ModelGraph, batch: int) -> list[tuple[object, ...]]:
+    ops = [op for op in graph.at(batch) if op.launches]
+    counts = [(op.family, op.macs, op.read_bytes, op.write_bytes, *op.dims.values()) for op in ops]
+    return [(name, *(line.at(batch) for line in lines)) for name, *lines in counts]
+
+
+def test_fused_attention_is_what_its_parts_are() -> None:
+    """Models of timm call what PyTorch 1.12 did not have: two products, scaling, softmax and copies stand for it."""
+    for precision in ("fp32", "fp16"):
+        fused, parts = (
+            as_run_in(TORCH_1_12, trace(_Attention(fused=one), torch.zeros(1, 10, 64), precision=precision))
+            for one in (True, False)
+        )
+        for batch in (1, 3):
+            assert _kernels(fused, batch) == _kernels(parts, batch)
+            views = [sum(op.host_class.startswith("view") for op in each.at(batch)) for each in (fused, parts)]
+            assert views[0] == views[1] + 1  # joining heads is a view behind fused attention, and a copy otherwise
+        assert fused.macs(5) == parts.macs(5)
+        assert (fused.launches(1), fused.launches(2)) == (7, 10)
+
+
+def test_a_mask_is_added_to_the_scores() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=x.new_zeros(8, 8))
+
+    found = as_run_in(TORCH_1_12, trace(Masked(), torch.zeros(1, 2, 8, 16)))
+    families = [op.family for op in found.at(1) if op.family.startswith(("bmm", "elementwise", "softmax"))]
+    assert families == ["elementwise.mul", "bmm", "elementwise.add", "softmax.softmax", "bmm"]
+
+
+def test_vision_transformers_of_all_libraries_have_attention_in_parts() -> None:
+    for name in ("timm:vit_tiny_patch16_224", "torchvision:vit_b_16"):
+        older = as_run_in(TORCH_1_12, trace(name))
+        assert older.launches(1) == 174  # the bias of the first convolution among them
+        assert sum(op.family.startswith("softmax") for op in older.ops) == 12
+        scripted = as_run_in(TORCH_1_12, trace(name), "torchscript")
+        assert sum(op.family.startswith("softmax") for op in scripted.ops) == 12

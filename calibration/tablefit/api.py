@@ -169,11 +169,17 @@ def _chosen(table: reading.Table, gpu: str | None) -> str:
 
 
 def _worth(judged: Judged | None, gpu: str, runtime: str) -> Accuracy | None:
-    """What was shown on one GPU in one runtime, where anything was."""
+    """What was shown on one GPU in one runtime, where anything was; widths of intervals are those of all GPUs."""
     if judged is None:
         return None
-    frame = judged.frame[(judged.frame["device"] == gpu) & (judged.frame["runtime"] == runtime)]
-    return None if frame.empty else leaveout.accuracy(Judged(judged.title, frame.reset_index(drop=True)))
+    everywhere = judged.of(runtime)
+    frame = everywhere.frame[everywhere.frame["device"] == gpu]
+    if frame.empty:
+        return None
+    # A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
+    small, large = leaveout.accuracy(everywhere)[1:3]
+    own = leaveout.accuracy(Judged(judged.title, frame.reset_index(drop=True)))
+    return own._replace(small_batch=small, large_batch=large)
 
 
 def _noted(profile: DeviceProfile, notes: str) -> DeviceProfile:

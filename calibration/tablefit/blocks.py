@@ -125,7 +125,8 @@ def draft(cells: Cells, rows: Rows, builder: Builder, place: Place) -> Draft:
                 terms.append(added)
     met = np.asarray(cells.counts[needed].any(axis=0))
     first = len(terms)
-    terms += [builder.host(name, place.runtime) for name, used in zip(cells.classes, met, strict=True) if used]
+    classes_met = [name for name, used in zip(cells.classes, met, strict=True) if used]
+    terms += [builder.host(name, place.runtime, place.spec) for name in classes_met]
     classes = slice(first, len(terms))
     runs, groups = rows.run[mine].tolist(), rows.group[mine].tolist()
     run = _numbered(terms, [builder.run(name) for name in runs])

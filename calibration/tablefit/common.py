@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 
 from latpred import metrics, specs
 from latpred.calibration.tablefit.fit import Problem
-from latpred.calibration.tablefit.leaveout import LARGE, SMALL, Judged
+from latpred.calibration.tablefit.leaveout import SMALL, Judged
 from latpred.calibration.tablefit.parameters import EAGER
-from latpred.calibration.tablefit.published import Numbers, dispatch
+from latpred.calibration.tablefit.published import Numbers, Place, dispatch, host_spread
 from latpred.datasheet import ANY, GUESSES, STAND_INS, Shared, short
 from latpred.features import Floats
+from latpred.landmarks import Z90
 from latpred.ops.families import DIMS
 from latpred.promised import mode_of
 from latpred.specs import Spec
-
-_NINE_IN_TEN = 1.645  # standard deviations
 
 
 class Asked(NamedTuple):
@@ -37,7 +36,7 @@ class Asked(NamedTuple):
     precision: str
 
 
-def shared_of(problem: Problem, judged: Judged, source: str) -> Shared:
+def shared_of(problem: Problem, judged: Judged, hosts_known: Judged, source: str) -> Shared:
     """What the GPUs of a table have in common.
 
     Parameters
@@ -46,6 +45,8 @@ def shared_of(problem: Problem, judged: Judged, source: str) -> Shared:
         The table and its law; its rows of eager are fitted.
     judged : Judged
         From `left_out`.
+    hosts_known : Judged
+        GPUs left out whose hosts one row of each run tells: errors that have nothing to do with the host.
     source : str
         What the numbers come from, in a sentence.
     """
@@ -53,8 +54,11 @@ def shared_of(problem: Problem, judged: Judged, source: str) -> Shared:
     numbers = Numbers(problem, problem.solve(eager).theta)
     architectures = sorted({gpu.architecture for gpu in problem.law.gpus.values()})
     families = sorted({*problem.law.cells.kernels, *DIMS} - {*STAND_INS, *GUESSES})
-    small, large = (_half_width(judged, rows) for rows in _regimes(judged))
-    host = dispatch(problem, numbers, EAGER, [_middle(problem, numbers, eager)], None)
+    known = hosts_known.of(EAGER)
+    small, large = (_half_width(known, rows) for rows in _regimes(known))
+    # Most GPUs that nobody measured have tensor cores.
+    place = Place(_nameless("a100", ANY), [_middle(problem, numbers, eager)])
+    host = dispatch(problem, numbers, EAGER, place, None)
     return Shared(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         source=source,
@@ -72,7 +76,10 @@ def shared_of(problem: Problem, judged: Judged, source: str) -> Shared:
             for architecture in (ANY, *architectures)
         },
         dispatch=msgspec.structs.replace(
-            host, spread=short(small / _NINE_IN_TEN), busy_spread=short(large / _NINE_IN_TEN)
+            host,
+            spread=short(small / Z90),
+            busy_spread=short(large / Z90),
+            host_spread=host_spread(problem, numbers),
         ),
         knee=short(numbers.knee),
         error=float(f"{judged.errors()['all'].median:.4g}"),
@@ -105,14 +112,18 @@ def _middle(problem: Problem, numbers: Numbers, used: NDArray[np.bool_]) -> floa
 def _asked(architecture: str) -> Iterator[Asked]:
     """GPUs of an architecture that have no name, so that nothing of a single GPU takes part; one for each mode."""
     for like, precisions in (("titan-x-pascal", ("fp32", "fp16")), ("a100", ("tf32", "fp16"))):
-        nameless = replace(specs.spec(like), name="", architecture=architecture)
         for precision in precisions:
-            yield Asked(nameless, precision)
+            yield Asked(_nameless(like, architecture), precision)
+
+
+def _nameless(like: str, architecture: str) -> Spec:
+    """A GPU's datasheet without what the fit knows of it alone."""
+    return replace(specs.spec(like), name="", architecture=architecture)
 
 
 def _regimes(judged: Judged) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     batch = judged.frame["batch"].to_numpy(np.int64)
-    return batch <= SMALL, batch >= LARGE
+    return batch <= SMALL, batch > SMALL
 
 
 def _half_width(judged: Judged, rows: NDArray[np.bool_]) -> float:

@@ -196,12 +196,12 @@ def conformal(judged: Judged) -> dict[str, Coverage]:
 
 
 def accuracy(judged: Judged) -> Accuracy:
-    """What a profile says of itself: errors and interval widths on models left out."""
+    """What a profile says of itself: errors and interval widths on models left out, the host of each row known."""
     all_rows, widths = judged.errors()["all"], list(conformal(judged).values())
     return Accuracy(
         median=float(f"{all_rows.median:.4g}"),
         small_batch=widths[0].width,
-        large_batch=widths[-1].width,
+        large_batch=float(np.nanmax([each.width for each in widths[1:]])),
         text=f"{all_rows.median:.1%} median, {all_rows.p90:.1%} p90, {all_rows.near:.0%} within 10 % "
         f"({all_rows.models} models, {all_rows.cells} cells)",
     )

@@ -88,14 +88,15 @@ class Builder:
             terms.append(self._deviation(("gpu", gpu.name, slot), self.form.gpu))
         return log_promise(gpu, mode, slot), terms
 
-    def host(self, name: str, runtime: str) -> list[int]:
-        """Parameters of the cost of a host class."""
+    def host(self, name: str, runtime: str, gpu: Spec) -> list[int]:
+        """Parameters of the cost of a host class: libraries look for algorithms of tensor cores where there are any."""
         general = name.removesuffix(HALF)
         width = self.form.host_widths.get(general, self.form.host)
         believed = Belief(self.form.hosts.get(general, OTHER_HOST), width)
         terms = [self.parameters.add(("host", general), believed.mean, believed.width)]
-        if name != general and general not in WITHOUT_HALF:
-            half = self.form.library_half if general in LIBRARY else self.form.host_half
+        library = general in LIBRARY
+        if name != general and general not in WITHOUT_HALF and (gpu.tensor_cores or not library):
+            half = self.form.library_half if library else self.form.host_half
             terms.append(self._deviation(("host half", general), half))
         if runtime != EAGER:
             terms += self._host_of_runtime(general, runtime)

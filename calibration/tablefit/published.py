@@ -1,7 +1,7 @@
 """Writes a fitted law down as device profiles, one for each GPU, that predict like any other.
 
 A profile belongs to one machine, a table often covers several hosts of one GPU: the profile takes the middle of their
-host factors and says how far they lie apart. Only numbers of the fit are written, no row of the table.
+host factors, and its intervals cover how far hosts lie apart. Only numbers of the fit are written, no row of the table.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from latpred.calibration.tablefit.parameters import EAGER
 from latpred.calibration.tablefit.priors import OTHER_HOST, multiplies
 from latpred.datasheet import STAND_INS, device_of, kernel_fit, short
 from latpred.features import Floats
-from latpred.profile import SCHEMA_VERSION, Acceptance, DeviceProfile, DispatchFit, KernelFit, Machine
+from latpred.landmarks import Z90
+from latpred.metrics import conformal
+from latpred.profile import FITTED, SCHEMA_VERSION, Acceptance, DeviceProfile, DispatchFit, KernelFit, Machine
 from latpred.promised import PRODUCT_ONLY, SLOTS
 from latpred.specs import Spec
 
-PROVENANCE = "fitted from published measurements"
 ADVICE = "latpred calibrate on a machine that has this device"
 GOOD_ENOUGH = 0.15  # median error on models left out, up to which a profile passes
 
@@ -73,8 +74,8 @@ class Numbers:
                 constant, terms = self._builder.kernel(family, slot, gpu, precision, runtime)
                 yield slot, (constant, self.sum(terms))
 
-    def host(self, name: str, runtime: str) -> float:
-        return float(np.exp(self.sum(self._builder.host(name, runtime))))
+    def host(self, name: str, runtime: str, gpu: Spec) -> float:
+        return float(np.exp(self.sum(self._builder.host(name, runtime, gpu))))
 
     def run(self, run: str, group: str) -> float:
         return float(np.exp(self.sum([*self._builder.run(run), *self._builder.run_group(run, group)])))
@@ -101,19 +102,21 @@ def profile_of(problem: Problem, fits: Mapping[str, Fitted], gpu: str, name: str
     spec, accuracy = problem.law.gpus[gpu], fits[EAGER].accuracy
     numbers = {runtime: Numbers(problem, fit.theta) for runtime, fit in fits.items()}
     factors = _host_factors(problem, numbers[EAGER], gpu, EAGER)
-    runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, factors, accuracy)}
+    apart = host_spread(problem, numbers[EAGER]) if len(factors) > 1 else 0.0
+    runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, Place(spec, factors), accuracy)}
     for runtime, fit in fits.items():
         if runtime != EAGER and _host_factors(problem, numbers[runtime], gpu, runtime):
             same = _host_factors(problem, numbers[runtime], gpu, EAGER)
             shifted = [factor * _shift(problem, numbers[runtime], runtime) for factor in same]
-            plain = dispatch(problem, numbers[runtime], runtime, shifted, fit.accuracy)
+            plain = dispatch(problem, numbers[runtime], runtime, Place(spec, shifted), fit.accuracy)
             own = _kernels_of(problem, numbers[runtime], gpu, runtime, fit.accuracy)
             runtimes[runtime] = msgspec.structs.replace(plain, kernels=own)
+    runtimes = {name: msgspec.structs.replace(fit, host_spread=apart) for name, fit in runtimes.items()}
     return DeviceProfile(
         name=name or spec.name,
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        provenance=PROVENANCE,
+        provenance=FITTED,
         machine=_machine(problem, spec, len(factors)),
         device=device_of(spec, numbers[EAGER].knee),
         protocol=_protocol(problem, factors, {runtime: fits[runtime].accuracy for runtime in runtimes}),
@@ -132,6 +135,20 @@ def _host_factors(problem: Problem, numbers: Numbers, gpu: str, runtime: str) ->
     return [numbers.run(str(run), str(group)) for run, group in where]
 
 
+def host_spread(problem: Problem, numbers: Numbers) -> float:
+    """Standard deviation of the log of a host's factor over the middle of the other hosts with the same GPU.
+
+    That of a normal distribution with nine in ten of them within its 90 % interval, over all GPUs of the table; 0 where
+    each has one host.
+    """
+    apart: list[float] = []
+    for gpu in sorted(set(problem.law.rows.gpu)):
+        logs = np.log(_host_factors(problem, numbers, gpu, EAGER))
+        if len(logs) > 1:
+            apart += [abs(own - float(np.median(np.delete(logs, index)))) for index, own in enumerate(logs)]
+    return short(conformal(apart) / Z90) if apart else 0.0
+
+
 def _shift(problem: Problem, numbers: Numbers, runtime: str) -> float:
     """Host factors of a runtime's runs over those of eager's, GPU by GPU the middle one, in the mean over GPUs.
 
@@ -147,14 +164,19 @@ def _shift(problem: Problem, numbers: Numbers, runtime: str) -> float:
     return float(np.exp(own - eager))
 
 
-def dispatch(
-    problem: Problem, numbers: Numbers, runtime: str, factors: list[float], accuracy: Accuracy | None
-) -> DispatchFit:
+class Place(NamedTuple):
+    """A GPU, and the factors of the hosts that it was measured on."""
+
+    spec: Spec
+    factors: list[float]
+
+
+def dispatch(problem: Problem, numbers: Numbers, runtime: str, place: Place, accuracy: Accuracy | None) -> DispatchFit:
     """Host costs of a runtime on the middle of the hosts it was measured on."""
-    factor = float(np.median(factors))
+    factor = float(np.median(place.factors))
 
     def cost(name: str) -> float:
-        return short(factor * numbers.host(name, runtime))
+        return short(factor * numbers.host(name, runtime, place.spec))
 
     eager = runtime == EAGER  # no other runtime of a table calls modules or Python
     return DispatchFit(
@@ -163,8 +185,8 @@ def dispatch(
         module_call_us=cost(MODULE) if eager else 0.0,
         python_call_us=cost(PYTHON) if eager else 0.0,
         fixed_us=cost(FIXED),
-        spread=short(accuracy.small_batch / 1.645) if accuracy else 0.5,
-        busy_spread=short(accuracy.large_batch / 1.645) if accuracy else 0.5,
+        spread=short(accuracy.small_batch / Z90) if accuracy else 0.5,
+        busy_spread=short(accuracy.large_batch / Z90) if accuracy else 0.5,
     )
 
 
@@ -175,7 +197,7 @@ def _kernels_of(
     rows, spec = problem.law.rows, problem.law.gpus[gpu]
     families = {family: family for family in problem.law.cells.kernels}
     families |= {family: like for family, like in STAND_INS.items() if like in families and family not in families}
-    error, spread = (accuracy.median, short(accuracy.large_batch / 1.645)) if accuracy else (0.5, 0.5)
+    error, spread = (accuracy.median, short(accuracy.large_batch / Z90)) if accuracy else (0.5, 0.5)
     return {
         precision: {
             family: kernel_fit(family, numbers.kernel(like, spec, precision, runtime), spec, error, spread)
@@ -190,7 +212,7 @@ def _machine(problem: Problem, spec: Spec, hosts: int) -> Machine:
     stack = dict(re.findall(r"(\w+)=([\w.+-]+)", stacks[0])) if stacks else {}
     return Machine(
         hostname_hash="",
-        cpu=f"the middle of {hosts} published hosts",
+        cpu="a published host" if hosts == 1 else f"{hosts} published hosts",
         cores=0,
         memory_bytes=0,
         system="Linux",

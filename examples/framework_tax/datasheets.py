@@ -19,6 +19,7 @@ import msgspec
 from latpred.calibration.tablefit import reading
 from latpred.calibration.tablefit.common import left_out, shared_of
 from latpred.calibration.tablefit.fit import problem
+from latpred.calibration.tablefit.leaveout import by_gpu
 from latpred.metrics import Errors
 
 SOURCE = 'fitted to the latencies behind "The Framework Tax" (arXiv 2302.06117) on {gpus}; eager, torch 1.12'
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, errors in judged.errors(*columns).items():
             print(_line(title or name, errors))
     if asked.output:
-        common = shared_of(found, judged, SOURCE.format(gpus=", ".join(sorted(found.law.gpus))))
+        common = shared_of(found, judged, by_gpu(found, 0), SOURCE.format(gpus=", ".join(sorted(found.law.gpus))))
         asked.output.write_bytes(msgspec.json.format(msgspec.json.encode(common), indent=1) + b"\n")
         print(f"written to {asked.output}")
 

@@ -100,7 +100,7 @@ def gather(
     chosen = (found.eager or found.fastest).runtime
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
     graph = _graph(model, given, chosen, predictor, batches)
-    return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.profile)
+    return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.given)
 
 
 def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batches: Sequence[int]) -> ModelGraph:

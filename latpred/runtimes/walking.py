@@ -35,13 +35,13 @@ _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = Ident
 
 
 def walked_by(runtime: str) -> str:
-    """Name of the runtime whose graphs a runtime lowers; "eager" for all of them within `latpred.eras.walked_for`.
+    """Name of the runtime whose graphs a runtime lowers; within `latpred.eras.walked_for` that may be eager.
 
     >>> walked_by("eager")
     'eager'
     """
     found = runtimes.get(runtime)
-    if eras.current():
+    if eras.current() and runtime in eras.REWRITTEN:
         return "eager"
     return found.walked_by if _is_walker(found) else "eager"  # type: ignore[attr-defined, arg-type]
 

@@ -15,8 +15,11 @@ from latpred.calibration.tablefit.common import left_out, shared_of
 from latpred.calibration.tablefit.engines import as_run_by
 from latpred.calibration.tablefit.fit import Problem
 from latpred.calibration.tablefit.law import evaluate, local_gradients
+from latpred.calibration.tablefit.parameters import Builder
+from latpred.calibration.tablefit.priors import Form
 from latpred.calibration.tablefit.published import Accuracy, Fitted, profile_of
 from latpred.calibration.tablefit.walks import WalkKey
+from latpred.eras_scripted import FUSED
 from latpred.errors import TableError, UsageError
 from latpred.graph import ModelGraph
 from latpred.promised import log_promise
@@ -147,8 +150,37 @@ def test_a_profile_predicts_what_the_law_does(fitted: tuple[Problem, np.ndarray]
         for batch, compute in zip((1, 256), plain.compute_ms, strict=True):
             assert compute == pytest.approx(device[rows & (made.batch == batch)][0] / 1e3, rel=2e-3)
         assert host[rows].min() < plain.overhead_ms[0] * 1e3 < host[rows].max()
-    assert plain.interval_ms[0, 1] / plain.latency_ms[0] == pytest.approx(np.exp(0.1), rel=0.02)
+    apart = 1.645 * profile.runtimes["eager"].host_spread
+    assert plain.interval_ms[0, 1] / plain.latency_ms[0] == pytest.approx(np.exp(np.hypot(0.1, apart)), rel=0.06)
     assert plain.interval_ms[1, 1] / plain.latency_ms[1] == pytest.approx(np.exp(0.2), rel=0.02)
+
+
+def test_intervals_cover_the_hosts_of_a_table(fitted: tuple[Problem, np.ndarray]) -> None:
+    """Each GPU's four runs were on hosts of 0.8 and 1.6: from the middle of the others any is a factor of 2 away."""
+    made, theta = fitted
+    profile = profile_of(made, {"eager": Fitted(theta)}, "RTX-8000", "some-gpu")
+    assert profile.runtimes["eager"].host_spread == pytest.approx(np.log(2.0) / 1.645, rel=0.1)
+    assert profile.machine.cpu == "4 published hosts"
+    alone = table()[lambda rows: rows["run"].str.endswith("fp32 fast")]
+    single = fit_profile(alone, "RTX-8000", judge=False, known=dict(graphs()))
+    assert single.runtimes["eager"].host_spread == 0.0  # the host is the table's, whoever asks
+    assert single.machine.cpu == "a published host"
+
+
+def test_widths_are_those_of_all_gpus() -> None:
+    found = fit_profiles(table(), known=dict(graphs()))
+    widths = {(fit.spread, fit.busy_spread) for one in found.values() for fit in one.runtimes.values()}
+    assert len(widths) == 1
+    assert len({one.protocol["leave-one-model-out"] for one in found.values()}) == len(GPUS)
+
+
+def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
+    builder = Builder(Form())
+    for gpu, terms in (("rtx-8000", 2), ("titan-x-pascal", 1)):
+        assert len(builder.host("conv.half", "eager", specs.spec(gpu))) == terms
+    pascal = specs.spec("titan-x-pascal")
+    assert builder.host("conv.half", "eager", pascal) == builder.host("conv", "eager", pascal)
+    assert len(builder.host("gemm.half", "eager", pascal)) == 2  # no library looks for an algorithm there
 
 
 def _unrewritten(graph: ModelGraph, name: str) -> ModelGraph:
@@ -205,8 +237,8 @@ def test_scripted_rows_leave_alone_what_eager_rows_tell() -> None:
     scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
     scripted["latency_s"] *= 1.5
     both, joint = solved(pd.concat([table(), scripted], ignore_index=True))
-    found = both.thetas()
-    shared = [index for name, index in both.law.parameters.names.items() if name[0] in ("kernel", "gpu", "host")]
+    found, names = both.thetas(), both.law.parameters.names
+    shared = [index for name, index in names.items() if name[0] in ("kernel", "gpu", "host") and FUSED not in name]
     moved, together = (np.abs(other - found["eager"])[shared].max() for other in (found["torchscript"], joint))
     assert moved < 0.02
     assert together > 5 * moved
@@ -255,11 +287,17 @@ def test_torchscript_of_another_era_is_left_out_of_a_profile() -> None:
 
 def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
     graph = graphs()[WalkKey("normed", "image", 96, "fp32")]
+    halves = graphs()[WalkKey("normed", "image", 96, "fp16")]
     plain, scripted, engine = (as_run_by(name, graph) for name in ("eager", "torchscript", "tensorrt"))
     assert plain is graph
     assert scripted.launches(4) == graph.launches(4) - 10  # each normalisation with its activation
     assert {op.family.partition(".")[0] for op in engine.ops} == {"conv", "pooling", "gemm", "elementwise"} - {
         "elementwise"
+    }
+    groups = [op for op in scripted.ops if op.host_class.startswith(FUSED)]
+    assert len(groups) == 10
+    assert {op.host_class for op in as_run_by("torchscript", halves).ops if op.launches} == {
+        *("conv.half.conv2d", "fused.half", "pooling.half.adaptive_avg_pool2d", "gemm.half.linear")
     }
     assert scripted.macs(4) == engine.macs(4) == graph.macs(4)
     assert not any(op.python_calls or op.module_calls for op in scripted.ops)
@@ -289,7 +327,7 @@ def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: tupl
     made, _ = fitted
     judged = left_out(made)
     assert set(judged.frame["device"]) == set(GPUS)
-    found = shared_of(made, judged, "made up")
+    found = shared_of(made, judged, leaveout.by_gpu(made, 0), "made up")
     assert found.error == pytest.approx(judged.errors()["all"].median, rel=1e-3)
     assert set(found.kernels) == {datasheet.ANY, "Turing"}
     assert found.kernels["Turing"]["conv.3x3"]["fp32"]["compute"] == pytest.approx(2.0, rel=0.3)
@@ -298,4 +336,5 @@ def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: tupl
     assert found.dispatch.costs_us["conv"] == pytest.approx(1.2 * believed, rel=0.15)
     profile = datasheet.profile_of(specs.spec("t4"), found)
     assert profile.runtimes["eager"].spread > found.dispatch.spread
+    assert profile.runtimes["eager"].host_spread == found.dispatch.host_spread > 0.3
     assert Predictor(profile).predict(next(iter(graphs().values())), batch=1).latency_ms > 0

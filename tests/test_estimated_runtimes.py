@@ -1,0 +1,155 @@
+"""Runtimes that nobody measured on a GPU are estimated from eager's costs, with an interval and a caveat to match."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+
+import factories
+import msgspec
+import pytest
+import torch
+from click.testing import CliRunner
+
+import latpred
+from latpred import Predictor, datasheet, profiles, specs
+from latpred.cli import main
+from latpred.errors import ProfileError
+from latpred.estimated_runtimes import SPREAD, caveat, with_estimates
+from latpred.profile import FITTED, DeviceProfile
+
+FITTED_GPUS = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
+DATASHEETS = ("t4", "v100", "a100", "h100", "rtx-4090")
+RUNTIMES = ("torchscript", "cuda-graphs", "onnxruntime", "onnxruntime-cuda-graphs")
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+def build():
+    layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(16, 10)), (torch.zeros(1, 3, 32, 32),)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("models") / "models.py"
+    file.write_text(SOURCE)
+    return f"{file}:build"
+
+
+@pytest.mark.parametrize("device", [*FITTED_GPUS, *DATASHEETS])
+def test_every_gpu_answers_for_every_runtime(device: str, model: str) -> None:
+    known = profiles.load(device).runtimes
+    eager = latpred.predict(model, batch=1, device=device)
+    for runtime in RUNTIMES:
+        small, large = latpred.predict(model, [1, 4096], runtime, device=device)
+        assert 0 < small.latency_ms < eager.latency_ms
+        assert large.latency_ms > small.latency_ms
+        assert (caveat(runtime) in small.provenance.caveats) == (runtime not in known)
+        if runtime not in known:
+            half_width = math.log(large.interval_ms[1] / large.latency_ms) / 1.645
+            assert half_width > SPREAD  # wider than what the device's kernels alone deserve
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_command_says_what_an_estimate_rests_on(runtime: str, model: str) -> None:
+    asked = ["predict", model, "--batch", "1,8", "--device", "a100", "--runtime", runtime]
+    found = CliRunner().invoke(main, asked)
+    assert found.exit_code == 0
+    printed = " ".join(found.stdout.split())
+    assert f"{runtime} was not measured on this GPU: estimated from" in printed
+    assert f"latpred calibrate --device cuda:0 --runtimes {runtime}" in printed
+
+
+def test_explain_sets_all_of_them_side_by_side(model: str) -> None:
+    for device in ("rtx-8000", "h100"):
+        found = latpred.explain(model, device=device)
+        assert {choice.runtime for choice in found.choices} == {"eager", *RUNTIMES}
+        assert "was not measured on this GPU" in str(found)
+
+
+def fitted(**changes: object) -> DeviceProfile:
+    costs = {"": 7.0, "gemm": 20.0, "elementwise": 8.0, "view": 4.0}
+    eager = factories.dispatch(costs_us=costs, spread=0.1, busy_spread=0.08, host_spread=0.3)
+    return msgspec.structs.replace(factories.profile(runtimes={"eager": eager}), provenance=FITTED, **changes)
+
+
+def test_estimates_follow_from_eagers_costs() -> None:
+    eager = fitted().runtimes["eager"]
+    found = with_estimates(fitted()).runtimes
+    assert found["eager"] == eager
+    assert found["cuda-graphs"].fixed_us == datasheet.LAUNCH_US
+    assert set(found["cuda-graphs"].costs_us.values()) == {0.0}
+    assert found["onnxruntime"].costs_us["node"] == eager.costs_us["elementwise"]
+    assert 0 < found["onnxruntime"].costs_us["node.view"] < eager.costs_us["view"]
+    shipped = profiles.load("rtx-3090").runtimes
+    ratio = shipped["torchscript"].costs_us["gemm"] / shipped["eager"].costs_us["gemm"]
+    assert found["torchscript"].costs_us["node.gemm"] == pytest.approx(20.0 * ratio, rel=1e-4)
+    assert found["torchscript"].costs_us["node.bmm"] == found["torchscript"].costs_us["node.gemm"]
+    for name in RUNTIMES:
+        assert found[name].module_call_us == found[name].python_call_us == 0.0
+        assert found[name].host_spread == eager.host_spread
+        assert found[name].spread == pytest.approx(math.hypot(0.1, SPREAD), rel=1e-4)
+
+
+def test_what_is_known_is_not_estimated() -> None:
+    shipped = profiles.load("rtx-8000")
+    assert with_estimates(shipped).runtimes["torchscript"] is shipped.runtimes["torchscript"]
+    measured = factories.profile()
+    assert with_estimates(measured) is measured
+    with pytest.raises(ProfileError, match="latpred calibrate --device cuda:0 --runtimes cuda-graphs"):
+        Predictor(factories.profile(factories.device(kind="cuda"))).check("cuda-graphs")
+
+
+def test_a_predictor_sent_to_another_process_still_says_what_is_estimated() -> None:
+    again = pickle.loads(pickle.dumps(Predictor(datasheet.profile_of(specs.spec("a100")))))
+    graph = factories.graph(factories.linear(), factories.add())
+    found = again.predict(graph, runtime="cuda-graphs")
+    assert caveat("cuda-graphs") in found.provenance.caveats
+
+
+def test_measured_rows_turn_an_estimate_into_a_runtime_of_the_profile() -> None:
+    sheet = datasheet.profile_of(specs.spec("a100"))
+    graphs = [factories.graph(*[factories.linear(32, 64 * n)] * n, model=f"tower {n}") for n in range(1, 11)]
+    predictor = Predictor(sheet)
+    rows = [
+        (graph, 4, "cuda-graphs", "fp32", 1.5 * predictor.predict(graph, 4, runtime="cuda-graphs").latency_ms)
+        for graph in graphs
+    ]
+    adapted = latpred.adapt(sheet, rows).profile
+    assert set(adapted.runtimes) == {"eager", "cuda-graphs"}
+    found = Predictor(adapted).predict(graphs[3], 4, runtime="cuda-graphs")
+    assert found.latency_ms == pytest.approx(rows[3][-1], rel=0.05)
+    assert caveat("cuda-graphs") not in found.provenance.caveats
+
+
+def test_graphs_of_an_era_are_captured_with_its_kernels() -> None:
+    """CUDA graphs hold the kernels that eager of the time ran; onnxruntime makes a graph of its own."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    captured, exported = (
+        latpred.predict(Attention(), inputs=torch.zeros(1, 2, 8, 16), runtime=runtime, device="rtx-8000")
+        for runtime in ("cuda-graphs", "onnxruntime-cuda-graphs")
+    )
+    assert {"gemm", "softmax"} <= set(captured.costs.names)
+    assert "attention" not in captured.costs.names
+    assert captured.overhead_ms == exported.overhead_ms == datasheet.LAUNCH_US / 1e3
+
+
+def test_table_3_is_printed_from_these_answers(tmp_path: Path) -> None:
+    import runpy
+
+    script = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "framework_tax" / "table3.py"))
+    (tmp_path / "models.py").write_text(SOURCE)
+    found = script["predicted"](f"{tmp_path}/models.py:build", "rtx-8000")
+    for runtime, prediction in found.items():
+        asked = {"device": "rtx-8000", "precision": "fp16", "protocol": "pipelined"}
+        again = latpred.predict(f"{tmp_path}/models.py:build", runtime=runtime, **asked)
+        assert prediction.latency_ms == again.latency_ms
