@@ -34,6 +34,7 @@ _DRAWS = frozenset(
         *(torch.bernoulli, torch.multinomial, torch.poisson),
     }
 )
+_CONSTRUCTORS = frozenset(_device_constructors())
 _ALIKE: dict[Callable[..., Any], Callable[..., Any]] = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 
 
@@ -80,7 +81,7 @@ class Unweighted(DeviceContext):
             tensor = args[0] if args else options.get("tensor")
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 return tensor
-        elif func in _device_constructors() and options.get("device") is None:
+        elif func in _CONSTRUCTORS and options.get("device") is None:
             options["device"] = self.device
         return func(*args, **options)
 

@@ -136,10 +136,16 @@ def test_many_candidates_are_walked_at_each_batch() -> None:
     ]
 
 
-def test_a_model_on_the_line_takes_no_more_walks_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Batch sizes of the walks that a test makes, in a list that grows."""
     batches: list[int] = []
     walk = Tracer.walk
     monkeypatch.setattr(Tracer, "walk", lambda self, batch, host=None: batches.append(batch) or walk(self, batch, host))
+    return batches
+
+
+def test_a_model_on_the_line_takes_no_more_walks_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = walks(monkeypatch)
     latpred.trace(nn.Linear(WIDTH, WIDTH), ONE_SAMPLE)
     assert batches == [FAR, 2, 1]
     batches.clear()
@@ -147,15 +153,9 @@ def test_a_model_on_the_line_takes_no_more_walks_than_before(monkeypatch: pytest
     assert batches == [500, 2, 1]
 
 
-def test_many_integers_are_not_computed_with() -> None:
-    batches: list[int] = []
-
-    class Watching(nn.Embedding):
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            batches.append(ids.shape[0])
-            return super().forward(ids)
-
-    latpred.trace(Watching(10, 4), torch.zeros(1, 4096, dtype=torch.int64), batches=[512])
+def test_many_integers_are_not_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = walks(monkeypatch)
+    latpred.trace(nn.Embedding(10, 4), torch.zeros(1, 4096, dtype=torch.int64), batches=[512])
     assert max(batches) == 8
 
 
