@@ -74,7 +74,8 @@ def predicted(model: nn.Module, batch: Sequence[int], runtime: str = "eager", **
 
 
 def said(curve: latpred.Curve) -> str:
-    return " | ".join(curve.setting.provenance.caveats)
+    """What a curve says of its model; whose machine a shipped profile is of is another question."""
+    return " | ".join(said for said in curve.setting.provenance.caveats if "another machine" not in said)
 
 
 def layer_macs(batch: int, layers: int = 1) -> int:
