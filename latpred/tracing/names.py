@@ -406,7 +406,7 @@ def _torchvision_model(module: Any, name: str, device: str, image: int | None) -
 
 def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
     # Of some models the image's size is in the layers; others do not take it, and need not.
-    model = None if image is None else _timm_made(module, name, device, image)
+    model: Any = None if image is None else _timm_made(module, name, device, image)
     if model is None:
         with _building_for(device):
             model = module.create_model(name, pretrained=False)
