@@ -6,6 +6,7 @@ seldom at hand to calibrate more. Measured profiles get no estimates: their GPU 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from math import hypot
@@ -55,13 +56,13 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
     if profile.provenance not in (FITTED, PROVENANCE) or EAGER not in profile.runtimes:
         return profile
     eager = profile.runtimes[EAGER]
-    estimates = {
-        TORCHSCRIPT: lambda: _torchscript(eager),
-        "cuda-graphs": lambda: _replayed(eager),
-        "onnxruntime": lambda: _onnxruntime(eager),
-        "onnxruntime-cuda-graphs": lambda: _replayed(eager),
+    estimates: dict[str, Callable[[DispatchFit], DispatchFit]] = {
+        TORCHSCRIPT: _torchscript,
+        "cuda-graphs": _replayed,
+        "onnxruntime": _onnxruntime,
+        "onnxruntime-cuda-graphs": _replayed,
     }
-    missing = {name: make() for name, make in estimates.items() if name not in profile.runtimes}
+    missing = {name: make(eager) for name, make in estimates.items() if name not in profile.runtimes}
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, **missing})
 
 

@@ -151,7 +151,8 @@ def test_a_profile_predicts_what_the_law_does(fitted: tuple[Problem, np.ndarray]
             assert compute == pytest.approx(device[rows & (made.batch == batch)][0] / 1e3, rel=2e-3)
         assert host[rows].min() < plain.overhead_ms[0] * 1e3 < host[rows].max()
     apart = 1.645 * profile.runtimes["eager"].host_spread
-    assert plain.interval_ms[0, 1] / plain.latency_ms[0] == pytest.approx(np.exp(np.hypot(0.1, apart)), rel=0.06)
+    width = np.log(plain.interval_ms[0, 1] / plain.latency_ms[0])
+    assert np.hypot(0.1, 0.7 * apart) < width <= 1.02 * np.hypot(0.1, apart)  # as far as the host rules
     assert plain.interval_ms[1, 1] / plain.latency_ms[1] == pytest.approx(np.exp(0.2), rel=0.02)
 
 
