@@ -43,7 +43,7 @@ _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _UNUSED = frozenset({"_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"})
 _COMPILED = "_compiled_call_impl"  # what nn.Module.compile() sets
 _WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, itertools.count, itertools.cycle)
-_ITERATORS = frozenset({type(iter(empty)) for empty in ([], (), range(0))})
+_ITERATORS = frozenset({type(iter(())), type(iter([])), type(iter(range(0)))})
 # What an object is laid out as in memory, the most special first.
 _LAYOUTS = (defaultdict, OrderedDict, dict, list, set, deque, tuple, frozenset, SimpleNamespace, object)
 _CHANGEABLE = (dict, list, set, deque)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C import _len_torch_function_stack
 from torch.nn import init
-from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
 
 Tensor = torch.Tensor
@@ -54,24 +55,22 @@ class Unweighted(DeviceContext):
         for mode in self._taken_off():
             if isinstance(mode, DeviceContext):
                 self.prev_mode = mode
-        _push_mode(self)
-        self._put_back(self._others)
+        self._put_back([self, *self._others])
 
     def __exit__(self, *_: object) -> None:
         self._taken_off()
-        if self.prev_mode is not None:
-            _push_mode(self.prev_mode)
-        self._put_back(self._others)
+        before = [] if self.prev_mode is None else [self.prev_mode]
+        self._put_back([*before, *self._others])
 
     def _taken_off(self) -> list[TorchFunctionMode]:
         """Empty the stack of modes; it gives them from the lowest on and remembers those that say no device."""
-        modes = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
+        modes = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]  # type: ignore[no-untyped-call]
         self._others = [mode for mode in modes if not isinstance(mode, DeviceContext)]
         return modes
 
     def _put_back(self, modes: Sequence[TorchFunctionMode]) -> None:
         for mode in modes:
-            _push_mode(mode)
+            _push_mode(mode)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

@@ -103,7 +103,7 @@ class _Reached:
             self._waiting += (value.__func__, value.__self__)
         elif isinstance(value, _CACHED):
             self._undo.append(lambda: _forget(value))
-            self._waiting.append(value.__wrapped__)  # type: ignore[attr-defined]
+            self._waiting.append(value.__wrapped__)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, torch.Tensor):
@@ -111,7 +111,7 @@ class _Reached:
         elif isinstance(value, torch.Generator):
             state = value.get_state()
             if self._numbers:
-                self._undo.append(lambda: value.set_state(state) and None)
+                self._undo.append(lambda: _reset(value, state))
         elif isinstance(value, (tuple, frozenset)):
             self._waiting += value
         else:
@@ -295,6 +295,10 @@ def _of_a_walk(held: Any, depth: int = 3) -> bool:
     if not depth or not isinstance(held, (list, tuple, dict)):
         return False
     return any(_of_a_walk(one, depth - 1) for one in (held.values() if isinstance(held, dict) else held))
+
+
+def _reset(generator: torch.Generator, state: torch.Tensor) -> None:
+    generator.set_state(state)
 
 
 def _rewrite(tensor: torch.Tensor, before: torch.Tensor) -> None:

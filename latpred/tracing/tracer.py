@@ -160,7 +160,7 @@ def _walked(
     given: Inputs,
     dtype: torch.dtype | None,
     channels_last: bool,
-    said: tuple[Any, ...],
+    said: tuple[str, str | None, str],
     batches: Sequence[int],
 ) -> ModelGraph:
     """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew.
