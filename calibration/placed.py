@@ -28,7 +28,7 @@ from latpred.profile import DispatchFit
 LEAST_SHARE = 0.02
 # Of a pass, that counts as passing beside each of its kernels. In a large network a short kernel finds nothing in the
 # caches and takes several times as long, which matters to no prediction; in a small one it does.
-PASS_SHARE = 0.01
+PASS_SHARE = 0.03
 FEWEST_DELAYS, MOST_DELAY_US = 24, 30.0  # calls without a kernel that tell how calls delay each other, and by what
 SHORT_US = 5.0  # a kernel so long leaves half of what the shortest ones that leave anything do
 

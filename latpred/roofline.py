@@ -39,6 +39,9 @@ _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
 _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
 _WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
 _BESIDE_DOUBT = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
+# Terms that the samples of a family cannot tell from others. Steps of a recurrence read the same weights again and again
+# (an effort), and sizes of state and input hardly vary apart.
+_UNTOLD = {"rnn": ("weights", "activations", "n", "k")}
 _LEAF_SHRINKAGE = 2.0  # samples' worth of belief that a leaf costs what its parent does
 
 
@@ -168,7 +171,9 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _law(self, inputs: Inputs, times: Floats, weights: Floats, beside: Floats) -> KernelFit:
         """The fit without a residual: a roofline, or tiles where they explain a GPU's products far better."""
         one_row = "one_row" in flags_of(self.family, self.multiprocessors)
-        terms = _fit_terms(inputs, times, weights, beside, self.multiprocessors, one_row)
+        guess = _first_guess(inputs, times, self.multiprocessors)
+        guess = {name: value for name, value in guess.items() if name not in _UNTOLD.get(root(self.family), ())}
+        terms = _fit_terms(inputs, times, weights, beside, guess, self.multiprocessors, one_row)
         product = inputs.product is not None
         floor, tiling = terms.floor, {}
         if self.multiprocessors and root(self.family) in tilefit.FAMILIES and len(times) >= tilefit.FEWEST:
@@ -272,12 +277,17 @@ class _Terms:
 
 
 def _fit_terms(
-    inputs: Inputs, times: Floats, weights: Floats, beside: Floats, multiprocessors: int, one_row: bool
+    inputs: Inputs,
+    times: Floats,
+    weights: Floats,
+    beside: Floats,
+    guess: dict[str, float],
+    multiprocessors: int,
+    one_row: bool,
 ) -> _Terms:
     """Least squares of soft log errors, from a high and a low floor."""
     from scipy.optimize import least_squares
 
-    guess = _first_guess(inputs, times, multiprocessors)
     active, efforts = tuple(guess), inputs.efforts.shape[1]
     middle = np.log(list(guess.values()))
     # Weights say how well a kernel is known apart from what passes beside it; both together are known well.
