@@ -126,7 +126,7 @@ def resident_share(parameter_bytes: int, touched_bytes: float, device: DeviceInf
 def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Line, ...]:
     """An op's work and dimensions, in the columns of a family.
 
-    Weights come from memory each time, but for the share that is `resident` in the cache: that is read like activations.
+    Weights come from memory each time, but for the share that is `resident` in the cache: that is read as activations.
 
     An op priced by another family than its own lacks some of its dimensions: elements are then counted as 4 bytes each,
     and everything else as 1.

@@ -252,7 +252,7 @@ class Predictor:
         return cache.get(schedule, lambda fresh: self._prices.price(fresh, precision, resident=resident))
 
     def _served_together(self, asked: Asked, batches: NDArray[np.int64]) -> list[tuple[Schedule, float, list[int]]]:
-        """Schedules and the share of weights that stays in the cache, with the positions of the batches it is so for."""
+        """Schedules and the share of weights that stays in the cache, with the positions of batches that have it."""
         runtime = runtimes.get(asked.runtime)
         served: dict[tuple[int, float], tuple[Schedule, float, list[int]]] = {}
         for position, batch in enumerate(batches.tolist()):

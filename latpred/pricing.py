@@ -157,12 +157,12 @@ class PriceList:
         self._models: dict[tuple[int, bool], KernelModel] = {}
         self._guesses: dict[str, KernelModel] = {}
         self._others: dict[tuple[int, Format], OtherFormat] = {}
-        self._known: dict[tuple[str, str, bool], Rows] = {}
+        self._known: dict[tuple[str, str, float], Rows] = {}
 
     def price(self, schedule: Schedule, precision: str, *, resident: float = 0.0) -> Priced:
         """Attach costs to a schedule.
 
-        The `resident` share of the weights stays in the last-level cache between passes, and is read as fast as activations.
+        The `resident` share of the weights stays in the last-level cache between passes; it is read as activations are.
 
         Raises
         ------

@@ -39,8 +39,8 @@ _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
 _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
 _WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
 _BESIDE_DOUBT = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
-# Terms that the samples of a family cannot tell from others. Steps of a recurrence read the same weights again and again
-# (an effort), and sizes of state and input hardly vary apart.
+# Terms that the samples of a family cannot tell from others. Steps of a recurrence read the same weights again and
+# again (an effort), and sizes of state and input hardly vary apart.
 _UNTOLD = {"rnn": ("weights", "activations", "n", "k")}
 _LEAF_SHRINKAGE = 2.0  # samples' worth of belief that a leaf costs what its parent does
 

@@ -168,9 +168,7 @@ class RecurrentNetwork(nn.Module):
         makers = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
         self.recurrences = nn.ModuleList()
         for cell, hidden, layers, bidirectional in recurrences:
-            self.recurrences.append(
-                makers[cell](width, hidden, layers, batch_first=True, bidirectional=bidirectional)
-            )
+            self.recurrences.append(makers[cell](width, hidden, layers, batch_first=True, bidirectional=bidirectional))
             width = hidden * (2 if bidirectional else 1)
         self.head = nn.Linear(width, 16)
 

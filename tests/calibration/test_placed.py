@@ -18,7 +18,7 @@ def left_behind(us: float, after: tuple[float, float, float]) -> float:
 
 
 def run(rows: int, kernels_us: tuple[float, float], after: tuple[float, float, float], **changes: bool) -> NetworkRun:
-    """A product, a transpose and a sum; each kernel adds parts `after` it that saturate, grow as its root, and with it."""
+    """A product, a transpose and a sum; each kernel adds parts `after` it that saturate, grow as its root and as it."""
     product_us, sum_us = kernels_us
     ops = (factories.linear(rows), factories.view(), factories.add(rows))
     calls_us = (GEMM_US + product_us, TRANSPOSE_US, ADD_US + sum_us)
