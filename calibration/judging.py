@@ -130,7 +130,7 @@ def accepted(found: Sequence[Verdict], models: Sequence[Verdict], run: RunQualit
     if run.shifts:
         moved = float(np.median(np.abs(np.log(run.shifts))))
         gates[f"median shift between two timings at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
-    checks = {name: f"{value:.1%}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
+    checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
     if enough_models and found:
         checks["median error of holdout networks"] = f"{median_error(found):.1%}"
     enough = len(found) >= FEWEST
@@ -140,6 +140,10 @@ def accepted(found: Sequence[Verdict], models: Sequence[Verdict], run: RunQualit
     failed = [name for name, (_, passed) in gates.items() if not passed]
     passed = enough and not failed and not run.missing
     return Acceptance(passed=passed, checks=checks, advice=_advice(bool(failed), enough, run))
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}" if math.isfinite(value) else "nothing to judge by"
 
 
 def _error_gates(who: str, found: Sequence[Verdict]) -> dict[str, tuple[float, bool]]:

@@ -50,10 +50,14 @@ class Synchronous:
         self._choice.learn(profile)
 
     def cells(self) -> Iterator[Cell]:
-        """Memory, tiny networks, then sized ones without end."""
-        yield from suite.memory_cells()
-        for spec in (*suite.chain_networks(), *suite.tiny_networks(TINY)):
-            yield suite.network_cell(spec)
+        """Tiny networks, memory, then sized networks without end.
+
+        Without some tiny networks there is no profile, so one of each kind comes first: on a busy machine all takes long.
+        """
+        tiny = list(map(suite.network_cell, suite.tiny_networks(TINY)))
+        first = len(networks.KINDS)
+        yield from map(suite.network_cell, suite.chain_networks())
+        yield from (*tiny[:first], *suite.memory_cells(), *tiny[first:])
         for number, spec in enumerate(self._choice.of_networks(suite.sized_networks())):
             yield suite.network_cell(spec, self._precision(number))
 
