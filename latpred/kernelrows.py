@@ -111,7 +111,7 @@ def resident_share(parameter_bytes: int, touched_bytes: float, device: DeviceInf
     weights alone.
 
     >>> from latpred.profile import DeviceInfo
-    >>> cpu = DeviceInfo(kind="cpu", name="cpu", resident_bytes=8 << 20)
+    >>> cpu = DeviceInfo(name="cpu", kind="cpu", asynchronous=False, memory_bytes=0, resident_bytes=8 << 20)
     >>> [resident_share(1 << 20, megabytes << 20, cpu) for megabytes in (4, 10, 20)]
     [1.0, 0.75, 0.0]
     """
