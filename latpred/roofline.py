@@ -125,6 +125,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         points = np.column_stack((inputs.logs, *extras))
         off, certain = _log_residuals(times, base, hidden)
         weights = weights * certain
+        weights = weights / weights.mean()
         residual = fit_residual(points, off, weights, self.max_points, self.hyper_points, jumps=law.jumps)
         self.fit_ = _with_residual(law, residual)
         self.n_features_in_ = rows.shape[1]
