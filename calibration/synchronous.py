@@ -52,7 +52,7 @@ class Synchronous:
     def cells(self) -> Iterator[Cell]:
         """Tiny networks, memory, then sized networks without end.
 
-        Without some tiny networks there is no profile, so one of each kind comes first: on a busy machine all takes long.
+        Without some tiny networks there is no profile, so one of each kind comes first: a busy machine takes long.
         """
         tiny = list(map(suite.network_cell, suite.tiny_networks(TINY)))
         first = len(networks.KINDS)
