@@ -110,7 +110,7 @@ def trial_options(verb: Verb) -> Verb:
             "--suite",
             default="cpu",
             show_default=True,
-            help="Which models: cpu, unseen, fresh, blind, ordinary or heldout.",
+            help="Which models: cpu, unseen, fresh, blind, ordinary, sealed or heldout.",
         ),
         click.option(
             "--batch",
