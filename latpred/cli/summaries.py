@@ -6,7 +6,7 @@ The help page needs them without importing what the verbs import; a test holds t
 from __future__ import annotations
 
 SUMMARIES = {
-    "predict": "Predict the latency of MODEL, with its interval, its regime and from which batch on compute rules.",
+    "predict": "Predict the latency of MODEL, with its interval, its regime and its crossover batch.",
     "curve": "Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be.",
     "explain": (
         "Compare runtimes for MODEL: what each takes, where the time goes, how far it can grow, what to change."
