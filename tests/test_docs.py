@@ -133,3 +133,15 @@ def test_no_page_for_users_calls_a_shipped_profile_this_machine() -> None:
         for shown in docblocks.shown_commands(page):
             if "--device" in shown.command:
                 assert "profile: this machine" not in shown.output, name
+
+
+def test_figures_of_the_faq_are_those_of_the_shipped_recording() -> None:
+    blind = next(shown.output for shown in docblocks.shown_commands(PAGES["accuracy.md"]) if "blind" in shown.command)
+    medians = {
+        name: found[1]
+        for name in ("latpred", "flops_linear", "isolated_ops")
+        if (found := re.search(rf"^{name} +\d+ +([\d.]+ %)", blind, re.MULTILINE))
+    }
+    said = " ".join(PAGES["faq.md"].split())
+    assert f"multiply-adds is off by {medians['flops_linear']} in the median, latpred by {medians['latpred']}" in said
+    assert f"timed alone is off by {medians['isolated_ops']} in the median" in said
