@@ -76,7 +76,7 @@ def placed_samples(
 def with_cold(
     dispatch: DispatchFit, watched: DispatchFit, runs: Sequence[NetworkRun], half_bytes: float
 ) -> DispatchFit:
-    """Dispatch with what it takes longer from cold caches: every call the same multiple of what it takes from warm ones.
+    """Dispatch with what it takes longer from cold caches: the same multiple, for every call, of what it takes warm.
 
     Calls that compute nothing tell: what one takes beyond its dispatch is cold code's.
     """

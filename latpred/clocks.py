@@ -1,7 +1,7 @@
 """Two clocks over a schedule: when the host has dispatched everything, and when the device has executed it.
 
-Arrays of device times have a batch axis; host times have none but on a synchronous device. All times are microseconds. Nothing here
-knows where costs come from.
+Arrays of device times have a batch axis; host times have none but on a synchronous device. All times are microseconds.
+Nothing here knows where costs come from.
 
 With dispatch d, kernel times k, launch latency L, gap g and synchronisation cost s the recurrence is
 

@@ -353,7 +353,9 @@ class Predictor:
                 peak_bytes=int(peaks[index]),
                 fits=bool(peaks[index] <= memory) if memory else None,
                 coverage=asked.graph.coverage(batch) if priced.estimated else coverage,
-                costs=ClassCosts(priced.classes, priced.class_ops, found.class_host_us[:, index], found.class_us[:, index]),
+                costs=ClassCosts(
+                    priced.classes, priced.class_ops, found.class_host_us[:, index], found.class_us[:, index]
+                ),
             )
 
     def _setting(self, asked: Asked, priced: Priced) -> Setting:

@@ -204,7 +204,10 @@ class PriceList:
         return Priced(
             timeline=Timeline.of(_with_call(schedule)),
             host_us=calls_us + np.concatenate(([0.0], dispatch_us)),
-            cold=ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch),
+            # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
+            cold=None
+            if self._profile.device.asynchronous
+            else ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch),
             groups=groups,
             kernel_row=kernel_row,
             kernel_share=share,

@@ -9,12 +9,13 @@ import pytest
 
 from latpred.cold_dispatch import ColdDispatch, reuse_bytes
 from latpred.forward import forward_pass
-from latpred.graph import Line
+from latpred.graph import Line, ModelGraph, Op
 from latpred.predictor import Predictor
 from latpred.runtimes.eager import one_step_per_op
+from latpred.speed import SAME
 
 
-def moving(megabytes: int, per_sample: int = 0, name: str = "elementwise.add") -> factories.Op:
+def moving(megabytes: int, per_sample: int = 0, name: str = "elementwise.add") -> Op:
     """An op that writes so much."""
     return factories.add(host_class=name, read_bytes=Line(0), write_bytes=Line(megabytes * 10**6, per_sample))
 
@@ -42,20 +43,20 @@ def test_costs_that_are_not_known_add_nothing() -> None:
 
 
 @pytest.fixture
-def graph() -> factories.ModelGraph:
+def graph() -> ModelGraph:
     return factories.graph(factories.linear(4), factories.view(), factories.linear(4), factories.add(10**6))
 
 
 def predictors() -> tuple[Predictor, Predictor]:
     """Of a CPU whose dispatch knows no cold code, and of the same one with it."""
-    warm = factories.profile(device=factories.device(asynchronous=False))
+    warm = factories.profile(factories.device(asynchronous=False))
     fit = msgspec.structs.replace(
         warm.runtimes["eager"], cold_costs_us={"gemm": 10.0, "": 20.0, "view": 4.0}, cold_bytes=1e6
     )
     return Predictor(warm), Predictor(msgspec.structs.replace(warm, runtimes={"eager": fit}))
 
 
-def test_a_prediction_counts_it_as_overhead_that_grows_with_the_batch(graph: factories.ModelGraph) -> None:
+def test_a_prediction_counts_it_as_overhead_that_grows_with_the_batch(graph: ModelGraph) -> None:
     warm, cold = (predictor.curve(graph, (2, 64)) for predictor in predictors())
     longer = [
         (many.overhead_ms - few.overhead_ms, many.latency_ms - few.latency_ms)
@@ -66,7 +67,7 @@ def test_a_prediction_counts_it_as_overhead_that_grows_with_the_batch(graph: fac
     assert warm.points[0].overhead_ms == warm.points[1].overhead_ms
 
 
-def test_the_parts_of_a_prediction_add_up_with_it(graph: factories.ModelGraph) -> None:
+def test_the_parts_of_a_prediction_add_up_with_it(graph: ModelGraph) -> None:
     predictor = predictors()[1]
     prediction = predictor.predict(graph, 16)
     costs = prediction.costs
@@ -76,9 +77,15 @@ def test_the_parts_of_a_prediction_add_up_with_it(graph: factories.ModelGraph) -
     assert spans[-1].end_us / 1e3 == pytest.approx(prediction.latency_ms)
 
 
-def test_a_slower_machine_takes_as_many_times_longer(graph: factories.ModelGraph) -> None:
+def test_kernels_of_a_gpu_leave_the_code_of_its_host_where_it_is(graph: ModelGraph) -> None:
+    gpu = msgspec.structs.replace(predictors()[1].profile, device=factories.device(asynchronous=True))
+    few, many = Predictor(gpu).curve(graph, (2, 64)).points
+    assert few.overhead_ms == many.overhead_ms
+
+
+def test_a_slower_machine_takes_as_many_times_longer(graph: ModelGraph) -> None:
     profile = predictors()[1].profile
-    slower = msgspec.structs.replace(factories.SAME_SPEED, dispatch=2.0)
+    slower = SAME._replace(dispatch=2.0)
     assert Predictor(profile, slowdown=slower).predict(graph, 16).overhead_ms == pytest.approx(
         2.0 * Predictor(profile).predict(graph, 16).overhead_ms
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,10 +23,11 @@ from latpred.calibration.studies.ownkernels import Own, own_fits, own_work
 from latpred.calibration.studies.runs import Run
 from latpred.calibration.studies.solving import Column, System
 from latpred.errors import CalibrationError
+from latpred.features import Floats
 from latpred.kernelrows import resident_share
 from latpred.ops.classes import kind_of
 from latpred.ops.families import root
-from latpred.pricing import PriceList, host_cost
+from latpred.pricing import Priced, PriceList, host_cost
 from latpred.profile import DeviceProfile, DispatchFit
 from latpred.schedule import Schedule
 
@@ -50,7 +52,8 @@ class Parts:
     """One run taken apart.
 
     steps : how many of each class, of some none. kernel_us : time of each family by the eager profile. own : launches,
-    bytes and multiply-adds of families that the profile has no times of. kernels : how many it launches.
+    bytes and multiply-adds of families that the profile has no times of. kernels : how many it launches. cold_us : what
+    its steps take longer from cold caches.
     """
 
     run: Run
@@ -58,6 +61,7 @@ class Parts:
     kernel_us: dict[str, float]
     own: dict[Own, tuple[float, float, float]] = field(default_factory=dict)
     kernels: int = 0
+    cold_us: float = 0.0
 
 
 def fit_runs(runs: Sequence[Run], profile: DeviceProfile, runtime: str) -> DispatchFit:
@@ -104,7 +108,8 @@ def demand_enough(runs: Sequence[Run], runtime: str) -> None:
 
 def taken_apart(runs: Sequence[Run], profile: DeviceProfile, runtime: str) -> list[Parts]:
     """Steps and kernel times of every run."""
-    bare = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: DispatchFit({}, 0.0, 0.0, 0.0)})
+    free = DispatchFit({}, 0.0, 0.0, 0.0, **_cold(profile.runtimes["eager"]))
+    bare = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: free})
     prices, here = PriceList(bare), runtimes.get(runtime)
     # What models take and no network need take gets the cost that is believed of it, not that of an ordinary step.
     sure = dict.fromkeys(getattr(here, "host_classes", ()), 0)
@@ -114,17 +119,27 @@ def taken_apart(runs: Sequence[Run], profile: DeviceProfile, runtime: str) -> li
         steps = Counter(schedule.host_class)
         steps[MODULE], steps[PYTHON] = int(schedule.module_calls.sum()), int(schedule.python_calls.sum())
         own = own_work(schedule, run.graph.precision, run.batch, profile)
-        times = _family_us(schedule, run, prices, profile)
-        found.append(Parts(run, Counter(sure | dict(+steps)), times, own, len(schedule.kernel_op)))
+        resident = resident_share(run.graph.parameter_bytes, run.graph.bytes(run.batch), profile.device)
+        priced = prices.price(schedule, run.graph.precision, resident=resident)
+        here = np.array([float(run.batch)])
+        cold_us = 0.0 if priced.cold is None else float(priced.cold.at(here).sum())
+        times = _family_us(schedule, priced, here)
+        found.append(Parts(run, Counter(sure | dict(+steps)), times, own, len(schedule.kernel_op), cold_us))
     return _without_rare(found)
 
 
-def _family_us(schedule: Schedule, run: Run, prices: PriceList, profile: DeviceProfile) -> dict[str, float]:
-    resident = resident_share(run.graph.parameter_bytes, run.graph.bytes(run.batch), profile.device)
-    priced = prices.price(schedule, run.graph.precision, resident=resident)
-    us = priced.row_counts * priced.rows_at(np.array([float(run.batch)])).us[:, 0]
+def _family_us(schedule: Schedule, priced: Priced, batch: Floats) -> dict[str, float]:
+    us = priced.row_counts * priced.rows_at(batch).us[:, 0]
     names = dict.fromkeys(root(family) for family in schedule.kernel_family)
     return dict(zip(names, (priced.families @ us).tolist(), strict=True))
+
+
+def _cold(eager: DispatchFit) -> dict[str, Any]:
+    """What steps that dispatch PyTorch's own ops take longer from cold caches: the code is the same as eager's."""
+    return {
+        "cold_costs_us": {name: us for name, us in eager.cold_costs_us.items() if name},
+        "cold_bytes": eager.cold_bytes,
+    }
 
 
 def _without_rare(parts: Sequence[Parts]) -> list[Parts]:
@@ -143,7 +158,7 @@ def _solved(parts: Sequence[Parts], eager: DispatchFit) -> Mapping[Column, float
         terms |= {("class", name): float(count) for name, count in part.steps.items()}
         us = part.run.total_us
         doubt = float(np.hypot(MODEL_DOUBT, part.run.doubt))
-        system.measured(terms | kernel_terms(part), us, us * doubt)
+        system.measured(terms | kernel_terms(part), us - part.cold_us, us * doubt)
     system.believed({FIXED: 1.0}, eager.fixed_us, FIXED_DOUBT_US)
     system.believed({_SHARE: 1.0}, SHARE, SHARE_DOUBT)
     for name in system.names("class"):
@@ -202,6 +217,7 @@ def _dispatch(
         fixed_us=round(found[FIXED], 4),
         kernels=own_fits(rates, profile),
         kernel_scales=rounded({key[1]: value for key, value in found.items() if key[0] == "scale"}),
+        **_cold(eager),
     )
 
 
