@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 import pytest
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
@@ -16,6 +17,7 @@ from latpred.calibration.studies import runs, wholefit
 from latpred.calibration.studies.ownkernels import own_work
 from latpred.calibration.studies.runs import Run
 from latpred.calibration.studies.solving import System
+from latpred.cold_dispatch import ColdDispatch
 from latpred.errors import CalibrationError
 from latpred.graph import Line, ModelGraph, Op
 from latpred.pricing import host_cost
@@ -85,6 +87,25 @@ def test_true_costs_come_back_from_whole_networks(seed: int) -> None:
     assert host_cost(fit, "elementwise.add") == pytest.approx(2.0, rel=0.3)
     assert host_cost(fit, "view.transpose") == pytest.approx(0.5, rel=0.4)
     assert all(value >= 0 for value in (*fit.costs_us.values(), *fit.kernel_scales.values(), fit.fixed_us))
+
+
+def test_cold_code_of_pytorch_s_own_ops_is_neither_dispatch_nor_kernels() -> None:
+    cold = {"cold_costs_us": {"gemm": 30.0, "elementwise": 20.0, "view": 9.0}, "cold_bytes": 1e5}
+    whole = synchronous()
+    slowed = msgspec.structs.replace(eager(), **cold | {"cold_costs_us": {"": 25.0, **cold["cold_costs_us"]}})
+    whole = msgspec.structs.replace(whole, runtimes={"eager": slowed})
+
+    def with_cold_us(net: ModelGraph, batch: int) -> float:
+        longer = ColdDispatch.of(get("eager").lower(net, batch), slowed)
+        assert longer is not None
+        return latency_us(net, batch) + float(longer.at(np.array([float(batch)])).sum())
+
+    fit = wholefit.fit_runs([Run(net, 2, with_cold_us(net, 2), doubt=0.02) for net in networks_of(4)], whole, "eager")
+    assert fit.cold_costs_us == cold["cold_costs_us"]  # a node or a compiled kernel, of no such class, has none
+    assert fit.cold_bytes == 1e5
+    for family, scale in SCALES.items():
+        assert fit.kernel_scales[family] == pytest.approx(scale, rel=0.08)
+    assert host_cost(fit, "gemm.linear") == pytest.approx(3.0, rel=0.3)
 
 
 def test_networks_that_were_never_seen_are_predicted() -> None:
