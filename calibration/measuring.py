@@ -37,6 +37,7 @@ from latpred.calibration.reference_speed import (
 from latpred.calibration.subjects import Models, Subject, subjects_of
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.runtimes.walking import lacking, target_of
+from latpred.tracing.unwatched import without_modes
 
 VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
 """Effort of one visit: short, because a cell is visited again in every round."""
@@ -86,6 +87,7 @@ class _Cell:
         return not self.failure and fast < min(LEAST_KEPT, len(self.visits))
 
 
+@without_modes()
 def measure(
     models: Models,
     batches: Iterable[int],
