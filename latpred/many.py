@@ -40,7 +40,7 @@ class Question:
     runtimes : tuple[str, ...]
         Names of runtimes.
     precision : str or None
-        fp32, tf32, fp16 or bf16; None for each model's own.
+        fp32, tf32, fp16, bf16 or fp64; None for each model's own.
     protocol : str
         "single" or "pipelined".
     inputs : tuple, dict, callable or None
