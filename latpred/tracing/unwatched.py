@@ -36,7 +36,7 @@ def without_modes() -> Iterator[None]:
     with ExitStack() as away:
         modes: list[Any] = []
         if _len_torch_dispatch_stack():
-            modes += away.enter_context(_disable_current_modes())  # type: ignore[no-untyped-call]
+            modes += away.enter_context(_disable_current_modes())
         functions = [_pop_mode() for _ in range(_len_torch_function_stack())]  # type: ignore[no-untyped-call]
         away.callback(_enter_again, functions)
         if modes or functions:
