@@ -137,11 +137,11 @@ def walk(
     """
     from latpred.tracing.unwatched import without_modes
 
-    demand_suited(runtime, target)  # said before anything takes time
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
     with without_modes():
+        demand_suited(runtime, target)  # said before anything takes time
         if isinstance(model, str) and onnx_file.is_file(model):
             return _of_file(model, inputs, runtime, target, **given)
         given |= {"memory_format": memory_format, "strict": strict, "batches": batches}
