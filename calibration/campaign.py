@@ -26,6 +26,7 @@ from latpred.calibration.visits import Visits
 from latpred.errors import CalibrationError, UsageError
 from latpred.features import Floats
 from latpred.profile import Checkpoint, DeviceProfile
+from latpred.tracing.unwatched import without_modes
 
 QUICK_S, FULL_S = 50.0, 285.0
 LEAST_S = 5.0
@@ -68,6 +69,7 @@ class Campaign(Protocol):
         ...
 
 
+@without_modes()
 def calibrate(
     device: str | Device = "cpu",
     *,

@@ -22,12 +22,14 @@ from latpred.drift import Check
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.ownership import Owner, difference, owner
 from latpred.profile import ADAPTED, BENCHMARK, CUDNN, DeviceProfile
+from latpred.tracing.unwatched import without_modes
 
 BUDGET_S = 25.0
 LEAST_S = 1.0
 ROUNDS = 2
 
 
+@without_modes()
 def check(
     profile: DeviceProfile | str | None = None,
     *,

@@ -24,8 +24,10 @@ from latpred.graph import ModelGraph
 from latpred.tables import OK
 from latpred.tracing.decoders import decoder, demand_room
 from latpred.tracing.generation import trace_generation
+from latpred.tracing.unwatched import without_modes
 
 
+@without_modes()
 def measure_generation(
     model: nn.Module | str,
     prompt: int,

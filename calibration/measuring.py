@@ -37,6 +37,7 @@ from latpred.calibration.reference_speed import (
 from latpred.calibration.subjects import Models, Subject, subjects_of
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.runtimes.walking import lacking, target_of
+from latpred.tracing.unwatched import without_modes
 
 VISIT = timing.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
 """Effort of one visit: short, because a cell is visited again in every round."""
@@ -48,6 +49,20 @@ OUT_OF_MEMORY = "out of memory"
 REFUSED = "refused: "
 _KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
 _MOST_TEXT = 200
+
+
+class StoppedError(KeyboardInterrupt):
+    """Ctrl-C while models were measured.
+
+    Attributes
+    ----------
+    table : DataFrame
+        The measurement table of what was measured until then; `status` says of the other cells that they were not.
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        super().__init__()
+        self.table = table
 
 
 class Step(NamedTuple):
@@ -70,6 +85,11 @@ class _Cell:
     fastest: list[Moment] = field(default_factory=list)  # that was known of the machine at each visit
     failure: str = ""
 
+    def settled(self) -> bool:
+        """Whether anything is known of it, after a visit that was interrupted too."""
+        del self.visits[len(self.fastest) :]
+        return bool(self.visits or self.failure)
+
     def slow(self, fastest: Moment) -> list[float]:
         """How slow the machine was at each visit, now that its fastest moments are known."""
         return [one.slow * slower(then, fastest) for one, then in zip(self.visits, self.fastest, strict=True)]
@@ -86,6 +106,7 @@ class _Cell:
         return not self.failure and fast < min(LEAST_KEPT, len(self.visits))
 
 
+@without_modes()
 def measure(
     models: Models,
     batches: Iterable[int],
@@ -121,7 +142,7 @@ def measure(
     seq, image : int, optional
         Tokens or pixels of the inputs.
     precision : str
-        fp32, tf32, fp16 or bf16.
+        fp32, tf32, fp16, bf16 or fp64.
     threads : int, optional
         Threads that an op may use on the CPU; default: as many as PyTorch uses now.
     budget_s : float, optional
@@ -145,6 +166,8 @@ def measure(
         When the device is not there.
     MissingPackageError
         When the runtime is not installed.
+    StoppedError
+        On Ctrl-C, once anything was measured: a KeyboardInterrupt whose `table` has that.
 
     Examples
     --------
@@ -165,8 +188,14 @@ def measure(
     options = conditions.Options(threads).checked(bench.info.kind)
     with conditions.stated(options):
         live.use_precision(precision)
-        _rounds(cells, bench, repeats, Pace(repeats * len(cells), budget_s, progress))
-        return _table(cells, bench)
+        try:
+            _rounds(cells, bench, repeats, Pace(repeats * len(cells), budget_s, progress))
+        except KeyboardInterrupt:
+            settled = [cell.settled() for cell in cells]
+            if not any(settled):
+                raise
+            raise StoppedError(_table(cells, bench, "interrupted before it was measured")) from None
+        return _table(cells, bench, "not reached in the time budget")
 
 
 def demand_runtime(runtime: str, device: Device) -> None:
@@ -343,7 +372,7 @@ def _give_up_runtime(cells: Sequence[_Cell], refused: _Cell) -> None:
             cell.failure = refused.failure
 
 
-def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
+def _table(cells: Sequence[_Cell], bench: _Bench, unvisited: str) -> pd.DataFrame:
     machine = bench.device.machine()
     common = {
         "machine": tables.machine_name(machine),
@@ -356,13 +385,13 @@ def _table(cells: Sequence[_Cell], bench: _Bench) -> pd.DataFrame:
     fastest = {speed.DISPATCH: bench.fastest.dispatch_us, speed.THREADS: bench.fastest.threads_us}
     found = full_speed(bench.speeds) | {kind: round(us, 3) for kind, us in fastest.items() if us > 0}
     speeds = {speed.COLUMN.format(kind): us for kind, us in found.items()}
-    rows = [{**common, **speeds, **_row(cell, bench.fastest)} for cell in cells]
+    rows = [{**common, **speeds, **_row(cell, bench.fastest, unvisited)} for cell in cells]
     return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 
-def _row(cell: _Cell, fastest: Moment) -> dict[str, Any]:
+def _row(cell: _Cell, fastest: Moment, unvisited: str) -> dict[str, Any]:
     visits = cell.kept(fastest)
-    failure = cell.failure or ("" if cell.visits else "not reached in the time budget")
+    failure = cell.failure or ("" if cell.visits else unvisited)
     row: dict[str, Any] = {
         "runtime": cell.runtime,
         "model": cell.subject.name,

@@ -6,7 +6,7 @@ Everything is computed from tables (`latpred.tables`); nothing here measures or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pandas as pd
 
 from latpred import baselines, metrics, tables
 from latpred.accuracy_report import CAPTURED, CurvePoint, Report, Score, Targets
-from latpred.errors import TableError
+from latpred.errors import MissingPackageError, TableError
 from latpred.metrics import Coverage, Errors, Noise, Rank
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["CurvePoint", "Report", "Score", "Targets", "compare", "evaluate"]
 
 GOOD_FACTOR = 1.25
+OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart, nor two units nearer
 SMALL_BATCH = 8  # up to which the host's share of latency is large
 _SIDES = ("predicted", "measured")
 _GROUP = ("machine", "device", "runtime", "precision", "protocol")
@@ -85,6 +86,8 @@ def evaluate(
 ) -> Report:
     """Predict every cell of a measurement table made elsewhere and report how far off that is.
 
+    Models that need a package which is not there, or cannot be imported, are left out; the report's notes say which.
+
     Parameters
     ----------
     table : DataFrame or path
@@ -103,18 +106,27 @@ def evaluate(
     ------
     TableError
         When the table is not usable.
+    MissingPackageError
+        When none of the models can be walked.
     UnknownModelError
         When a model of the table has no graph and no name that latpred knows.
     """
     from latpred.eras import walked_for
-    from latpred.predicted import predict_table, trace_models
+    from latpred.predicted import graph_key, left_out, predict_table, trace_models
     from latpred.runtimes.walking import target_of
 
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
+    lacking: dict[GraphKey, str] = {}
     with walked_for(profile.protocol.get("era", "")):
-        walked = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind))
-    return compare(predict_table(cells, walked, profile), cells, seed=seed)
+        walked = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind), lacking)
+    reason = pd.Series([lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")], index=cells.index)
+    out = cells[reason != ""]
+    if len(out) == len(cells):
+        raise MissingPackageError(f"none of the table's models can be walked: {reason.iloc[0]}")
+    notes = left_out(list(out["model"]), list(reason[out.index]))
+    cells = cells.drop(out.index)
+    return compare(predict_table(cells, walked, profile), cells, notes=notes, seed=seed)
 
 
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
@@ -124,6 +136,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
     notes = [
         *joined.notes,
         *remarks,
+        *_of_another_unit(cells),
         *([] if noise.cells else ["Repeat noise was not measured: every pair of cells counts."]),
     ]
     return Report(
@@ -156,6 +169,18 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         notes=tuple(notes),
         cells=cells,
     )
+
+
+def _of_another_unit(cells: pd.DataFrame) -> Iterator[str]:
+    """A word on tables of which one can hardly be in seconds."""
+    ratio = float(np.median(cells["latency_s_measured"] / cells["latency_s_predicted"]))
+    for times, unit in ((1e3, "milliseconds"), (1e6, "microseconds")):
+        for side, more in zip(_SIDES, (1 / ratio, ratio), strict=True):
+            if times / OFF < more < times * OFF:
+                yield (
+                    f"The {side} latencies are about {more:,.0f} times the other table's, as if they were in {unit}: "
+                    "latency_s is in seconds."
+                )
 
 
 def _errors(cells: pd.DataFrame) -> Errors:

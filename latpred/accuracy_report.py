@@ -134,6 +134,10 @@ class Report:
     notes: tuple[str, ...]
     cells: pd.DataFrame = field(repr=False, compare=False)
 
+    def __hash__(self) -> int:
+        """Of what tells it from others without looking at all of its figures."""
+        return hash((self.overall, self.rank, self.coverage, self.notes))
+
     def to_dict(self) -> dict[str, Any]:
         """The report without its cells, ready for JSON: a schema name, and None where a figure is not defined."""
         parts = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "cells"}

@@ -121,7 +121,7 @@ def predict(
         Another host than the profile's: its dispatch over the profile's host's, "this" for the host that asks, or the
         name of a host profile (`latpred calibrate --host-only`). Kernel times stay.
     precision : str, optional
-        fp32, tf32, fp16 or bf16; without it, that of the model's parameters.
+        fp32, tf32, fp16, bf16 or fp64; without it, that of the model's parameters.
     memory_format : str, optional
         "contiguous" or "channels_last"; without it, contiguous or that of the graph.
     threads : int, optional

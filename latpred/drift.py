@@ -84,20 +84,31 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
     @property
+    def told(self) -> tuple[Part, ...]:
+        """The parts as they may be called: where other work used the processors, none is said to have moved."""
+        if self.busy <= BUSY:
+            return self.parts
+        return tuple(
+            msgspec.structs.replace(part, verdict=UNCLEAR) if part.verdict == MOVED else part for part in self.parts
+        )
+
+    @property
     def moved(self) -> tuple[Part, ...]:
         """Parts that are not what the profile says."""
-        return tuple(part for part in self.parts if part.verdict == MOVED)
+        return tuple(part for part in self.told if part.verdict == MOVED)
 
     @property
     def unclear(self) -> tuple[Part, ...]:
-        """Parts whose noise hides a change of 15 %."""
-        return tuple(part for part in self.parts if part.verdict == UNCLEAR)
+        """Parts of which noise, or other work, leaves too little to tell by."""
+        return tuple(part for part in self.told if part.verdict == UNCLEAR)
 
     @property
     def verdict(self) -> str:
         """One word for all: "holds", "moved", or "unclear" where other work or noise leaves too little to tell by."""
         if self.moved:
-            return UNCLEAR if self.busy > BUSY else MOVED
+            return MOVED
+        if self.told != self.parts:
+            return UNCLEAR
         return UNCLEAR if 2 * len(self.unclear) > len(self.parts) else HOLDS
 
     @property
@@ -112,13 +123,19 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        return {"schema": SCHEMA, "verdict": self.verdict, "sentence": self.sentence, **msgspec.to_builtins(self)}
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            **msgspec.to_builtins(self),
+            "parts": msgspec.to_builtins(self.told),
+        }
 
     def to_frame(self) -> pd.DataFrame:
         """One row for each part."""
         import pandas as pd
 
-        return pd.DataFrame([msgspec.structs.asdict(part) for part in self.parts])
+        return pd.DataFrame([msgspec.structs.asdict(part) for part in self.told])
 
     def print(self, console: Console) -> None:
         """The answer, the parts that moved, those that cannot be told, and what changed on the machine."""
@@ -129,7 +146,8 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     console.print(f"all of the {part.clock}: x{part.ratio:.2f}, taken off below")
             console.print(_table(self.moved))
         if self.unclear:
-            console.print(f"noise hides a change of 15 % in: {_named(self.unclear)}")
+            what = "noise" if self.told == self.parts else "noise or other work"
+            console.print(f"{what} hides a change of 15 % in: {_named(self.unclear)}")
         for said in self.changes:
             console.print(f"changed: {said}")
         if not self.changes:

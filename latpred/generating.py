@@ -85,7 +85,7 @@ def predict_generation(
     device : str, path or torch.device, optional
         As for `predict`.
     precision : str, optional
-        fp32, tf32, fp16 or bf16; without it, that of the model's parameters.
+        fp32, tf32, fp16, bf16 or fp64; without it, that of the model's parameters.
 
     Returns
     -------

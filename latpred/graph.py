@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from latpred.errors import UsageError
+from latpred.hashing import hash_of
 
 
 class Line(NamedTuple):
@@ -85,6 +86,10 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     python_calls: int = 0
     estimated: bool = False
 
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
 
 class Coverage(msgspec.Struct, frozen=True):
     """How much of a graph rests on formulas: shares in [0, 1], and the names of the ops that do not."""
@@ -92,6 +97,10 @@ class Coverage(msgspec.Struct, frozen=True):
     launches: float
     bytes: float
     estimated_ops: dict[str, int]
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
 
 
 class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
@@ -121,6 +130,12 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     notes: tuple[str, ...] = ()
     only: tuple[int, ...] = ()  # the batch sizes that it holds for; empty where it holds for all
     walked: dict[int, ModelGraph] = {}  # graphs of single batch sizes, where the line does not serve them
+
+    def __hash__(self) -> int:
+        """Of what tells it from others without looking at all of its ops."""
+        return hash(
+            (self.model, self.input_size, self.precision, self.runtime, self.parameters, self.ops[:1], self.only)
+        )
 
     def __repr__(self) -> str:
         """One line; the ops themselves are in `ops`."""

@@ -40,7 +40,7 @@ class Question:
     runtimes : tuple[str, ...]
         Names of runtimes.
     precision : str or None
-        fp32, tf32, fp16 or bf16; None for each model's own.
+        fp32, tf32, fp16, bf16 or fp64; None for each model's own.
     protocol : str
         "single" or "pipelined".
     inputs : tuple, dict, callable or None
@@ -230,11 +230,12 @@ Found = list[tuple[ModelGraph | None, Curve | Exception]]
 def _predicted(predictor: Predictor, asked: Question, candidate: Any) -> tuple[str, Found]:
     """The candidate's name, and its graph and curve, or what went wrong, in each runtime."""
     from latpred.tracing import candidates
+    from latpred.tracing.unwatched import without_modes
 
     name = candidates.title(candidate)
     walked: dict[str, ModelGraph | Exception] = {}
     found: Found = []
-    with walked_for(predictor.profile.protocol.get("era", "")):
+    with without_modes(), walked_for(predictor.profile.protocol.get("era", "")):
         graph_in = _grapher(predictor, asked, candidate)
         for runtime in asked.runtimes:
             own = walking.walked_by(runtime)

@@ -5,13 +5,13 @@ Gives predicted tables (`latpred.tables.PREDICTED`), which `latpred.accuracy` ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from latpred import speed, tables
-from latpred.errors import TableError
+from latpred.errors import MissingPackageError, TableError
 
 if TYPE_CHECKING:
     from latpred.graph import ModelGraph
@@ -100,11 +100,16 @@ def trace_models(
     graphs: MutableMapping[GraphKey, ModelGraph],
     progress: Callable[[str], None] | None = None,
     target: str = "cpu",
+    lacking: MutableMapping[GraphKey, str] | None = None,
 ) -> MutableMapping[GraphKey, ModelGraph]:
     """Walk, by name, every model of a table that `graphs` lacks, and add it there.
 
+    A model that lacks a package is put into `lacking` with the reason; without `lacking` it ends everything.
+
     Raises
     ------
+    MissingPackageError
+        When a model, or a runtime's walk of it, needs a package that is not there or cannot be imported.
     UnknownModelError
         When the name of a model means nothing to latpred.
     TraceError
@@ -118,15 +123,40 @@ def trace_models(
         if progress is not None:
             progress(f"tracing {key.model}")
         size = key.input_size or None
-        graphs[key] = walk(
-            key.model,
-            runtime=key.runtime,
-            target=target,
-            seq=size if key.input_kind == "seq" else None,
-            image=size if key.input_kind == "image" else None,
-            precision=key.precision,
-        )
+        try:
+            graphs[key] = walk(
+                key.model,
+                runtime=key.runtime,
+                target=target,
+                seq=size if key.input_kind == "seq" else None,
+                image=size if key.input_kind == "image" else None,
+                precision=key.precision,
+            )
+        except MissingPackageError as error:
+            if lacking is None:
+                raise
+            lacking[key] = str(error)
     return graphs
+
+
+def left_out(models: Sequence[str], reasons: Sequence[str]) -> tuple[str, ...]:
+    """Sentences on rows that were left out, one for each reason, from the model and the reason of each row.
+
+    >>> left_out(["a", "a", "b"], ["there is no c"] * 3)
+    ('3 rows of 2 models are left out (a, b): there is no c.',)
+    """
+    found: dict[str, list[str]] = {}
+    for model, reason in zip(models, reasons, strict=True):
+        found.setdefault(reason, []).append(model)
+    return tuple(
+        f"{_counted(len(rows), 'row')} of {_counted(len(set(rows)), 'model')} are left out "
+        f"({', '.join(dict.fromkeys(rows))}): {reason.removesuffix('.')}."
+        for reason, rows in found.items()
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def graph_key(cell: Mapping[Any, Any]) -> GraphKey:

@@ -140,7 +140,7 @@ class Prediction:
 
     @property
     def precision(self) -> str:
-        """fp32, tf32, fp16 or bf16."""
+        """fp32, tf32, fp16, bf16 or fp64."""
         return self.setting.precision
 
     @property

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from latpred.hashing import hash_of
+
 SCHEMA_VERSION = 2
 THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to
 FITTED = "fitted from published measurements"  # a provenance
@@ -30,6 +32,10 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Whose machine it is. Names do not tell: clouds call all hosts and processors the same. "" in older profiles.
     machine_id: str = ""
     cpu_model: str = ""  # vendor, family, model, stepping, digest of the vector instructions
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +130,10 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     efforts: tuple[float, ...] = ()
     jumps: bool = False
 
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
     @classmethod
     def plain(
         cls,
@@ -210,6 +220,10 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gap_us: float | None = None
     untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
 
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One timed cell: median and half the interquartile range in microseconds, over n repeats."""
@@ -230,6 +244,10 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checks: dict[str, str]
     advice: tuple[str, ...]
     runtimes: dict[str, bool] = {}
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -261,3 +279,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slowed: float = 0.0  # share of the cells that found no moment at full speed
     failures: dict[str, int] = {}  # cells that could not be measured, by reason
     sha256: str = ""
+
+    def __hash__(self) -> int:
+        """Of what tells it from others without looking at all of it."""
+        return hash((self.name, self.created, self.machine, self.device, self.sha256))

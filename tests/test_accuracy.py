@@ -150,6 +150,17 @@ def test_nothing_in_common() -> None:
         accuracy.compare(off_by(0.0), measured(truth_cells(), runtime="torchscript"))
 
 
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(1000.0, "predicted latencies are about 1,001 times the other table's, as if they were in milliseconds"),
+     (2e-6 - 1, "measured latencies are about 500,000 times the other table's, as if they were in microseconds"),
+     (20.0, ""), (-0.9, "")],
+)  # fmt: skip
+def test_a_table_in_another_unit_is_told(share: float, said: str) -> None:
+    notes = accuracy.compare(off_by(share), measured(truth_cells())).notes
+    assert [note for note in notes if "as if" in note] == ([f"The {said}: latency_s is in seconds."] if said else [])
+
+
 def test_csv_gives_the_same_report(tmp_path: Path) -> None:
     guess, real = off_by(0.1, low_s=0.5, high_s=9.0), measured(truth_cells(), repeat_ratio=1.02)
     tables.write(guess, tmp_path / "p.csv")

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from profiledata import machine, profile
@@ -17,6 +19,7 @@ from tabledata import measured, predicted
 
 from latpred import profiles
 from latpred.accuracy import compare
+from latpred.calibration import measuring
 from latpred.calibration.device import open_device
 from latpred.calibration.session import Session, directory
 from latpred.calibration.simulated import SimulatedDevice
@@ -105,6 +108,31 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     assert said.startswith("calibrating simulated: 0 %")
     assert said.splitlines()[-1] == ("latpred: interrupted; what was measured is kept, run the same command to go on.")
     assert journal.read_bytes().count(b"\n") >= 4
+
+
+@pytest.mark.parametrize("form", ["file", "stdout"])
+def test_ctrl_c_while_measuring_gives_what_was_measured(
+    form: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visit, visits = measuring._Bench.visit, iter(range(9))
+
+    def interrupted(bench: Any, cell: Any) -> None:
+        if next(visits) == 2:
+            raise KeyboardInterrupt
+        visit(bench, cell)
+
+    monkeypatch.setattr(measuring._Bench, "visit", interrupted)
+    path = tmp_path / "measured.csv"
+    where = ("-o", str(path)) if form == "file" else ("--csv",)
+    shown = run("measure", model, "--image", "16", "--batch", "1,2,4", "--device", "cpu", *where)
+    assert shown.exit_code == 130
+    place = f"in {path}" if form == "file" else "above"
+    assert shown.stderr.splitlines()[-1] == (
+        f"latpred: interrupted; 2 of 3 cells were measured by then, they are {place}."
+    )
+    table = pd.read_csv(path if form == "file" else io.StringIO(shown.stdout))
+    assert sorted(table["status"]) == ["interrupted before it was measured", "ok", "ok"]
+    assert table["latency_s"].notna().sum() == 2
 
 
 def test_measure_gives_a_table_that_a_prediction_compares_with(model: str, tmp_path: Path) -> None:

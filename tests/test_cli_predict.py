@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 from profiledata import machine, profile
 
+import latpred
 from latpred import home, profiles, tables
 from latpred.cli import main
 from latpred.profile import SCHEMA_VERSION
@@ -276,6 +277,26 @@ def test_what_the_profile_does_not_cover(models: str) -> None:
     assert (shown.exit_code, "no kernels in fp16 (it has: fp32)" in shown.stderr) == (3, True)
     shown = run("predict", f"{models}:picture", "--image", "8", "--device", "xeon")
     assert (shown.exit_code, "no profile is called 'xeon'" in shown.stderr) == (3, True)
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_doubles_are_predicted_as_in_python(models: str) -> None:
+    given = (f"{models}:picture", "--image", "8", "--batch", "4")
+    shown = predict(*given, "--precision", "fp64")
+    assert shown["precision"] == "fp64"
+    asked = latpred.predict(f"{models}:picture", 4, image=8, precision="fp64", device="cpu")
+    assert shown["points"][0]["latency_ms"] == asked.latency_ms > predict(*given)["points"][0]["latency_ms"]
+    assert any("float64 were not measured" in caveat for caveat in shown["provenance"]["caveats"])
+
+
+@pytest.mark.usefixtures("calibrated")
+@pytest.mark.parametrize("verb", ["predict", "explain", "trace", "measure", "timeline"])
+@pytest.mark.parametrize("name", ["nosuch.py", "./folder/nosuch.py:build", "nosuch.json", "nosuch.onnx"])
+def test_a_file_that_is_missing_is_said_to_be(name: str, verb: str) -> None:
+    shown = run(verb, name)
+    assert shown.exit_code == 2
+    assert "there is no file" in shown.stderr.lower()
+    assert len(shown.stderr.splitlines()) == 1
 
 
 def damaged(kind: str) -> bytes:

@@ -51,6 +51,17 @@ def test_nothing_is_said_to_have_moved_while_other_work_runs() -> None:
     assert "x17.70" not in text(check)
 
 
+def test_no_part_has_moved_in_a_document_or_table_of_a_busy_machine() -> None:
+    check = found(part("", "moved", 17.7), part("fp32 gemm", "moved", 2.0), part("fp32 conv", "holds"), busy=1.4)
+    document = check.to_dict()
+    assert [one["verdict"] for one in document["parts"]] == ["unclear", "unclear", "holds"]
+    assert check.to_frame()["verdict"].tolist() == ["unclear", "unclear", "holds"]
+    assert check.moved == ()
+    assert "noise or other work hides a change of 15 % in: all of the device, fp32 gemm" in text(check)
+    seldom = found(part("fp32 gemm", "moved", 2.0), *[part("fp32 conv", "holds")] * 5, busy=1.4)
+    assert seldom.verdict == "unclear"
+
+
 def test_too_much_noise_is_no_answer() -> None:
     check = found(part("fp32 gemm", "unclear"), part("fp32 conv", "unclear"), part("fp32 norm", "holds"))
     assert check.verdict == "unclear"

@@ -11,7 +11,7 @@ from torch import nn
 
 import latpred.tracing
 from latpred import accuracy, tables
-from latpred.errors import TableError
+from latpred.errors import MissingPackageError, TableError
 from latpred.graph import ModelGraph
 from latpred.predicted import GraphKey, predict_table, trace_models
 from latpred.predictor import Predictor
@@ -61,6 +61,25 @@ def test_only_what_is_missing_is_traced(graph: ModelGraph, monkeypatch: pytest.M
     walked = trace_models(cells, {KEY: graph})
     assert asked == [("vit", None, 96, "fp32")]
     assert walked.keys() == {KEY, GraphKey("vit", "image", 96, "fp32")}
+
+
+def test_models_that_lack_a_package_are_left_out_of_an_evaluation(
+    graph: ModelGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trace(model: str, inputs: object = None, **options: object) -> ModelGraph:
+        raise MissingPackageError(f"{model.partition(':')[0]} cannot be used: it does not fit.")
+
+    monkeypatch.setattr(latpred.tracing, "trace", trace)
+    known = {GraphKey("bert", "default", 0, "fp32"): graph}
+    outside = pd.DataFrame(
+        {"model": ["bert", "lib:a", "lib:b", "lib:b"], "batch": [4, 1, 1, 2], "latency_s": [0.1] * 4, "gpu": "none"}
+    )
+    report = accuracy.evaluate(outside, profile(), graphs=known)
+    assert report.overall.cells == 1
+    assert "3 rows of 2 models are left out (lib:a, lib:b): lib cannot be used: it does not fit." in report.notes
+    assert report.only_measured == ()
+    with pytest.raises(MissingPackageError, match="none of the table's models can be walked: lib cannot be used"):
+        accuracy.evaluate(outside.iloc[1:], profile(), graphs=known)
 
 
 def test_evaluate_an_outside_table(graph: ModelGraph) -> None:

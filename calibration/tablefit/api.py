@@ -103,6 +103,8 @@ def evaluate_left_out(
 ) -> LeaveOut:
     """Predict every row of a table from a fit that did not see it.
 
+    Rows of models that need a package which is not there are left out; the report's notes say which and how many.
+
     Parameters
     ----------
     source : DataFrame, path or Problem
@@ -121,7 +123,7 @@ def evaluate_left_out(
     """
     if by not in leaveout.BY:
         raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(leaveout.BY)}.")
-    whole = source if isinstance(source, Problem) else problem(source, known=known, progress=progress)
+    whole = source if isinstance(source, Problem) else problem(source, known=known, progress=progress, partial=True)
     _demand_several(whole, by)
     if by == "model":
         parts = [leaveout.by_model(whole, progress)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -20,9 +20,10 @@ from latpred.calibration.tablefit.law import Law
 from latpred.calibration.tablefit.parameters import EAGER
 from latpred.calibration.tablefit.priors import Form
 from latpred.calibration.tablefit.solving import Beliefs, Solution, solve
-from latpred.errors import TableError, UnknownGpuError
+from latpred.errors import MissingPackageError, TableError, UnknownGpuError
 from latpred.features import Floats
 from latpred.graph import ModelGraph
+from latpred.predicted import left_out
 from latpred.units import US_PER_S
 
 Known = MutableMapping[walks.WalkKey, ModelGraph]
@@ -105,6 +106,7 @@ def problem(
     form: Form | None = None,
     known: Known | None = None,
     progress: walks.Progress | None = None,
+    partial: bool = False,
 ) -> Problem:
     """Read a table, walk its models and set up the law.
 
@@ -118,9 +120,13 @@ def problem(
         Walks there are already.
     progress : callable, optional
         Told what is being walked.
+    partial : bool
+        Leave out models that need a package which is not there, with a note of the table's; otherwise they end it.
 
     Raises
     ------
+    MissingPackageError
+        When a model needs a package that is not there, or cannot be imported.
     TableError
         When the table cannot be used, or has a single model.
     UnknownGpuError
@@ -131,8 +137,13 @@ def problem(
     table = source if isinstance(source, reading.Table) else reading.read(source)
     gpus = _datasheets(table)
     _demand_models(table)
+    lacking: dict[str, str] = {}
+    graphs = walks.walk_all(walks.keys_of(table.cells), table.era, known, progress, lacking if partial else None)
+    if lacking:
+        table = _without(table, lacking)
+        gpus = _datasheets(table)
+        _demand_models(table)
     keys = walks.keys_of(table.cells)
-    graphs = walks.walk_all(keys, table.era, known, progress)
     wanted = [
         CellKey(*_place(key), str(runtime), int(batch))
         for key, runtime, batch in zip(keys, table.cells["runtime"], table.cells["batch"], strict=True)
@@ -177,6 +188,21 @@ def _place(key: walks.WalkKey) -> tuple[str, int, str]:
 
 def _objects(column: Iterable[object]) -> NDArray[np.object_]:
     return np.array([str(value) for value in column], dtype=np.object_)
+
+
+def _without(table: reading.Table, lacking: Mapping[str, str]) -> reading.Table:
+    """A table without the rows of some models, and a note of each reason."""
+    model = table.cells["model"].astype(str)
+    out = model.isin(list(lacking)).to_numpy()
+    if out.all():
+        raise MissingPackageError(f"none of the table's models can be walked: {next(iter(lacking.values()))}")
+    notes = left_out(model[out].tolist(), [lacking[name] for name in model[out]])
+    return replace(
+        table,
+        cells=table.cells[~out].reset_index(drop=True),
+        weight=table.weight[~out],
+        notes=(*table.notes, *notes),
+    )
 
 
 def _datasheets(table: reading.Table) -> dict[str, specs.Spec]:

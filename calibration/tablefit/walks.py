@@ -18,7 +18,7 @@ import pandas as pd
 
 import latpred
 from latpred.eras import as_run_in, attention_of
-from latpred.errors import UnknownModelError
+from latpred.errors import MissingPackageError, UnknownModelError
 from latpred.graph import ModelGraph
 from latpred.runtimes import store
 
@@ -39,6 +39,7 @@ class WalkKey(NamedTuple):
 
 
 Walks = Mapping[WalkKey, ModelGraph]
+_Made = dict[WalkKey, ModelGraph] | MissingPackageError
 
 
 def keys_of(cells: pd.DataFrame) -> list[WalkKey]:
@@ -52,6 +53,7 @@ def walk_all(
     era: str,
     known: MutableMapping[WalkKey, ModelGraph] | None = None,
     progress: Progress | None = None,
+    lacking: MutableMapping[str, str] | None = None,
 ) -> MutableMapping[WalkKey, ModelGraph]:
     """Eager walks of models, as an era ran them.
 
@@ -65,9 +67,13 @@ def walk_all(
         Walks there are already; new ones are added to it.
     progress : callable, optional
         Told what is being walked.
+    lacking : mapping, optional
+        Models that need a package which is not there are put into it, with the reason; without it they end everything.
 
     Raises
     ------
+    MissingPackageError
+        When a model needs a package that is not there, or cannot be imported.
     UnknownModelError
         When a name means nothing; says which row of the table has it and what is nearest.
     TraceError
@@ -82,7 +88,12 @@ def walk_all(
                 missing.setdefault(key.model, []).append(key)
             else:
                 walks[key] = kept
-    for made in _walked(list(missing.values()), era, progress or (lambda _: None)):
+    for name, made in _walked(missing, era, progress or (lambda _: None)):
+        if isinstance(made, MissingPackageError):
+            if lacking is None:
+                raise made
+            lacking[name] = str(made)
+            continue
         for key, graph in made.items():
             if _lasting(key.model):
                 store.keep(_parts(key, era), graph)
@@ -90,20 +101,24 @@ def walk_all(
     return walks
 
 
-def _walked(models: Sequence[Sequence[WalkKey]], era: str, progress: Progress) -> Iterator[dict[WalkKey, ModelGraph]]:
+def _walked(models: Mapping[str, Sequence[WalkKey]], era: str, progress: Progress) -> Iterator[tuple[str, _Made]]:
     """Walks of models, one model after the other; where there are many, several at a time."""
-    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, models)) >= FEWEST_BESIDE else 1
+    processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, models.values())) >= FEWEST_BESIDE else 1
     # The models with most walks come first, lest one process be left with one of them.
-    ordered = sorted(models, key=len, reverse=True)
+    ordered = sorted(models.values(), key=len, reverse=True)
     calls = (joblib.delayed(_walk_model)(keys, era) for keys in ordered)
-    for made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
-        key = next(iter(made))
-        progress(f"walked {key.model} ({len(made)} combinations of input size and precision)")
-        yield made
+    for name, made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
+        if not isinstance(made, MissingPackageError):
+            progress(f"walked {name} ({len(made)} combinations of input size and precision)")
+        yield name, made
 
 
-def _walk_model(keys: Sequence[WalkKey], era: str) -> dict[WalkKey, ModelGraph]:
-    return {key: as_run_in(era, _walk(key, era)) for key in keys}
+def _walk_model(keys: Sequence[WalkKey], era: str) -> tuple[str, _Made]:
+    name = keys[0].model
+    try:
+        return name, {key: as_run_in(era, _walk(key, era)) for key in keys}
+    except MissingPackageError as error:
+        return name, MissingPackageError(str(error))  # without what it was raised from, which may not leave a process
 
 
 def _walk(key: WalkKey, era: str) -> ModelGraph:

@@ -148,9 +148,9 @@ class VerbGroup(SuggestingGroup):
         except SystemExit as end:
             _say(ctx, f"the model's own code ended the program with sys.exit({end.code!r}); take that out.")
             ctx.exit(UsageError.exit_code)
-        except (KeyboardInterrupt, click.Abort):
-            kept = "; what was measured is kept, run the same command to go on" if ctx.obj.resumable else ""
-            _say(ctx, f"interrupted{kept}.")
+        except (KeyboardInterrupt, click.Abort) as stop:
+            kept = "what was measured is kept, run the same command to go on" if ctx.obj.resumable else str(stop)
+            _say(ctx, f"interrupted; {kept}." if kept else "interrupted.")
             ctx.exit(INTERRUPTED)
 
 

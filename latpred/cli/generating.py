@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from latpred.cli.options import PRECISIONS, Output, batch_option, output_options, speech_options
+from latpred.cli.options import MODEL_PRECISIONS, Output, batch_option, output_options, speech_options
 from latpred.cli.output import emit
 from latpred.errors import UsageError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Tokens to generate for each."
 )
 @batch_option("1")
-@click.option("--precision", type=click.Choice(PRECISIONS), help="Number format.  [default: the model's own]")
+@click.option("--precision", type=click.Choice(MODEL_PRECISIONS), help="Number format.  [default: the model's own]")
 @click.option(
     "--device",
     "-d",

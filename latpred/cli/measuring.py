@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -98,27 +98,39 @@ def measure(
         raise UsageError("There is no model to measure. Name at least one, or a study with --suite.")
     if target.host is not None:
         raise UsageError("measure runs models on this host, so --host means nothing to it. Give it to latpred predict.")
+    from latpred.calibration.measuring import StoppedError
     from latpred.calibration.measuring import measure as run
     from latpred.cli.progress import progress
 
-    with progress("measuring") as show:
-        table = run(
-            list(models),
-            batches,
-            runtime=target.runtime,
-            device=target.device or "cpu",
-            protocol=target.protocol,
-            repeats=repeats,
-            threads=threads,
-            seq=model_input.seq,
-            image=model_input.image,
-            precision=model_input.precision or "fp32",
-            budget_s=budget,
-            progress=show,
-        )
+    try:
+        with progress("measuring") as show:
+            table = run(
+                list(models),
+                batches,
+                runtime=target.runtime,
+                device=target.device or "cpu",
+                protocol=target.protocol,
+                repeats=repeats,
+                threads=threads,
+                seq=model_input.seq,
+                image=model_input.image,
+                precision=model_input.precision or "fp32",
+                budget_s=budget,
+                progress=show,
+            )
+    except StoppedError as stopped:
+        _keep(stopped.table, output)
     show_table(table, output)
     if (table["status"] != "ok").all():
         context.exit(3)
+
+
+def _keep(table: pd.DataFrame, output: Output) -> NoReturn:
+    """Write what was measured before Ctrl-C, and end as Ctrl-C does."""
+    show_table(table, output)
+    measured = int((table["status"] == "ok").sum())
+    place = f"they are in {output.path}" if output.path else "they are above"
+    raise KeyboardInterrupt(f"{measured} of {len(table)} cells were measured by then, {place}")
 
 
 def show_table(table: pd.DataFrame, output: Output) -> None:

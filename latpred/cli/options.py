@@ -16,7 +16,8 @@ from latpred.cli.context import State, only_results
 Verb = Callable[..., Any]
 
 MOST_BATCHES = 4096
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")  # that can be calibrated
+MODEL_PRECISIONS = (*PRECISIONS, "fp64")  # that a model may be in
 PROTOCOLS = ("single", "pipelined")
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
@@ -171,7 +172,7 @@ def model_options(verb: Verb) -> Verb:
         click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
         click.option(
             "--precision",
-            type=click.Choice(PRECISIONS),
+            type=click.Choice(MODEL_PRECISIONS),
             help="Number format.  [default: the model's own]",
         ),
     )

@@ -94,17 +94,23 @@ def check_file(path: str | os.PathLike[str], runtime: str = "onnxruntime") -> Pa
     """
     file = Path(path)
     if not file.is_file():
-        beside = sorted(one.name for one in file.parent.glob(f"*{SUFFIX}")) if file.parent.is_dir() else []
-        there = f" There are: {', '.join(beside[:5])}." if beside else " Check the path, or export the model to it."
-        raise UsageError(f"There is no file {file}.{there}")
+        raise _missing(file)
     if not runtime.startswith("onnxruntime"):
         raise refuse(path, runtime)
     onnx_session.require()
     return file
 
 
-def refuse(path: object, runtime: str) -> UsageError:
-    """The error of asking another runtime for a file."""
+def _missing(file: Path) -> UsageError:
+    beside = sorted(one.name for one in file.parent.glob(f"*{SUFFIX}")) if file.parent.is_dir() else []
+    there = f" There are: {', '.join(beside[:5])}." if beside else " Check the path, or export the model to it."
+    return UsageError(f"There is no file {file}.{there}")
+
+
+def refuse(path: str | os.PathLike[str], runtime: str) -> UsageError:
+    """The error of asking another runtime for a file, or for one that is not there."""
+    if not Path(path).is_file():
+        return _missing(Path(path))
     return UsageError(
         f"{path} is an ONNX graph, which {runtime} cannot run. Ask for runtime='onnxruntime' "
         "(--runtime onnxruntime), or give the PyTorch model."

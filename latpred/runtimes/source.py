@@ -25,6 +25,7 @@ from latpred.tracing.names import build
 from latpred.tracing.precisions import DTYPES
 from latpred.tracing.tracer import as_written
 from latpred.tracing.twin import make_twin
+from latpred.tracing.unwatched import without_modes
 from latpred.tracing.usualdtype import usual_dtype
 
 SEED = 0
@@ -55,6 +56,7 @@ class Source:
     roots: tuple[Any, ...] = ()
 
 
+@without_modes()
 def source_of(
     model: torch.nn.Module | str,
     inputs: Any = None,

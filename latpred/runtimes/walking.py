@@ -135,19 +135,23 @@ def walk(
     >>> walk(torch.nn.Linear(64, 10), torch.zeros(1, 64)).launches()
     1
     """
-    demand_suited(runtime, target)  # said before anything takes time
+    from latpred.tracing.unwatched import without_modes
+
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
-    if isinstance(model, str) and onnx_file.is_file(model):
-        return _of_file(model, inputs, runtime, target, seq=seq, image=image, precision=precision)
-    given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
-    if walked_by(runtime) == "eager":
-        from latpred.tracing import trace
+    given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
+    with without_modes():
+        demand_suited(runtime, target)  # said before anything takes time
+        if isinstance(model, str) and onnx_file.is_file(model):
+            return _of_file(model, inputs, runtime, target, **given)
+        given |= {"memory_format": memory_format, "strict": strict, "batches": batches}
+        if walked_by(runtime) == "eager":
+            from latpred.tracing import trace
 
-        return trace(model, inputs, **given, strict=strict, batches=batches)
-    from latpred.runtimes.source import source_of
+            return trace(model, inputs, **given)
+        from latpred.runtimes.source import source_of
 
-    return of_source(source_of(model, inputs, **given, strict=strict, batches=batches), runtime, target)
+        return of_source(source_of(model, inputs, **given), runtime, target)
 
 
 def _of_file(
@@ -185,9 +189,10 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
 
     def make() -> ModelGraph:
         from latpred.tracing.restoring import put_back
+        from latpred.tracing.unwatched import without_modes
 
         try:
-            with _TURN, put_back(source.roots, numbers=False):
+            with without_modes(), _TURN, put_back(source.roots, numbers=False):
                 return walker.walk(source, target) if once is None else once(source, target, batch)
         except RuntimeRefusalError as error:
             if _passing(error):

@@ -30,6 +30,7 @@ from latpred.tracing.lines import Pass
 from latpred.tracing.precisions import dtype_of
 from latpred.tracing.tracer import Tracer
 from latpred.tracing.twin import Twin, make_twin
+from latpred.tracing.unwatched import without_modes
 from latpred.tracing.walk import Walk
 
 CACHES = ("dynamic", "static")
@@ -113,6 +114,7 @@ class GenerationGraph:
         return msgspec.structs.replace(graphs[0], ops=_in_turn([graph.ops for graph in graphs]), ops_at_one=at_one)
 
 
+@without_modes()
 def trace_generation(
     model: torch.nn.Module | str,
     prompt: int,

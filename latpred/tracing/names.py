@@ -23,7 +23,8 @@ from latpred.errors import MissingPackageError, UnknownModelError, UsageError
 from latpred.tracing.derive import demand_used, example_images, example_samples, example_speech, example_tokens
 from latpred.tracing.metabuild import Unweighted
 from latpred.tracing.precisions import dtype_of
-from latpred.tracing.userfile import build_from_file
+from latpred.tracing.registered import registered
+from latpred.tracing.userfile import build_from_file, demand_no_path, demand_there
 from latpred.tracing.zoo import ARCHITECTURES, SHORT, Architecture
 
 
@@ -133,6 +134,7 @@ def build(
     """
     dtype = dtype_of(precision)
     if name.lower().endswith(".onnx"):
+        demand_there(name)
         raise UnknownModelError(
             f"{name} is an ONNX graph, not a PyTorch model; ask for runtime='onnxruntime' (--runtime onnxruntime), "
             "or give the model that it was exported from"
@@ -148,6 +150,7 @@ def build(
         return Built(_settled(model, dtype, device), _cast(example, dtype), name, kind, size)
     full = _ALIASES.get(canonical(name))
     if full is None:
+        demand_no_path(name)
         return build(_in_a_library(name), seq=seq, image=image, device=device, precision=precision)
     row = ARCHITECTURES[full]
     demand_used(name, row.kind, seq, image)
@@ -374,8 +377,8 @@ def of_library(library: str) -> list[str]:
 
 
 def _in_a_library(name: str) -> str:
-    """The name in full of a model that only a library knows."""
-    listed = {library: of_library(library) for library in _LIBRARIES}
+    """The name in full of a model that only a library knows; none is imported to find out."""
+    listed = {library: registered(library) or of_library(library) for library in _LIBRARIES}
     if ":" not in name:
         for library, others in listed.items():
             for other in others:
@@ -430,6 +433,7 @@ def _timm_made(module: Any, name: str, device: str, image: int) -> torch.nn.Modu
 
 
 def _unknown(name: str, names: list[str], missing: Sequence[str] = ()) -> UnknownModelError:
+    names = list(dict.fromkeys(names))  # several libraries have some of them
     near = get_close_matches(canonical(name), names, n=4, cutoff=0.5)
     near += [other for other in names if canonical(name) in canonical(other) and other not in near][: 4 - len(near)]
     hint = f"; did you mean {', '.join(near)}?" if near else "."

@@ -23,12 +23,14 @@ from latpred.tracing.decoders import longest
 from latpred.tracing.derive import example_tokens
 from latpred.tracing.nested import padded_inputs, trace_nested, without_nested
 from latpred.tracing.tracer import trace
+from latpred.tracing.unwatched import without_modes
 
 PACKED = "an estimate: work as of one row of all tokens, with an attention kernel that keeps sequences apart (varlen)"
 _WALKED = (16, 32, 48)
 _WHAT = "lengths= is for transformers models of tokens and for nn.TransformerEncoder"
 
 
+@without_modes()
 def trace_lengths(
     model: nn.Module | str,
     lengths: Sequence[int],

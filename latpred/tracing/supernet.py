@@ -28,6 +28,7 @@ from latpred.tracing.lines import closing
 from latpred.tracing.precisions import DTYPES, dtype_of
 from latpred.tracing.segments import ENTANGLED, Segment, Watched, plus, segments
 from latpred.tracing.twin import make_twin
+from latpred.tracing.unwatched import without_modes
 
 MOST_PIECES = 50_000  # runs of ops that architectures share
 MOST_PATTERNS = 512  # combinations of which options make memory
@@ -71,6 +72,7 @@ class Supernet:
     (3, 2)
     """
 
+    @without_modes()
     def __init__(
         self,
         model: torch.nn.Module | Callable[[], torch.nn.Module],

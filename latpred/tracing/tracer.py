@@ -27,6 +27,7 @@ from latpred.tracing.precisions import DTYPES, dtype_of, precision_name
 from latpred.tracing.restoring import put_back
 from latpred.tracing.twin import Twin, make_twin
 from latpred.tracing.uncompiled import uncompiled
+from latpred.tracing.unwatched import without_modes
 from latpred.tracing.usualdtype import usual_dtype
 from latpred.tracing.walk import Walk
 
@@ -43,6 +44,7 @@ SEQUENCE_FIRST = (
 NO_LINE = "the model's work is no line in batch"
 
 
+@without_modes()
 def trace(
     model: torch.nn.Module | str | ModelGraph,
     inputs: Any = None,

@@ -15,6 +15,7 @@ import torch
 from latpred.errors import TraceError
 from latpred.tracing.copying import Copier
 from latpred.tracing.inputs import demand_dense
+from latpred.tracing.unwatched import leave_hooks_out
 
 Tensor = torch.Tensor
 _META = torch.device("meta")
@@ -80,6 +81,7 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
     weights: dict[int, Tensor] = {}
     buffers: dict[int, Tensor] = {}
     for part in _named(module, "", paths):
+        leave_hooks_out(part)
         for parameter in part._parameters.values():
             if parameter is not None:
                 weights[id(parameter)] = parameter

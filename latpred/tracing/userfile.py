@@ -5,6 +5,7 @@ The file is imported and its function called, so this runs the user's code; noth
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,6 +19,12 @@ from latpred.tracing.inputs import from_example, placed
 from latpred.tracing.metabuild import Unweighted
 
 Example = Callable[[int, str], Any]
+
+# Files that somebody may take for a model. A name may have a dot as well: "Qwen/Qwen2.5-0.5B".
+_SUFFIXES = frozenset(
+    (".py", ".json", ".yaml", ".yml", ".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
+)
+_PATHS = ("/", "./", "../", "~/")
 
 
 def build_from_file(
@@ -49,6 +56,56 @@ def build_from_file(
     demand_one(example, seq, image)
     inputs = derived(model, seq, image) if example is None else from_example(example)
     return model, lambda batch, where: _arguments(placed(inputs.make(batch), where)), inputs.kind, inputs.size
+
+
+def demand_there(path: str) -> None:
+    """Refuse the path of a file that is not there.
+
+    Raises
+    ------
+    UnknownModelError
+        Naming it.
+    """
+    if not Path(path).exists():
+        raise UnknownModelError(f"there is no file {path!r}; check the path, and the folder that it starts from")
+
+
+def demand_no_path(name: str) -> None:
+    """Refuse what is no name but the path of a file, there or not.
+
+    Raises
+    ------
+    UnknownModelError
+        Saying what is missing: the file, or what of it is the model.
+    """
+    path = Path(name)
+    if path.suffix.lower() not in _SUFFIXES and not name.startswith(_PATHS):
+        return
+    demand_there(name)
+    if path.suffix == ".py":
+        found = [f"{name}:{function}" for function in _functions(path)]
+        given = f"give one of {', '.join(found)}" if found else f"give one that returns it, as {name}:build"
+        raise UnknownModelError(f"{name!r} is a Python file, of which one function builds the model; {given}")
+    raise UnknownModelError(
+        f"{name!r} is nothing that latpred can read a model from; give the function that builds the model, as "
+        "path/file.py:function, or an .onnx file"
+    )
+
+
+def _functions(path: Path) -> list[str]:
+    """Functions of a file that take no arguments, as it is written: nothing of it runs."""
+    try:
+        parts = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [
+        part.name
+        for part in parts
+        if isinstance(part, ast.FunctionDef)
+        and not part.name.startswith("_")
+        and len(part.args.defaults) == len([*part.args.posonlyargs, *part.args.args])
+        and None not in part.args.kw_defaults
+    ]
 
 
 def _arguments(value: Any) -> Any:

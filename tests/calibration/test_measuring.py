@@ -15,7 +15,7 @@ from torch import nn
 from latpred import runtimes, tables
 from latpred.calibration import measuring, timing
 from latpred.calibration.cpu import CpuDevice
-from latpred.calibration.measuring import OUT_OF_MEMORY, Step, measure
+from latpred.calibration.measuring import OUT_OF_MEMORY, Step, StoppedError, measure
 from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.subjects import Subject, module_subject
 from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
@@ -41,6 +41,54 @@ class Choosy(nn.Module):
         if len(x) >= self.first:
             raise self.error
         return x + 1
+
+
+def stopping(after: int) -> Callable[[Step], None]:
+    """Ctrl-C once so many visits were made."""
+
+    def told(step: Step) -> None:
+        if step.done == after:
+            raise KeyboardInterrupt
+
+    return told
+
+
+def test_ctrl_c_leaves_what_was_measured() -> None:
+    with pytest.raises(StoppedError) as stopped:
+        measure({"tiny": tiny()}, [1, 2, 3], plan=FAST, repeats=3, image=8, progress=stopping(5))
+    table = tables.check(stopped.value.table, tables.MEASURED)
+    assert sorted(table["n"]) == [1, 2, 2]
+    assert (table["status"] == "ok").all()
+    with pytest.raises(StoppedError) as stopped:
+        measure({"tiny": tiny()}, [1, 2, 3], plan=FAST, repeats=3, image=8, progress=stopping(2))
+    table = stopped.value.table
+    assert sorted(table["status"]) == ["interrupted before it was measured", "ok", "ok"]
+    assert table["latency_s"].notna().tolist() == (table["status"] == "ok").tolist()
+
+
+def test_ctrl_c_before_anything_was_measured_is_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        measure({"tiny": tiny()}, [1], plan=FAST, image=8, progress=stopping(0))
+    assert not isinstance(stopped.value, StoppedError)
+
+
+def test_a_visit_that_is_interrupted_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(list[Any]):
+        def append(self, moment: Any) -> None:
+            if len(self):
+                raise KeyboardInterrupt
+            super().append(moment)
+
+    real = measuring._Cell.__init__
+
+    def made(cell: Any, *given: Any, **options: Any) -> None:
+        real(cell, *given, **options)
+        cell.fastest = Interrupted()
+
+    monkeypatch.setattr(measuring._Cell, "__init__", made)
+    with pytest.raises(StoppedError) as stopped:
+        measure({"tiny": tiny()}, [1, 2], plan=FAST, repeats=2, image=8)
+    assert stopped.value.table["n"].tolist() == [1, 1]
 
 
 class Drifting(CpuDevice):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from latpred.calibration.tablefit import reading, walks
 from latpred.calibration.tablefit.fit import problem
 from latpred.eras import TORCH_1_12
-from latpred.errors import TableError, UnknownGpuError, UnknownModelError
+from latpred.errors import MissingPackageError, TableError, UnknownGpuError, UnknownModelError
+from latpred.tracing import names
 
 
 def rows(**changes: object) -> pd.DataFrame:
@@ -114,6 +116,37 @@ def test_walks_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.Monke
     assert walks.walk_all(keys, TORCH_1_12) == made
     with pytest.raises(TypeError):
         walks.walk_all(keys, "")  # another era is another walk
+
+
+def without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of torchvision can be imported."""
+    known = names.import_module
+
+    def missing(module: str) -> ModuleType:
+        if module.startswith("torchvision"):
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return known(module)
+
+    monkeypatch.setattr(names, "import_module", missing)
+
+
+def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_torchvision(monkeypatch)
+    three = rows(), rows(model=["densenet161", "gpt2"]), rows(model=["densenet161", "bert"])
+    frame = pd.concat([one.assign(batch=2**index) for index, one in enumerate(three)])
+    with pytest.raises(MissingPackageError, match="torchvision cannot be used"):
+        problem(frame)
+    found = problem(frame, partial=True)
+    assert sorted(found.model) == ["bert-base-uncased", "bert-base-uncased", "gpt2"]
+    assert len(found.table.weight) == len(found.work) == 3
+    (note,) = found.table.notes
+    assert note.startswith("3 rows of 2 models are left out (torchvision:resnet18, densenet161): torchvision ")
+
+
+def test_a_table_of_nothing_but_such_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_torchvision(monkeypatch)
+    with pytest.raises(MissingPackageError, match="none of the table's models can be walked: torchvision cannot be"):
+        problem(rows(model=["resnet18", "densenet161"]), partial=True)
 
 
 def test_a_function_in_a_users_file_is_walked_again(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 import latpred
 from latpred.errors import MissingPackageError, TraceError, UnknownModelError, UsageError
 from latpred.tracing import names
+from latpred.tracing.registered import registered
 
 
 @pytest.mark.parametrize(
@@ -240,6 +241,43 @@ def test_a_file_that_does_not_help(file: Path, function: str, error: type[Except
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(UnknownModelError, match=r"there is no file 'missing.py'; give path/file.py:function"):
         latpred.trace("missing.py:build")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nosuch.py", "./folder/nosuch.py", "nosuch.json", "nosuch.onnx", "nosuch.PT", "../nosuch", "/no/such/model"],
+)
+def test_the_path_of_a_file_that_is_not_there_is_no_unknown_name(name: str) -> None:
+    with pytest.raises(UnknownModelError, match=f"there is no file '{name}'; check the path"):
+        names.build(name)
+
+
+def test_a_file_that_does_not_say_what_of_it_is_the_model(file: Path, tmp_path: Path) -> None:
+    file.write_text("import nothing\ndef build(width=8): ...\ndef of(width): ...\ndef _own(): ...\n")
+    with pytest.raises(UnknownModelError, match=rf"one function builds the model; give one of {file}:build$"):
+        names.build(str(file))
+    weights = tmp_path / "weights.safetensors"
+    weights.touch()
+    with pytest.raises(UnknownModelError, match="is nothing that latpred can read a model from; give the function"):
+        names.build(str(weights))
+
+
+def test_names_of_libraries_are_known_without_importing_them() -> None:
+    for library in ("torchvision", "timm"):
+        assert set(registered(library)) == set(names.of_library(library)) != set()
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("resnet18dd", "resnet18d"), ("mobilenetv4_conv_smal", "mobilenetv4_")])
+def test_an_unknown_name_imports_no_library(name: str, nearest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def imported(module: str) -> ModuleType:
+        raise AssertionError(f"{module} was imported")
+
+    monkeypatch.setattr(names, "import_module", imported)
+    with pytest.raises(UnknownModelError, match=f"no model is called '{name}'; did you mean .*{nearest}") as caught:
+        names.build(name)
+    hints = str(caught.value).partition("did you mean ")[2].partition("?")[0].split(", ")
+    assert len(hints) == len(set(hints)) == 4
+    assert "could not be looked into" not in str(caught.value)
 
 
 def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

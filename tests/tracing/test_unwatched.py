@@ -1,0 +1,195 @@
+"""Predictions within modes and hooks of the user's: the same numbers, and nothing for a counter to count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertConfig
+
+import latpred
+from latpred.calibration import measuring
+from latpred.runtimes import store, walking
+from latpred.tracing.generation import trace_generation
+from latpred.tracing.packed import trace_lengths
+from latpred.tracing.unwatched import without_modes
+
+DEVICE = "epyc-shared"
+X = torch.zeros(2, 3, 8, 8)
+BERT = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=64)
+
+
+class Net(nn.Module):
+    """Makes constants and positions of its own in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.table = nn.Embedding(64, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+        tokens = tokens + self.table(torch.arange(tokens.shape[1])) * torch.tensor(0.5)
+        return self.head(tokens * torch.ones(8).softmax(0))  # type: ignore[no-any-return]
+
+
+class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the ops it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Called(TorchFunctionMode):
+    """Counts the functions it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def by_default(device: str) -> Iterator[None]:
+    """With a default device, as whole programs set it."""
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def hooked() -> Iterator[list[str]]:
+    """With hooks on all modules that take notes."""
+    seen: list[str] = []
+
+    def before(module: nn.Module, _: Any) -> None:
+        seen.append(type(module).__name__)
+
+    def after(module: nn.Module, _: Any, __: Any) -> None:
+        seen.append(type(module).__name__)
+
+    handles = [modules.register_module_forward_pre_hook(before), modules.register_module_forward_hook(after)]
+    yield seen
+    for handle in handles:
+        handle.remove()
+
+
+WATCHING: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "FlopCounterMode": lambda: FlopCounterMode(display=False),
+    "TorchDispatchMode": Dispatched,
+    "TorchFunctionMode": Called,
+    "meta": lambda: torch.device("meta"),
+    "cpu": lambda: torch.device("cpu"),
+    "cuda": lambda: torch.device("cuda"),
+    "default meta": lambda: by_default("meta"),
+    "default cuda": lambda: by_default("cuda"),
+    "hooks": hooked,
+}
+
+
+def counted(watching: Any) -> Any:
+    """What a counter has counted."""
+    if isinstance(watching, FlopCounterMode):
+        return watching.get_flop_counts(), watching.mod_tracker.parents
+    return getattr(watching, "seen", watching)
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_numbers_are_the_same_within(name: str) -> None:
+    network = Net()
+    supernet = nn.Sequential(nn.Conv2d(3, 8, 1), latpred.Choice("k", {"1": nn.Conv2d(8, 8, 1), "none": None}))
+
+    def answers() -> list[Any]:
+        many = latpred.predict_many([Net, lambda: Net(), BERT], image=16, device=DEVICE)
+        generated = trace_generation("gpt2", prompt=4, new_tokens=3)
+        return [
+            latpred.trace(network, X),
+            latpred.trace("resnet-18"),
+            latpred.trace("bert-base-uncased", seq=16),
+            latpred.predict(network, [1, 8], inputs=lambda batch: torch.zeros(batch, 3, 8, 8), device=DEVICE),
+            latpred.predict(network, 4, "torchscript", inputs=X, device=DEVICE),
+            latpred.max_batch(network, 10.0, inputs=X, device=DEVICE),
+            many.to_csv(),
+            latpred.Supernet(supernet, image=16).graph({"k": "1"}),
+            [step.graph for step in (generated.prefill, *generated.steps)],
+            trace_lengths("bert-base-uncased", [3, 5], 8, "packed"),
+        ]
+
+    with WATCHING[name]() as watching:
+        before = repr(counted(watching))
+        inside = answers()
+        assert repr(counted(watching)) == before
+    for one, other in zip(inside, answers(), strict=True):
+        assert one == other
+
+
+@pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
+@pytest.mark.parametrize("name", ["FlopCounterMode", "TorchFunctionMode", "meta"])
+def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "kept", lambda *given: given[-1]())  # nothing is remembered from one to the other
+    network = Net()
+    with WATCHING[name]() as watching:
+        before = repr(counted(watching))
+        inside = walking.walk(network, X, runtime=runtime)
+        assert repr(counted(watching)) == before
+    assert walking.refusal(inside) is None
+    assert walking.walk(network, X, runtime=runtime) == inside
+
+
+def test_a_hook_on_all_modules_that_changes_what_they_give_counts() -> None:
+    def double(_: nn.Module, __: Any, out: torch.Tensor) -> torch.Tensor:
+        return 2 * out
+
+    plain = latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4))
+    handle = modules.register_module_forward_hook(double)
+    try:
+        assert latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4)).launches() == plain.launches() + 1
+    finally:
+        handle.remove()
+
+
+def test_modes_are_as_before_afterwards() -> None:
+    def stacks() -> list[list[Any]]:
+        hooks = [*modules._global_forward_pre_hooks.items(), *modules._global_forward_hooks.items()]
+        return [_get_current_function_mode_stack(), _get_current_dispatch_mode_stack(), hooks]
+
+    counters = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with Called(), torch.device("cpu"), Dispatched(), counters[0], counters[1], Called():
+        before = stacks()
+        with without_modes():
+            assert stacks() == [[], [], []]
+            with Called():
+                assert len(stacks()[0]) == 1
+        assert stacks() == before
+        with pytest.raises(latpred.LatpredError):
+            latpred.trace("no such model")
+        assert stacks() == before
+
+
+def test_a_measurement_runs_without_modes() -> None:
+    with Called() as called, FlopCounterMode(display=False) as counter, torch.device("meta"):
+        network = nn.Sequential(nn.Conv2d(3, 4, 3, device="cpu"))
+        before = called.seen
+        table = measuring.measure({"net": network}, [1], image=8, repeats=1)
+    assert table["status"].tolist() == ["ok"]
+    assert (called.seen, counter.get_total_flops()) == (before, 0)
