@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from latpred.calibration.hostonly import calibrate_host
     from latpred.calibration.kerneltable import evaluate_kernels
     from latpred.calibration.measuring import measure
-    from latpred.calibration.rawfit import fit_raw
+    from latpred.calibration.rawjournal import fit_raw
     from latpred.calibration.tablefit.api import fit_profile
     from latpred.calibration.validation import validate
 
@@ -38,7 +38,7 @@ _HOMES = {
     "choose_shapes": "choosing",
     "evaluate_kernels": "kerneltable",
     "fit_profile": "tablefit.api",
-    "fit_raw": "rawfit",
+    "fit_raw": "rawjournal",
     "measure": "measuring",
     "validate": "validation",
 }

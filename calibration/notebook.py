@@ -17,12 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import filelock
 import msgspec
 import pandas as pd
 
-from latpred import tables
-from latpred.errors import BusyError, RecordingError, UsageError
+from latpred import storage, tables
+from latpred.errors import RecordingError, UsageError
 from latpred.graph import ModelGraph
 from latpred.predicted import GraphKey
 from latpred.profile import Machine
@@ -98,12 +97,9 @@ class Notebook:
         with ExitStack() as stack:
             try:
                 (self._inner / WALKS).mkdir(parents=True, exist_ok=True)
-                lock = filelock.FileLock(self._inner / LOCK)
-                lock.acquire(timeout=0)
-                stack.callback(lock.release)
+                busy = f"another run measures into {self._folder}. Wait until it ends."
+                stack.enter_context(storage.locked(self._inner / LOCK, busy))
                 self._open()
-            except filelock.Timeout:
-                raise BusyError(f"another run measures into {self._folder}. Wait until it ends.") from None
             except OSError as error:
                 raise RecordingError(f"Cannot write {self._folder}: {error.strerror or error}.") from error
             self._resources = stack.pop_all()
@@ -135,9 +131,7 @@ class Notebook:
         body = gzip.compress(msgspec.json.encode(Walked(*key[:4], graph=graph, runtime=key.runtime)), mtime=0)
         name = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:24]
         path = self._inner / WALKS / f"{name}.json.gz"
-        part = path.with_suffix(".part")
-        part.write_bytes(body)
-        os.replace(part, path)
+        storage.write(path, body)
         self.graphs[key] = graph
 
     def save(self, device: str) -> Recording | None:

@@ -1,32 +1,51 @@
-"""A folder that holds the journal of latpred's own calibration: finds and fits it, wherever it was measured."""
+"""`fit_raw`: the profile of a calibration's journal, wherever it was measured. Nothing is measured here."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import msgspec
 
 from latpred.calibration import fitting
-from latpred.calibration.session import JOURNAL, LAST, Header, read_rows
+from latpred.calibration.session import JOURNAL, LAST, Header, directory, read_rows
 from latpred.calibration.simulated import SimulatedDevice
 from latpred.errors import CalibrationError
 from latpred.profile import DeviceInfo, DeviceProfile, Machine
 
 
-def find(folder: Path) -> Path | None:
-    """The journal in a folder: of the calibration under way, else of the last one; None when there is none."""
-    return next((path for path in (folder / JOURNAL, folder / LAST) if path.exists()), None)
+def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> DeviceProfile:
+    """Fit a profile to the journal of a calibration that ran elsewhere, or that was not finished.
 
+    Parameters
+    ----------
+    folder : path
+        Holds the journal.jsonl of a calibration under way, or the last.jsonl of one that was finished.
+    name : str, optional
+        Of the profile; default: the device's, as in "nvidia-h200".
 
-def fit(journal: Path, name: str | None) -> DeviceProfile:
-    """The profile of a journal.
+    Returns
+    -------
+    DeviceProfile
+        Of eager PyTorch; not saved yet.
 
     Raises
     ------
     CalibrationError
-        When the file is no journal, holds too little, or has cells of another version.
+        When there is no such folder, or what it holds does not amount to a profile.
+
+    Examples
+    --------
+    >>> profile = fit_raw("calibration-of-the-gpu-server")  # doctest: +SKIP
     """
+    place = Path(folder)
+    journal = next((path for path in (place / JOURNAL, place / LAST) if path.exists()), None)
+    if journal is None:
+        raise CalibrationError(
+            f"there is no {JOURNAL} or {LAST} in {place}. Name the folder of a calibration's journal, as here "
+            f"{directory('cpu')}."
+        )
     rows = read_rows(journal)
     machine = _header(journal).machine
     info = device_of(machine)
@@ -36,6 +55,10 @@ def fit(journal: Path, name: str | None) -> DeviceProfile:
         raise CalibrationError(
             f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, "
             "or calibrate again."
+        ) from error
+    except (ValueError, ArithmeticError) as error:
+        raise CalibrationError(
+            f"what {journal} holds could not be fitted ({error}). Calibrate the machine again, when it is idle."
         ) from error
     return profile
 

@@ -99,9 +99,3 @@ class DeviceError(LatpredError):
     """The device asked for is not there."""
 
     exit_code = 3
-
-
-class GateError(LatpredError):
-    """An acceptance gate failed."""
-
-    exit_code = 1

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
-
-import filelock
 
 from latpred import home, host_activity, profiles
 from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
+from latpred.storage import locked
 
 if TYPE_CHECKING:
     from latpred.calibration.campaign import Progress
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 VARIABLE = "LATPRED_CALIBRATE"
 CHOICES = ("quick", "never")
 WAIT_S = 300.0  # several times what a quick calibration takes
+_BUSY = (
+    f"another process has been calibrating this machine for more than {WAIT_S / 60:.0f} minutes. "
+    "Stop it, or calibrate once before starting many: latpred calibrate --quick"
+)
 
 
 def allowed() -> bool:
@@ -72,34 +76,22 @@ def calibrate_once(
         When the machine could not be measured, or nothing can be kept.
     """
     folder = home.data_dir() / "calibration"
-    lock = filelock.FileLock(folder / "first.lock")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        (say or _say)("another process calibrates this machine for the first time; waiting for it")
-        _wait(lock)
-    except OSError as error:
-        raise CalibrationError(
-            f"cannot keep a calibration in {folder}: {error.strerror or error}. "
-            f"Make it writable, or choose another directory with {home.VARIABLE}=DIR."
-        ) from None
-    try:
-        find()
-    except NoProfileError:
-        (calibrate or _calibrate)()
-    finally:
-        lock.release()
-
-
-def _wait(lock: filelock.FileLock) -> None:
-    try:
-        lock.acquire(timeout=WAIT_S)
-    except filelock.Timeout:
-        raise BusyError(
-            f"another process has been calibrating this machine for more than {WAIT_S / 60:.0f} minutes. "
-            "Stop it, or calibrate once before starting many: latpred calibrate --quick"
-        ) from None
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder / "first.lock", _BUSY))
+        except BusyError:
+            (say or _say)("another process calibrates this machine for the first time; waiting for it")
+            held.enter_context(locked(folder / "first.lock", _BUSY, WAIT_S))
+        except OSError as error:
+            raise CalibrationError(
+                f"cannot keep a calibration in {folder}: {error.strerror or error}. "
+                f"Make it writable, or choose another directory with {home.VARIABLE}=DIR."
+            ) from None
+        try:
+            find()
+        except NoProfileError:
+            (calibrate or _calibrate)()
 
 
 def _calibrate() -> None:

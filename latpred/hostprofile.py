@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from pathlib import Path
 
 import msgspec
 
-from latpred import home
+from latpred import home, storage
 from latpred.errors import HostError
 from latpred.profile import DispatchFit, Machine
 
@@ -130,11 +129,7 @@ def save(profile: HostProfile) -> Path:
     """
     target = path(profile.name)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
-        os.replace(temporary, target)
+        storage.write(target, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
     except OSError as error:
         raise HostError(
             f"cannot write {target}: {error.strerror or error}. "

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from latpred import datasheet, home, specs
+from latpred import datasheet, home, specs, storage
 from latpred.errors import NoProfileError, ProfileError
 from latpred.ownership import Owner, owner
 from latpred.profile import ADAPTED, BENCHMARK, CUDNN, THREADS, DeviceProfile, Machine
@@ -210,8 +209,7 @@ def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> 
     target = _file_of(profile.name) if path is None else Path(path)
     data = encode(profile)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, data)
+        storage.write(target, data)
     except OSError as error:
         raise ProfileError(
             f"cannot write {target}: {error.strerror or error}. "
@@ -243,20 +241,6 @@ def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
         if then.stack[name] != now.stack[name]
     ]
     return said
-
-
-def _replace(target: Path, data: bytes) -> None:
-    """Write beside the target, flush to the disk, then rename over it."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _read(file: Path) -> DeviceProfile:

@@ -14,7 +14,6 @@ from latpred.specs import Spec
 # over what the datasheet promises. waves, outputs, k, n: sizes of half use, results per multiprocessor.
 SLOTS = ("floor", "compute", "weights", "activations", "waves", "outputs", "k", "n")
 PRODUCT_ONLY = ("compute", "weights", "waves", "outputs", "k", "n")
-MODES = ("fp32", "tf32", "fp16", "half")
 # Multiply-adds of one multiprocessor's tensor cores in a cycle, at the full rate of most architectures.
 TENSOR_MACS = {"fp16": 512.0, "tf32": 256.0}
 

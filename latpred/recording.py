@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pandas as pd
 
-from latpred import tables
+from latpred import storage, tables
 from latpred.errors import ProfileError, RecordingError, TableError
 from latpred.graph import ModelGraph
 from latpred.predicted import GraphKey, graph_key, graph_of, predict_table
@@ -145,7 +145,7 @@ class Recording:
             target.mkdir(parents=True, exist_ok=True)
             (target / MANIFEST).unlink(missing_ok=True)
             for name, body in files.items():
-                _write(target / name, body)
+                storage.write(target / name, body)
         except OSError as error:
             raise RecordingError(f"Cannot write {target}: {error.strerror or error}. Name another folder.") from error
         return target
@@ -261,12 +261,6 @@ def _unpacked(body: bytes) -> bytes:
     if len(text) > _LARGEST:
         raise OSError(f"graphs of more than {_LARGEST >> 20} MiB.")
     return text
-
-
-def _write(path: Path, body: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(body)
-    os.replace(part, path)
 
 
 def _measured(table: pd.DataFrame) -> list[dict[object, object]]:

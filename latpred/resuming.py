@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -21,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import many, profile_codec
-from latpred.errors import BusyError, MissingPackageError, TableError
-from latpred.files import demand_writable
+from latpred.errors import MissingPackageError, TableError
 from latpred.fingerprints import fingerprint
 from latpred.many import Question, Row
 from latpred.pace import Pace
 from latpred.predictor import Predictor
+from latpred.storage import demand_writable, locked, replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,24 +48,16 @@ def opened(path: str | os.PathLike[str], predictor: Predictor, asked: Question) 
     MissingPackageError
         When pyarrow is not there.
     """
-    from filelock import FileLock, Timeout
-
     if find_spec("pyarrow") is None:
         raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
     demand_writable(path)
-    lock = FileLock(f"{os.fspath(path)}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise BusyError(f"another process writes to {path}. Wait for it, or name another file.") from None
-    try:
+    busy = f"another process writes to {path}. Wait for it, or name another file."
+    with locked(Path(f"{os.fspath(path)}.lock"), busy):
         kept = Kept(Path(path), _setting(predictor, asked))
         try:
             yield kept
         finally:
             kept.write()
-    finally:
-        lock.release()
 
 
 class Kept:
@@ -106,14 +97,8 @@ class Kept:
             return
         table = many.frame(row for rows in self._rows.values() for row in rows)
         table[KEY] = [key for key, rows in self._rows.items() for _ in rows]
-        handle, part = tempfile.mkstemp(dir=self._path.absolute().parent, prefix=self._path.name, suffix=".part")
-        os.close(handle)
-        try:
+        with replacing(self._path) as part:
             table.to_parquet(part, index=False)
-            os.replace(part, self._path)
-        except BaseException:
-            Path(part).unlink(missing_ok=True)
-            raise
         self._pace, self._changed = Pace(""), False
 
     def _read(self) -> None:

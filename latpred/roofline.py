@@ -145,15 +145,6 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "fit_")
         return self.fit_
 
-    @classmethod
-    def from_fit(cls, fit: KernelFit) -> RooflineRegressor:
-        """A fitted estimator from the numbers of a profile."""
-        model = cls(fit.family, fit.multiprocessors)
-        model.fit_ = fit
-        model.n_features_in_ = len(layout(fit.family).columns)
-        model._model = KernelModel(fit)
-        return model
-
     def _check_columns(self, rows: Floats) -> None:
         columns = layout(self.family).columns
         if rows.shape[1] != len(columns):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from latpred import storage
 from latpred.errors import TableError
 from latpred.speed import COLUMN, KINDS, SLOWED
 
@@ -231,17 +231,8 @@ def load(source: Source) -> pd.DataFrame:
 
 def write(frame: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     """Write a table as CSV, all of it or nothing: a reader never meets half a file."""
-    target = Path(path)
-    text = to_csv(frame)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return target
+    storage.write(Path(path), to_csv(frame).encode())
+    return Path(path)
 
 
 def to_csv(frame: pd.DataFrame) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 US_PER_S = 1e6
 MS_PER_S = 1e3
-US_PER_MS = 1e3
 
 
 def format_duration(seconds: float) -> str:

@@ -20,7 +20,7 @@ from latpred import profiles
 from latpred.cli import VERBS, main
 from latpred.cli.options import parse_batches, parse_seconds
 from latpred.cli.summaries import SUMMARIES
-from latpred.errors import GateError, LatpredError, UsageError
+from latpred.errors import CalibrationError, LatpredError, UsageError
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
@@ -154,7 +154,7 @@ def test_what_is_no_time_is_said(text: str) -> None:
     assert "is not a time to spend; write 90s, 5m or 1h." in " ".join(shown.stderr.split())
 
 
-@pytest.mark.parametrize("error", [UsageError("a was wrong. Do b."), GateError("c failed. Do d.")])
+@pytest.mark.parametrize("error", [UsageError("a was wrong. Do b."), CalibrationError("c failed. Do d.")])
 def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
     error: LatpredError, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,18 +191,18 @@ def test_a_validation_that_misses_its_targets_exits_1(
     assert ("target missed: median error is 0.5, the target 0.08" in shown.stderr) == (exit_code == 1)
 
 
-def test_samples_of_another_machine_do_not_replace_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_of_another_machine_do_not_replace_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiles.save(profile())
     elsewhere = profile(machine=machine(hostname_hash="f" * 16))
-    monkeypatch.setattr("latpred.calibration.rawfit.fit_raw", lambda folder, name: elsewhere)
+    monkeypatch.setattr("latpred.calibration.rawjournal.fit_raw", lambda folder, name: elsewhere)
     shown = run("fit", "--raw", str(tmp_path))
     assert shown.exit_code == 2
     assert "there is a profile 'cpu' of another machine already; give this one a --name." in shown.stderr
     assert profiles.find().machine.hostname_hash == machine().hostname_hash
 
 
-def test_a_folder_without_samples(tmp_path: Path) -> None:
+def test_a_folder_without_a_journal(tmp_path: Path) -> None:
     shown = run("fit", "--raw", str(tmp_path))
     assert shown.exit_code == 3
-    assert str(tmp_path) in shown.stderr
+    assert f"there is no journal.jsonl or last.jsonl in {tmp_path}" in shown.stderr
     assert "Traceback" not in shown.stderr

@@ -16,7 +16,7 @@ from torch import nn
 import latpred
 from latpred.cli import main
 from latpred.errors import LatpredError, TraceError, UsageError
-from latpred.files import writing
+from latpred.storage import result_file
 
 MODEL = """
 import sys
@@ -125,7 +125,7 @@ def test_a_file_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
     target.write_text("old")
     target.chmod(0o640)
     link.symlink_to(target)
-    with writing(link) as part:
+    with result_file(link) as part:
         part.write_text("new")
         assert part.suffix == ".txt"
         assert target.read_text() == "old"
@@ -134,16 +134,16 @@ def test_a_file_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
     assert target.stat().st_mode & 0o777 == 0o640
 
     def interrupted() -> None:
-        with writing(target) as part:
+        with result_file(target) as part:
             part.write_text("half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert target.read_text() == "new"
-    with writing(Path("/dev/null")) as part:
+    with result_file(Path("/dev/null")) as part:
         assert part == Path("/dev/null")
-    with writing(tmp_path / "new" / "file.txt") as part:
+    with result_file(tmp_path / "new" / "file.txt") as part:
         part.write_text("made")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.txt", "new", "result.txt"]
 

@@ -126,7 +126,7 @@ def calibrate(
 
 
 @click.command(
-    epilog="\b\nExample:\n  latpred fit --raw samples/ --name nvidia-h200\n"
+    epilog="\b\nExample:\n  latpred fit --raw calibration/cuda-0/ --name nvidia-h200\n"
     "  latpred fit measured.csv --gpu RTX-8000 -o rtx-8000.json"
 )
 @click.argument("table", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -134,7 +134,7 @@ def calibrate(
     "--raw",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Folder of JSON-lines samples of cells.",
+    help="Folder of a calibration's journal, as it stands in LATPRED_HOME.",
 )
 @click.option("--gpu", metavar="NAME", help="Which GPU of a table.  [default: the only one]")
 @click.option("--name", help="Name of the profile.  [default: the device's]")
@@ -144,11 +144,11 @@ def calibrate(
 def fit(
     context: click.Context, table: Path | None, raw: Path | None, gpu: str | None, name: str | None, output: Output
 ) -> None:
-    """Fit a profile from samples taken elsewhere, or from a TABLE of published latencies, and keep it."""
+    """Fit a profile from a calibration's journal, or from a TABLE of published latencies, and keep it."""
     from latpred.errors import UsageError
 
     if (table is None) == (raw is None):
-        raise UsageError("Give either a TABLE of latencies or --raw DIR with samples of cells.")
+        raise UsageError("Give either a TABLE of latencies or --raw DIR with the journal of a calibration.")
     if table is not None:
         from latpred.cli.tablefitting import fit_from_table
 
@@ -290,7 +290,7 @@ def show_profile(profile: DeviceProfile, output: Output) -> None:
 
 
 def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
-    """Samples from elsewhere often have the name of a device that is also here, as "cpu"."""
+    """Journals from elsewhere often have the name of a device that is also here, as "cpu"."""
     from latpred import profiles
     from latpred.errors import UsageError
 

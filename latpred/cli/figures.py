@@ -43,8 +43,8 @@ def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
 def _checked(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
     """The path, if a figure can be drawn at all: minutes of measuring must not end in a missing package."""
     if path is not None:
-        from latpred.files import demand_writable
         from latpred.plot import style
+        from latpred.storage import demand_writable
 
         demand_writable(style.checked_path(path))
         with style.in_style():

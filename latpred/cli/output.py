@@ -14,7 +14,7 @@ import click
 from latpred.cli.context import State, results
 from latpred.cli.options import Output
 from latpred.errors import UsageError
-from latpred.files import writing
+from latpred.storage import result_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,7 +89,7 @@ def _write(path: Path | None, text: str) -> None:
         with results() as stream:
             click.echo(text, file=stream, nl=False)
         return
-    with writing(path, "Name another file with -o.") as part:
+    with result_file(path, "Name another file with -o.") as part:
         part.write_text(text)
     notice(f"wrote {path}")
 

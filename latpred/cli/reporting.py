@@ -66,8 +66,8 @@ def report(
     from latpred import runtimes as known
     from latpred.cli.calibrating import ensure_profile
     from latpred.cli.explaining import demand_model
-    from latpred.files import demand_writable
     from latpred.report import demand_packages, gather, write
+    from latpred.storage import demand_writable
 
     demand_packages()
     demand_writable(path)

@@ -27,7 +27,7 @@ SUMMARIES = {
         "Say in half a minute whether a PROFILE of this machine still holds, after a new driver, torch or library."
     ),
     "adapt": "Correct a profile with a few measured models, and say what that bought.",
-    "fit": "Fit a profile from samples taken elsewhere, or from a TABLE of published latencies, and keep it.",
+    "fit": "Fit a profile from a calibration's journal, or from a TABLE of published latencies, and keep it.",
     "measure": "Run models on this machine and time them, in rounds, with the repeat noise of the same run.",
     "compare": "Compare a predicted with a measured table: errors, order, crossover and knee, intervals, baselines.",
     "validate": "Measure whole models that no fit has seen, and compare the profile's predictions with them.",

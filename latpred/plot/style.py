@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from latpred.errors import MissingPackageError, UsageError
-from latpred.files import writing
+from latpred.storage import result_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,6 +190,6 @@ def save(made: Figure, path: str | os.PathLike[str]) -> Path:
     wanted = checked_path(path)
     # A date would make two files of one figure differ.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(wanted.suffix.lower(), {})
-    with writing(wanted) as part, in_style():
+    with result_file(wanted) as part, in_style():
         made.savefig(part, metadata=metadata)
     return wanted

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latpred.errors import MissingPackageError, UsageError
 from latpred.explanation_text import AXES, changes, growth, shares
-from latpred.files import writing
+from latpred.storage import result_file
 
 if TYPE_CHECKING:
     from latpred.report.gathering import Studied
@@ -75,7 +75,7 @@ def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
         As for `html`; also when the file cannot be written.
     """
     text, wanted = html(parts), Path(path)
-    with writing(wanted) as part:
+    with result_file(wanted) as part:
         part.write_text(text, encoding="utf-8")
     return wanted
 

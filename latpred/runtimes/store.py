@@ -16,7 +16,6 @@ import gzip
 import hashlib
 import os
 import re
-import secrets
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from latpred import home
+from latpred import home, storage
 from latpred.graph import ModelGraph
 
 MOST_IN_MEMORY = 256
@@ -134,15 +133,8 @@ def _read(path: Path) -> ModelGraph | None:
 
 def _write(path: Path, graph: ModelGraph) -> None:
     body = gzip.compress(graph.to_json().encode(), compresslevel=4, mtime=0)
-    fresh = path.with_name(f".{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            fresh.write_bytes(body)
-            fresh.replace(path)  # another process sees all of it or none
-        except OSError:
-            fresh.unlink(missing_ok=True)  # half of a file on a full disk helps nobody
-            raise
+        storage.write(path, body, durable=False)
         _trim()
 
 

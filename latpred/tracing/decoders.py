@@ -5,14 +5,14 @@ Nothing here walks anything; see `latpred.tracing.generation`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 
 from latpred.errors import UsageError
 from latpred.tracing import names
-from latpred.tracing.zoo import TEXT
+from latpred.tracing.zoo import ARCHITECTURES
 
 # transformers' classes of decoders, and those with a language-modelling head.
 _HEADED = {
@@ -107,11 +107,11 @@ def _can_generate(module: Any) -> bool:
 
 def _names() -> list[str]:
     """Names of the decoders that can be built."""
-    return [name for name, row in TEXT.items() if row.model in _HEADED]
+    return [name for name, row in ARCHITECTURES.items() if row.model in _HEADED]
 
 
 def _by_name(name: str, device: str, precision: str) -> torch.nn.Module:
-    row = TEXT.get(names.full_name(name) or "")
+    row = ARCHITECTURES.get(names.full_name(name) or "")
     if row is None or row.model not in _HEADED:
         return names.build(name, device=device, precision=precision).model  # or the error that says what there is
-    return names.build_row(replace(row, model=_HEADED[row.model]), device, precision)
+    return names.build_row(msgspec.structs.replace(row, model=_HEADED[row.model]), device, precision)

@@ -92,19 +92,17 @@ def test_a_folder_that_can_only_be_read_serves(monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr(os, "utime", refused)
-    monkeypatch.setattr(Path, "write_bytes", refused)
+    monkeypatch.setattr(os, "replace", refused)
     assert fetched() == (MADE, 0)
     assert fetched("not there yet") == (MADE, 1)
 
 
 def test_a_full_disk_leaves_no_half_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Path.write_bytes
-
-    def full(path: Path, body: bytes) -> int:
-        write(path, body[:10])
+    def full(part: Path, target: Path) -> None:
+        assert part.stat().st_size
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "replace", full)
     assert fetched() == (MADE, 1)
     assert files() == []
 

@@ -1,0 +1,109 @@
+"""Stored journals of calibrations, one of each kind of device, and the profiles that they are fitted to.
+
+`simulated.jsonl.gz` holds every runtime of the simulated GPU, `cpu.jsonl.gz` a part of what a CPU's measured in eager.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from latpred import home, profile_codec
+from latpred.calibration import calibrate, fitting, rawjournal, session, studies, suite
+from latpred.calibration.session import Session
+from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.studying import Studies
+from latpred.profile import DeviceProfile
+
+FOLDER = Path(__file__).with_name("journals")
+SIMULATED, CPU = FOLDER / "simulated.jsonl.gz", FOLDER / "cpu.jsonl.gz"
+JOURNALS = (SIMULATED, CPU)
+EAGER_CELLS, OTHER_CELLS = 260, 180  # of the simulated device: in eager, and in all its other runtimes together
+LARGE_STEP = 3  # of the CPU's other cells every third is enough for a fit
+SETTINGS = "a stored journal"
+
+
+def fitted(journal: Path, folder: Path) -> DeviceProfile:
+    """The profile of a stored journal, with every runtime that it has rows of; the folder holds a session of it."""
+    head, *lines = gzip.decompress(journal.read_bytes()).splitlines(keepends=True)
+    header = msgspec.json.decode(head, type=session.Header)
+    header = msgspec.structs.replace(header, settings=session.settings_hash(SETTINGS))
+    (folder / session.JOURNAL).write_bytes(b"".join([msgspec.json.encode(header), b"\n", *lines]))
+    machine = header.machine
+    with Session(folder, machine, SETTINGS) as stored:
+        profile, _ = fitting.fit_profile(stored.rows, machine, rawjournal.device_of(machine), "stored")
+        others = dict.fromkeys(row.cell.runtime for row in stored.rows if row.cell.runtime != fitting.EAGER)
+        if others:
+            added = Studies(SimulatedDevice(), stored, tuple(profile.kernels))
+            for runtime in others:
+                profile = added.add(profile, studies.get(runtime), inf, 0, lambda *_: None)
+    return profile
+
+
+def document(profile: DeviceProfile) -> Any:
+    """A profile as plain values, without what depends on when it was fitted and how long that took."""
+    timeless = msgspec.structs.replace(profile, created="", seconds=0.0)
+    return json.loads(json.dumps(profile_codec.to_document(timeless)))
+
+
+def kept_at(journal: Path) -> Path:
+    """Where the profile of a journal is kept."""
+    return journal.with_name(journal.name.removesuffix(".jsonl.gz") + ".profile.json.gz")
+
+
+def kept(journal: Path) -> Any:
+    """The profile that a journal was fitted to when it was kept."""
+    return json.loads(gzip.decompress(kept_at(journal).read_bytes()))
+
+
+def measure_simulated() -> None:
+    """Calibrate the simulated device in all its runtimes and store the journal."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.environ.get(home.VARIABLE)
+        os.environ[home.VARIABLE] = folder
+        try:
+            device = SimulatedDevice(SimulatedSpec(seed=3))
+            calibrate(device, cells=EAGER_CELLS)
+            calibrate(device, cells=OTHER_CELLS, runtimes="all")
+            body = (session.directory(device.name) / session.LAST).read_bytes()
+        finally:
+            if before is None:
+                del os.environ[home.VARIABLE]
+            else:
+                os.environ[home.VARIABLE] = before
+    FOLDER.mkdir(exist_ok=True)
+    SIMULATED.write_bytes(gzip.compress(body, mtime=0))
+
+
+def store_cpu(last: Path) -> None:
+    """Store a part of a CPU's finished calibration: of the first precision, all small networks and some large ones."""
+    head, *lines = last.read_bytes().splitlines(keepends=True)
+    rows = [(line, msgspec.json.decode(line, type=session.Row)) for line in lines]
+    eager = [(line, row) for line, row in rows if row.cell.runtime == fitting.EAGER and row.cell.precision == "fp32"]
+    small = [line for line, row in eager if _is_small(row)]
+    large = [line for line, row in eager if not _is_small(row)]
+    CPU.write_bytes(gzip.compress(b"".join([head, *small, *large[::LARGE_STEP]]), mtime=0))
+
+
+def _is_small(row: session.Row) -> bool:
+    if row.cell.kind != "network":
+        return False
+    spec = suite.network_spec(row.cell)
+    return spec.tiny or spec.chain
+
+
+def keep() -> None:
+    """Fit the stored journals and write what comes of them; the simulated one is measured where there is none."""
+    if not SIMULATED.exists():
+        measure_simulated()
+    for journal in JOURNALS:
+        with tempfile.TemporaryDirectory() as folder:
+            text = json.dumps(document(fitted(journal, Path(folder))), indent=1)
+        kept_at(journal).write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -1,0 +1,71 @@
+"""Nothing that latpred answers changes unnoticed: graphs, predictions, fitted profiles and what users call.
+
+After a change on purpose: `python tests/guards/keep.py`, and read the difference.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guards import graphs, interface, journals, predictions
+
+EXACT = 1e-12
+
+
+def test_graphs_are_the_same_to_the_byte() -> None:
+    script = Path(graphs.__file__).with_name("keep.py")  # what other tests did to this process would show in the graphs
+    command = [sys.executable, str(script), "--quick"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    found = graphs.decoded(printed)
+    assert found.keys() == {str(road) for road in graphs.ROADS}
+    assert graphs.changed(found) == []
+
+
+def test_every_road_is_kept_for_at_least_31_architectures() -> None:
+    kept = graphs.kept()
+    assert kept.keys() == {str(road) for road in graphs.ROADS}
+    assert {road: len(found) for road, found in kept.items() if len(found) < 31} == {}
+
+
+@pytest.mark.parametrize("source", predictions.SOURCES)
+def test_predictions_are_the_same(source: str) -> None:
+    kept, found = predictions.kept()[source], predictions.present(source)
+    assert kept
+    assert kept.keys() == found.keys()
+    for key, numbers in kept.items():
+        assert found[key] == pytest.approx(numbers, rel=EXACT, abs=0.0), key
+
+
+@pytest.mark.parametrize("journal", journals.JOURNALS, ids=lambda journal: journal.name.partition(".")[0])
+def test_stored_journals_give_the_same_profiles(journal: Path, tmp_path: Path) -> None:
+    found = journals.document(journals.fitted(journal, tmp_path))
+    assert differences(journals.kept(journal), found) == []
+
+
+def differences(kept: Any, found: Any, place: str = "") -> list[str]:
+    """Where two documents differ, numbers by more than solvers leave open (profiles hold four decimals)."""
+    if isinstance(kept, dict) and isinstance(found, dict):
+        return [
+            line
+            for name in sorted(kept.keys() | found.keys())
+            for line in differences(kept.get(name), found.get(name), f"{place}/{name}")
+        ]
+    if isinstance(kept, list) and isinstance(found, list) and len(kept) == len(found):
+        pairs = zip(kept, found, strict=True)
+        return [line for at, pair in enumerate(pairs) for line in differences(*pair, f"{place}/{at}")]
+    numbers = isinstance(kept, int | float) and isinstance(found, int | float)
+    same = math.isclose(kept, found, rel_tol=1e-6, abs_tol=2e-4) if numbers else kept == found
+    return [] if same else [f"{place}: {kept} is now {found}"]
+
+
+def test_a_difference_is_named() -> None:
+    assert differences({"a": [1.0, 2.0]}, {"a": [1.0, 2.1], "b": 0}) == ["/a/1: 2.0 is now 2.1", "/b: None is now 0"]
+
+
+def test_the_interface_is_the_same() -> None:
+    assert interface.present() == interface.kept()
