@@ -13,15 +13,15 @@ from latpred import recording, tables
 
 FOLDER = Path(__file__).parent.parent / "examples" / "framework_tax"
 SMALL = {
-    "fig01_macs": ["--device", "xeon-shared", "--models", "resnet-18,mobilenet-v2,distilbert"],
+    "fig01_macs": ["--device", "epyc-shared", "--models", "resnet-18,mobilenet-v2,distilbert"],
     "fig03_device_time": ["--device", "rtx-8000", "--models", "resnet-18"],
     "fig04_runtimes": ["--device", "rtx-8000", "--models", "distilbert"],
     "fig05_lengths": ["--device", "rtx-8000"],
     "fig06_width_depth": ["--device", "rtx-8000"],
-    "fig07_funnel": ["--device", "xeon-shared"],
+    "fig07_funnel": ["--device", "epyc-shared"],
     "fig08_efficient": ["--device", "rtx-8000", "--models", "distilbert,albert"],
     "fig09_devices": ["--device", "rtx-8000,rtx-3090", "--models", "resnet-18"],
-    "fig10_vision_speech": ["--device", "xeon-shared", "--models", "resnet-18,vit-base-32,mobilenet-v2"],
+    "fig10_vision_speech": ["--device", "epyc-shared", "--models", "resnet-18,vit-base-32,mobilenet-v2"],
     "fig11_generation": ["--device", "rtx-8000"],
     "fig12_precision": ["--device", "rtx-8000", "--models", "resnet-18"],
     "fig13_fnet": ["--device", "rtx-8000"],
@@ -75,7 +75,7 @@ def test_of_a_model_measured_at_several_lengths_the_usual_one_is_drawn(monkeypat
     cells = [(1, 128, 2e-3), (8, 128, 3e-3), (1, 512, 9e-3)]
     table = pd.DataFrame([{**same, "batch": b, "input_size": n, "latency_s": s} for b, n, s in cells])
     monkeypatch.setitem(shared["measured"].__globals__, "recorded", lambda name: table)
-    asked = shared["asked"]("", "x", ["--device", "xeon-shared", "--recording", "r", "--batches", "1,8"])
+    asked = shared["asked"]("", "x", ["--device", "epyc-shared", "--recording", "r", "--batches", "1,8"])
     assert shared["measured"](asked, "m") == ([1, 8], [2.0, 3.0])
     assert shared["measured"](asked, "m", input_size=512) == ([1], [9.0])
 
@@ -93,10 +93,10 @@ def test_a_figure_of_nothing_is_not_written(
 def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     shared = runpy.run_path(str(FOLDER / "shared.py"))
-    asked = shared["asked"]("", "x", ["--device", "xeon-shared", "--recording", "xeon-shared", "--batches", "1,8"])
-    batches, milliseconds = shared["measured"](asked, "cpu/bert")
-    table = tables.merge_repeats(recording.load("xeon-shared").table)
-    first = table[(table["model"] == "cpu/bert") & (table["batch"] == 1)].iloc[0]
+    asked = shared["asked"]("", "x", ["--device", "epyc-shared", "--recording", "epyc-shared-blind", "--batches", "1,8"])
+    batches, milliseconds = shared["measured"](asked, "blind/mistral")
+    table = tables.merge_repeats(recording.load("epyc-shared-blind").table)
+    first = table[(table["model"] == "blind/mistral") & (table["batch"] == 1)].iloc[0]
     assert batches == [1, 8]
     assert milliseconds[0] == pytest.approx(1e3 * first["latency_s"])
     assert shared["measured"](asked, "no such model") == ([], [])

@@ -21,7 +21,6 @@ class Shipped(NamedTuple):
 
 
 RECORDINGS = (
-    Shipped("xeon-shared", "xeon-shared", 220, 0.08, 0.24),
     Shipped("epyc-shared-blind", "epyc-shared", 208, 0.08, 0.20),
     Shipped("epyc-shared-compile", "epyc-shared", 64, 0.08, 0.20, wide=True),
     Shipped("epyc-shared-runtimes", "epyc-shared", 234, 0.08, 0.24),

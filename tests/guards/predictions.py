@@ -13,7 +13,6 @@ from latpred.units import MS_PER_S
 
 KEPT = Path(__file__).with_name("predictions.csv")
 RECORDINGS = {
-    "xeon-shared": "xeon-shared",
     "epyc-shared-blind": "epyc-shared",
     "epyc-shared-compile": "epyc-shared",
     "epyc-shared-runtimes": "epyc-shared",
