@@ -49,14 +49,6 @@ class Baseline:
 def all_baselines(cells: pd.DataFrame, reasons: dict[str, str] | None = None) -> tuple[Baseline, ...]:
     """Every baseline of the accuracy report.
 
-    Parameters
-    ----------
-    cells : DataFrame
-        One row per measured cell with model, batch, runtime, precision, device, protocol, latency_s; macs, bytes and
-        launches for the fitted baselines; "baseline_<name>_s" columns for those that were measured.
-    reasons : dict, optional
-        For a measured baseline that is not there: why.
-
     Examples
     --------
     >>> [baseline.name for baseline in all_baselines(pd.DataFrame({"model": []}))]

@@ -29,15 +29,7 @@ def collect(
     resume: str | os.PathLike[str] | None = None,
     progress: bool | Tell | None = None,
 ) -> list[Row]:
-    """Rows of all candidates; see `latpred.predict_many`.
-
-    Raises
-    ------
-    UsageError
-        When n_jobs is 0.
-    CandidateError
-        With errors="raise", for a candidate that fails.
-    """
+    """Rows of all candidates; see `latpred.predict_many`."""
     jobs = _workers(n_jobs)
     total = len(candidates) if isinstance(candidates, Sized) else 0
     keeping = nullcontext() if resume is None else opened(resume, predictor, asked)

@@ -42,11 +42,6 @@ _BASIS = {
 def with_estimates(profile: DeviceProfile) -> DeviceProfile:
     """The profile with estimates of runtimes it lacks; a measured one, and one without eager, as it is.
 
-    Parameters
-    ----------
-    profile : DeviceProfile
-        Of any device.
-
     Examples
     --------
     >>> from latpred import profiles

@@ -169,15 +169,6 @@ def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
     The choice falls by shape and number of threads (`use_mkldnn` in ATen's Convolution.cpp), so it changes with batch,
     and with it the time, by up to several times.
 
-    Parameters
-    ----------
-    family : str
-        Kernel family.
-    rows : ndarray, shape (n, columns)
-        In the order of `layout(family).columns`.
-    threads : int
-        That an op may use.
-
     Examples
     --------
     >>> pointwise = np.array([[0, 0, 0, 0, batch, 8, 8, 4, 4, 4, 4, 1, 1, 1, 1] for batch in (2, 15, 16)], dtype=float)

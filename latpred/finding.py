@@ -61,13 +61,7 @@ def located(
 
 
 def predictor_now(predictor: Predictor) -> Predictor:
-    """The same predictor for the machine as it is at this moment: a second of timing says how fast that is.
-
-    Raises
-    ------
-    ProfileError
-        When the profile is another machine's, or says nothing of the speed that it was measured at.
-    """
+    """The same predictor for the machine as it is at this moment: a second of timing says how fast that is."""
     profile = predictor.profile
     if owner(profile.machine) is Owner.ANOTHER:
         raise ProfileError(

@@ -29,13 +29,7 @@ _BUSY = (
 
 
 def allowed() -> bool:
-    """Whether a machine without a profile may be calibrated without being asked.
-
-    Raises
-    ------
-    UsageError
-        When the environment says neither.
-    """
+    """Whether a machine without a profile may be calibrated without being asked."""
     value = os.environ.get(VARIABLE, "").strip().lower() or CHOICES[0]
     if value not in CHOICES:
         raise UsageError(f"{VARIABLE}={value!r} is not known; set it to {' or '.join(CHOICES)}.")
@@ -58,22 +52,6 @@ def calibrate_once(
     """Calibrate this machine unless another process did so in the meantime.
 
     Processes that come second wait for the first: two calibrations at once would measure each other.
-
-    Parameters
-    ----------
-    find : callable
-        Raises NoProfileError as long as there is no profile.
-    calibrate : callable, optional
-        Makes one; without it, a quick one of the CPU.
-    say : callable, optional
-        Told that another process is waited for; without it, stderr is.
-
-    Raises
-    ------
-    BusyError
-        When the one under way takes too long.
-    CalibrationError
-        When the machine could not be measured, or nothing can be kept.
     """
     folder = home.data_dir() / "calibration"
     with ExitStack() as held:

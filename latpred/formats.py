@@ -58,13 +58,7 @@ class Format(NamedTuple):
 
 
 def format_of(op: Op, profile: DeviceProfile) -> Format | None:
-    """What is known of an op whose format was not measured; None for all others.
-
-    Raises
-    ------
-    ProfileError
-        When the device has no kernel for it, or nothing tells how fast it is.
-    """
+    """What is known of an op whose format was not measured; None for all others."""
     if op.dtype in _MEASURED or not op.family or layout(op.family).product is None:
         return None
     if op.dtype in _COMPLEX:

@@ -126,13 +126,7 @@ def load() -> float | None:
 
 
 def power_notes(sys: Path = SYS) -> list[str]:
-    """What makes the processors' clock unsteady or slow, in a sentence each; empty where nothing is known of it.
-
-    Parameters
-    ----------
-    sys : Path
-        Where the system's devices are listed.
-    """
+    """What makes the processors' clock unsteady or slow, in a sentence each; empty where nothing is known of it."""
     clock = sys / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
     governor, driver, preference = (
         _text(clock / name).strip() for name in ("scaling_governor", "scaling_driver", "energy_performance_preference")

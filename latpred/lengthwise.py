@@ -32,30 +32,7 @@ def lengths_curve(
     protocol: str = "single",
     inputs_on: str = "device",
 ) -> Curve:
-    """Predict batches of unequal lengths.
-
-    Parameters
-    ----------
-    predictor : Predictor
-        Of a device.
-    model : nn.Module or str
-        A transformers model of tokens, its name, or an nn.TransformerEncoder.
-    batches : ndarray of int
-        Batch sizes; of lengths given one by one their number, or 1, which is what a batch is when nobody said.
-    lengths : Lengths or sequence of int
-        How long the sequences are.
-    execution : {"padded", "nested", "packed"}
-        How they run.
-    runtime, precision, protocol, inputs_on
-        As for `predict`.
-
-    Raises
-    ------
-    UsageError
-        When an argument is wrong, or the model takes no such lengths.
-    RuntimeRefusalError
-        When the runtime runs padded batches only.
-    """
+    """Predict batches of unequal lengths."""
     from latpred.tracing.packed import trace_lengths
 
     if execution not in EXECUTIONS:

@@ -29,17 +29,7 @@ def read_rows(
     inputs: Any,
     progress: Callable[[str], None] | None,
 ) -> dict[str, list[Row]]:
-    """Rows by runtime; see `latpred.adapt` for what they may be given as.
-
-    Raises
-    ------
-    TableError
-        When the table is not usable, or holds no measured row.
-    UsageError
-        When it is of another device.
-    ProfileError
-        When the profile does not cover a runtime or a precision.
-    """
+    """Rows by runtime; see `latpred.adapt` for what they may be given as."""
     frame, live = _named(_frame(measured))
     cells = tables.complete(frame, {"device": predictor.profile.device.name})
     cells = tables.merge_repeats(tables.check(cells, tables.MEASURED))

@@ -24,21 +24,7 @@ PIXELS = (1.5, 2.0, 3.0, 4.0)  # of a side; sizes that most patches and strides 
 def outlook_of(
     predictor: Predictor, graph: ModelGraph, now: Prediction, eager: ModelGraph | None = None, walk: Walk | None = None
 ) -> Outlook:
-    """What would become of a prediction.
-
-    Parameters
-    ----------
-    predictor : Predictor
-        Of the device.
-    graph : ModelGraph
-        What the runtime runs.
-    now : Prediction
-        In the runtime, at the batch in question.
-    eager : ModelGraph, optional
-        The model's eager walk.
-    walk : callable, optional
-        Walks the model eagerly with inputs of another size.
-    """
+    """What would become of a prediction."""
 
     def latency_ms(of: ModelGraph, batch: int = now.batch) -> float:
         return predictor.predict(of, batch, runtime=now.runtime, protocol=now.protocol).latency_ms

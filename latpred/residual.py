@@ -45,23 +45,7 @@ def fit_residual(
     *,
     jumps: bool = False,
 ) -> Residual:
-    """Fit a residual to log errors of a roofline.
-
-    Parameters
-    ----------
-    points : ndarray, shape (n, d)
-        Log features.
-    targets : ndarray, shape (n,)
-        Log of measured over roofline time.
-    weights : ndarray, shape (n,)
-        Relative precision of each sample, about 1.
-    max_points : int
-        How many points to keep; samples near each other are averaged to get there.
-    hyper_points : int
-        From how many of them to learn the hyperparameters.
-    jumps : bool
-        Whether times jump between neighbours; see `KernelFit.jumps`.
-    """
+    """Fit a residual to log errors of a roofline."""
     points, targets, weights = thin(points, targets, weights, max_points)
     factors = 1.0 / np.maximum(weights, 1e-6)
     subset = slice(0, hyper_points)

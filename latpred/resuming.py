@@ -37,17 +37,7 @@ _PACKAGES = ("latpred", "torch", "transformers", "torchvision", "timm")  # whose
 
 @contextmanager
 def opened(path: str | os.PathLike[str], predictor: Predictor, asked: Question) -> Iterator[Kept]:
-    """The finished rows of a file, which is written every few seconds and at the end, however that comes.
-
-    Raises
-    ------
-    TableError
-        When the file is no such table.
-    BusyError
-        When another process goes on with the same file.
-    MissingPackageError
-        When pyarrow is not there.
-    """
+    """The finished rows of a file, which is written every few seconds and at the end, however that comes."""
     if find_spec("pyarrow") is None:
         raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
     demand_writable(path)

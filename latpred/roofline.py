@@ -223,15 +223,6 @@ def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any = 0.0) -> floa
     """Time above the floor of a more special family over that of `fit`, from a few samples of it.
 
     The median ratio, drawn towards 1 where samples are few. Keep it in `KernelFit.leaf_scales`.
-
-    Parameters
-    ----------
-    fit : KernelFit
-        The parent family's.
-    rows, times : array
-        Samples of the special family: columns as for the parent, and microseconds.
-    beside : array or float
-        Microseconds that pass with each sample, as in `RooflineRegressor.fit`.
     """
     measured = np.asarray(times, dtype=float)
     expected = evaluate(fit, np.asarray(rows, dtype=float))

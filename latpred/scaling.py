@@ -55,13 +55,6 @@ _INTEGERS = ("int", "uint", "bool")
 def widened(graph: ModelGraph, factor: float) -> ModelGraph:
     """The graph of the same model, so many times as wide.
 
-    Parameters
-    ----------
-    graph : ModelGraph
-        Of any runtime.
-    factor : float
-        Above 1 for a wider model, below for a narrower one.
-
     Examples
     --------
     >>> import torch, latpred

@@ -31,17 +31,7 @@ class Constants(NamedTuple):
 
 
 def fit_constants(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int) -> Constants:
-    """Constants of one device and precision from products of any sizes.
-
-    Parameters
-    ----------
-    inputs : Inputs
-        Of a family that multiplies.
-    times, weights : ndarray, shape (n,)
-        Microseconds, and relative precision.
-    multiprocessors : int
-        Of the GPU.
-    """
+    """Constants of one device and precision from products of any sizes."""
     from scipy.optimize import least_squares
 
     assert inputs.product is not None

@@ -60,19 +60,7 @@ class Tiled(NamedTuple):
 
 
 def tiled(constants: Mapping[str, float], work: Floats, product: Floats, multiprocessors: int) -> Tiled:
-    """Times of products.
-
-    Parameters
-    ----------
-    constants : mapping
-        "rate" in multiply-adds per microsecond and "bandwidth" in bytes per microsecond, and those of `PRIOR`.
-    work : ndarray, shape (n, 4)
-        Multiply-adds, and bytes of weights, reads and writes.
-    product : ndarray, shape (n, 4)
-        m, n, k and copies.
-    multiprocessors : int
-        Of the GPU.
-    """
+    """Times of products."""
     constants = {**EARLIER, **constants}
     parts = [
         _tiled(constants, work[start : start + MOST_AT_ONCE], product[start : start + MOST_AT_ONCE], multiprocessors)

@@ -234,11 +234,6 @@ def ensure_profile(
 
     A profile that has to be measured in a certain way, or to know more runtimes than eager, is not offered: the error
     says how to make it. Of two processes that find no profile the second waits for the first.
-
-    Raises
-    ------
-    ProfileError
-        When there is none and the offer was declined, or the one there is cannot be read.
     """
     from latpred import firsttime, profiles
     from latpred.errors import NoProfileError

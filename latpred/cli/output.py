@@ -31,20 +31,7 @@ def emit(
     rows: Callable[[], pd.DataFrame],
     text: Print,
 ) -> None:
-    """Write a result in the form asked for.
-
-    Parameters
-    ----------
-    output : Output
-        What the options said.
-    document, rows, text : callable
-        Make the JSON document (its first key is "schema"), the CSV rows and the text; only the one asked for is called.
-
-    Raises
-    ------
-    UsageError
-        When both JSON and CSV are asked for, or the file cannot be written.
-    """
+    """Write a result in the form asked for."""
     form = _form(output)
     if form == "json":
         import json

@@ -90,13 +90,7 @@ def shares(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
 
 @style.drawn
 def explanation(found: Explanation, into: Figure | None = None) -> Figure:
-    """Both figures of an explanation, one above the other.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """Both figures of an explanation, one above the other."""
     points = [choice.prediction for choice in found.choices]
     heights = (_FRAME_IN + _ROW_IN * len(points), _FRAME_IN + 2 * _ROW_IN * len(points))
     into = into or style.figure(style.COLUMN_IN, sum(heights))

@@ -66,13 +66,7 @@ def agreement(report: Report, ax: Axes | None = None, *, by: str = "runtime") ->
 
 @style.drawn
 def errors_by_batch(report: Report, ax: Axes | None = None) -> Axes:
-    """Signed error at each batch size: the median, the middle half, and from the 5th to the 95th percentile.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """Signed error at each batch size: the median, the middle half, and from the 5th to the 95th percentile."""
     ax = style.axes(ax, 1.9)
     groups = {str(batch): group["error"] for batch, group in report.cells.groupby("batch", sort=True)}
     _boxes(ax, groups, upright=True)
@@ -82,13 +76,7 @@ def errors_by_batch(report: Report, ax: Axes | None = None) -> Axes:
 
 @style.drawn
 def errors_by_model(report: Report, ax: Axes | None = None) -> Axes:
-    """Signed error of each model, the worst at the top.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """Signed error of each model, the worst at the top."""
     ax = style.axes(ax, 0.5 + 0.16 * len(report.by_model))
     worst = sorted(report.by_model, key=lambda name: report.by_model[name].median)
     by_model = dict(list(report.cells.groupby("model")))
@@ -99,13 +87,7 @@ def errors_by_model(report: Report, ax: Axes | None = None) -> Axes:
 
 @style.drawn
 def validation(report: Report, into: Figure | None = None) -> Figure:
-    """All three figures of a report on a page's width, or in `into`.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """All three figures of a report on a page's width, or in `into`."""
     height = max(3.0, 0.9 + 0.16 * len(report.by_model) + 1.5)
     into = into or style.figure(style.PAGE_IN, height)
     left, right = into.subfigures(1, 2, width_ratios=(1, 1))  # type: ignore[misc]

@@ -166,13 +166,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """The file a figure is to be written to.
-
-    Raises
-    ------
-    UsageError
-        When its ending names no form of figure.
-    """
+    """The file a figure is to be written to."""
     wanted = Path(path)
     if wanted.suffix.lower() not in FORMATS:
         raise UsageError(f"{wanted} does not say what kind of figure it is; end it in {', '.join(FORMATS)}.")

@@ -68,13 +68,7 @@ class Compile(Eager):
         )
 
     def walk_at(self, source: Source, target: str, batch: int) -> ModelGraph:
-        """As `walk`, for one batch size alone: a third of the time.
-
-        Raises
-        ------
-        RuntimeRefusalError
-            As `walk`.
-        """
+        """As `walk`, for one batch size alone: a third of the time."""
         from latpred.runtimes import inductor
         from latpred.runtimes.executed import ops_exactly
         from latpred.runtimes.inductor_lines import calls_of

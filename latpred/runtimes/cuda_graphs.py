@@ -118,22 +118,6 @@ def capture(call: Callable[[], Any], device: torch.device, count: int = 1) -> tu
 
     The calls are made on the stream that captures first: handles of libraries belong to a stream. Whatever happens, the
     stream that was current is current again, which a capture that fails would not see to.
-
-    Parameters
-    ----------
-    call : callable
-        What is captured; everything it reads must outlive the graph.
-    device : torch.device
-        A CUDA device.
-    count : int
-        How many calls the graph holds.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When capturing forbids what the call does.
-    DeviceError
-        When there is no CUDA device.
     """
     import torch
 

@@ -57,13 +57,7 @@ class Forward:
 
 
 def supported() -> None:
-    """Refuse a torch whose Inductor nobody looked into.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        Naming the versions that are known.
-    """
+    """Refuse a torch whose Inductor nobody looked into."""
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in SUPPORTED:
         raise RuntimeRefusalError(

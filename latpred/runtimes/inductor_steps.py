@@ -47,22 +47,7 @@ class Step:
 
 
 def steps_of(graph: Any, static: Iterable[int], cpu: bool) -> list[Step]:
-    """The calls of a scheduled graph.
-
-    Parameters
-    ----------
-    graph : GraphLowering
-        With its scheduler made; the current graph of Inductor's virtualised state.
-    static : iterable of int
-        Which of the graph's inputs are parameters and buffers.
-    cpu : bool
-        Whether C++ is what would be generated: it runs generated kernels that follow each other in one call.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When a call holds kernels of its own that cannot be told: control flow, or torch's fused encoder layer.
-    """
+    """The calls of a scheduled graph."""
     names = list(graph.graph_inputs)
     weights = frozenset(names[index] for index in static)
     steps: list[Step] = []

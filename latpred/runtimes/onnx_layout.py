@@ -30,20 +30,7 @@ def in_blocks(proto: Any) -> bool:
 
 
 def unfilled(proto: Any, before: Any | None) -> Any:
-    """A model with the weights of convolutions in the shapes, and groups, that they had before they lay in blocks.
-
-    Parameters
-    ----------
-    proto : ModelProto
-        What onnxruntime runs; stays as it is.
-    before : ModelProto, optional
-        The same as it was before anything lay in blocks; None where nothing does.
-
-    Returns
-    -------
-    ModelProto
-        Its weights are only good for their shapes.
-    """
+    """A model with the weights of convolutions in the shapes, and groups, that they had before they lay in blocks."""
     if before is None:
         return proto
     kernels = _kernels(before.graph)

@@ -36,15 +36,6 @@ def class_of(family: str, op_type: str) -> str:
 def work_of(node: Node, inputs: Values, outputs: Sequence[Value]) -> Work | None:
     """What a node does on the device; None when its type is not known or its shapes are not those of its type.
 
-    Parameters
-    ----------
-    node : Node
-        Type and attributes.
-    inputs : sequence of Value or None
-        What goes in, None for what is left out.
-    outputs : sequence of Value
-        What comes out.
-
     Examples
     --------
     >>> a, b = Value((8, 64), "float"), Value((64, 32), "float", weight=True)

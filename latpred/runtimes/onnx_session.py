@@ -78,13 +78,7 @@ def missing() -> str | None:
 
 
 def require() -> None:
-    """Raise when onnxruntime or what it needs is not here.
-
-    Raises
-    ------
-    MissingPackageError
-        With the line that installs it.
-    """
+    """Raise when onnxruntime or what it needs is not here."""
     problem = missing()
     if problem is not None:
         raise MissingPackageError(f"The onnxruntime runtime cannot be used: {problem}")
@@ -157,13 +151,7 @@ def session(
 
 
 def run_options(graph_id: int | None = None) -> Any:
-    """Options of a run that does not wait for the GPU, as far as onnxruntime can do without.
-
-    Parameters
-    ----------
-    graph_id : int, optional
-        Which captured graph the run replays, or captures the first time; -1 to capture none.
-    """
+    """Options of a run that does not wait for the GPU, as far as onnxruntime can do without."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -185,11 +173,6 @@ def watch(
     """Run a model once for each of the feeds with onnxruntime's profiler on; no file is left behind.
 
     `between` is called ahead of each run.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When the model cannot be loaded or run.
     """
     import onnx
 

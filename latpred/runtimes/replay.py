@@ -27,22 +27,7 @@ DATA_DEPENDENT = frozenset(
 
 
 def one_replay(runtime: str, ops: Iterable[Op], first: Iterable[Op] = ()) -> Schedule:
-    """The schedule that launches every kernel of some ops in one step.
-
-    Parameters
-    ----------
-    runtime : str
-        Name of the runtime.
-    ops : iterable of Op
-        What was captured. Ops that launch nothing leave nothing to replay.
-    first : iterable of Op
-        What the host dispatches by itself ahead of the replay, as copies of inputs into the memory the graph reads.
-
-    Returns
-    -------
-    Schedule
-        One step for each op of `first`, then one of class "replay".
-    """
+    """The schedule that launches every kernel of some ops in one step."""
     ahead, captured = tuple(first), tuple(op for op in ops if op.launches and op.family)
     each = one_step_per_op(runtime, (*ahead, *captured))
     steps = len(ahead) + 1
@@ -62,23 +47,7 @@ def one_replay(runtime: str, ops: Iterable[Op], first: Iterable[Op] = ()) -> Sch
 
 
 def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: bool = False) -> None:
-    """Refuse ops that no graph can hold.
-
-    Parameters
-    ----------
-    runtime, model : str
-        Whose ops they are.
-    ops : iterable of Op
-        What would have to be captured.
-    unsure : bool
-        Whether they may be others while the model is captured, as nobody could ask the model.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When an op makes the host wait for the device, or the size of its result depends on data; names it and its
-        module.
-    """
+    """Refuse ops that no graph can hold."""
     for op in ops:
         where = f" in {op.module}" if op.module else ""
         short = op.name.rpartition("::")[2]

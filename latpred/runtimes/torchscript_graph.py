@@ -113,11 +113,6 @@ def frozen_for_a_walk(model: torch.nn.Module, inputs: Any) -> Any:
     """As `frozen`, on the CPU, where products in half precision are many times slower than in single.
 
     Models with convolutions are traced as they are.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        As `frozen`.
     """
     dtype = next((weight.dtype for weight in model.parameters() if weight.dtype in _HALVES), None)
     if dtype is not None:
@@ -154,11 +149,6 @@ def executed(module: Any, inputs: Any, batch: int) -> Executed:
     """Run a frozen module without computing anything, and say what its interpreter did.
 
     One that reads back values which were not computed is run again, computing everything.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When the graph cannot be run at all.
     """
     with torch.inference_mode(), silenced():
         try:

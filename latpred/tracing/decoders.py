@@ -82,13 +82,7 @@ def longest(module: torch.nn.Module) -> int | None:
 
 
 def demand_room(name: str, module: torch.nn.Module, prompt: int, new_tokens: int) -> None:
-    """Refuse numbers of tokens that are none, or that the model cannot take.
-
-    Raises
-    ------
-    UsageError
-        Naming the most it takes.
-    """
+    """Refuse numbers of tokens that are none, or that the model cannot take."""
     for what, value in (("prompt", prompt), ("new_tokens", new_tokens)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UsageError(f"{what}={value!r} is not a number of tokens; give a whole number of at least 1")

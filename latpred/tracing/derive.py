@@ -25,35 +25,14 @@ _HINT = (
 
 
 def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = None) -> Inputs:
-    """Inputs for a model that was given without any.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A transformers model, a timm model, or a network that starts with a 2-d convolution.
-    seq : int, optional
-        Tokens, or samples of audio.
-    image : int, optional
-        Pixels of a side.
-
-    Raises
-    ------
-    UsageError
-        When nothing says what the model takes.
-    """
+    """Inputs for a model that was given without any."""
     found = _derived(model, seq, image)
     demand_used(type(model).__name__, found.kind, seq, image)
     return found
 
 
 def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> None:
-    """Refuse a size that a model's inputs do not have.
-
-    Raises
-    ------
-    UsageError
-        Naming the one that they have.
-    """
+    """Refuse a size that a model's inputs do not have."""
     if kind == "image" and seq is not None:
         raise UsageError(f"{name} takes images, of which seq={seq} says nothing; leave it out, or give image=")
     if kind in ("seq", "audio") and image is not None:
@@ -64,26 +43,14 @@ def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> Non
 
 
 def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
-    """Refuse sizes beside inputs that have their own.
-
-    Raises
-    ------
-    UsageError
-        Naming what to leave out.
-    """
+    """Refuse sizes beside inputs that have their own."""
     extra = [name for name, value in (("seq", seq), ("image", image)) if value is not None]
     if inputs is not None and extra:
         raise UsageError(f"inputs= says what the model is called with; leave out {' and '.join(extra)}")
 
 
 def demand_positions(model: torch.nn.Module, length: int) -> None:
-    """Refuse more tokens than a model has positions for in a table of its own.
-
-    Raises
-    ------
-    UsageError
-        Naming the most it takes.
-    """
+    """Refuse more tokens than a model has positions for in a table of its own."""
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if not isinstance(most, int) or length <= most:
         return

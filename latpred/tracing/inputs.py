@@ -46,11 +46,6 @@ def from_example(example: Any) -> Inputs:
     The first dimension of the first tensor is the batch; every tensor whose first dimension has the same size is taken
     to have one row per sample, the others are left alone. Give an example of at least two samples where a
     dimension that is no batch could be 1 as well, or a function of the batch where the rule does not fit.
-
-    Raises
-    ------
-    UsageError
-        When there is no tensor with a first dimension to vary.
     """
     if is_function(example):
         return Inputs(example, "custom", 0)
@@ -84,13 +79,7 @@ def sequence_first(model: torch.nn.Module) -> bool:
 
 
 def demand_dense(tensor: Tensor, holder: str) -> None:
-    """Refuse tensors that have no one shape, or no strides.
-
-    Raises
-    ------
-    UsageError
-        Saying what to give instead.
-    """
+    """Refuse tensors that have no one shape, or no strides."""
     if tensor.is_nested:
         raise UsageError(
             f"{holder} a nested tensor, which is no rectangle; give a padded one, or say lengths=[...] with "

@@ -19,13 +19,7 @@ class OffTheLineError(TraceError):
 
 
 def graph_between(a: ModelGraph, b: ModelGraph, share: Share) -> ModelGraph:
-    """The graph at `share` (part, whole) of the way from one to another.
-
-    Raises
-    ------
-    OffTheLineError
-        When they issue different ops, or a count in between would be no whole number.
-    """
+    """The graph at `share` (part, whole) of the way from one to another."""
     if (a.ops_at_one is None) != (b.ops_at_one is None):
         raise OffTheLineError("one graph has rows for batch 1 and the other has none")
     exact = None

@@ -73,13 +73,7 @@ def _alike(a: Entry, b: Entry) -> bool:
 
 
 def demand_same(two: Pass, three: Pass, host: HostWork) -> None:
-    """Refuse walks that differ in more than sizes.
-
-    Raises
-    ------
-    TraceError
-        Naming the first op at which they part.
-    """
+    """Refuse walks that differ in more than sizes."""
     if same_ops(two.entries, three.entries):
         return
     index = next(

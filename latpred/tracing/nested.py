@@ -38,31 +38,7 @@ UNWATCHED = "nested tensors on CUDA: the kernels are known from torch's source, 
 def trace_nested(
     encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int, *, target: str, precision: str | None = None
 ) -> ModelGraph:
-    """Walk an encoder on sequences of these lengths, given padded.
-
-    Parameters
-    ----------
-    encoder : nn.TransformerEncoder
-        One that takes its fast path.
-    lengths : sequence of int
-        Tokens of each sequence.
-    padded_to : int
-        Tokens that each has with its padding.
-    target : str
-        Kind of device: "cpu" or "cuda".
-    precision : str, optional
-        As what the weights count; the model's own by default.
-
-    Returns
-    -------
-    ModelGraph
-        For this very batch: its counts do not depend on batch.
-
-    Raises
-    ------
-    UsageError
-        When torch would not use nested tensors for this encoder; says why.
-    """
+    """Walk an encoder on sequences of these lengths, given padded."""
     reason = _why_not(encoder)
     if reason:
         raise UsageError(

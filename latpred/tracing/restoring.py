@@ -44,16 +44,7 @@ class _Code(NamedTuple):
 
 @contextmanager
 def put_back(roots: Iterable[Any], *, numbers: bool = True) -> Iterator[None]:
-    """Within it, code may change what it reaches; afterwards all of that is as before.
-
-    Parameters
-    ----------
-    roots : iterable
-        Classes and functions whose code may run.
-    numbers : bool
-        Whether to put back what holds no tensor of a walk as well, as a counter. To be left out where it takes seconds,
-        in which other threads may have counted.
-    """
+    """Within it, code may change what it reaches; afterwards all of that is as before."""
     reached = _Reached(numbers)
     reached.look_after([*roots, *(hook for hooks in _GLOBAL_HOOKS for hook in list(hooks.values()))])
     try:

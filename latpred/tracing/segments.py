@@ -137,15 +137,7 @@ class Watched(Tracer):
 
 
 def segments(walks: list[Walked], place: int) -> dict[str, Segment]:
-    """What each option does in one place.
-
-    Raises
-    ------
-    UsageError
-        When there is the option of no layer, but the layers there change the shape.
-    TraceError
-        When an option gives memory that is neither new nor that of its input.
-    """
+    """What each option does in one place."""
     known = walks[0].spans[place]
     found = {walked.spans[place].option: _segment(walked, walked.spans[place]) for walked in walks}
     for name, layer in zip(known.choice.names, known.choice.options, strict=True):

@@ -19,8 +19,9 @@ from latpred.runtimes import walking
 KEPT = Path(__file__).with_name("graphs.json.gz")
 # Nystromformer refuses half precision.
 ARCHITECTURES = tuple(name for name in smallmodels.ARCHITECTURES if name != "nystromformer")
-# The first two take long; what TorchScript keeps alive of WavLM differs by some bytes from one trace to the next.
-SCRIPTED = tuple(name for name in ARCHITECTURES if name not in ("efficientnet", "mobilevit", "wavlm"))
+# TorchScript takes long for most of these; what it keeps alive of WavLM differs by some bytes from trace to trace.
+UNSCRIPTED = ("efficientnet", "longformer", "mobilenet-v2", "mobilevit", "segformer", "swin", "wavlm")
+SCRIPTED = tuple(name for name in ARCHITECTURES if name not in UNSCRIPTED)
 EXPORTED = ("bert", "resnet", "lstm")
 
 
