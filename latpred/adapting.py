@@ -172,15 +172,14 @@ def _demand_unit(errors: Floats) -> None:
 def _widths(judged: _Judged) -> tuple[float, float | None] | None:
     """Spreads where the host sets the pace and where the device does; None where rows are too few to tell.
 
-    Each is that of a normal distribution whose 90 % interval is the conformal one of the errors left out.
+    They are as narrow as the errors left out vouch for, and no narrower for what so few of them can tell.
     """
     small = np.array([regime == "framework-bound" for regime in judged.regimes])
     architecture = np.array([row.architecture for row in judged.rows])
     spreads = []
     for rows in (small, ~small, np.ones(len(small), bool)):
-        count = len(np.unique(architecture[rows]))
-        sizes = np.abs(judged.chosen.left_out[rows])
-        spreads.append(metrics.conformal(sizes, count) / Z90 if count >= FEWEST_FOR_INTERVALS else None)
+        enough = len(np.unique(architecture[rows])) >= FEWEST_FOR_INTERVALS
+        spreads.append(metrics.half_width(judged.chosen.left_out[rows], architecture[rows]) / Z90 if enough else None)
     host, device, both = spreads
     if both is None:
         return None

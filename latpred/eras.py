@@ -14,10 +14,11 @@ from contextvars import ContextVar
 import msgspec
 
 from latpred.eras_attention import is_fused, unfused
-from latpred.eras_scripted import scripted
+from latpred.eras_scripted import NVFUSER, fuser_of, scripted
 from latpred.graph import Line, ModelGraph, Op
 from latpred.identity import IdentityCache
 from latpred.ops.families import root
+from latpred.specs import Spec
 
 TORCH_1_12 = "torch-1.12"
 UNFUSED = (TORCH_1_12,)  # eras that had no fused attention
@@ -68,20 +69,24 @@ def current() -> str:
     return _CURRENT.get()
 
 
-def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager") -> ModelGraph:
+def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | None = None) -> ModelGraph:
     """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
 
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
     calls, a convolution's bias was a kernel of its own, a one-dimensional convolution went through two dimensions, and
     what a convolution or normalisation cost the host depended on its groups and on the precision.
+
+    What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
     if era != TORCH_1_12 or graph.runtime != "eager":
         return graph
     known = _known.get(graph, lambda _: {})
-    if (era, runtime) not in known:
+    fuser = NVFUSER if gpu is None else fuser_of(gpu)
+    how = era, fuser.name if runtime == TORCHSCRIPT else ""
+    if how not in known:
         older = _torch_1_12(graph)
-        known[era, runtime] = scripted(older) if runtime == TORCHSCRIPT else older
-    return known[era, runtime]
+        known[how] = scripted(older, fuser) if runtime == TORCHSCRIPT else older
+    return known[how]
 
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:

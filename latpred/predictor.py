@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred import clocks, datasheet, estimated_runtimes, runtimes
+from latpred import clocks, datasheet, estimated_runtimes, runtimes, specs
 from latpred.clocks import Floats
 from latpred.eras import REWRITTEN, as_run_in
 from latpred.errors import ProfileError, UsageError
@@ -236,7 +236,9 @@ class Predictor:
         """The graph that the runtime lowers; an eager walk may have to do for an estimate."""
         era, target = self.profile.protocol.get("era", ""), walking.target_of(self.profile.device.kind)
         rewritten = era and runtime in REWRITTEN
-        return as_run_in(era, walking.fitting(graph, "eager" if rewritten else runtime, target), runtime)
+        name = self.profile.device.name
+        gpu = specs.spec(name) if specs.known(name) else None
+        return as_run_in(era, walking.fitting(graph, "eager" if rewritten else runtime, target), runtime, gpu)
 
     def _estimated(self, runtime: str) -> tuple[str, ...]:
         """What an estimated runtime's predictions rest on."""

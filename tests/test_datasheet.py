@@ -5,6 +5,7 @@ from __future__ import annotations
 import factories
 import numpy as np
 import pytest
+import torch
 
 import latpred
 from latpred import datasheet, profiles, promised, specs
@@ -55,6 +56,27 @@ def test_faster_devices_are_faster_where_the_device_rules() -> None:
     times = [latpred.predict(wide, device=name).latency_ms for name in ("titan-x-pascal", "rtx-3090", "h200")]
     assert times == sorted(times, reverse=True)
     assert times[0] > 3 * times[2]
+
+
+def test_joining_many_tensors_is_slower_than_joining_two() -> None:
+    """The same bytes: the published latencies of Inception and GoogLeNet against SqueezeNet and ShuffleNet."""
+
+    def joined(parts: int) -> latpred.ModelGraph:
+        x = torch.zeros(1, 960 // parts, 56, 56)
+        return latpred.trace(_Joined(parts), x)
+
+    for device in ("rtx-8000", "titan-x-pascal", "a100"):
+        two, many = (latpred.predict(joined(parts), 64, device=device).compute_ms for parts in (2, 4))
+        assert many > 1.15 * two
+
+
+class _Joined(torch.nn.Module):
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x] * self.parts, 1)
 
 
 def test_the_host_is_the_same_behind_every_gpu() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from latpred import profiles
 from latpred.eras import TORCH_1_12, as_run_in
 from latpred.graph import ModelGraph
+from latpred.predictor import Predictor
+from latpred.specs import spec
 from latpred.tracing import trace
 from latpred.tracing.names import attention
 
@@ -57,6 +61,37 @@ def test_attention_of_models_built_by_name() -> None:
     assert any(op.family.startswith("attention") for op in fused.ops)
     assert not any(op.family.startswith("attention") for op in plain.ops)
     assert sum(op.family == "bmm" for op in plain.ops) == 12
+
+
+class _Block(nn.Module):
+    """A convolution with normalisation, a sum and an activation behind it."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.activation = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8), activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.norm(self.conv(x)) + x)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "activation", "kernels"),
+    [
+        ("rtx-8000", nn.ReLU(), 2),
+        ("rtx-8000", nn.ReLU6(), 3),  # which nvFuser cannot read
+        ("rtx-8000", nn.Hardswish(), 3),
+        ("titan-x-pascal", nn.ReLU(), 3),  # which nvFuser refuses
+        ("titan-x-pascal", nn.ReLU6(), 3),
+    ],
+)
+def test_what_torchscript_fuses_depends_on_the_op_and_the_gpu(gpu: str, activation: nn.Module, kernels: int) -> None:
+    graph = trace(_Block(activation), torch.zeros(1, 8, 16, 16))
+    found = as_run_in(TORCH_1_12, graph, "torchscript", spec(gpu))
+    assert found.launches(1) == kernels
+    assert Predictor(profiles.load(gpu)).lowered(graph, "torchscript").launches(1) == kernels
+    plain = as_run_in(TORCH_1_12, graph, "eager", spec(gpu))
+    assert plain.launches(1) == 4
+    assert found.bytes(4) < plain.bytes(4)
 
 
 class _Attention(nn.Module):

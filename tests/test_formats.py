@@ -120,6 +120,19 @@ def test_quantised_modules_are_refused() -> None:
         latpred.trace(nn.Sequential(Linear(8, 8)), torch.zeros(1, 8))
 
 
+def test_modules_that_may_be_quantised_one_day_are_what_they_do_today() -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sum = torch.ao.nn.quantized.FloatFunctional()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.sum.add(x, x)
+
+    found = latpred.trace(Joined(), torch.zeros(1, 8))
+    assert [(op.name, op.dtype) for op in found.ops if op.launches] == [("aten::add", "float32")]
+
+
 @pytest.mark.parametrize("name", ["resnet-18", "bert-base-uncased"])
 def test_named_models_are_single_whatever_the_process_does(name: str, doubles: None) -> None:
     found = latpred.trace(name)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.calibration.tablefit.priors import multiplies
+from latpred.eras_scripted import GROUP
 from latpred.features import Floats, read
 from latpred.graph import Line, ModelGraph, Op
 from latpred.kernelrows import columns
@@ -29,12 +30,13 @@ _STAND_INS = {"factory": "elementwise", "other": "elementwise", "sort": "element
 
 
 class CellKey(NamedTuple):
-    """A model at an input size in one number format and runtime, at one batch size."""
+    """A model at an input size in one number format and runtime, at one batch size; `fuser` joins its kernels."""
 
     model: str
     size: int
     precision: str
     runtime: str
+    fuser: str
     batch: int
 
 
@@ -108,7 +110,9 @@ def family_of(op: Op) -> str:
     """
     fine = kind(op.family, op.dims)
     base = root(fine)
-    return fine if base in ("conv", "conv_grouped") else "index" if base == "embedding" else _STAND_INS.get(base, base)
+    if base in ("conv", "conv_grouped", "cat") or fine == GROUP:
+        return fine
+    return "index" if base == "embedding" else _STAND_INS.get(base, base)
 
 
 def host_class_of(op: Op) -> str:
@@ -117,17 +121,17 @@ def host_class_of(op: Op) -> str:
     return general + HALF if rest.partition(".")[0] == HALF[1:] else general
 
 
-def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[str, int, str, str], ModelGraph]) -> Cells:
-    """Cells of walked models, by (model, size, precision, runtime)."""
+def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[str, int, str, str, str], ModelGraph]) -> Cells:
+    """Cells of walked models, by (model, size, precision, runtime, fuser)."""
     walks: dict[tuple[object, ...], _Walk] = {}
     hosts: list[Counter[str]] = []
     found: dict[tuple[str, str], list[tuple[int, Floats, Floats]]] = {}
     for position, key in enumerate(keys):
-        graph = graphs[key[:4]]
+        graph = graphs[key[:5]]
         special = key.batch == 1 and graph.ops_at_one is not None
-        walk = walks.get((*key[:4], special))
+        walk = walks.get((*key[:5], special))
         if walk is None:
-            walk = walks[*key[:4], special] = _walk(graph.at(key.batch))
+            walk = walks[*key[:5], special] = _walk(graph.at(key.batch))
         hosts.append(walk.hosts)
         for names, launched in walk.kernels.items():
             values = launched.constant + launched.per_sample * key.batch

@@ -53,7 +53,7 @@ def shared_of(problem: Problem, judged: Judged, hosts_known: Judged, source: str
     eager = problem.law.rows.runtime == EAGER
     numbers = Numbers(problem, problem.solve(eager).theta)
     architectures = sorted({gpu.architecture for gpu in problem.law.gpus.values()})
-    families = sorted({*problem.law.cells.kernels, *DIMS} - {*STAND_INS, *GUESSES})
+    families = sorted({*problem.law.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES})
     known = hosts_known.of(EAGER)
     small, large = (_half_width(known, rows) for rows in _regimes(known))
     # Most GPUs that nobody measured have tensor cores.

@@ -15,7 +15,7 @@ from latpred import specs, tables
 from latpred.calibration.tablefit import reading, walks
 from latpred.calibration.tablefit.blocks import Rows
 from latpred.calibration.tablefit.cells import CellKey, cells_of
-from latpred.calibration.tablefit.engines import SCRIPTED, as_run_by
+from latpred.calibration.tablefit.engines import SCRIPTED, as_run_by, fuser_name
 from latpred.calibration.tablefit.law import Law
 from latpred.calibration.tablefit.parameters import EAGER
 from latpred.calibration.tablefit.priors import Form
@@ -144,15 +144,17 @@ def problem(
         gpus = _datasheets(table)
         _demand_models(table)
     keys = walks.keys_of(table.cells)
-    wanted = [
-        CellKey(*_place(key), str(runtime), int(batch))
-        for key, runtime, batch in zip(keys, table.cells["runtime"], table.cells["batch"], strict=True)
-    ]
-    pairs = dict.fromkeys((key, cell.runtime) for key, cell in zip(keys, wanted, strict=True))
-    placed = {(*_place(key), runtime): as_run_by(runtime, graphs[key]) for key, runtime in pairs}
-    cells = cells_of(sorted(set(wanted)), placed)
-    index = cells.index()
     frame = table.cells
+    on = [gpus[name] for name in _objects(frame["device"])]
+    wanted = [
+        CellKey(*_place(key), runtime, fuser_name(runtime, gpu), batch)
+        for key, runtime, gpu, batch in zip(keys, _objects(frame["runtime"]), on, frame["batch"].tolist(), strict=True)
+    ]
+    # Any GPU with the same fuser will do.
+    placed = {cell[:5]: (cell.runtime, key, gpu) for cell, key, gpu in zip(wanted, keys, on, strict=True)}
+    run = {place: as_run_by(runtime, graphs[key], gpu) for place, (runtime, key, gpu) in placed.items()}
+    cells = cells_of(sorted(set(wanted)), run)
+    index = cells.index()
     rows = Rows(
         cell=np.array([index[cell] for cell in wanted], dtype=np.int64),
         gpu=_objects(frame["device"]),

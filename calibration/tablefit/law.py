@@ -62,6 +62,11 @@ class Law:
         """All parameters of the law."""
         return self.builder.parameters
 
+    def families(self, runtime: str) -> set[str]:
+        """Kernel families that rows of a runtime have."""
+        own = (block for block in self.blocks if self.rows.runtime[block.rows[0]] == runtime)
+        return {part.family for block in own for part in block.parts}
+
     def predict(self, theta: Floats) -> Floats:
         """Log microseconds of every row."""
         found = np.empty(len(self.rows))

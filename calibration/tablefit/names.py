@@ -13,7 +13,7 @@ MODELS = {
     "alexnet": "torchvision:alexnet",
     "googlenet": "torchvision:googlenet",
     "inception": "torchvision:inception_v3",
-    "mobilenet_v2": "torchvision:mobilenet_v2",
+    "mobilenet_v2": "torchvision:quantized_mobilenet_v2",  # in floating point, with ReLU for ReLU6
     "resnet18": "torchvision:resnet18",
     "resnet50": "torchvision:resnet50",
     "resnet152": "torchvision:resnet152",

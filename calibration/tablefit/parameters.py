@@ -140,7 +140,7 @@ class Builder:
             return [self._deviation(("mode", family, mode), self.form.mode)] if mode != "fp32" else []
         if precision not in ("fp16", "bf16"):
             return []
-        library = family.startswith("conv") or family == "batch_norm"
+        library = family.startswith("conv")
         return [self._deviation(("half", family, slot), self.form.mode * (1.5 if library else 0.5))]
 
     def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> list[int]:

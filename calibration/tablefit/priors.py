@@ -105,7 +105,8 @@ class Form:
     architecture, architecture_mode, architecture_family : float
         The same for what GPUs of one architecture share.
     run, run_group : float
-        Host factor of a run, and what differs in it between transformers and convolutional networks.
+        Host factor of a run, and what differs in it between transformers and convolutional networks. Hosts of one GPU
+        are often alike, so that a narrow belief in each by itself would blame the GPU for slow ones.
     host, host_half, library_half : float
         Cost of a host class without a width of its own in `host_widths`, and what half precision changes in it (and in
         library calls).
@@ -130,7 +131,7 @@ class Form:
     architecture: float = 0.3
     architecture_mode: float = 0.3
     architecture_family: float = 0.12
-    run: float = 0.5
+    run: float = 1.0
     run_group: float = 0.12
     host: float = 0.15
     host_half: float = 0.1

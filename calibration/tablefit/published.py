@@ -195,7 +195,7 @@ def _kernels_of(
 ) -> dict[str, dict[str, KernelFit]]:
     """Kernels of a runtime by precision and family, in the precisions that it was measured in."""
     rows, spec = problem.law.rows, problem.law.gpus[gpu]
-    families = {family: family for family in problem.law.cells.kernels}
+    families = {family: family for family in sorted(problem.law.families(runtime))}
     families |= {family: like for family, like in STAND_INS.items() if like in families and family not in families}
     error, spread = (accuracy.median, short(accuracy.large_batch / Z90)) if accuracy else (0.5, 0.5)
     return {

@@ -22,6 +22,7 @@ _META = torch.device("meta")
 _KEPT_NUMEL = 1 << 20
 _SMALL_NUMEL = 1 << 14  # numbers in a helper of the model's, which Python may read as well
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+_FLOATING = ("FloatFunctional", "FXFloatFunctional")  # stand there for what may be quantised one day
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def _unwrapped(model: torch.nn.Module, copier: Copier) -> torch.nn.Module:
 def _demand_measured(kinds: set[type]) -> None:
     """Refuse modules whose kernels are in no profile."""
     for kind in kinds:
-        if kind.__module__.startswith(_QUANTISED):
+        if kind.__module__.startswith(_QUANTISED) and kind.__name__ not in _FLOATING:
             raise TraceError(
                 f"the model has quantised modules ({kind.__name__}), whose kernels nobody measured; give the "
                 "model as it was before it was quantised"

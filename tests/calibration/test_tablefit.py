@@ -11,6 +11,7 @@ from tablefitdata import GPUS, MODELS, graphs, solved, table, truth
 from latpred import Predictor, datasheet, profiles, specs
 from latpred.calibration.tablefit import leaveout, simple
 from latpred.calibration.tablefit.api import evaluate_left_out, fit_profile, fit_profiles
+from latpred.calibration.tablefit.cells import family_of
 from latpred.calibration.tablefit.common import left_out, shared_of
 from latpred.calibration.tablefit.engines import as_run_by
 from latpred.calibration.tablefit.fit import Problem
@@ -19,7 +20,7 @@ from latpred.calibration.tablefit.parameters import Builder
 from latpred.calibration.tablefit.priors import Form
 from latpred.calibration.tablefit.published import Accuracy, Fitted, profile_of
 from latpred.calibration.tablefit.walks import WalkKey
-from latpred.eras_scripted import FUSED
+from latpred.eras_scripted import FUSED, GROUP
 from latpred.errors import TableError, UsageError
 from latpred.graph import ModelGraph
 from latpred.promised import log_promise
@@ -239,7 +240,9 @@ def test_scripted_rows_leave_alone_what_eager_rows_tell() -> None:
     scripted["latency_s"] *= 1.5
     both, joint = solved(pd.concat([table(), scripted], ignore_index=True))
     found, names = both.thetas(), both.law.parameters.names
-    shared = [index for name, index in names.items() if name[0] in ("kernel", "gpu", "host") and FUSED not in name]
+    groups = {FUSED, GROUP}  # which only TorchScript has
+    levels = ("kernel", "gpu", "host")
+    shared = [index for name, index in names.items() if name[0] in levels and groups.isdisjoint(name)]
     moved, together = (np.abs(other - found["eager"])[shared].max() for other in (found["torchscript"], joint))
     assert moved < 0.02
     assert together > 5 * moved
@@ -264,6 +267,8 @@ def test_a_profile_predicts_torchscript_as_the_law_does() -> None:
     profile = profile_of(both, fits, "2080Ti", "some-gpu")
     assert profile.acceptance.runtimes == {"torchscript": False}
     assert profile.protocol["leave-one-model-out, torchscript"] == "20 %"
+    assert GROUP in profile.runtimes["torchscript"].kernels["fp32"]
+    assert GROUP not in profile.kernels["fp32"]  # eager has no groups, and no row tells of them
     predictor = Predictor(profiles.load(profiles.save(profile)))
     host, device = both.law.clocks(theta)
     rows = (both.law.rows.gpu == "2080Ti") & (both.law.rows.runtime == "torchscript") & (both.model == "normed")
@@ -278,6 +283,18 @@ def test_a_profile_predicts_torchscript_as_the_law_does() -> None:
         assert curve.points[0].costs.ops.sum() < eager.costs.ops.sum()
 
 
+def test_rows_of_a_gpu_that_nvfuser_refuses_are_fitted_unfused() -> None:
+    rows = table().assign(runtime="torchscript")
+    older = rows.assign(gpu="TitanX-Pascal", run=rows["run"] + " old")
+    made, _ = solved(pd.concat([table(), rows, older], ignore_index=True))
+    rows_of, keys = made.law.rows, made.law.cells.keys
+    fusers = {(gpu, keys[cell].fuser) for gpu, cell in zip(rows_of.gpu, rows_of.cell, strict=True)}
+    assert fusers >= {("TitanX-Pascal", "tensorexpr"), ("2080Ti", "nvfuser"), ("2080Ti", "")}
+    assert ("TitanX-Pascal", "nvfuser") not in fusers
+    groups = made.law.cells.kernels[GROUP].cell
+    assert {made.law.cells.keys[cell].fuser for cell in groups} == {"nvfuser"}  # no two pointwise ops follow each other
+
+
 def test_torchscript_of_another_era_is_left_out_of_a_profile() -> None:
     scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
     both = pd.concat([table(), scripted]).assign(stack="torch=2.3.0")
@@ -289,7 +306,8 @@ def test_torchscript_of_another_era_is_left_out_of_a_profile() -> None:
 def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
     graph = graphs()[WalkKey("normed", "image", 96, "fp32")]
     halves = graphs()[WalkKey("normed", "image", 96, "fp16")]
-    plain, scripted, engine = (as_run_by(name, graph) for name in ("eager", "torchscript", "tensorrt"))
+    gpu = specs.spec("rtx-8000")
+    plain, scripted, engine = (as_run_by(name, graph, gpu) for name in ("eager", "torchscript", "tensorrt"))
     assert plain is graph
     assert scripted.launches(4) == graph.launches(4) - 10  # each normalisation with its activation
     assert {op.family.partition(".")[0] for op in engine.ops} == {"conv", "pooling", "gemm", "elementwise"} - {
@@ -297,7 +315,8 @@ def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
     }
     groups = [op for op in scripted.ops if op.host_class.startswith(FUSED)]
     assert len(groups) == 10
-    assert {op.host_class for op in as_run_by("torchscript", halves).ops if op.launches} == {
+    assert {family_of(op) for op in groups} == {GROUP}
+    assert {op.host_class for op in as_run_by("torchscript", halves, gpu).ops if op.launches} == {
         *("conv.half.conv2d", "fused.half", "pooling.half.adaptive_avg_pool2d", "gemm.half.linear")
     }
     assert scripted.macs(4) == engine.macs(4) == graph.macs(4)
