@@ -11,6 +11,7 @@ large networks. With D bytes touched since the last call of a kind
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -49,7 +50,12 @@ class ColdDispatch:
 
 def reuse_bytes(schedule: Schedule) -> Floats:
     """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample."""
-    moved = np.array([_bytes(op.weight_bytes, op.read_bytes, op.write_bytes) for op in schedule.ops]).reshape(-1, 2)
+    ops = schedule.ops
+    read, weights, written = (
+        np.fromiter(chain.from_iterable(lines), float, 2 * len(ops)).reshape(-1, 2)
+        for lines in ((op.read_bytes for op in ops), (op.weight_bytes for op in ops), (op.write_bytes for op in ops))
+    )
+    moved = read + weights + written
     steps = np.zeros((len(schedule.host_class), 2))
     np.add.at(steps, schedule.kernel_step, moved[schedule.kernel_op] * schedule.kernel_share[:, None])
     before = np.cumsum(steps, axis=0) - steps
@@ -64,7 +70,3 @@ def reuse_bytes(schedule: Schedule) -> Floats:
     touched = np.empty_like(distance)
     touched[order] = distance
     return touched
-
-
-def _bytes(*lines: tuple[int, int]) -> tuple[int, int]:
-    return sum(line[0] for line in lines), sum(line[1] for line in lines)

@@ -289,7 +289,8 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
     }
     changed = msgspec.structs.replace(
         fit,
-        costs_us={name: cost * host.get(kind_of(name), usual) for name, cost in fit.costs_us.items()},
+        costs_us=_multiplied(fit.costs_us, host, usual),
+        cold_costs_us=_multiplied(fit.cold_costs_us, host, usual),
         module_call_us=fit.module_call_us * host.get(MODULE, usual),
         python_call_us=fit.python_call_us * host.get(PYTHON, usual),
         fixed_us=fit.fixed_us * host.get(CALL, usual),
@@ -299,6 +300,10 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         kernel_tilts=(*fit.kernel_tilts, *factors.tilts),
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: changed})
+
+
+def _multiplied(costs_us: dict[str, float], host: dict[str, float], usual: float) -> dict[str, float]:
+    return {name: cost * host.get(kind_of(name), usual) for name, cost in costs_us.items()}
 
 
 def _scales(fit: DispatchFit, kernel: dict[str, float]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import factories
+import msgspec
 import numpy as np
 import pandas as pd
 import profiledata
@@ -86,6 +87,15 @@ def test_known_factors_are_found_again(profile: DeviceProfile, protocol: str) ->
     assert record.bought.after.median < 0.03 < record.bought.before.median
     assert record.architectures == 10
     assert record.rows == 20
+
+
+def test_a_slower_host_is_slower_from_cold_caches_too() -> None:
+    cold = msgspec.structs.replace(SYNCHRONOUS.runtimes["eager"], cold_costs_us={"gemm": 9.0, "": 4.0}, cold_bytes=1e5)
+    profile = msgspec.structs.replace(SYNCHRONOUS, runtimes={"eager": cold})
+    slower = corrected(profile, "eager", Factors({"": 2.0}, {}))
+    (graph,) = architectures(1)
+    overhead_ms = [Predictor(each).predict(graph, 8).overhead_ms for each in (profile, slower)]
+    assert overhead_ms[1] == pytest.approx(2.0 * overhead_ms[0])
 
 
 def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def test_a_figure_of_nothing_is_not_written(
 def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     shared = runpy.run_path(str(FOLDER / "shared.py"))
-    asked = shared["asked"]("", "x", ["--device", "epyc-shared", "--recording", "epyc-shared-blind", "--batches", "1,8"])
+    arguments = ["--device", "epyc-shared", "--recording", "epyc-shared-blind", "--batches", "1,8"]
+    asked = shared["asked"]("", "x", arguments)
     batches, milliseconds = shared["measured"](asked, "blind/mistral")
     table = tables.merge_repeats(recording.load("epyc-shared-blind").table)
     first = table[(table["model"] == "blind/mistral") & (table["batch"] == 1)].iloc[0]

@@ -22,8 +22,8 @@ ROWS = {
     "tracing": "tracing lengths eras eras_attention eras_scripted",
     "profile": "profile profile_codec profiles datasheet specs promised hostprofile ownership",
     "runtimes": "runtimes",
-    "predict": "kernelrows kerneltime pricing clocks landmarks tiling tilting guessing formats estimated_runtimes "
-    "trust predictor prediction prediction_forms joined forward hostswap generation",
+    "predict": "kernelrows kerneltime cold_dispatch pricing clocks landmarks tiling tilting guessing formats "
+    "estimated_runtimes trust predictor prediction prediction_forms joined forward hostswap generation",
     "fit": "roofline residual tilefit corrections",
     "accuracy": "metrics baselines accuracy accuracy_report recording predicted measured adapting adaptation drift",
     "explain": "explaining explanation advice outlook generating lengthwise",
