@@ -24,7 +24,7 @@ from latpred.calibration.dispatchfit import (
 )
 from latpred.calibration.judging import Verdict
 from latpred.calibration.kernelfit import KernelSample, fit_kernels, row_of
-from latpred.calibration.placed import placed_samples
+from latpred.calibration.placed import placed_samples, with_cold
 from latpred.calibration.reference_speed import full_speed
 from latpred.calibration.session import Row
 from latpred.calibration.suite import CLOCK, network_spec
@@ -75,6 +75,8 @@ def fit_profile(
     else:
         dispatch = fit_in_place(tiny, called)
         watched = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
+        networks = [run for runs in _placed(good, info).values() for run in runs]
+        dispatch = with_cold(dispatch, watched, networks, float(info.resident_bytes))
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -180,17 +182,23 @@ def _samples(
 ) -> dict[str, list[KernelSample]]:
     """Kernel samples by precision."""
     found: dict[str, list[KernelSample]] = {}
-    placed: dict[str, list[NetworkRun]] = {}
     for row in rows:
         if row.cell.kind == "kernel":
             found.setdefault(row.cell.precision, []).extend(_queued_sample(row, info.gap_us))
-        elif row.calls_us and not network_spec(row.cell).judge:
-            placed.setdefault(row.cell.precision, []).append(run_of(row, info))
-    for precision, runs in placed.items():
+    for precision, runs in _placed(rows, info).items():
         found.setdefault(precision, []).extend(placed_samples(runs, dispatch, watched))
     if "tf32" in found:
         # TF32 is a way to multiply: all else is what it is in fp32.
         found["tf32"] += [sample for sample in found.get("fp32", ()) if layout(sample.family).product is None]
+    return found
+
+
+def _placed(rows: Iterable[Row], info: DeviceInfo) -> dict[str, list[NetworkRun]]:
+    """Networks with the times of their calls, without those that judge, by precision."""
+    found: dict[str, list[NetworkRun]] = {}
+    for row in rows:
+        if row.calls_us and not network_spec(row.cell).judge:
+            found.setdefault(row.cell.precision, []).append(run_of(row, info))
     return found
 
 

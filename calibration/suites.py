@@ -1,9 +1,9 @@
 """Named suites of whole models for validation. No model of a suite is ever used in a fit or in a choice.
 
 "cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen", "fresh",
-"blind" and then "ordinary" hold others that came later, for a verdict on models that nothing was chosen by, the last of
-them everyday networks in plain torch; "heldout" names full-size models for GPUs. Suites are recipes: nothing is built
-until it is measured.
+"blind", "ordinary" and then "sealed" hold others that came later, for a verdict on models that nothing was chosen by,
+the last two everyday networks in plain torch; "heldout" names full-size models for GPUs. Suites are recipes: nothing
+is built until it is measured.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from latpred.calibration import suite_blind as blind
 from latpred.calibration import suite_fresh as fresh
 from latpred.calibration import suite_models as made
 from latpred.calibration import suite_ordinary as ordinary
+from latpred.calibration import suite_sealed as sealed
 from latpred.calibration import suite_unseen as unseen
 from latpred.calibration.subjects import Inputs, Subject, dense_inputs, seeded, subjects_of, token_inputs
 from latpred.errors import UsageError
@@ -265,6 +266,42 @@ _ORDINARY = Suite(
     ),
 )
 
+_SEALED = Suite(
+    name="sealed",
+    purpose="everyday networks in plain torch that no prediction is held against before a release",
+    batches=(1, 2, 4, 8, 16, 32),
+    ready=(
+        _custom("sealed/policy", "mlp", (48,), sealed.policy),
+        _custom("sealed/compressor", "mlp", (256,), sealed.compressor),
+        _custom("sealed/highway", "highway", (64,), sealed.highway),
+        _custom("sealed/coordinates", "siren", (256, 2), sealed.coordinates),
+        _tokens("sealed/wide-and-deep", "wide_deep", 12, sealed.wide_and_deep),
+        _custom("sealed/lstm-forecaster", "lstm", (36, 12), sealed.lstm_forecaster),
+        _tokens("sealed/bilstm-tagger", "lstm", 24, sealed.bilstm_tagger),
+        _tokens("sealed/gru-classifier", "gru", 30, sealed.gru_classifier),
+        _dense("sealed/line-reader", "crnn", "image", (1, 32, 96), sealed.line_reader),
+        _tokens("sealed/text-convolution", "textcnn", 48, sealed.text_convolution),
+        _custom("sealed/wavenet", "wavenet", (1, 400), sealed.wavenet),
+        _custom("sealed/raw-audio", "m5", (1, 8000), sealed.raw_audio),
+        _dense("sealed/sound-events", "vgg", "audio", (1, 64, 80), sealed.sound_events),
+        _image("sealed/shufflenet-v1", "shufflenet", 112, sealed.shufflenet_v1),
+        _image("sealed/mobilenet-half", "mobilenet_v2", 96, sealed.mobilenet_half),
+        _image("sealed/squeezed-resnet", "resnet", 48, sealed.squeezed_resnet),
+        _image("sealed/preactivated", "resnet", 32, sealed.preactivated),
+        _image("sealed/densely-joined", "densenet", 32, sealed.densely_joined),
+        _image("sealed/convmixer", "convmixer", 64, sealed.convmixer),
+        _image("sealed/res-mlp", "resmlp", 112, sealed.res_mlp),
+        _image("sealed/normalizer-free", "nfnet", 64, sealed.normalizer_free_bottlenecks),
+        _image("sealed/hybrid", "hybrid", 160, sealed.hybrid_160),
+        _image("sealed/compact-transformer", "cct", 32, sealed.compact_transformer),
+        _image("sealed/linknet", "linknet", 96, sealed.linknet),
+        _image("sealed/super-resolution", "srresnet", 32, sealed.residual_super_resolution),
+        _tokens("sealed/translator", "transformer", 20, sealed.translator),
+        _custom("sealed/set-attention", "set_transformer", (40, 10), sealed.set_attention),
+        _custom("sealed/graph-convolution", "gcn", (24, 16), sealed.graph_convolution),
+    ),
+)
+
 _HELDOUT = Suite(
     name="heldout",
     purpose="full-size models of families that no fit and no choice has seen, for a GPU",
@@ -285,4 +322,4 @@ _HELDOUT = Suite(
     ),
 )
 
-_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _FRESH, _BLIND, _ORDINARY, _HELDOUT)}
+_SUITES = {suite.name: suite for suite in (_CPU, _UNSEEN, _FRESH, _BLIND, _ORDINARY, _SEALED, _HELDOUT)}

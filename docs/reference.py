@@ -25,6 +25,8 @@ DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/reference.py. -->\n\n"
 SECTIONS = ("Parameters", "Returns", "Raises", "Attributes", "Examples", "Notes", "Yields")
 WIDTH = 100
+# What a shipped profile's prediction says of the machine that writes these pages, over as many lines as it takes.
+ELSEWHERE = re.compile(r"(?m)^ *caveat: .*another machine.*\n?(?:  .*\n?)*")
 MEASURES_NOTHING = re.compile(r"--device (?!cpu\b|cuda|simulated)|^latpred trace")
 
 
@@ -138,7 +140,7 @@ def _output(part: str) -> str:
     shown = CliRunner().invoke(main, shlex.split(command)[1:])
     if not shown.stdout:
         raise click.ClickException(f"{command}: {shown.stderr}")
-    lines = [line.rstrip() for line in shown.stdout.strip("\n").splitlines()]
+    lines = [line.rstrip() for line in ELSEWHERE.sub("", shown.stdout).strip("\n").splitlines()]
     return "\n".join([command, *lines]) + "\n"
 
 

@@ -1,6 +1,6 @@
 """Two clocks over a schedule: when the host has dispatched everything, and when the device has executed it.
 
-Arrays of device times have a batch axis; host times do not depend on batch. All times are microseconds. Nothing here
+Arrays of device times have a batch axis; host times have none but on a synchronous device. All times are microseconds. Nothing here
 knows where costs come from.
 
 With dispatch d, kernel times k, launch latency L, gap g and synchronisation cost s the recurrence is
@@ -81,7 +81,8 @@ def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
     timeline : Timeline
         Of the schedule.
     host : ndarray, shape (n,)
-        Dispatch time of each step, what Python does before it included.
+        Dispatch time of each step, what Python does before it included; (n, batches) where it depends on the batch, as
+        it may on a synchronous device.
     kernels : ndarray, shape (m, batches)
         Device time of each kernel.
     device : DeviceInfo
@@ -91,7 +92,7 @@ def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
     """
     if not device.asynchronous:
         waits = float(timeline.sync.sum()) * device.sync_us
-        together: Floats = host.sum() + kernels.sum(axis=0) + waits
+        together: Floats = host.sum(axis=0) + kernels.sum(axis=0) + waits
         return together
     if protocol == "single":
         return _single(timeline, host, kernels, device)

@@ -241,6 +241,8 @@ class _Parts(NamedTuple):
         fit = predictor.profile.runtimes[runtime]
         classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
         costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * fit.scale
+        if priced.cold is not None:
+            costs += priced.cold.at(np.array([float(row.batch)]))[:, 0]
         steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
         steps[MODULE] = schedule.module_calls * (fit.module_call_us * fit.scale)
         steps[PYTHON] = schedule.python_calls * (fit.python_call_us * fit.scale)

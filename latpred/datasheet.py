@@ -133,7 +133,7 @@ def _kernel(common: Shared, spec: Spec, precision: str, family: str) -> KernelFi
 
 
 def _busy(common: Shared) -> float:
-    """Spread where the device rules."""
+    """Spread where the device sets the latency."""
     own = common.dispatch.busy_spread
     return _wider(common.dispatch.spread if own is None else own)
 

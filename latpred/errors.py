@@ -62,7 +62,7 @@ class UnknownOpError(TraceError):
 
 
 class RuntimeRefusalError(LatpredError):
-    """A runtime cannot run the model (an op it cannot capture, export or compile); names what stands in the way."""
+    """A runtime cannot run the model (an op it cannot capture, export or compile); names the op that it cannot run."""
 
 
 class ProfileError(LatpredError):

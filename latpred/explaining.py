@@ -53,7 +53,7 @@ def explain(
     protocol: str = "single",
     progress: Callable[[str], None] | None = None,
 ) -> Explanation:
-    """Say what each runtime makes of a model, where the time goes, what may grow for free, and what to change.
+    """Say what each runtime makes of a model, where the time goes, how far it can grow, and what to change.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Explanation: a model's runtimes side by side, where the time goes, what may grow for free, and what to change.
+"""Explanation: a model's runtimes side by side, where the time goes, how far it can grow, and what to change.
 
 It holds numbers; `latpred.explaining` makes them, `latpred.advice` puts them into a sentence. How it looks is
 `latpred.explanation_text`'s.

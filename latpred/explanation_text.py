@@ -61,7 +61,7 @@ def latencies(found: Explanation) -> Table:
 
 
 def clocks(found: Explanation) -> Table:
-    """What host and device do in each runtime, and from which batch on the device rules."""
+    """What host and device do in each runtime, and from which batch on the device sets the latency."""
     rows: Table = [("runtime", "overhead", "compute", "steps", "launches", "regime", "crossover")]
     for choice in found.choices:
         point = choice.prediction

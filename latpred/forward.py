@@ -156,13 +156,14 @@ def forward_pass(predictor: Predictor, graph: ModelGraph, batch: int = 1, *, run
 
 
 def _unfold(schedule: Schedule, priced: Priced, device: DeviceInfo, batch: int) -> list[Span]:
-    times = priced.rows_at(np.array([float(batch)])).us[:, 0]
+    here = np.array([float(batch)])
+    times, host_us = priced.rows_at(here).us[:, 0], priced.host_at(here)[:, 0]
     kernels = (times[priced.kernel_row] * priced.kernel_share).tolist()
     timeline = priced.timeline
-    launches = np.searchsorted(timeline.kernel_step, np.arange(len(priced.host_us) + 1)).tolist()
+    launches = np.searchsorted(timeline.kernel_step, np.arange(len(host_us) + 1)).tolist()
     syncs = timeline.sync.tolist()
     run = _Run(schedule, device)
-    for step, cost in enumerate(priced.host_us.tolist()):
+    for step, cost in enumerate(host_us.tolist()):
         run.dispatch(step, cost)
         for kernel in range(launches[step], launches[step + 1]):
             run.launch(kernel, step, kernels[kernel])

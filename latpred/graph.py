@@ -181,7 +181,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
         return self.parameter_bytes + max(live, self.input_bytes.at(batch))
 
     def coverage(self, batch: int = 1) -> Coverage:
-        """Share of launches and bytes that a formula vouches for."""
+        """Share of launches and bytes that cost formulas cover."""
         ops = [op for op in self.at(batch) if op.launches]
         unknown = [op for op in ops if op.estimated]
         return Coverage(

@@ -76,7 +76,7 @@ def find(host: float | str, profile: DeviceProfile) -> Swap:
     if number is not None:
         if not SMALLEST <= number <= LARGEST:
             raise UsageError(
-                f"a host factor of {number:g} is none: give this host's dispatch over the profile's, "
+                f"a host factor of {number:g} is not possible: give this host's dispatch over the profile's, "
                 f"from {SMALLEST:g} to {LARGEST:g}, as in --host 1.3."
             )
         return Swap(number, NUMBER_SPREAD, "a host of the factor given")

@@ -34,7 +34,7 @@ class Landmark(NamedTuple):
 class Course(NamedTuple):
     """What landmarks depend on, at some batches: microseconds of host, of device and of all."""
 
-    overhead_us: float
+    overhead_us: Floats
     compute_us: Floats
     latency_us: Floats
 

@@ -111,7 +111,7 @@ def checked_lengths(lengths: Lengths | Sequence[int]) -> Lengths | Given:
         return lengths
     if isinstance(lengths, str) or (not isinstance(lengths, Sequence) and not hasattr(lengths, "__len__")):
         raise UsageError(
-            f"{lengths!r} are no lengths; give whole numbers, as in lengths=[12, 40, 7], or a Lengths(...)."
+            f"{lengths!r} are not lengths; give whole numbers, as in lengths=[12, 40, 7], or a Lengths(...)."
         )
     if not len(lengths):
         raise UsageError("The list of lengths is empty; give one for each sequence of the batch, as in [12, 40, 7].")
@@ -140,7 +140,7 @@ def parse_lengths(text: str) -> Lengths | Given:
         return checked_lengths([int(item) for item in items])
     found = {match["name"]: match["value"] for item in items if (match := _PAIR.fullmatch(item))}
     if set(found) != {"mean", "std", "pad"} or len(items) != 3 or "." in found["pad"]:
-        raise ValueError(f"{text!r} are no lengths; write 12,40,7 or mean=20.92,std=10.18,pad=128.")
+        raise ValueError(f"{text!r} are not lengths; write 12,40,7 or mean=20.92,std=10.18,pad=128.")
     return Lengths(float(found["mean"]), float(found["std"]), int(found["pad"]))
 
 

@@ -53,16 +53,18 @@ class Evaluated(NamedTuple):
     """Everything about some batches that one schedule serves; arrays have the batches as their last axis.
 
     overhead, compute and latency are what a `Prediction` has; executing leaves out the gaps between kernels.
-    latency_spread : standard deviation of the log of the latency. class_us : device time, (classes, batches).
+    latency_spread : standard deviation of the log of the latency. class_host_us, class_us : host and device time,
+    (classes, batches).
     """
 
     priced: Priced
-    overhead_us: float
+    overhead_us: Floats
     compute_us: Floats
     executing_us: Floats
     latency_us: Floats
     latency_spread: Floats
     memory_bound: NDArray[np.bool_]
+    class_host_us: Floats
     class_us: Floats
 
 
@@ -285,7 +287,9 @@ class Predictor:
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
         gaps = len(kernels) * device.gap_us if device.asynchronous else 0.0
         nudged = np.concatenate((kernels, kernels * (1.0 + _NUDGE)), axis=1)
-        plain, more = np.split(clocks.latency(priced.timeline, priced.host_us, nudged, device, asked.protocol), 2)
+        host = priced.host_at(batches.astype(float))
+        steps = priced.host_us if priced.cold is None else np.concatenate((host, host), axis=1)
+        plain, more = np.split(clocks.latency(priced.timeline, steps, nudged, device, asked.protocol), 2)
         sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
         kernel_part = (device_spread**2 - known**2) * sensitivity**2
         by_device = np.clip(sensitivity, 0.0, 1.0)
@@ -293,12 +297,13 @@ class Predictor:
         host_part = (host_spread * (1.0 - by_device)) ** 2
         return Evaluated(
             priced=priced,
-            overhead_us=float(priced.host_us.sum()),
+            overhead_us=host.sum(axis=0),
             compute_us=executing * slower + gaps,
             executing_us=executing * slower,
             latency_us=plain + self._copy_us(asked, batches),
             latency_spread=np.sqrt(whole**2 + kernel_part + host_part),
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
+            class_host_us=priced.class_host_at(host),
             class_us=priced.class_rows @ rows.us,
         )
 
@@ -308,11 +313,10 @@ class Predictor:
         return max(fit.spread, least), max(fit.spread if fit.busy_spread is None else fit.busy_spread, least)
 
     def _course(self, asked: Asked, batches: NDArray[np.int64], shift: float) -> Course:
-        overhead, compute, latency = 0.0, np.empty(len(batches)), np.empty(len(batches))
+        overhead, compute, latency = np.empty((3, len(batches)))
         for schedule, resident, positions in self._served_together(asked, batches):
             found = self._evaluate(asked, schedule, resident, batches[positions], shift)
-            # Batches with another schedule differ by a step or two; the largest ones speak for the overhead.
-            overhead = found.overhead_us
+            overhead[positions] = found.overhead_us
             compute[positions], latency[positions] = found.compute_us, found.latency_us
         return Course(overhead, compute, latency)
 
@@ -334,7 +338,6 @@ class Predictor:
     ) -> Iterable[Prediction]:
         priced, memory = found.priced, self.profile.device.memory_bytes
         factor = np.exp(Z90 * found.latency_spread)
-        overhead_ms = found.overhead_us / 1e3
         peaks = _peak_bytes(asked.graph, priced, batches)
         coverage = Coverage(1.0, 1.0, {})
         for index, batch in enumerate(batches.tolist()):
@@ -345,14 +348,14 @@ class Predictor:
                 batch=batch,
                 latency_ms=latency_us / 1e3,
                 interval_ms=(latency_us / 1e3 / float(factor[index]), latency_us / 1e3 * float(factor[index])),
-                overhead_ms=overhead_ms,
+                overhead_ms=float(found.overhead_us[index]) / 1e3,
                 compute_ms=float(found.compute_us[index]) / 1e3,
                 device_busy=min(1.0, float(found.executing_us[index]) / latency_us) if latency_us else 0.0,
-                regime="framework-bound" if found.overhead_us > found.compute_us[index] else bound,
+                regime="framework-bound" if found.overhead_us[index] > found.compute_us[index] else bound,
                 peak_bytes=int(peaks[index]),
                 fits=bool(peaks[index] <= memory) if memory else None,
                 coverage=asked.graph.coverage(batch) if priced.estimated else coverage,
-                costs=ClassCosts(priced.classes, priced.class_ops, priced.class_host_us, found.class_us[:, index]),
+                costs=ClassCosts(priced.classes, priced.class_ops, found.class_host_us[:, index], found.class_us[:, index]),
             )
 
     def _setting(self, asked: Asked, priced: Priced) -> Setting:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from latpred import runtimes
 from latpred.clocks import Timeline
+from latpred.cold_dispatch import ColdDispatch
 from latpred.errors import ProfileError
 from latpred.features import NATIVE, Floats
 from latpred.formats import STAND_INS, Format, OtherFormat, format_of
@@ -24,7 +25,7 @@ from latpred.kernelrows import Row, Rows
 from latpred.kerneltime import KernelModel
 from latpred.kinds import kind
 from latpred.ops.classes import kind_of
-from latpred.ops.families import parent, root
+from latpred.ops.families import nearest, parent, root
 from latpred.profile import DeviceProfile, DispatchFit, KernelFit, Tilt
 from latpred.schedule import Schedule
 from latpred.speed import SAME, Slowdown
@@ -73,7 +74,9 @@ class Priced:
     timeline : Timeline
         Order of steps, kernels and synchronisations; the first step is the call itself.
     host_us : ndarray, shape (n + 1,)
-        Dispatch time of each step.
+        Dispatch time of each step with its code in the caches.
+    cold : ColdDispatch, optional
+        What steps take longer where it is not.
     groups : tuple[Group, ...]
         Distinct rows of work, by the fit that prices them.
     kernel_row, kernel_share : ndarray, shape (m,)
@@ -82,8 +85,10 @@ class Priced:
         How often each row's work is done, and the spread its fit had on its own samples.
     classes : tuple[str, ...]
         Names of the breakdown.
-    class_host_us, class_ops : ndarray, shape (classes,)
-        Host time and number of ops of each; a class that the host never dispatches counts what it computes.
+    step_class : ndarray, shape (n + 1,)
+        Which class each step belongs to.
+    class_ops : ndarray, shape (classes,)
+        Number of ops of each; a class that the host never dispatches counts what it computes.
     class_rows : ndarray, shape (classes, rows)
         How often each class does each row's work.
     families : ndarray, shape (families, rows)
@@ -104,13 +109,14 @@ class Priced:
 
     timeline: Timeline
     host_us: Floats
+    cold: ColdDispatch | None
     groups: tuple[Group, ...]
     kernel_row: NDArray[np.int64]
     kernel_share: Floats
     row_counts: Floats
     usual_spread: Floats
     classes: tuple[str, ...]
-    class_host_us: Floats
+    step_class: NDArray[np.int64]
     class_ops: NDArray[np.int64]
     class_rows: Floats
     families: Floats
@@ -120,6 +126,19 @@ class Priced:
     estimated: bool
     tilts: tuple[Tilt, ...]
     slowdown: Slowdown = SAME
+
+    def host_at(self, batches: Floats) -> Floats:
+        """Dispatch time of each step at every batch, shape (n + 1, batches)."""
+        warm = np.repeat(self.host_us[:, None], len(batches), axis=1)
+        if self.cold is not None:
+            warm[1:] += self.cold.at(batches)
+        return warm
+
+    def class_host_at(self, host_us: Floats) -> Floats:
+        """Host time of each class, from that of each step; both with an axis of batches."""
+        sums = np.zeros((len(self.classes), host_us.shape[1]))
+        np.add.at(sums, self.step_class, host_us)
+        return sums
 
     def rows_at(self, batches: Floats) -> RowTimes:
         """Times of every distinct row at every batch."""
@@ -175,7 +194,8 @@ class PriceList:
         share = schedule.kernel_share * np.array([row.scale for row in rows])[kernel_row]
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
-        host_us = _host_times(schedule, dispatch) * self._slowdown.dispatch
+        dispatch_us = _dispatch_times(schedule, dispatch) * self._slowdown.dispatch
+        calls_us = _call_times(schedule, dispatch) * self._slowdown.dispatch
         classes, of_step, of_op = _classes(schedule)
         cells = of_op[schedule.kernel_op] * len(rows) + kernel_row
         done = np.bincount(cells, share, len(classes) * len(rows)).astype(float)
@@ -183,14 +203,15 @@ class PriceList:
         dispatched = np.bincount(of_step, minlength=len(classes))
         return Priced(
             timeline=Timeline.of(_with_call(schedule)),
-            host_us=host_us,
+            host_us=calls_us + np.concatenate(([0.0], dispatch_us)),
+            cold=ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch),
             groups=groups,
             kernel_row=kernel_row,
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
             usual_spread=_usual(rows, order),
             classes=classes,
-            class_host_us=np.bincount(of_step, host_us, len(classes)).astype(float),
+            step_class=of_step,
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             families=_one_hot(rows, order),
@@ -289,19 +310,19 @@ class PriceList:
 
 def host_cost(fit: DispatchFit, name: str) -> float:
     """Dispatch cost of a class: its own, that of the nearest more general class, or that of any op."""
-    known: str | None = name
-    while known:
-        if known in fit.costs_us:
-            return fit.costs_us[known]
-        known = parent(known)
-    return fit.costs_us.get("", 0.0)
+    return nearest(fit.costs_us, name)
 
 
-def _host_times(schedule: Schedule, fit: DispatchFit) -> Floats:
+def _dispatch_times(schedule: Schedule, fit: DispatchFit) -> Floats:
+    """What the host takes to dispatch each step."""
     prices = {name: host_cost(fit, name) for name in set(schedule.host_class)}
-    steps = np.array([prices[name] for name in schedule.host_class], dtype=float)
-    steps += schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
-    return np.concatenate(([fit.fixed_us], steps * fit.scale))
+    return fit.scale * np.array([prices[name] for name in schedule.host_class], dtype=float)
+
+
+def _call_times(schedule: Schedule, fit: DispatchFit) -> Floats:
+    """What the pass itself takes before its first step, and what module and Python calls take before each."""
+    calls = schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
+    return np.concatenate(([fit.fixed_us], calls * fit.scale))
 
 
 def _with_call(schedule: Schedule) -> Schedule:

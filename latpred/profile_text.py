@@ -131,8 +131,9 @@ def _kernel_table(profile: DeviceProfile) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("kernel family", no_wrap=True)  # the heads of the others wrap instead
-    for column in ("precision", "GMAC/s", "weights GB/s", "activations GB/s", "floor us", "error"):
+    table.add_column("kernel family", no_wrap=True)
+    # Heads of two lines leave the names of families room on a terminal of 80 columns.
+    for column in ("precision", "GMAC/s", "weights\nGB/s", "activations\nGB/s", "floor\nus", "error"):
         table.add_column(column, justify="right")
     for row in kernel_rows(profile):
         numbers = (row["gmacs_per_s"], row["weight_gb_per_s"], row["activation_gb_per_s"], row["floor_us"])

@@ -41,7 +41,7 @@ def rank(
     Parameters
     ----------
     candidates : iterable or DataFrame
-        What `latpred.predict_many` takes, or a table that it gave; the other parameters are then of no account.
+        What `latpred.predict_many` takes, or a table that it gave; the other parameters are then ignored.
     batch, runtime, device, precision, protocol, inputs, seq, image
         As for `latpred.predict_many`.
 
@@ -132,7 +132,7 @@ def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> 
 
     p, m = _checked("predicted", predicted), _checked("measured", measured)
     if p.shape != m.shape:
-        raise UsageError(f"{p.size} predictions cannot be held against {m.size} measurements; give one of each.")
+        raise UsageError(f"{p.size} predictions cannot be compared with {m.size} measurements; give one of each.")
     if not 0 <= noise < np.inf:
         raise UsageError(f"noise={noise!r} is no share; give 0.02 for 2 %, or 0 to count every pair.")
     clear = metrics.rank(p, m, noise)

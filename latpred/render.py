@@ -107,7 +107,7 @@ def _mostly(prediction: Prediction) -> str:
 def _landmark_lines(setting: Setting) -> list[Line]:
     crossover, knee = setting.landmarks.crossover(), setting.landmarks.knee()
     return [
-        ("crossover", _landmark(crossover, "the device rules from batch {}", "the host rules at every batch")),
+        ("crossover", _landmark(crossover, "compute-bound from batch {}", "framework-bound at every batch")),
         ("knee", _landmark(knee, "latency leaves its floor at batch {}", "latency never leaves its floor")),
     ]
 

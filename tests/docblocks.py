@@ -20,7 +20,7 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEP
 _BLOCK = re.compile(r"(?:<!-- (?P<mark>slow|parsed)[^>]*-->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```", re.M | re.S)
 # What differs from machine to machine: numbers and their units, the regime they lead to, threads, a profile's age.
 MEASURED = re.compile(r"\d[\d.,]*|\b(us|ms|s)\b|\b(framework|compute|memory)(?=\s+\d)|threads?|just now|\w+ ago")
-VARYING = ("caveat", "compute rules", "never framework-bound", "framework-bound")
+VARYING = ("caveat", "compute-bound", "never framework-bound", "framework-bound")
 # What a shipped profile's prediction may still differ in: its age, and the machine that it is not.
 ELSEWHERE = re.compile(r"calibrated .*?\)|measurements .*?\)|just now|\d+ \w+ ago|, here .*?\)")
 FOREIGN = re.compile(r"^ *caveat: .*another machine.*\n?(?:  .*\n?)*", re.M)  # wrapped over as many lines as it takes

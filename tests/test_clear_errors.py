@@ -157,3 +157,12 @@ def test_a_profile_s_families_are_told_apart_at_80_columns() -> None:
     assert all(name in shown for name in names)
     assert "11500" in shown
     assert max(map(len, shown.partition("gate")[2].splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])
+def test_a_shipped_profile_shows_every_head_and_name_at_80_columns(name: str) -> None:
+    stream = io.StringIO()
+    profile_text.describe(profiles.load(name), Console(file=stream, width=80))
+    table = stream.getvalue().rpartition("\n\n")[2]
+    assert "activations" in table
+    assert "…" not in table

@@ -146,7 +146,7 @@ def test_the_table_has_a_row_per_batch_and_fits_a_terminal(models: str) -> None:
     assert [line.split()[0] for line in lines[2:5]] == ["1", "8", "512"]
     assert [lines[2].split()[-2], lines[4].split()[-2]] == ["framework", "compute"]
     assert max(len(line) for line in lines[1:5]) <= 80
-    assert lines[5].startswith("compute rules from batch ")
+    assert lines[5].startswith("compute-bound from batch ")
     assert lines[6] == "coverage: formulas for all launches"
     assert lines[7].startswith("profile: this machine (cpu, 1 thread, calibrated ")
     assert len(lines) == 8

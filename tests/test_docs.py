@@ -96,3 +96,52 @@ def test_what_is_to_be_cited_is_this_version() -> None:
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {project['version']}\n" in citation
     assert f"\nlicense: {project['license']}\n" in citation
+
+
+def test_every_model_that_goes_by_name_is_listed() -> None:
+    from latpred.tracing.names import listing
+
+    listed = set(re.findall(r"`([^`]+)`", PAGES["names-and-codes.md"].partition("## Exit codes")[0]))
+    assert {row["name"] for row in listing()} <= listed
+    assert listed - {row["name"] for row in listing()} <= {
+        "latpred models",
+        "latpred models resnet --libraries",
+        "_",
+        "-",
+        "file.py:function",
+        ".onnx",
+    }
+
+
+def test_every_variable_is_listed() -> None:
+    from latpred import firsttime, home
+
+    page = PAGES["names-and-codes.md"]
+    assert f"`{home.VARIABLE}`" in page
+    assert f"`{firsttime.VARIABLE}`" in page
+    assert all(f"`{choice}`" in page for choice in firsttime.CHOICES)
+
+
+def test_the_glossary_is_short_and_sorted() -> None:
+    terms = re.findall(r"^\| ([^|]+) \|", PAGES["glossary.md"], flags=re.MULTILINE)[1:]
+    assert len(terms) <= 30
+    assert [term.lower() for term in terms] == sorted(term.lower() for term in terms)
+
+
+def test_no_page_for_users_calls_a_shipped_profile_this_machine() -> None:
+    for name, page in PAGES.items():
+        for shown in docblocks.shown_commands(page):
+            if "--device" in shown.command:
+                assert "profile: this machine" not in shown.output, name
+
+
+def test_figures_of_the_faq_are_those_of_the_shipped_recording() -> None:
+    blind = next(shown.output for shown in docblocks.shown_commands(PAGES["accuracy.md"]) if "blind" in shown.command)
+    medians = {
+        name: found[1]
+        for name in ("latpred", "flops_linear", "isolated_ops")
+        if (found := re.search(rf"^{name} +\d+ +([\d.]+ %)", blind, re.MULTILINE))
+    }
+    said = " ".join(PAGES["faq.md"].split())
+    assert f"multiply-adds is off by {medians['flops_linear']} in the median, latpred by {medians['latpred']}" in said
+    assert f"timed alone is off by {medians['isolated_ops']} in the median" in said

@@ -41,8 +41,8 @@ def test_given_lengths_are_the_batch() -> None:
         ([12, -3], "length of -3 is not possible"),
         ([12, 3.5], "3.5 is not a whole number"),
         ([True], "True is not a whole number"),
-        ("12,40", "are no lengths"),
-        (12, "are no lengths"),
+        ("12,40", "are not lengths"),
+        (12, "are not lengths"),
     ],
 )
 def test_wrong_lists(lengths: Any, said: str) -> None:
@@ -77,5 +77,5 @@ def test_wrong_distributions(mean: Any, std: Any, padded_to: Any, said: str) -> 
     "text", ["", "twelve", "mean=20", "mean=20,std=3,pad=4.5", "mean=20,std=3,pad=40,seed=1", "1,,2"]
 )
 def test_texts_that_are_no_lengths(text: str) -> None:
-    with pytest.raises(ValueError, match=r"are no lengths; write 12,40,7 or mean=20\.92,std=10\.18,pad=128"):
+    with pytest.raises(ValueError, match=r"are not lengths; write 12,40,7 or mean=20\.92,std=10\.18,pad=128"):
         parse_lengths(text)

@@ -160,7 +160,7 @@ def test_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("12,0", "length of 0 is not possible"), ("mean=20", "write 12,40,7 or mean=20.92"), ("12,x", "are no lengths")],
+    [("12,0", "length of 0 is not possible"), ("mean=20", "write 12,40,7 or mean=20.92"), ("12,x", "are not lengths")],
 )
 def test_the_command_line_refuses(text: str, said: str) -> None:
     done = CliRunner().invoke(main, ["predict", "distilbert-base-uncased", "--lengths", text])

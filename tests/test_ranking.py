@@ -75,7 +75,7 @@ def test_nothing_to_order_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("predicted", "measured", "noise", "said"),
     [
-        ([1.0], [1.0, 2.0], 0.0, "1 predictions cannot be held against 2"),
+        ([1.0], [1.0, 2.0], 0.0, "1 predictions cannot be compared with 2"),
         ([1.0, 0.0], [1.0, 2.0], 0.0, "predicted holds 0 at position 1"),
         ([1.0, 1.0], [1.0, float("nan")], 0.0, "measured holds nan at position 1"),
         ([1.0], [1.0], -0.1, "noise=-0.1 is no share"),

@@ -20,9 +20,9 @@ README = (ROOT / "README.md").read_text()
 PREDICTORS = {
     "latpred": "latpred",
     "sum of every op timed alone": "isolated_ops",
-    "log-linear in MACs, bytes, launches, batch (fitted on the other 25 models)": "log_features",
-    "a + b x MACs (the same)": "flops_linear",
-    "max(overhead, c x MACs) (the same)": "hard_max",
+    "log-linear in MACs, bytes, launches and batch *": "log_features",
+    "line in MACs *": "flops_linear",
+    "larger of a constant and c x MACs *": "hard_max",
 }
 RUNTIMES = {name: name for name in ("eager", "torchscript", "onnxruntime")}
 

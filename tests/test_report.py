@@ -66,8 +66,8 @@ def test_it_says_everything_in_one_file(tmp_path: Path) -> None:
         "Where the time goes",
         "The two clocks",
         "The model",
-        "What is free",
-        "What may not hold",
+        "Room to grow",
+        "Caveats",
         "How far to trust this",
     ]
     for said in ("Run it in cuda-graphs", "formulas for everything", "4.2%: passed", "Example GPU", "torch 2.13.0"):
@@ -143,3 +143,17 @@ def test_where_a_report_cannot_go(tmp_path: Path) -> None:
         report.write(studied(network()), tmp_path / "file" / "report.html")
     with pytest.raises(UsageError, match="needs a model"):
         report.html([])
+
+
+def test_lines_of_tables_break_neither_numbers_from_units_nor_spans() -> None:
+    assert words.glued("1.27 to 3.19 ms, 5 % more") == "1.27\u00a0to\u00a03.19\u00a0ms, 5\u00a0% more"
+    assert words.glued("not before 12 models to 3") == "not before 12 models to 3"
+
+
+def test_an_interval_says_its_unit_once() -> None:
+    (one,) = studied(network())
+    point = one.explanation.fastest.prediction
+    low, high = (format_duration(end / 1e3) for end in point.interval_ms)
+    assert low.split()[1] == high.split()[1] == "us"
+    assert words.overview([one])[1][4] == f"{low.split()[0]} to {high}"
+    assert words.runtimes(one)[1][2] == words.points(one.curves)[1][3] == words.overview([one])[1][4]

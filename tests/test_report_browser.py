@@ -20,6 +20,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on this machine")
 
 WIDTHS = (400, 1600)
+TABLES = "(tables) => tables.map((table) => [table.scrollWidth, table.closest('.wide').clientWidth])"
 CHARTS = 4
 PAPER_PX = 680  # of A4 between margins of 15 mm, at 96 to the inch
 
@@ -68,6 +69,20 @@ def test_it_draws_and_fits_without_a_word(browser: Any, path: Path, width: int) 
         "[...document.querySelectorAll('.chart svg')].map((svg) => svg.querySelectorAll('path').length)"
     )
     assert min(marks) > 5
+
+
+@pytest.mark.parametrize(("width", "fits"), [(400, False), (600, False), (1000, True)])
+def test_every_table_fits_or_scrolls_in_its_own_box(browser: Any, path: Path, width: int, fits: bool) -> None:
+    page = Opened(browser, path, width).page
+    page.eval_on_selector_all("details", "(all) => all.forEach((one) => { one.open = true; })")
+    sizes = page.eval_on_selector_all("table", TABLES)
+    assert len(sizes) > 8
+    assert max(box for _, box in sizes) < width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    scrolls = page.eval_on_selector_all(".wide", "(all) => all.map((one) => getComputedStyle(one).overflowX)")
+    assert set(scrolls) == {"auto"}
+    if fits:
+        assert [(table, box) for table, box in sizes if table > box] == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

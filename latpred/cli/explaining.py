@@ -58,7 +58,7 @@ def explain(
     plot: Path | None,
     output: Output,
 ) -> None:
-    """Compare runtimes for MODEL: what each takes, where the time goes, what may grow for free, what to change.
+    """Compare runtimes for MODEL: what each takes, where the time goes, how far it can grow, what to change.
 
     MODEL is what `latpred predict` takes. A runtime that brings its own tools takes seconds the first time it meets a
     model.

@@ -110,7 +110,7 @@ def trial_options(verb: Verb) -> Verb:
             "--suite",
             default="cpu",
             show_default=True,
-            help="Which models: cpu, unseen, fresh, blind, ordinary or heldout.",
+            help="Which models: cpu, unseen, fresh, blind, ordinary, sealed or heldout.",
         ),
         click.option(
             "--batch",
@@ -163,7 +163,7 @@ def validate(
     plot: Path | None,
     output: Output,
 ) -> None:
-    """Measure whole models that no fit has seen, and hold the profile's predictions against them."""
+    """Measure whole models that no fit has seen, and compare the profile's predictions with them."""
     from latpred.calibration import validate as run
 
     doing = progress(f"validating {device}") if replay is None else working(f"replaying {replay}")

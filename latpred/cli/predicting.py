@@ -133,7 +133,7 @@ def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
 )
 @prediction_options("1")
 def predict(context: click.Context, request: Request) -> None:
-    """Predict the latency of MODEL, with its interval, its regime and from which batch on compute rules.
+    """Predict the latency of MODEL, with its interval, its regime and its crossover batch.
 
     MODEL is a name (bert-base-uncased, torchvision:resnet50, timm:vit_tiny_patch16_224), a file and the function in it
     that builds the model (models.py:build), or an .onnx file (with --runtime onnxruntime).

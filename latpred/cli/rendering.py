@@ -94,13 +94,13 @@ def _facts(curve: Curve) -> list[str]:
 
 def _crossover(found: Landmark) -> str:
     if found.batch == 1:
-        return "never framework-bound: compute or memory rules from batch 1"
+        return "never framework-bound: compute- or memory-bound from batch 1"
     if found.batch is None:
         return "framework-bound at every batch up to 65,536"
     low, high = found.low or 1, found.high
     span = f"{low} to {high}" if high is not None else f"{low} or more"
     return (
-        f"compute rules from batch {found.batch} (90 %: {span})" if low != high else f"compute rules from batch {low}"
+        f"compute-bound from batch {found.batch} (90 %: {span})" if low != high else f"compute-bound from batch {low}"
     )
 
 

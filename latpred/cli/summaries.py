@@ -6,10 +6,10 @@ The help page needs them without importing what the verbs import; a test holds t
 from __future__ import annotations
 
 SUMMARIES = {
-    "predict": "Predict the latency of MODEL, with its interval, its regime and from which batch on compute rules.",
+    "predict": "Predict the latency of MODEL, with its interval, its regime and its crossover batch.",
     "curve": "Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be.",
     "explain": (
-        "Compare runtimes for MODEL: what each takes, where the time goes, what may grow for free, what to change."
+        "Compare runtimes for MODEL: what each takes, where the time goes, how far it can grow, what to change."
     ),
     "timeline": (
         "Follow host and device through one forward pass of MODEL: every dispatch, every kernel, and the gaps between."
@@ -30,7 +30,7 @@ SUMMARIES = {
     "fit": "Fit a profile from samples taken elsewhere, or from a TABLE of published latencies, and keep it.",
     "measure": "Run models on this machine and time them, in rounds, with the repeat noise of the same run.",
     "compare": "Compare a predicted with a measured table: errors, order, crossover and knee, intervals, baselines.",
-    "validate": "Measure whole models that no fit has seen, and hold the profile's predictions against them.",
+    "validate": "Measure whole models that no fit has seen, and compare the profile's predictions with them.",
     "evaluate": "Predict every cell of a measurement table made elsewhere, and say how far off that is.",
     "models": "List the models that go by name, or those with TEXT in a name. Any name works with _ for - and - for _.",
     "profiles": "List, show and locate device profiles.",

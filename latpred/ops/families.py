@@ -6,6 +6,8 @@ to "elementwise" where it was not. Dimensions are whole numbers, in the order gi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 CONV_DIMS = (
     "batch",
     "c_in",
@@ -57,6 +59,20 @@ def parent(name: str) -> str | None:
     """
     head, dot, _ = name.rpartition(".")
     return head if dot else None
+
+
+def nearest(costs: Mapping[str, float], name: str) -> float:
+    """The cost of a class: its own, that of the nearest more general one, or that of any ("").
+
+    >>> nearest({"view": 1.0, "view.transpose": 2.0, "": 3.0}, "view.transpose.nested")
+    2.0
+    """
+    known: str | None = name
+    while known:
+        if known in costs:
+            return costs[known]
+        known = parent(known)
+    return costs.get("", 0.0)
 
 
 def root(name: str) -> str:

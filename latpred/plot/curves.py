@@ -162,7 +162,7 @@ def _name(region: Region, octaves: float) -> str:
 
 
 def _crossover(ax: Axes, found: Curve, span: tuple[float, float]) -> None:
-    """The batch from which the device rules, where it is within the batches shown."""
+    """The batch from which the device sets the latency, where it is within the batches shown."""
     batch, low, high = found.crossover
     if batch is None or batch <= found.batches.min() or batch > span[1]:
         return

@@ -51,6 +51,7 @@ def html(parts: Sequence[Studied]) -> str:
     from latpred.report import words
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["glued"] = words.glued
     source = resources.files("latpred.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(source).render(
         title=f"Latency of {', '.join(studied.name for studied in parts)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from latpred import advice
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _SIZES = {"seq": "{} tokens", "image": "{0} x {0} pixels", "audio": "{} samples of audio"}
 _OFTEN_NAMED = 4
+_SPACE_BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[KMGT]?i?B|[KMG]|%)(?:\W|$))")
+_SPACES_WITHIN_A_SPAN = re.compile(r"(?<=[\ds]) to (?=[\d.]+\W[num]?s\b)")
 
 
 def answer(studied: Studied) -> str:
@@ -27,10 +30,9 @@ def answer(studied: Studied) -> str:
     setting = point.setting
     size = _SIZES.get(setting.input_kind, "").format(setting.input_size)
     what = ", ".join(part for part in (size, setting.precision, f"batch {point.batch}") if part)
-    low, high = point.interval_ms
     return (
         f"One forward pass ({what}) is predicted to take {_ms(point.latency_ms)} in {setting.runtime} on "
-        f"{setting.device} (90 % interval: {_ms(low)} to {_ms(high)}). {_regime(point)}"
+        f"{setting.device} (90 % interval: {_interval(point)}). {_regime(point)}"
     )
 
 
@@ -67,21 +69,23 @@ def gap(studied: Studied) -> str:
 
 def overview(parts: list[Studied]) -> Table:
     """One row per model."""
-    rows: Table = [("model", "batch", "fastest runtime", "latency", "90 % interval", "device rules from batch")]
+    rows: Table = [("model", "batch", "fastest runtime", "latency", "90 % interval", "compute-bound from batch")]
     for studied in parts:
         point = studied.explanation.fastest.prediction
-        low, high = point.interval_ms
         crossover = "never" if point.crossover.batch is None else str(point.crossover.batch)
         counts = (studied.name, str(point.batch), point.runtime)
-        rows.append((*counts, _ms(point.latency_ms), f"{_ms(low)} to {_ms(high)}", crossover))
+        rows.append((*counts, _ms(point.latency_ms), _interval(point), crossover))
     return rows
 
 
 def runtimes(studied: Studied) -> Table:
     """Latency, interval, speed-up and clocks of each runtime in one table."""
     found = studied.explanation
-    left, right = tables.latencies(found), tables.clocks(found)
-    return [(*one, *other[1:]) for one, other in zip(left, right, strict=True)]
+    (head, *left), (clock_head, *clocks) = tables.latencies(found), tables.clocks(found)
+    rows: Table = [(*head, *clock_head[1:])]
+    for choice, (name, latency, _, speedup), (_, *clock) in zip(found.choices, left, clocks, strict=True):
+        rows.append((name, latency, _interval(choice.prediction), speedup, *clock))
+    return rows
 
 
 def points(curves: tuple[Curve, ...]) -> Table:
@@ -89,13 +93,10 @@ def points(curves: tuple[Curve, ...]) -> Table:
     rows: Table = [("runtime", "batch", "latency", "90 % interval", "samples/s", "overhead", "compute", "regime")]
     for curve in curves:
         for point in curve:
-            low, high = point.interval_ms
             large = "" if point.fits is not False else ", exceeds the memory"
             clocks = (_ms(point.overhead_ms), _ms(point.compute_ms), point.regime + large)
-            span = f"{_ms(low)} to {_ms(high)}"
-            rows.append(
-                (point.runtime, str(point.batch), _ms(point.latency_ms), span, _rate(point.throughput_per_s), *clocks)
-            )
+            rate = _rate(point.throughput_per_s)
+            rows.append((point.runtime, str(point.batch), _ms(point.latency_ms), _interval(point), rate, *clocks))
     return rows
 
 
@@ -145,12 +146,24 @@ def caveats(studied: Studied) -> list[str]:
     return [*said, *(f"without {name}: {reason}" for name, reason in tables.missing(found))]
 
 
+def glued(cell: str) -> str:
+    """A cell whose numbers stay on one line with their units and spans: the spaces between them do not break."""
+    return _SPACES_WITHIN_A_SPAN.sub("\u00a0to\u00a0", _SPACE_BEFORE_A_UNIT.sub("\u00a0", cell))
+
+
 def _left_out(spread: float) -> str:
     return f"9 in 10 whole networks that the fit left out were within a factor of {math.exp(Z90 * spread):.2f}"
 
 
 def _rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def _interval(point: Prediction) -> str:
+    """The 90 % interval, its unit said once where both ends have it."""
+    low, high = (_ms(end) for end in point.interval_ms)
+    number, unit = low.split()
+    return f"{number if unit == high.split()[1] else low} to {high}"
 
 
 def _ms(milliseconds: float) -> str:

@@ -1,6 +1,6 @@
 """Check: our counts beside those of torch's FlopCounterMode and of fvcore, with the reason for each difference.
 
-Neither is right for every model, which is why neither is the counter: both can drop fused attention without a word,
+Neither is right for every model, which is why neither is the counter: both can silently leave out fused attention,
 and both fail on models whose Python reads values. One FLOP-counter FLOP is half a multiply-add; fvcore counts
 multiply-adds and calls them flops.
 """
@@ -107,7 +107,7 @@ def _reason(counter: str, kind: str, ours: Mapping[str, int], theirs: Mapping[st
         return f"{counter} counts normalisation and pooling, which have no multiply-adds in a product's sense"
     if not theirs.get(kind):
         return {
-            "attention": f"{counter} drops fused attention without a word",
+            "attention": f"{counter} silently leaves out fused attention",
             "rnn": f"{counter} does not know recurrent layers",
             "convolution": f"{counter} does not know convolutions with padding given as a word",
         }.get(kind, f"{counter} does not know the op")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import factories
+import msgspec
 import pytest
 
 from latpred.calibration import placed
@@ -65,22 +66,41 @@ def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
     assert product.beside_us == pytest.approx(GEMM_US + placed.PASS_SHARE * timed.total_us)
 
 
-def test_what_a_call_delays_the_next_one_by_is_not_the_next_ones_kernel() -> None:
-    delay_us = 2.0  # of calls after a long one, whether they compute or not
+HALF_BYTES = 1e6  # after which code is half cold
+COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=HALF_BYTES)
 
-    def delayed(rows: int, product_us: float) -> NetworkRun:
-        ops = (factories.linear(rows), factories.view(), factories.linear(rows), factories.add(rows))
-        product, sum_us = GEMM_US + product_us, ADD_US + 4.0
-        calls_us = (product, TRANSPOSE_US + after(product), product, sum_us + after(product))
-        return NetworkRun(factories.graph(*ops), 1, PASS_US + sum(calls_us), calls_us)
 
-    def after(us: float) -> float:
-        return delay_us * us / (us + placed.SHORT_US)
+def cold_run(rows: int, product_us: float, sum_us: float) -> NetworkRun:
+    """As `run`, with nothing left behind, where every call finds its code as cold as the bytes of the pass make it."""
+    ops = (factories.linear(rows), factories.view(), factories.add(rows * 1000))
+    graph = factories.graph(*ops)
+    touched = graph.bytes(1)  # each class comes once in a pass
+    share = touched / (touched + HALF_BYTES)
+    calls_us = (GEMM_US + product_us + 10.0 * share, TRANSPOSE_US + 6.0 * share, ADD_US + sum_us + 14.0 * share)
+    return NetworkRun(graph, 1, PASS_US + sum(calls_us), calls_us)
 
-    found = placed.placed_samples([delayed(rows, 10.0 * rows) for rows in range(1, 1 + placed.FEWEST_DELAYS)], DISPATCH)
-    sums_us = [sample.us for sample in found if sample.family == "elementwise.add"]
-    # What follows its own kernel comes on top; with the delay in it each would be at least 5.3 us.
-    assert sums_us == pytest.approx([4.0 + after(4.0)] * placed.FEWEST_DELAYS, abs=0.3)
+
+def test_what_cold_code_takes_longer_is_no_kernel() -> None:
+    products, sums = (
+        [sample.us for sample in placed.placed_samples([cold_run(500, 40.0, 9.0)], COLD) if sample.family == family]
+        for family in ("gemm", "elementwise.add")
+    )
+    assert products == pytest.approx([40.0])
+    assert sums == pytest.approx([9.0])
+
+
+def test_calls_without_a_kernel_tell_what_cold_code_takes() -> None:
+    timed = [cold_run(rows, 40.0, 9.0) for rows in range(1, 1000, 1000 // placed.FEWEST_COLD)]
+    found = placed.with_cold(DISPATCH, DISPATCH, timed, HALF_BYTES)
+    # A transpose takes 6 us from cold caches, twice its 3 us, and so all classes take twice theirs.
+    assert found.cold_costs_us == {name: pytest.approx(2.0 * us) for name, us in DISPATCH.costs_us.items()}
+    assert found.cold_bytes == HALF_BYTES
+    assert found.costs_us == DISPATCH.costs_us
+
+
+def test_few_calls_tell_nothing_of_cold_code() -> None:
+    assert placed.with_cold(DISPATCH, DISPATCH, [cold_run(500, 40.0, 9.0)], HALF_BYTES) == DISPATCH
+    assert placed.with_cold(DISPATCH, DISPATCH, [cold_run(500, 40.0, 9.0)] * placed.FEWEST_COLD, 0.0) == DISPATCH
 
 
 def test_kernels_that_share_a_call_give_no_sample() -> None:
@@ -100,3 +120,9 @@ def test_the_host_time_of_a_pass() -> None:
     fit = factories.dispatch(scale=2.0)
     # 20 + 2 x (5 + 3 + 7 + 2 modules at 1 + 6 functions at 0.5)
     assert placed.host_us(NetworkRun(factories.graph(*ops), 1, 0.0), fit) == 20.0 + 2.0 * 20.0
+
+
+def test_the_host_time_of_a_pass_counts_cold_code() -> None:
+    timed = cold_run(500, 40.0, 9.0)
+    kernels_us = 40.0 + 9.0
+    assert placed.host_us(timed, COLD) == pytest.approx(timed.total_us - kernels_us)

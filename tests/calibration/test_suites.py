@@ -17,8 +17,8 @@ from latpred.calibration.subjects import Subject, subjects_of
 from latpred.errors import UsageError
 
 CPU = suites.get("cpu")
-ORDINARY = suites.get("ordinary")
-SMALL = [subject for name in ("cpu", "unseen", "fresh", "blind", "ordinary") for subject in suites.get(name).ready]
+EVERYDAY = [suites.get("ordinary"), suites.get("sealed")]
+SMALL = [s for name in ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed") for s in suites.get(name).ready]
 
 
 def test_the_cpu_suite_is_wide_enough() -> None:
@@ -41,14 +41,15 @@ def test_the_blind_suite_shares_no_family_with_an_earlier_one() -> None:
     assert suites.get("blind").batches == CPU.batches
 
 
-def test_the_ordinary_suite_is_wide_and_has_many_small_models() -> None:
-    assert len(ORDINARY.subjects()) >= 24
-    assert len({subject.family for subject in ORDINARY.ready}) >= 20
-    assert ORDINARY.batches == (1, 2, 4, 8, 16, 32)
-    assert sum(subject.walk("fp32").macs(1) < 5e6 for subject in ORDINARY.ready) >= 10
+@pytest.mark.parametrize("suite", EVERYDAY, ids=lambda suite: suite.name)
+def test_suites_of_everyday_networks_are_wide_and_have_many_small_models(suite: suites.Suite) -> None:
+    assert len(suite.subjects()) >= 24
+    assert len({subject.family for subject in suite.ready}) >= 20
+    assert suite.batches == (1, 2, 4, 8, 16, 32)
+    assert sum(subject.walk("fp32").macs(1) < 5e6 for subject in suite.ready) >= 10
 
 
-@pytest.mark.parametrize("subject", ORDINARY.ready, ids=lambda subject: subject.name)
+@pytest.mark.parametrize("subject", [s for suite in EVERYDAY for s in suite.ready], ids=lambda subject: subject.name)
 def test_ordinary_models_run_on_ordinary_numbers_at_one_sample_and_at_two(subject: Subject) -> None:
     model, inputs = subject.make("cpu", "fp32")
     with torch.inference_mode(), Denormals() as seen:
@@ -107,7 +108,7 @@ def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
 
 
 def test_an_unknown_suite() -> None:
-    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, unseen, fresh, blind, ordinary, heldout"):
+    with pytest.raises(UsageError, match=r"no suite 'gpu'\. Use one of cpu, unseen, fresh, blind, ordinary, sealed, heldout"):
         suites.get("gpu")
 
 

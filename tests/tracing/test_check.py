@@ -48,7 +48,7 @@ def test_dropped_attention_is_named() -> None:
         assert difference.ratio == pytest.approx(2560 / 5760)
         (reason,) = difference.reasons
         assert reason.startswith(f"attention: ours {attention:,}, theirs 0")
-        assert "drops fused attention without a word" in reason
+        assert "silently leaves out fused attention" in reason
 
 
 def test_agreement_needs_no_reason() -> None:

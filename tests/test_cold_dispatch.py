@@ -1,0 +1,84 @@
+"""Dispatch from cold caches: how far apart a class's steps lie, and what that adds to a prediction."""
+
+from __future__ import annotations
+
+import factories
+import msgspec
+import numpy as np
+import pytest
+
+from latpred.cold_dispatch import ColdDispatch, reuse_bytes
+from latpred.forward import forward_pass
+from latpred.graph import Line
+from latpred.predictor import Predictor
+from latpred.runtimes.eager import one_step_per_op
+
+
+def moving(megabytes: int, per_sample: int = 0, name: str = "elementwise.add") -> factories.Op:
+    """An op that writes so much."""
+    return factories.add(host_class=name, read_bytes=Line(0), write_bytes=Line(megabytes * 10**6, per_sample))
+
+
+def test_bytes_between_two_steps_of_a_class_go_round_the_pass() -> None:
+    ops = (moving(1), moving(2, name="norm"), factories.view(), moving(4), moving(8, per_sample=3, name="gemm"))
+    found = reuse_bytes(one_step_per_op("eager", ops))
+    assert (found[:, 0] / 1e6).tolist() == [4 + 8, 15, 15, 1 + 2, 15]
+    assert found[:, 1].tolist() == [3, 3, 3, 0, 3]
+
+
+def test_a_class_that_comes_twice_in_a_row_finds_its_code() -> None:
+    ops = (factories.view(), factories.view(), moving(5))
+    assert reuse_bytes(one_step_per_op("eager", ops))[:, 0].tolist() == [5e6, 0.0, 5e6]
+
+
+def test_half_of_it_comes_with_so_many_bytes_and_all_of_it_with_many_more() -> None:
+    cold = ColdDispatch(np.array([8.0, 8.0]), np.array([[1e6, 0.0], [0.0, 1e6]]), half_bytes=1e6)
+    assert cold.at(np.array([1.0, 3.0])).tolist() == [[4.0, 4.0], [4.0, 6.0]]
+    assert cold.at(np.array([1e9]))[1, 0] == pytest.approx(8.0, rel=1e-6)
+
+
+def test_costs_that_are_not_known_add_nothing() -> None:
+    assert ColdDispatch.of(one_step_per_op("eager", (moving(1),)), factories.dispatch()) is None
+
+
+@pytest.fixture
+def graph() -> factories.ModelGraph:
+    return factories.graph(factories.linear(4), factories.view(), factories.linear(4), factories.add(10**6))
+
+
+def predictors() -> tuple[Predictor, Predictor]:
+    """Of a CPU whose dispatch knows no cold code, and of the same one with it."""
+    warm = factories.profile(device=factories.device(asynchronous=False))
+    fit = msgspec.structs.replace(
+        warm.runtimes["eager"], cold_costs_us={"gemm": 10.0, "": 20.0, "view": 4.0}, cold_bytes=1e6
+    )
+    return Predictor(warm), Predictor(msgspec.structs.replace(warm, runtimes={"eager": fit}))
+
+
+def test_a_prediction_counts_it_as_overhead_that_grows_with_the_batch(graph: factories.ModelGraph) -> None:
+    warm, cold = (predictor.curve(graph, (2, 64)) for predictor in predictors())
+    longer = [
+        (many.overhead_ms - few.overhead_ms, many.latency_ms - few.latency_ms)
+        for few, many in zip(warm.points, cold.points, strict=True)
+    ]
+    assert all(overhead == pytest.approx(latency) for overhead, latency in longer)
+    assert 0.0 < longer[0][0] < longer[1][0] < 0.044  # two products, a view and a sum, all of them cold
+    assert warm.points[0].overhead_ms == warm.points[1].overhead_ms
+
+
+def test_the_parts_of_a_prediction_add_up_with_it(graph: factories.ModelGraph) -> None:
+    predictor = predictors()[1]
+    prediction = predictor.predict(graph, 16)
+    costs = prediction.costs
+    assert costs.host_us.sum() / 1e3 == pytest.approx(prediction.overhead_ms)
+    assert (costs.host_us.sum() + costs.device_us.sum()) / 1e3 == pytest.approx(prediction.latency_ms)
+    spans = forward_pass(predictor, graph, 16).spans
+    assert spans[-1].end_us / 1e3 == pytest.approx(prediction.latency_ms)
+
+
+def test_a_slower_machine_takes_as_many_times_longer(graph: factories.ModelGraph) -> None:
+    profile = predictors()[1].profile
+    slower = msgspec.structs.replace(factories.SAME_SPEED, dispatch=2.0)
+    assert Predictor(profile, slowdown=slower).predict(graph, 16).overhead_ms == pytest.approx(
+        2.0 * Predictor(profile).predict(graph, 16).overhead_ms
+    )
