@@ -73,10 +73,9 @@ def fit_profile(
     if info.asynchronous:
         dispatch = watched = fit_issued(_issue_costs(good, info.sync_us), tiny, called)
     else:
-        dispatch = fit_in_place(tiny, called)
         watched = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
         networks = [run for runs in _placed(good, info).values() for run in runs]
-        dispatch = with_cold(dispatch, watched, networks, float(info.resident_bytes))
+        dispatch = with_cold(fit_in_place(tiny, called), watched, networks, float(info.resident_bytes))
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,

@@ -19,9 +19,9 @@ ROWS = {
     "ground": "errors units home host host_activity identity pace storage cache ownthread codenames speed tables hashing",
     "ops": "ops",
     "graph": "graph schedule scaling features kinds",
-    "tracing": "tracing lengths eras eras_attention eras_scripted",
+    "tracing": "tracing lengths",
     "profile": "profile profile_codec profiles datasheet specs promised hostprofile ownership",
-    "runtimes": "runtimes",
+    "runtimes": "runtimes eras eras_attention eras_scripted",
     "predict": "kernelrows kerneltime cold_dispatch pricing clocks landmarks tiling tilting guessing formats "
     "estimated_runtimes trust predictor prediction prediction_forms joined forward hostswap generation",
     "fit": "roofline residual tilefit corrections",

@@ -121,9 +121,9 @@ def taken_apart(runs: Sequence[Run], profile: DeviceProfile, runtime: str) -> li
         own = own_work(schedule, run.graph.precision, run.batch, profile)
         resident = resident_share(run.graph.parameter_bytes, run.graph.bytes(run.batch), profile.device)
         priced = prices.price(schedule, run.graph.precision, resident=resident)
-        here = np.array([float(run.batch)])
-        cold_us = 0.0 if priced.cold is None else float(priced.cold.at(here).sum())
-        times = _family_us(schedule, priced, here)
+        batch = np.array([float(run.batch)])
+        cold_us = 0.0 if priced.cold is None else float(priced.cold.at(batch).sum())
+        times = _family_us(schedule, priced, batch)
         found.append(Parts(run, Counter(sure | dict(+steps)), times, own, len(schedule.kernel_op), cold_us))
     return _without_rare(found)
 

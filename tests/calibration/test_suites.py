@@ -46,7 +46,7 @@ def test_suites_of_everyday_networks_are_wide_and_have_many_small_models(suite: 
     assert len(suite.subjects()) >= 24
     assert len({subject.family for subject in suite.ready}) >= 20
     assert suite.batches == (1, 2, 4, 8, 16, 32)
-    assert sum(subject.walk("fp32").macs(1) < 5e6 for subject in suite.ready) >= 10
+    assert sum(subject.walk("fp32").macs(1) < 5e6 for subject in suite.ready) > len(suite.ready) / 4
 
 
 @pytest.mark.parametrize("subject", [s for suite in EVERYDAY for s in suite.ready], ids=lambda subject: subject.name)
