@@ -130,7 +130,8 @@ def _cold_us(run: NetworkRun, dispatch: DispatchFit) -> list[float]:
     # What closes a pass belongs to no call and dispatches nothing; the others stand in order.
     ends = np.cumsum([len(group) for group in groups])
     total = np.concatenate(([0.0], np.cumsum(cold.at(np.array([float(run.batch)]))[:, 0])))
-    return np.diff(total[ends], prepend=0.0).tolist()
+    longer: list[float] = np.diff(total[ends], prepend=0.0).tolist()
+    return longer
 
 
 def _afterwork(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:

@@ -37,7 +37,7 @@ class _Lines:
         ordered = sorted(points, key=lambda point: point.batch)
         self._batches = np.array([point.batch for point in ordered], dtype=float)
         self._compute = np.array([point.compute_ms for point in ordered]) * 1e3
-        self._overhead = ordered[0].overhead_ms * 1e3
+        self._overhead = np.array([point.overhead_ms for point in ordered]) * 1e3
         self._rest = np.array([point.latency_ms for point in ordered]) * 1e3 - np.maximum(self._compute, 0.0)
         self._spread = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
 
@@ -45,4 +45,5 @@ class _Lines:
         at = batches.astype(float)
         inside = np.clip(at, self._batches[0], self._batches[-1])
         compute = np.interp(inside, self._batches, self._compute) * (at / inside) * np.exp(shift * self._spread)
-        return Course(self._overhead, compute, compute + np.interp(inside, self._batches, self._rest))
+        overhead = np.interp(inside, self._batches, self._overhead)
+        return Course(overhead, compute, compute + np.interp(inside, self._batches, self._rest))
