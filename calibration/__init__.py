@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from latpred.calibration.campaign import calibrate
-    from latpred.calibration.checking import check
-    from latpred.calibration.choosing import choose_shapes
-    from latpred.calibration.hostonly import calibrate_host
-    from latpred.calibration.kerneltable import evaluate_kernels
-    from latpred.calibration.measuring import measure
-    from latpred.calibration.rawjournal import fit_raw
-    from latpred.calibration.tablefit.api import fit_profile
-    from latpred.calibration.validation import validate
+    from latpred.calibration.calibrator import calibrate, fit_raw
+    from latpred.calibration.fitting.kernel_table import evaluate_kernels
+    from latpred.calibration.host_only import calibrate_host
+    from latpred.calibration.measurement.profile_check import check
+    from latpred.calibration.measurement.validation import validate
+    from latpred.calibration.measurement.whole_models import measure
+    from latpred.calibration.published.published_fit import fit_profile
+    from latpred.calibration.sampling import choose_shapes
 
 __all__ = [
     "calibrate",

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from latpred import speed
-from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
-from latpred.runtimes.walking import target_of
+from latpred import host
+from latpred.prediction.predictor import Predictor
+from latpred.profile.document import DeviceProfile
+from latpred.runtimes.lowering import target_of
 
 if TYPE_CHECKING:
-    from latpred.graph import ModelGraph
+    from latpred.graph.graph import ModelGraph
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 EAGER = "eager"
@@ -46,7 +46,7 @@ class Shift(NamedTuple):
     common: float
     median: float
     p90: float
-    speed: dict[str, float]
+    host: dict[str, float]
     passed: tuple[bool, bool]
 
 
@@ -68,7 +68,7 @@ def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "
 
 def graphs_of(suite: str, target: str) -> list[ModelGraph]:
     """What the models of a suite do; those that need a package that is not here are left out."""
-    from latpred.calibration import suites
+    from latpred.calibration.workloads import suites
 
     found = []
     for subject in suites.get(suite).subjects():
@@ -89,7 +89,7 @@ def shifts(profiles: Sequence[DeviceProfile], graphs: Sequence[ModelGraph]) -> l
 
 def _shift(index: int, other: int, first: DeviceProfile, second: DeviceProfile, graphs: Sequence[ModelGraph]) -> Shift:
     # The first profile is predicted at the speed that the second was measured at.
-    slowdown = speed.slowdown(first.speed, second.speed, asynchronous=first.device.asynchronous)
+    slowdown = host.slowdown(first.speed, second.speed, asynchronous=first.device.asynchronous)
     before, after = _latencies(Predictor(first), graphs), _latencies(Predictor(second), graphs)
     at_speed = _latencies(Predictor(first, slowdown=slowdown), graphs)
     off = np.abs(np.expm1(np.log(after / at_speed)))
@@ -99,7 +99,7 @@ def _shift(index: int, other: int, first: DeviceProfile, second: DeviceProfile, 
         common=float(np.median(after / before)),
         median=float(np.median(off)),
         p90=float(np.quantile(off, 0.9)),
-        speed=speed.ratio(first.speed, second.speed),
+        speed=host.ratio(first.speed, second.speed),
         passed=(first.acceptance.passed, second.acceptance.passed),
     )
 

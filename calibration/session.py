@@ -23,12 +23,12 @@ from typing import IO, NamedTuple, TypeVar
 import filelock
 import msgspec
 
-from latpred import home
+from latpred import storage
 from latpred.calibration.cells import Cell
-from latpred.calibration.time_limit import time_limit
-from latpred.calibration.timing import Timing
+from latpred.calibration.timing.time_limit import time_limit
+from latpred.calibration.timing.timer import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError
-from latpred.profile import Machine
+from latpred.profile.document import Machine
 
 JOURNAL_VERSION = 1
 JOURNAL = "journal.jsonl"
@@ -101,7 +101,7 @@ def directory(device: str) -> Path:
     >>> directory("cuda:0").name
     'cuda-0'
     """
-    return home.data_dir() / "calibration" / re.sub(r"[^A-Za-z0-9._-]", "-", device)
+    return storage.data_dir() / "calibration" / re.sub(r"[^A-Za-z0-9._-]", "-", device)
 
 
 def settings_hash(settings: object) -> str:
@@ -403,7 +403,7 @@ def _busy(folder: Path, holder: Path) -> str:
 def _unwritable(folder: Path, error: OSError) -> str:
     return (
         f"cannot keep a calibration journal in {folder}: {error.strerror or error}. "
-        f"Make it writable, or choose another directory with {home.VARIABLE}=DIR."
+        f"Make it writable, or choose another directory with {storage.VARIABLE}=DIR."
     )
 
 

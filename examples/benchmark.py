@@ -22,13 +22,13 @@ import msgspec
 import numpy as np
 import torch
 
-from latpred import profiles
 from latpred.errors import ProfileError
-from latpred.features import layout
-from latpred.graph import ModelGraph
+from latpred.graph.features import layout
+from latpred.graph.graph import ModelGraph
 from latpred.ops.families import DIMS
-from latpred.predictor import Predictor
-from latpred.profile import (
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.profile.document import (
     SCHEMA_VERSION,
     Acceptance,
     DeviceInfo,
@@ -37,10 +37,11 @@ from latpred.profile import (
     KernelFit,
     Machine,
 )
-from latpred.runtimes import get, store
+from latpred.runtimes import get, graph_store
+from latpred.runtimes.lowering import of_source
 from latpred.runtimes.source import source_of
-from latpred.runtimes.walking import of_source
-from latpred.tracing import names, trace
+from latpred.tracing import trace
+from latpred.zoo import names
 
 MODEL, SEQ = "bert-base-uncased", 128
 WALKERS = ("torchscript", "onnxruntime", "compile")  # runtimes whose own tools take a model apart
@@ -92,7 +93,7 @@ def show_walks(module: torch.nn.Module) -> None:
             os.environ["LATPRED_HOME"] = home  # an empty cache
             walk = partial(of_source, source, name, "cpu")
             show(f"what {name} runs, the first time", timed(walk, 1), "exports and compilers included")
-            store.forget()
+            graph_store.forget()
             show("the same structure in another process", timed(walk, 1), "read from the cache on disk")
             show("the same structure again, at any batch", timed(walk))
 
@@ -126,7 +127,7 @@ def copies(graph: ModelGraph) -> Iterator[ModelGraph]:
 def usual_profile() -> DeviceProfile:
     """The profile of this machine, else one of made-up numbers."""
     try:
-        return profiles.find()
+        return store.find()
     except ProfileError:
         return made_up_profile()
 

@@ -16,14 +16,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import msgspec
 
-from latpred import home
-from latpred.calibration import calibrate, moves, observing, visits
-from latpred.calibration.checking import timed_again
+from latpred import storage
+from latpred.accuracy.drift import MOVED, Part
+from latpred.calibration import calibrate
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.measurement import drift_test
+from latpred.calibration.measurement.profile_check import timed_again
 from latpred.calibration.session import Row
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
-from latpred.drift import MOVED, Part
+from latpred.calibration.timing import visits
 from latpred.ops.families import root
-from latpred.profile import DeviceProfile
+from latpred.profile.document import DeviceProfile
 
 FACTOR = 1.15
 CELLS = 500
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Check with every seed and print a line each, then what they come to."""
     options = _options(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[home.VARIABLE] = folder
+        os.environ[storage.VARIABLE] = folder
         profile = calibrate(SimulatedDevice(SimulatedSpec(seed=1000)), cells=options.cells)
     quiet, caught = 0, {name: 0 for name, _ in altered(profile, options.factor)}
     for seed in range(options.seeds):
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def moved(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
     """Parts that a check of these times calls moved."""
-    parts = moves.judged([observing.observed(profile, visits.at_one_speed(rows)) for rows in rounds])
+    parts = drift_test.judged([drift_test.observed(profile, visits.at_one_speed(rows)) for rows in rounds])
     return [part for part in parts if part.verdict == MOVED]
 
 

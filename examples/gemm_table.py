@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from latpred.calibration import evaluate_kernels
-from latpred.specs import spec
+from latpred.profile.gpus import spec
 
 SIZES_M = (1, 3, 8, 16, 17, 64, 65, 128, 192, 257, 512, 1024, 2048, 8192)
 SIZES_NK = (64, 256, 512, 1024, 2048, 4096, 8192)

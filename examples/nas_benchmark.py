@@ -34,9 +34,9 @@ import torch
 from benchmark import usual_profile
 from spaces import nasbench201
 
-from latpred import profiles
-from latpred.predictor import Predictor
-from latpred.tracing.candidates import walkable
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.zoo.candidates import walkable
 
 WIDTHS = [(heads, 64 * heads, 512 * steps) for heads in (2, 4, 6, 8, 10, 12) for steps in (1, 2, 3, 4, 6, 8)]
 DEPTHS = range(1, 13)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    predictor = Predictor(profiles.find(options.profile) if options.profile else usual_profile())
+    predictor = Predictor(store.find(options.profile) if options.profile else usual_profile())
     if options.alone is not None:
         alone(predictor, options.alone, options.workers, options.cells)
         return
@@ -178,7 +178,7 @@ def berts(choose: random.Random) -> Iterator[Any]:
 
 def config_builder(config: Any) -> Callable[[], torch.nn.Module]:
     """A function that builds a config's model."""
-    from latpred.tracing.names import build_config
+    from latpred.zoo.names import build_config
 
     return lambda: build_config(config)
 

@@ -25,14 +25,16 @@ import pandas as pd
 from spaces import encoders, residual
 
 import latpred
-from latpred import metrics, profiles, tables
-from latpred.calibration.subjects import Subject, module_subject, seeded
-from latpred.calibration.timing import Plan
-from latpred.graph import ModelGraph
-from latpred.predicted import GraphKey, predict_table
-from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
-from latpred.recording import Recording, load
+from latpred import tables
+from latpred.accuracy import metrics
+from latpred.accuracy.predicted import GraphKey, predict_table
+from latpred.accuracy.recording import Recording, load
+from latpred.calibration.timing.timer import Plan
+from latpred.calibration.workloads.workload import Subject, module_subject, seeded
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.profile.document import DeviceProfile
 
 SPACES = {"encoders": encoders, "residual": residual}
 RUNTIMES, BATCHES = ("eager", "onnxruntime"), (1, 16)
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", default="rank_check", help="folder of what is measured")
     parser.add_argument("--replay", help="folder of what was measured before")
     asked = parser.parse_args(arguments)
-    profile = profiles.find(asked.device)
+    profile = store.find(asked.device)
     if asked.replay:
         recording = load(asked.replay)
     else:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import latpred
-from latpred import plot, profiles, recording
-from latpred.eras import walked_for
-from latpred.finding import located, predictor_of
-from latpred.forward import forward_pass
+from latpred import plot
+from latpred.accuracy import recording
+from latpred.prediction.find import located, predictor_of
+from latpred.prediction.timeline import forward_pass
+from latpred.profile import store
+from latpred.runtimes.legacy_torch import walked_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +40,7 @@ def curve() -> Figure:
 def accuracy() -> Figure:
     """Predictions against measurements of models that no fit saw, on the machine they were measured on."""
     ax = plot.blank(3.0)
-    plot.agreement(recording.load(RECORDING).replay(profiles.find(CPU)), ax)
+    plot.agreement(recording.load(RECORDING).replay(store.find(CPU)), ax)
     return plot.figure_of(ax)
 
 

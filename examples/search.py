@@ -23,7 +23,7 @@ import optuna
 from spaces import encoders, residual
 
 import latpred
-from latpred.budget import LatencyBudget, Spent
+from latpred.search.budget import LatencyBudget, Spent
 
 SPACES = {"encoders": encoders, "residual": residual}
 WIDER = "width"

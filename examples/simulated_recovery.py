@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from latpred import home
+from latpred import storage
 from latpred.calibration import calibrate
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
-from latpred.calibration.simulated_costs import Work
-from latpred.graph import ModelGraph
-from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.devices.simulated_costs import Work
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.profile.document import DeviceProfile
 from latpred.tracing import trace
 
 MODELS = (
@@ -79,7 +79,7 @@ def recovered(seed: int, cells: int, truths: Mapping[tuple[str, str], Truth]) ->
     """Errors of a profile calibrated under one seed's noise."""
     device = SimulatedDevice(SimulatedSpec(seed=seed))
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[home.VARIABLE] = folder
+        os.environ[storage.VARIABLE] = folder
         profile = calibrate(device, cells=cells)
     found = Found({name: value / true - 1 for name, value, true in costs(profile, device)})
     predictor = Predictor(profile)

@@ -17,9 +17,9 @@ from torch import nn
 
 import latpred
 from latpred import Lengths
-from latpred.calibration.measuring import measure
-from latpred.calibration.subjects import module_subject
-from latpred.tracing.nested import padded_inputs, without_nested
+from latpred.calibration.measurement.whole_models import measure
+from latpred.calibration.workloads.workload import module_subject
+from latpred.tracing.unequal_lengths import padded_inputs, without_nested
 
 LENGTHS = Lengths(mean=20.92, std=10.18, padded_to=128)
 HEAD_DIM = 64

@@ -12,65 +12,65 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latpred.accuracy import compare as compare
-    from latpred.adapting import adapt as adapt
+    from latpred.accuracy.adaptation import adapt as adapt
+    from latpred.accuracy.comparison import compare as compare
     from latpred.api import max_batch as max_batch
     from latpred.api import predict as predict
     from latpred.api import predict_many as predict_many
-    from latpred.budget import LatencyBudget as LatencyBudget
     from latpred.calibration import calibrate as calibrate
     from latpred.calibration import check as check
     from latpred.calibration import fit_profile as fit_profile
-    from latpred.calibration.generating import measure_generation as measure_generation
-    from latpred.calibration.measuring import measure as measure
+    from latpred.calibration.measurement.timed_generation import measure_generation as measure_generation
+    from latpred.calibration.measurement.whole_models import measure as measure
     from latpred.errors import LatpredError as LatpredError
-    from latpred.explaining import explain as explain
-    from latpred.explanation import Explanation as Explanation
-    from latpred.generating import predict_generation as predict_generation
-    from latpred.generation import GenerationCurve as GenerationCurve
-    from latpred.generation import GenerationPrediction as GenerationPrediction
-    from latpred.graph import ModelGraph as ModelGraph
+    from latpred.explanation.explain import explain as explain
+    from latpred.explanation.explanation import Explanation as Explanation
+    from latpred.explanation.generation import GenerationCurve as GenerationCurve
+    from latpred.explanation.generation import GenerationPrediction as GenerationPrediction
+    from latpred.explanation.generation import predict_generation as predict_generation
+    from latpred.graph.graph import ModelGraph as ModelGraph
     from latpred.lengths import Lengths as Lengths
     from latpred.ops import cost as cost
-    from latpred.prediction import Curve as Curve
-    from latpred.prediction import Prediction as Prediction
-    from latpred.predictor import Predictor as Predictor
-    from latpred.ranking import agreement as agreement
-    from latpred.ranking import rank as rank
+    from latpred.prediction.prediction import Curve as Curve
+    from latpred.prediction.prediction import Prediction as Prediction
+    from latpred.prediction.predictor import Predictor as Predictor
+    from latpred.search.budget import LatencyBudget as LatencyBudget
+    from latpred.search.choices import Choice as Choice
+    from latpred.search.ranking import agreement as agreement
+    from latpred.search.ranking import rank as rank
+    from latpred.search.supernet import Supernet as Supernet
     from latpred.tracing import trace as trace
-    from latpred.tracing.choices import Choice as Choice
-    from latpred.tracing.supernet import Supernet as Supernet
 
     __version__: str
 
 _HOMES = {
-    "Choice": "latpred.tracing.choices",
-    "Curve": "latpred.prediction",
-    "Explanation": "latpred.explanation",
-    "GenerationCurve": "latpred.generation",
-    "GenerationPrediction": "latpred.generation",
-    "LatencyBudget": "latpred.budget",
+    "Choice": "latpred.search.choices",
+    "Curve": "latpred.prediction.prediction",
+    "Explanation": "latpred.explanation.explanation",
+    "GenerationCurve": "latpred.explanation.generation",
+    "GenerationPrediction": "latpred.explanation.generation",
+    "LatencyBudget": "latpred.search.budget",
     "LatpredError": "latpred.errors",
     "Lengths": "latpred.lengths",
-    "ModelGraph": "latpred.graph",
-    "Prediction": "latpred.prediction",
-    "Predictor": "latpred.predictor",
-    "agreement": "latpred.ranking",
-    "Supernet": "latpred.tracing.supernet",
-    "adapt": "latpred.adapting",
+    "ModelGraph": "latpred.graph.graph",
+    "Prediction": "latpred.prediction.prediction",
+    "Predictor": "latpred.prediction.predictor",
+    "agreement": "latpred.search.ranking",
+    "Supernet": "latpred.search.supernet",
+    "adapt": "latpred.accuracy.adaptation",
     "calibrate": "latpred.calibration",
     "check": "latpred.calibration",
     "fit_profile": "latpred.calibration",
-    "compare": "latpred.accuracy",
+    "compare": "latpred.accuracy.comparison",
     "cost": "latpred.ops",
-    "explain": "latpred.explaining",
+    "explain": "latpred.explanation.explain",
     "max_batch": "latpred.api",
-    "measure": "latpred.calibration.measuring",
-    "measure_generation": "latpred.calibration.generating",
+    "measure": "latpred.calibration.measurement.whole_models",
+    "measure_generation": "latpred.calibration.measurement.timed_generation",
     "predict": "latpred.api",
     "predict_many": "latpred.api",
-    "predict_generation": "latpred.generating",
-    "rank": "latpred.ranking",
+    "predict_generation": "latpred.explanation.generation",
+    "rank": "latpred.search.ranking",
     "trace": "latpred.tracing",
 }
 

@@ -1,6 +1,6 @@
 """`latpred.predict` and `latpred.max_batch`: from a model and a device's name to a prediction, in one call.
 
-They walk the model, let `latpred.finding` find the profile, and hand both to `latpred.predictor`.
+They walk the model, let `latpred.prediction.find` find the profile, and hand both to `latpred.prediction.predictor`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,66 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from latpred import runtimes
-from latpred.eras import walked_for
-from latpred.errors import UsageError
-from latpred.finding import located, predictor_now, predictor_of
-from latpred.graph import ModelGraph
-from latpred.lengthwise import lengths_curve
-from latpred.prediction import Curve, Prediction
-from latpred.predictor import Predictor, checked_batches, is_one
-from latpred.runtimes import walking
+from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.graph.graph import ModelGraph
+from latpred.lengths import EXECUTIONS, Lengths, checked_lengths
+from latpred.prediction.find import located, predictor_now, predictor_of
+from latpred.prediction.prediction import Curve, Prediction, joined
+from latpred.prediction.predictor import Predictor, checked_batches, is_one
+from latpred.runtimes import lowering
+from latpred.runtimes.legacy_torch import walked_for
+from latpred.runtimes.lowering import target_of
+
+
+def lengths_curve(
+    predictor: Predictor,
+    model: Any,
+    batches: NDArray[np.int64],
+    lengths: Lengths | Sequence[int],
+    execution: str = "padded",
+    *,
+    runtime: str = "eager",
+    precision: str | None = None,
+    protocol: str = "single",
+    inputs_on: str = "device",
+) -> Curve:
+    """Predict batches of unequal lengths."""
+    from latpred.tracing.unequal_lengths import trace_lengths
+
+    if execution not in EXECUTIONS:
+        raise UsageError(f"execution={execution!r} is not known; choose from: {', '.join(EXECUTIONS)}.")
+    if not isinstance(model, str) and not hasattr(model, "named_modules"):
+        raise UsageError("lengths= needs the model itself: a graph was walked with the inputs it has.")
+    given = checked_lengths(lengths)
+    if not isinstance(given, Lengths) and batches.tolist() == [1]:
+        batches = np.array([len(given.values)])
+    asked: dict[str, Any] = {"runtime": runtime, "protocol": protocol, "inputs_on": inputs_on}
+    target = target_of(predictor.profile.device.kind)
+    if execution == "padded":
+        typical = [given.of(batch) for batch in batches.tolist()][-1]
+        graph = trace_lengths(model, typical, given.padded_to, execution, target=target, precision=precision)
+        return predictor.curve(graph, batches, **asked)
+    if runtime != "eager":
+        raise RuntimeRefusalError(
+            f"{runtime} runs graphs of fixed shapes, so nothing {execution}; ask for execution='padded', or for eager."
+        )
+    points = []
+    for batch in batches.tolist():
+        graph = trace_lengths(model, given.of(batch), given.padded_to, execution, target=target, precision=precision)
+        points.append(predictor.predict(graph, batch, **asked))
+    return joined(points)
+
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
 
     from latpred.lengths import Lengths
-    from latpred.pace import Step
+    from latpred.progress import Step
 
     Model = torch.nn.Module | str | os.PathLike[str] | ModelGraph
     Device = torch.device | str | os.PathLike[str]
@@ -256,7 +300,7 @@ def predict_many(
         apart by the candidate's contents with whatever its code names, the question, the profile, and the versions of
         the libraries; a candidate that cannot be told from others, or that failed, is predicted again.
     progress : bool or callable, optional
-        True shows a bar with rate and time left on a terminal; a function is told each `latpred.pace.Step`.
+        True shows a bar with rate and time left on a terminal; a function is told each `latpred.progress.Step`.
 
     Returns
     -------
@@ -279,7 +323,7 @@ def predict_many(
     >>> from transformers import BertConfig
     >>> table = predict_many((BertConfig(num_hidden_layers=n) for n in (2, 4, 8)), batch=[1, 16])  # doctest: +SKIP
     """
-    from latpred import many
+    from latpred.search import many
 
     predictor = predictor_of(located(device))
     options = {"precision": precision, "protocol": protocol, "inputs": inputs, "seq": seq, "image": image}
@@ -303,11 +347,11 @@ def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batch
         return as_walked(model, given)
     inputs, seq, image, precision, memory_format = given
     with walked_for(predictor.profile.protocol.get("era", "")):
-        return walking.walk(
+        return lowering.walk(
             model,
             inputs,
             runtime=runtime,
-            target=walking.target_of(predictor.profile.device.kind),
+            target=lowering.target_of(predictor.profile.device.kind),
             seq=seq,
             image=image,
             precision=precision,

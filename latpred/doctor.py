@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 
-from latpred import home, host_activity, profiles
+from latpred import host, storage
 from latpred.errors import DeviceError, ProfileError
-from latpred.ownership import caveat
-from latpred.profile import DeviceProfile
-from latpred.runtimes import onnx_session
+from latpred.profile import store
+from latpred.profile.document import DeviceProfile
+from latpred.profile.store import caveat
+from latpred.runtimes.onnx import onnx_session
 
 LEAST_TORCH = (2, 11)
 PACKAGES = ("transformers", "numpy", "scikit-learn", "scipy", "pandas")
@@ -54,7 +55,7 @@ def examine() -> list[Finding]:
     findings += [_package(name) for name in PACKAGES]
     findings += [_optional(name, purpose) for name, purpose in OPTIONAL.items()]
     findings += [_onnxruntime(), _processor(), _cuda()]
-    findings += [_directory("profiles", home.profiles_dir()), _directory("cache", home.cache_dir())]
+    findings += [_directory("profiles", storage.profiles_dir()), _directory("cache", storage.cache_dir())]
     return findings + _profiles()
 
 
@@ -100,7 +101,7 @@ def _imported(name: str, version: str, otherwise: str) -> Finding:
 def _why_not(name: str, error: Exception) -> str:
     """What keeps a package from being imported, and what to do about it."""
     try:
-        from latpred.tracing.names import broken
+        from latpred.zoo.names import broken
     except ImportError:  # without torch, which has a finding of its own
         return f"{name} cannot be imported: {error}; python -m pip install -U {name}"
     return str(broken(name, error))
@@ -127,13 +128,12 @@ def _onnxruntime() -> Finding:
 
 
 def _processor() -> Finding:
-    from latpred import host
 
-    cores, usable = os.cpu_count() or 1, host_activity.usable_cores()
+    cores, usable = os.cpu_count() or 1, host.usable_cores()
     detail = f"{host.cpu_name()}, {cores} cores"
     if usable < cores:
         detail += f", {usable} of them for this process"
-    busy, power = host_activity.busy_notes(usable), host_activity.power_notes()
+    busy, power = host.busy_notes(usable), host.power_notes()
     if not busy and not power:
         return Finding("cpu", "ok", detail)
     advice = [STOP] if busy else []
@@ -159,29 +159,29 @@ def _directory(topic: str, folder: Path) -> Finding:
         existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
     ):
         return Finding(f"{topic} directory", "ok", str(folder))
-    advice = f"make it writable, or choose another with {home.VARIABLE}=DIR"
+    advice = f"make it writable, or choose another with {storage.VARIABLE}=DIR"
     return Finding(f"{topic} directory", "fail", f"{folder} cannot be written", advice)
 
 
 def _profiles() -> list[Finding]:
     findings = [
         Finding(f"profile {entry.name}", "fail", entry.problem, f"delete {entry.path} or calibrate again")
-        for entry in profiles.listing()
+        for entry in store.listing()
         if entry.problem
     ]
     try:
-        profile = profiles.find()
+        profile = store.find()
     except ProfileError as error:
         return [*findings, Finding("profile", "note", str(error), "latpred calibrate")]
     return [*findings, _fit_of(profile)]
 
 
 def _fit_of(profile: DeviceProfile) -> Finding:
-    from latpred.calibration.device import open_device
+    from latpred.calibration.devices.base import open_device
 
     topic = f"profile {profile.name}"
     try:
-        differing = profiles.mismatch(profile, open_device(profile.device.kind).machine())
+        differing = store.mismatch(profile, open_device(profile.device.kind).machine())
     except DeviceError as error:
         return Finding(topic, "note", f"its device is not here: {error}")
     if differing:

@@ -1,4 +1,7 @@
-"""How files are written and locked: all of a file or nothing, and one process at a time."""
+"""Where latpred keeps its files: one place that everything which reads or writes asks.
+
+`LATPRED_HOME` overrides both directories, for clusters, containers and tests. Nothing here creates anything.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,36 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
-from latpred.errors import BusyError, UsageError
+import platformdirs
+
+from latpred.errors import BusyError, CacheError, UsageError
+
+VARIABLE = "LATPRED_HOME"
+
+
+def data_dir() -> Path:
+    """Directory of what must be kept: profiles and the journals of calibrations under way."""
+    return _override() or Path(platformdirs.user_data_dir("latpred", appauthor=False))
+
+
+def cache_dir() -> Path:
+    """Directory of what can be made again at any time."""
+    override = _override()
+    return override / "cache" if override else Path(platformdirs.user_cache_dir("latpred", appauthor=False))
+
+
+def profiles_dir() -> Path:
+    """Directory of this user's device profiles."""
+    return data_dir() / "profiles"
+
+
+def _override() -> Path | None:
+    value = os.environ.get(VARIABLE, "").strip()
+    return Path(value).expanduser().absolute() if value else None
 
 
 def demand_writable(path: str | os.PathLike[str]) -> None:
@@ -87,3 +116,50 @@ def locked(path: Path, busy: str, wait_s: float = 0.0) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the cache takes.
+
+    Attributes
+    ----------
+    path : Path
+        Its directory, which need not exist.
+    files : int
+        Files in it, at any depth.
+    bytes : int
+        Their sizes together.
+    """
+
+    path: Path
+    files: int
+    bytes: int
+
+
+def usage() -> Usage:
+    """Count the cache's files and bytes; a cache that was never made is empty."""
+    folder = cache_dir()
+    sizes = [file.lstat().st_size for file in folder.rglob("*") if file.is_file() or file.is_symlink()]
+    return Usage(folder, len(sizes), sum(sizes))
+
+
+def clear() -> Usage:
+    """Delete the cache and say what it took.
+
+    Raises
+    ------
+    CacheError
+        When it cannot be deleted.
+    """
+    found = usage()
+    if not found.path.exists():
+        return found
+    try:
+        shutil.rmtree(found.path)
+    except OSError as error:
+        raise CacheError(
+            f"cannot delete {error.filename or found.path}: {error.strerror or error}. "
+            f"Make it writable, or choose another directory with {VARIABLE}=DIR."
+        ) from error
+    return found

@@ -1,7 +1,7 @@
 """Measurement and predicted tables: their columns, what may stand in them, CSV in and out, and how two of them join.
 
 A table is a pandas DataFrame with one row per cell (a model at a batch size in a runtime). This module knows columns
-and keys; it neither measures (`latpred.calibration.measuring`) nor judges (`latpred.accuracy`).
+and keys; it neither measures (`latpred.calibration.measurement.whole_models`) nor judges (`latpred.accuracy.comparison`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pandas as pd
 
 from latpred import storage
 from latpred.errors import TableError
-from latpred.speed import COLUMN, KINDS, SLOWED
+from latpred.host import COLUMN, KINDS, SLOWED
 
 if TYPE_CHECKING:
-    from latpred.profile import Machine
+    from latpred.profile.document import Machine
 
 Kind = Literal["text", "count", "number"]
 Source = pd.DataFrame | str | os.PathLike[str]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from factories import machine
 
-from latpred.explanation import Choice, Excluded, Explanation, Outlook, Room, ratio
-from latpred.graph import Coverage
-from latpred.landmarks import Course, Landmarks
-from latpred.prediction import ClassCosts, Prediction, Provenance, Setting
+from latpred.explanation.explanation import Choice, Excluded, Explanation, Outlook, Room, ratio
+from latpred.graph.graph import Coverage
+from latpred.prediction.crossover import Course, Landmarks
+from latpred.prediction.prediction import ClassCosts, Prediction, Provenance, Setting
 
 
 def prediction(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from latpred import host
-from latpred.graph import Line, ModelGraph, Op
-from latpred.profile import (
+from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.profile.document import (
     SCHEMA_VERSION,
     Acceptance,
     DeviceInfo,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from latpred.calibration.reference_speed import Moment, SpeedGauge
+from latpred.calibration.timing.reference_speed import Moment, SpeedGauge
 
 
 class ScriptedGauge(SpeedGauge):

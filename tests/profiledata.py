@@ -8,7 +8,7 @@ from importlib import metadata
 import msgspec
 
 from latpred import host
-from latpred.profile import (
+from latpred.profile.document import (
     SCHEMA_VERSION,
     Acceptance,
     DeviceInfo,

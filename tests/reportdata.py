@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 from factories import add, device, dispatch, graph, kernel_fit, linear, machine, profile
 
-from latpred import profiles, report
-from latpred.graph import ModelGraph
-from latpred.profile import Acceptance
+from latpred import report
+from latpred.graph.graph import ModelGraph
+from latpred.profile import store
+from latpred.profile.document import Acceptance
 
 BATCHES = (1, 4, 16, 64, 256)
 CHECKS = {"median error of networks that no fit saw at most 15%": "4.2%: passed"}
@@ -27,7 +28,7 @@ def saved(name: str = "gpu") -> str:
         machine=machine(accelerator="Example GPU", stack={"torch": "2.13.0"}),
         acceptance=Acceptance(passed=True, checks=CHECKS, advice=()),
     )
-    profiles.save(made)
+    store.save(made)
     return name
 
 

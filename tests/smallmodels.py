@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from latpred.tracing.affine_ops import Pass
 from latpred.tracing.inputs import from_example
-from latpred.tracing.lines import Pass
+from latpred.tracing.meta_module import make_twin
 from latpred.tracing.tracer import Tracer
-from latpred.tracing.twin import make_twin
 
 _TEXT = {
     "hidden_size": 64,

@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 from torch import nn
 
-from latpred.calibration.tablefit import reading
-from latpred.calibration.tablefit.fit import Problem, problem
-from latpred.calibration.tablefit.walks import WalkKey
-from latpred.eras import TORCH_1_12, as_run_in
-from latpred.graph import ModelGraph
+from latpred.calibration.published import published_table
+from latpred.calibration.published.joint_fit import Problem, problem
+from latpred.calibration.published.published_table import WalkKey
+from latpred.graph.graph import ModelGraph
+from latpred.runtimes.legacy_torch import TORCH_1_12, as_run_in
 from latpred.tracing import trace
 
 GPUS = ("2080Ti", "RTX-8000")
@@ -67,7 +67,7 @@ def frame() -> pd.DataFrame:
 @cache
 def truth() -> tuple[Problem, np.ndarray]:
     """A problem with the parameters its latencies are made from: what is believed, and some of it far off."""
-    made = problem(reading.read(frame()), known=dict(graphs()))
+    made = problem(published_table.read(frame()), known=dict(graphs()))
     theta = made.law.parameters.means
     names = made.law.parameters.names
     for name, index in names.items():
@@ -96,5 +96,5 @@ def table(noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
 
 def solved(source: pd.DataFrame | None = None) -> tuple[Problem, np.ndarray]:
     """The fit to a table, and its parameters."""
-    made = problem(reading.read(table() if source is None else source), known=dict(graphs()))
+    made = problem(published_table.read(table() if source is None else source), known=dict(graphs()))
     return made, made.solve().theta

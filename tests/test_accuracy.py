@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from tabledata import measured, predicted
 
-from latpred import accuracy, tables
+from latpred import tables
+from latpred.accuracy import comparison
 from latpred.errors import TableError
 
 BATCHES = (1, 2, 4, 8, 16)
@@ -28,7 +29,7 @@ def off_by(share: float, **columns: object) -> pd.DataFrame:
 
 
 def test_a_perfect_prediction() -> None:
-    report = accuracy.compare(off_by(0.0), measured(truth_cells(), repeat_ratio=1.01))
+    report = comparison.compare(off_by(0.0), measured(truth_cells(), repeat_ratio=1.01))
     assert report.overall.median == 0
     assert report.overall.near == 1
     assert report.rank.tau == 1
@@ -37,7 +38,7 @@ def test_a_perfect_prediction() -> None:
 
 
 def test_a_uniform_error_keeps_order_and_curves() -> None:
-    report = accuracy.compare(off_by(0.5), measured(truth_cells(), repeat_ratio=1.01))
+    report = comparison.compare(off_by(0.5), measured(truth_cells(), repeat_ratio=1.01))
     assert report.overall.median == pytest.approx(0.5)
     assert report.overall.bias == pytest.approx(0.5)
     assert report.overall.near == 0
@@ -47,7 +48,7 @@ def test_a_uniform_error_keeps_order_and_curves() -> None:
 
 
 def test_groups_and_pairs_by_hand() -> None:
-    report = accuracy.compare(off_by(0.1), measured(truth_cells(), repeat_ratio=1.01))
+    report = comparison.compare(off_by(0.1), measured(truth_cells(), repeat_ratio=1.01))
     assert list(report.by_batch) == ["1", "2", "4", "8", "16"]
     assert report.by_decade["1-9"].cells == 16
     assert report.by_decade["10-99"].cells == 4
@@ -61,7 +62,7 @@ def test_groups_and_pairs_by_hand() -> None:
 
 def test_swapped_models_cost_order_at_their_batch() -> None:
     cells = [(m, b, {("bert", 1): 2.0, ("resnet", 1): 1.0}.get((m, b), y)) for m, b, y in truth_cells()]
-    report = accuracy.compare(predicted(cells), measured(truth_cells(), repeat_ratio=1.01))
+    report = comparison.compare(predicted(cells), measured(truth_cells(), repeat_ratio=1.01))
     assert report.rank_by_batch["1"].tau == pytest.approx(4 / 6)
     assert report.rank_by_batch["2"].tau == 1
     assert report.shortfalls() == ("lowest Kendall tau of a batch is 0.667, the target 0.95",)
@@ -72,7 +73,7 @@ def test_interval_coverage_regime_and_measured_clocks() -> None:
     real = measured(
         truth_cells(), overhead_s=1.0, compute_s=lambda t: t["batch"] / 2.0, regime=["framework"] * 15 + ["compute"] * 5
     )
-    report = accuracy.compare(guess, real)
+    report = comparison.compare(guess, real)
     inside = sum(y <= 3.5 for _, _, y in truth_cells())
     assert report.coverage.share == pytest.approx(inside / 20)
     assert report.regime == 0.75
@@ -81,7 +82,7 @@ def test_interval_coverage_regime_and_measured_clocks() -> None:
 
 
 def test_small_batches_have_errors_of_their_own() -> None:
-    report = accuracy.compare(off_by(0.2), measured(truth_cells()))
+    report = comparison.compare(off_by(0.2), measured(truth_cells()))
     assert report.small_by_runtime["eager"].cells == sum(batch <= 8 for _, batch, _ in truth_cells())
     assert "batch 1 to 8" in report.text()
 
@@ -93,9 +94,9 @@ def test_kernels_of_a_captured_graph_are_held_against_those_of_eager() -> None:
         pd.concat([table(cells, runtime=name, **more(name)) for name in found], ignore_index=True)
         for table, more in ((predicted, lambda _: {}), (measured, lambda name: {"x_kernels": found[name]}))
     )
-    count = accuracy.compare(guess, real).launches["cuda-graphs"]
+    count = comparison.compare(guess, real).launches["cuda-graphs"]
     assert (count.models, count.exact, count.near) == (2, 0.5, 1.0)
-    assert "Kernels replayed against eager's, cuda-graphs: exact in 50.0 %" in accuracy.compare(guess, real).text()
+    assert "Kernels replayed against eager's, cuda-graphs: exact in 50.0 %" in comparison.compare(guess, real).text()
 
 
 def test_speed_ups_over_eager_by_runtime() -> None:
@@ -103,17 +104,17 @@ def test_speed_ups_over_eager_by_runtime() -> None:
         faster = [(m, b, y / factor) for m, b, y in truth_cells()]
         return pd.concat([table(truth_cells()), table(faster, runtime="torchscript")], ignore_index=True)
 
-    report = accuracy.compare(both(2.0, predicted), both(1.6, measured))
+    report = comparison.compare(both(2.0, predicted), both(1.6, measured))
     assert report.speedups["torchscript"].cells == 20
     assert report.speedups["torchscript"].median == pytest.approx(0.25)
     assert report.speedups["torchscript"].near == 0
     assert "Speed-up over eager within 15 %: torchscript 0.0 % of 20 cells." in report.text(200)
-    assert accuracy.compare(off_by(0.0), measured(truth_cells())).speedups == {}
+    assert comparison.compare(off_by(0.0), measured(truth_cells())).speedups == {}
 
 
 def test_walked_launches_against_profiled_ones() -> None:
     profiled = measured(truth_cells(), launches=[100.0] * 5 + [99.0] * 5 + [np.nan] * 10)
-    report = accuracy.compare(off_by(0.0, launches=100), profiled)
+    report = comparison.compare(off_by(0.0, launches=100), profiled)
     assert report.launches["eager"].models == 2
     assert report.launches["eager"].exact == 0.5
     assert report.launches["eager"].worst == pytest.approx(1 / 99)
@@ -121,14 +122,14 @@ def test_walked_launches_against_profiled_ones() -> None:
 
 
 def test_noise_falls_back_to_the_spread() -> None:
-    report = accuracy.compare(off_by(0.0), measured(truth_cells(), spread_s=lambda t: 0.02 * t["latency_s"]))
+    report = comparison.compare(off_by(0.0), measured(truth_cells(), spread_s=lambda t: 0.02 * t["latency_s"]))
     assert report.noise.median == pytest.approx(0.04)
     assert "not kept apart" in report.noise.source
 
 
 def test_baselines_stand_beside_the_prediction() -> None:
     work = {"macs": lambda t: t["latency_s"] * 1e9, "bytes": lambda t: t["latency_s"] * 1e6, "launches": 100}
-    report = accuracy.compare(off_by(0.1, **work), measured(truth_cells()), reasons={"runtime_estimator": "no CUDA"})
+    report = comparison.compare(off_by(0.1, **work), measured(truth_cells()), reasons={"runtime_estimator": "no CUDA"})
     scores = {score.name: score for score in report.baselines}
     linear = scores["flops_linear"].errors
     assert linear is not None
@@ -138,7 +139,7 @@ def test_baselines_stand_beside_the_prediction() -> None:
 
 
 def test_rows_without_partner_are_named() -> None:
-    report = accuracy.compare(off_by(0.0), measured(truth_cells()[1:]))
+    report = comparison.compare(off_by(0.0), measured(truth_cells()[1:]))
     assert report.only_predicted == ("bert batch 1 eager fp32 cpu single",)
     assert "Predicted but not measured (1):\n  bert batch 1 eager fp32 cpu single" in report.text()
 
@@ -147,7 +148,7 @@ def test_nothing_in_common() -> None:
     with pytest.raises(
         TableError, match=r"No cell is in both tables\. Predicted: bert batch 1 .*; measured: bert batch 1"
     ):
-        accuracy.compare(off_by(0.0), measured(truth_cells(), runtime="torchscript"))
+        comparison.compare(off_by(0.0), measured(truth_cells(), runtime="torchscript"))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_nothing_in_common() -> None:
      (20.0, ""), (-0.9, "")],
 )  # fmt: skip
 def test_a_table_in_another_unit_is_told(share: float, said: str) -> None:
-    notes = accuracy.compare(off_by(share), measured(truth_cells())).notes
+    notes = comparison.compare(off_by(share), measured(truth_cells())).notes
     assert [note for note in notes if "as if" in note] == ([f"The {said}: latency_s is in seconds."] if said else [])
 
 
@@ -165,14 +166,14 @@ def test_csv_gives_the_same_report(tmp_path: Path) -> None:
     guess, real = off_by(0.1, low_s=0.5, high_s=9.0), measured(truth_cells(), repeat_ratio=1.02)
     tables.write(guess, tmp_path / "p.csv")
     tables.write(real, tmp_path / "m.csv")
-    from_files = accuracy.compare(tmp_path / "p.csv", tmp_path / "m.csv")
-    assert from_files.text() == accuracy.compare(guess, real).text()
+    from_files = comparison.compare(tmp_path / "p.csv", tmp_path / "m.csv")
+    assert from_files.text() == comparison.compare(guess, real).text()
 
 
 def test_report_as_json_and_frame() -> None:
-    report = accuracy.compare(off_by(0.1), measured(truth_cells()))
+    report = comparison.compare(off_by(0.1), measured(truth_cells()))
     document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert document["schema"] == "latpred.accuracy/1"
+    assert document["schema"] == "latpred.accuracy.comparison/1"
     assert document["overall"]["median"] == pytest.approx(0.1)
     assert document["regime"] is None
     frame = report.to_frame()
@@ -182,5 +183,5 @@ def test_report_as_json_and_frame() -> None:
 
 
 def test_text_leads_with_the_verdict() -> None:
-    first = str(accuracy.compare(off_by(0.05), measured(truth_cells()))).splitlines()[0]
+    first = str(comparison.compare(off_by(0.05), measured(truth_cells()))).splitlines()[0]
     assert first == "20 cells of 4 models: median error 5.0 %, p90 5.0 %, 100.0 % within 10 %, bias +5.0 %"

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import latpred
-from latpred import profiles
-from latpred.adapting import LEVELS, NONE
+from latpred.accuracy.adaptation import LEVELS, NONE
+from latpred.accuracy.metrics import conformal, half_width
 from latpred.cli import main
-from latpred.corrections import Factors, Law, Row, corrected
 from latpred.errors import ProfileError, TableError, UsageError
-from latpred.graph import ModelGraph
-from latpred.metrics import conformal, half_width
-from latpred.predictor import Predictor
-from latpred.profile import ADAPTED, DeviceProfile, Tilt
+from latpred.fit.corrections import Factors, Law, Row, corrected
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.profile.document import ADAPTED, DeviceProfile, Tilt
 
 TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
 SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
@@ -108,7 +108,7 @@ def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
         (tilt,) = (one for one in record.factors.tilts if one.of == "time")
         assert tilt.exponent == pytest.approx(0.3, abs=0.07)
         assert "device times go with time^+0." in found.text()
-        new = profiles.load(profiles.save(found.profile, tmp_path / "tilted.json"))
+        new = store.load(store.save(found.profile, tmp_path / "tilted.json"))
         want = latencies(corrected(profile, "eager", steeper), graphs[10:], 16)
         after = np.abs(latencies(new, graphs[10:], 16) / want - 1)
         before = np.abs(latencies(profile, graphs[10:], 16) / want - 1)
@@ -191,7 +191,7 @@ def test_the_profile_says_what_was_done_to_it(tmp_path: Path) -> None:
         SYNCHRONOUS.device, runtimes={"eager": factories.dispatch(), "torchscript": factories.dispatch(fixed_us=1.0)}
     )
     found = latpred.adapt(profile, measured(profile, architectures(10), noise=0.02))
-    new = profiles.load(profiles.save(found.profile, tmp_path / "adapted.json"))
+    new = store.load(store.save(found.profile, tmp_path / "adapted.json"))
     assert new.name == "example-adapted"
     assert new.created == profile.created
     assert new.runtimes["torchscript"] == profile.runtimes["torchscript"]
@@ -317,11 +317,11 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 def test_an_adapted_profile_is_used_only_when_named() -> None:
     own = profiledata.profile()
-    profiles.save(own)
+    store.save(own)
     adapted = latpred.adapt(own, [(torch.nn.Conv2d(3, 64, 3), 1, "eager", "fp32", 5.0)])
-    profiles.save(adapted.profile)
-    assert profiles.find("cpu").name == "cpu"
-    assert profiles.find("cpu-adapted").name == "cpu-adapted"
+    store.save(adapted.profile)
+    assert store.find("cpu").name == "cpu"
+    assert store.find("cpu-adapted").name == "cpu-adapted"
 
 
 def test_a_conformal_quantile_is_one_of_the_sizes_or_there_are_none() -> None:
@@ -344,7 +344,7 @@ def test_half_widths_hold_nine_in_ten_of_the_next_model_s_rows(models: int, rows
 
 
 def test_the_command_writes_a_profile_that_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profiles.save(profiledata.profile())
+    store.save(profiledata.profile())
     table, target = tmp_path / "measured.csv", tmp_path / "adapted.json"
     pd.DataFrame({"model": ["resnet18", "resnet34", "resnet50"], "batch": 1, "latency_ms": [90, 180, 210]}).to_csv(
         table, index=False

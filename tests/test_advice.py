@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from explanationdata import explanation, outlook, prediction
 
-from latpred.advice import advise, recommended
-from latpred.explanation import Excluded, Outlook
+from latpred.explanation.advice import advise, recommended
+from latpred.explanation.explanation import Excluded, Outlook
 
 
 def test_a_runtime_is_recommended_where_it_is_surely_faster() -> None:

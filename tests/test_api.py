@@ -12,9 +12,10 @@ import torch
 from factories import device, graph, kernel_fit, linear, machine, machine_here, profile
 
 import latpred
-from latpred import api, profiles
+from latpred import api
 from latpred.errors import NoProfileError, ProfileError, UsageError
-from latpred.profile import DeviceProfile
+from latpred.profile import store
+from latpred.profile.document import DeviceProfile
 
 
 def own_profile(floor_us: float = 2.0) -> DeviceProfile:
@@ -35,7 +36,7 @@ def network() -> torch.nn.Module:
 
 
 def test_from_a_module_to_a_number() -> None:
-    profiles.save(own_profile())
+    store.save(own_profile())
     found = latpred.predict(network(), 4, inputs=(torch.randn(2, 64),))
     assert isinstance(found, latpred.Prediction)
     assert found.batch == 4
@@ -47,7 +48,7 @@ def test_from_a_module_to_a_number() -> None:
 
 
 def test_several_batches_give_a_curve() -> None:
-    profiles.save(own_profile())
+    store.save(own_profile())
     curve = latpred.predict(graph(linear()), [1, 8, 32])
     assert isinstance(curve, latpred.Curve)
     assert curve.batches.tolist() == [1, 8, 32]
@@ -55,7 +56,7 @@ def test_several_batches_give_a_curve() -> None:
 
 
 def test_max_batch() -> None:
-    profiles.save(own_profile())
+    store.save(own_profile())
     net = graph(linear())
     most = latpred.max_batch(net, latency_ms=20.0)
     assert latpred.predict(net, most).latency_ms <= 20.0 < latpred.predict(net, most + 1).latency_ms
@@ -65,15 +66,15 @@ def test_a_new_calibration_is_noticed() -> None:
     net = graph(linear())
     with pytest.raises(NoProfileError, match="latpred calibrate"):
         latpred.predict(net)
-    profiles.save(own_profile())
+    store.save(own_profile())
     first = latpred.predict(net)
-    profiles.save(own_profile(floor_us=5000.0))
+    store.save(own_profile(floor_us=5000.0))
     assert latpred.predict(net).latency_ms == pytest.approx(first.latency_ms + 4.998)
 
 
 def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
-    there = profiles.save(own_profile(), tmp_path / "elsewhere" / "copy.json")
-    profiles.save(own_profile())
+    there = store.save(own_profile(), tmp_path / "elsewhere" / "copy.json")
+    store.save(own_profile())
     net = graph(linear())
     expected = latpred.predict(net).latency_ms
     for name in ("cpu", "cpu-here", torch.device("cpu"), there, str(there)):
@@ -84,11 +85,11 @@ def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
 
 def test_another_machine_or_stack_is_a_caveat() -> None:
     foreign = msgspec.structs.replace(own_profile(), name="foreign", machine=machine())
-    profiles.save(foreign)
+    store.save(foreign)
     (caveat,) = latpred.predict(graph(linear()), device="foreign").provenance.caveats
     assert "Example 9000" in caveat
     older = msgspec.structs.replace(own_profile().machine, stack={"torch": "1.0", "numpy": "0.1"})
-    profiles.save(msgspec.structs.replace(own_profile(), machine=older))
+    store.save(msgspec.structs.replace(own_profile(), machine=older))
     (caveat,) = latpred.predict(graph(linear()), device="cpu").provenance.caveats
     assert caveat.startswith("measured with torch 1.0, here is ")
 
@@ -100,7 +101,7 @@ def test_impossible_batches_are_refused_before_anything_is_traced(batch: object)
 
 
 def test_a_graph_has_its_inputs_and_precision_already() -> None:
-    profiles.save(own_profile())
+    store.save(own_profile())
     with pytest.raises(UsageError, match="leave out seq"):
         latpred.predict(graph(linear()), seq=64)
     with pytest.raises(UsageError, match="traced in fp32"):
@@ -112,7 +113,7 @@ def test_importing_latpred_is_light() -> None:
     heavy = "('torch', 'sklearn', 'scipy', 'pandas', 'numpy', 'transformers')"
     script = f"import sys, latpred; dir(latpred); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
-    script = f"import sys, latpred.predictor; print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys, latpred.prediction.predictor; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "['numpy']\n"
 

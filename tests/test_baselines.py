@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from tabledata import measured
 
-from latpred import baselines
+from latpred.accuracy import baselines
 
 Law = Callable[[pd.DataFrame], "pd.Series[float]"]
 

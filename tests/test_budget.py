@@ -11,13 +11,14 @@ from profiledata import profile
 from torch import nn
 
 import latpred
-from latpred import LatencyBudget, profiles
+from latpred import LatencyBudget
 from latpred.errors import CandidateError, UsageError
+from latpred.profile import store
 
 
 @pytest.fixture(autouse=True)
 def calibrated() -> None:
-    profiles.save(profile())
+    store.save(profile())
 
 
 def network(width: int) -> nn.Module:

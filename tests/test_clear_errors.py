@@ -18,14 +18,16 @@ from rich.console import Console
 from torch import nn
 
 import latpred
-from latpred import profile_text, profiles, runtimes
+from latpred import runtimes
 from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, UsageError
-from latpred.profile_codec import decode, encode
+from latpred.profile import store
+from latpred.profile.codec import decode, encode
+from latpred.render import profile_text
 
 
 @pytest.fixture(autouse=True)
 def _calibrated() -> None:
-    profiles.save(profile())
+    store.save(profile())
 
 
 DOCUMENT = encode(profile())
@@ -66,7 +68,7 @@ def test_a_question_that_is_none(asked: dict[str, Any], said: str) -> None:
 
 def test_no_name_has_a_null_in_it() -> None:
     with pytest.raises(ProfileError, match="cannot name a profile"):
-        profiles.load("a\0b")
+        store.load("a\0b")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def saved(path: Path, shape: list[int]) -> Path:
 )
 def test_an_onnx_file_of_impossible_sizes(shape: list[int], said: str, tmp_path: Path) -> None:
     eager = profile().runtimes["eager"]
-    profiles.save(profile(runtimes={"onnxruntime": eager, "eager": eager}))
+    store.save(profile(runtimes={"onnxruntime": eager, "eager": eager}))
     with pytest.raises(UsageError, match=said):
         latpred.predict(str(saved(tmp_path / "m.onnx", shape)), runtime="onnxruntime")
 
@@ -162,7 +164,7 @@ def test_a_profile_s_families_are_told_apart_at_80_columns() -> None:
 @pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])
 def test_a_shipped_profile_shows_every_head_and_name_at_80_columns(name: str) -> None:
     stream = io.StringIO()
-    profile_text.describe(profiles.load(name), Console(file=stream, width=80))
+    profile_text.describe(store.load(name), Console(file=stream, width=80))
     table = stream.getvalue().rpartition("\n\n")[2]
     assert "activations" in table
     assert "…" not in table

@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 from profiledata import machine, profile
 
-from latpred import profiles
 from latpred.cli import VERBS, main
+from latpred.cli.main import SUMMARIES
 from latpred.cli.options import parse_batches, parse_seconds
-from latpred.cli.summaries import SUMMARIES
 from latpred.errors import CalibrationError, LatpredError, UsageError
+from latpred.profile import store
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
@@ -161,7 +161,7 @@ def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("latpred.cache.usage", fail)
+    monkeypatch.setattr("latpred.storage.usage", fail)
     shown = run("cache", "show")
     assert shown.exit_code == error.exit_code
     assert shown.stdout == ""
@@ -181,7 +181,7 @@ def test_profiles_without_any_of_this_machine() -> None:
 
 
 def test_profiles_list_show_and_path() -> None:
-    path = profiles.save(profile())
+    path = store.save(profile())
     listed = run("profiles", "list")
     assert listed.stdout.splitlines()[0].split() == ["name", "source", "device", "host", "calibrated", "state"]
     assert "cpu" in listed.stdout
@@ -190,14 +190,14 @@ def test_profiles_list_show_and_path() -> None:
     assert "cpu: cpu, 1 thread, calibrated" in shown.stdout
     assert "gemm" in shown.stdout
     assert run("profiles", "path", "cpu").stdout == f"{path}\n"
-    assert run("profiles", "path").stdout == f"{profiles.directory()}\n"
+    assert run("profiles", "path").stdout == f"{store.directory()}\n"
 
 
 def test_profiles_as_json_and_csv() -> None:
-    profiles.save(profile("good"))
-    profiles.path("bad").write_text("{")
+    store.save(profile("good"))
+    store.path("bad").write_text("{")
     document = json.loads(run("profiles", "list", "--json").stdout)
-    assert document["schema"] == "latpred.profiles/1"
+    assert document["schema"] == "latpred.profile.store/1"
     own = {entry["name"]: entry for entry in document["profiles"] if entry["source"] == "user"}
     assert own["good"]["passed"] is True
     assert "is cut short" in own["bad"]["problem"]
@@ -209,7 +209,7 @@ def test_profiles_as_json_and_csv() -> None:
 
 
 def test_an_unknown_profile_is_said() -> None:
-    profiles.save(profile("workstation"))
+    store.save(profile("workstation"))
     shown = run("profiles", "show", "workstaton")
     assert shown.exit_code == 3
     assert "Did you mean workstation?" in shown.stderr
@@ -242,16 +242,16 @@ def test_an_output_file_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) -> None:
-    profiles.save(profile())
+    store.save(profile())
     folder = latpred_home / "cache" / "walks"
     folder.mkdir(parents=True)
     (folder / "a.json").write_bytes(b"x" * 2048)
     shown = json.loads(run("cache", "show", "--json").stdout)
-    assert (shown["schema"], shown["files"], shown["bytes"]) == ("latpred.cache/1", 1, 2048)
+    assert (shown["schema"], shown["files"], shown["bytes"]) == ("latpred.storage/1", 1, 2048)
     assert run("cache", "clear").stdout == f"removed 1 files, 2.00 KiB, from {latpred_home / 'cache'}\n"
     assert json.loads(run("cache", "show", "--json").stdout)["files"] == 0
     assert run("cache", "clear").exit_code == 0
-    assert profiles.find().name == "cpu"
+    assert store.find().name == "cpu"
 
 
 @pytest.mark.usefixtures("read_only_home")
@@ -271,8 +271,8 @@ def test_doctor_without_a_profile_says_what_to_do() -> None:
 
 
 def test_doctor_says_what_differs_and_what_is_broken() -> None:
-    profiles.save(profile(machine=machine(stack={"torch": "2.11.0"})))
-    profiles.path("bad").write_text("")
+    store.save(profile(machine=machine(stack={"torch": "2.11.0"})))
+    store.path("bad").write_text("")
     shown = run("doctor", "--json")
     found = {finding["topic"]: finding for finding in json.loads(shown.stdout)["findings"]}
     assert shown.exit_code == 3
@@ -298,9 +298,9 @@ def test_results_survive_a_closed_pipe() -> None:
 
 def test_ctrl_c_exits_130_with_one_sentence() -> None:
     code = (
-        "import os, signal, latpred.cache\n"
+        "import os, signal, latpred.storage\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-        "latpred.cache.usage = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
+        "latpred.storage.usage = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
         "from latpred.cli import main\n"
         "main(['cache', 'show'])"
     )

@@ -17,13 +17,13 @@ from click.testing import CliRunner, Result
 from profiledata import machine, profile
 from tabledata import measured, predicted
 
-from latpred import profiles
-from latpred.accuracy import compare
-from latpred.calibration import measuring
-from latpred.calibration.device import open_device
+from latpred.accuracy.comparison import compare
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices.simulated import SimulatedDevice
+from latpred.calibration.measurement import whole_models
 from latpred.calibration.session import Session, directory
-from latpred.calibration.simulated import SimulatedDevice
 from latpred.cli import main
+from latpred.profile import store
 
 MODELS = """
 from torch import nn
@@ -66,7 +66,7 @@ def test_no_cuda_when_cuda_is_asked_for(arguments: tuple[str, ...], monkeypatch:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     if arguments == ("validate",):
-        profiles.save(profile("gpu", device=SimulatedDevice().info()))
+        store.save(profile("gpu", device=SimulatedDevice().info()))
         arguments = ("validate", "--device", "cuda:0")
     else:
         arguments = (*arguments, "--device", "cuda:0")
@@ -114,14 +114,14 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
 def test_ctrl_c_while_measuring_gives_what_was_measured(
     form: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visit, visits = measuring._Bench.visit, iter(range(9))
+    visit, visits = whole_models._Bench.visit, iter(range(9))
 
     def interrupted(bench: Any, cell: Any) -> None:
         if next(visits) == 2:
             raise KeyboardInterrupt
         visit(bench, cell)
 
-    monkeypatch.setattr(measuring._Bench, "visit", interrupted)
+    monkeypatch.setattr(whole_models._Bench, "visit", interrupted)
     path = tmp_path / "measured.csv"
     where = ("-o", str(path)) if form == "file" else ("--csv",)
     shown = run("measure", model, "--image", "16", "--batch", "1,2,4", "--device", "cpu", *where)
@@ -136,7 +136,7 @@ def test_ctrl_c_while_measuring_gives_what_was_measured(
 
 
 def test_measure_gives_a_table_that_a_prediction_compares_with(model: str, tmp_path: Path) -> None:
-    profiles.save(profile())
+    store.save(profile())
     common = (model, "--image", "16", "--batch", "1,4", "--device", "cpu")
     truth, guess = str(tmp_path / "measured.csv"), str(tmp_path / "predicted.csv")
     shown = run("measure", *common, "--repeats", "2", "-o", truth)
@@ -147,7 +147,7 @@ def test_measure_gives_a_table_that_a_prediction_compares_with(model: str, tmp_p
     assert report.exit_code == 0
     assert report.stdout.startswith("2 cells of 1 models: median error ")
     document = json.loads(run("compare", guess, truth, "--json").stdout)
-    assert document["schema"] == "latpred.accuracy/1"
+    assert document["schema"] == "latpred.accuracy.comparison/1"
     assert document["overall"]["cells"] == 2
     judged = json.loads(run("evaluate", truth, "--json", "--quiet").stdout)
     assert judged["overall"]["median"] == pytest.approx(document["overall"]["median"])
@@ -167,7 +167,7 @@ def test_measure_prints_a_row_per_cell_and_says_what_does_not_fit(model: str) ->
 
 
 def test_tables_that_do_not_fit_together(model: str, tmp_path: Path) -> None:
-    profiles.save(profile())
+    store.save(profile())
     guess = tmp_path / "predicted.csv"
     run("predict", model, "--image", "16", "-o", str(guess))
     shown = run("compare", str(guess), str(guess))
@@ -184,7 +184,7 @@ def test_a_validation_that_misses_its_targets_exits_1(
 ) -> None:
     cells = [(name, batch, 0.01 * batch * (1 + index)) for index, name in enumerate("abc") for batch in (1, 8)]
     report = compare(predicted([(*cell[:2], cell[2] * factor) for cell in cells]), measured(cells))
-    monkeypatch.setattr("latpred.calibration.validation.validate", lambda *_arguments, **_options: report)
+    monkeypatch.setattr("latpred.calibration.measurement.validation.validate", lambda *_arguments, **_options: report)
     shown = run("validate", "--quiet") if exit_code == 0 else run("validate")
     assert shown.exit_code == exit_code
     assert shown.stdout.startswith("6 cells of 3 models: median error ")
@@ -192,13 +192,13 @@ def test_a_validation_that_misses_its_targets_exits_1(
 
 
 def test_a_journal_of_another_machine_do_not_replace_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    profiles.save(profile())
+    store.save(profile())
     elsewhere = profile(machine=machine(hostname_hash="f" * 16))
-    monkeypatch.setattr("latpred.calibration.rawjournal.fit_raw", lambda folder, name: elsewhere)
+    monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: elsewhere)
     shown = run("fit", "--raw", str(tmp_path))
     assert shown.exit_code == 2
     assert "there is a profile 'cpu' of another machine already; give this one a --name." in shown.stderr
-    assert profiles.find().machine.hostname_hash == machine().hostname_hash
+    assert store.find().machine.hostname_hash == machine().hostname_hash
 
 
 def test_a_folder_without_a_journal(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from docblocks import parse
 from profiledata import profile
 from tabledata import measured
 
-from latpred import profiles
 from latpred.cli import main
-from latpred.tracing import names
+from latpred.profile import store
+from latpred.zoo import names
 
 MEASURE = ("calibrate", "check", "fit", "measure", "validate")  # or need what only a measurement gives
 MODELS = "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())\n"
@@ -49,7 +49,7 @@ def _folder(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     eager = profile().runtimes["eager"]
     # A runtime with tools of its own takes a minute for a large model, so it is there where it is asked for.
-    profiles.save(profile(runtimes={name: eager for name in ("eager", "onnxruntime") if name in f"eager {line}"}))
+    store.save(profile(runtimes={name: eager for name in ("eager", "onnxruntime") if name in f"eager {line}"}))
     cells = [(name, batch, 0.02 * batch) for name in ("resnet18", "resnet34") for batch in (1, 8)]
     table = measured(cells, input_kind="image", input_size=224)
     table.to_csv("measured.csv", index=False)

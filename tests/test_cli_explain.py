@@ -14,9 +14,10 @@ from factories import device
 from factories import dispatch as host_costs
 from profiledata import machine, profile
 
-from latpred import profiles
-from latpred.calibration import campaign, measuring, validation
+from latpred.calibration import calibrator
+from latpred.calibration.measurement import validation, whole_models
 from latpred.cli import main
+from latpred.profile import store
 
 MODELS = """
 import torch
@@ -39,7 +40,7 @@ def model(tmp_path: Path) -> str:
 def gpu() -> str:
     """A simulated GPU's profile, with eager and CUDA graphs."""
     costs = {"eager": profile().runtimes["eager"], "cuda-graphs": host_costs(costs_us={"": 3.0}, spread=0.05)}
-    profiles.save(profile("gpu", device=device(), runtimes=costs))
+    store.save(profile("gpu", device=device(), runtimes=costs))
     return "gpu"
 
 
@@ -55,7 +56,7 @@ def test_explain_prints_within_a_terminal_what_it_says_in_json(model: str, gpu: 
     assert max(len(line) for line in lines[1:]) <= 80
     assert "asking cuda-graphs what it makes of" in shown.stderr
     document = json.loads(run("explain", model, "--image", "32", "-b", "2", "-d", gpu, "--json", "-q").stdout)
-    assert document["schema"] == "latpred.explanation/1"
+    assert document["schema"] == "latpred.explanation.explanation/1"
     assert {row["runtime"] for row in document["runtimes"]} == {"eager", "cuda-graphs"}
     assert set(document["outlooks"]["eager"]["rooms"]) == {"batch", "image", "width"}
     assert " ".join(shown.stdout.split()).endswith(document["advice"])
@@ -96,7 +97,7 @@ def test_a_misspelt_model_costs_no_calibration() -> None:
 
 @pytest.mark.parametrize("verb", ["predict", "curve", "explain", "measure", "validate", "calibrate"])
 def test_every_verb_suggests_the_nearest_runtime(verb: str, model: str) -> None:
-    profiles.save(profile())
+    store.save(profile())
     option = "--runtimes" if verb == "calibrate" else "--runtime"
     target = ("--device", "cpu") if verb in ("calibrate", "validate") else (model, "--image", "8", "--device", "cpu")
     shown = run(verb, *target, option, "onnxruntim")
@@ -105,9 +106,9 @@ def test_every_verb_suggests_the_nearest_runtime(verb: str, model: str) -> None:
 
 
 def test_predictions_use_the_profile_of_as_many_threads(model: str) -> None:
-    profiles.save(profile())
+    store.save(profile())
     slow = msgspec.structs.replace(profile().runtimes["eager"], fixed_us=5000.0)
-    profiles.save(profile("cpu-2", machine=machine(threads=2), runtimes={"eager": slow}, protocol={"threads": "2"}))
+    store.save(profile("cpu-2", machine=machine(threads=2), runtimes={"eager": slow}, protocol={"threads": "2"}))
     common = ("predict", model, "--image", "8", "--json")
     one, two = (json.loads(run(*common, *more).stdout)["points"][0] for more in ((), ("--threads", "2")))
     assert two["latency_ms"] == pytest.approx(one["latency_ms"] + 4.995)
@@ -118,7 +119,7 @@ def test_predictions_use_the_profile_of_as_many_threads(model: str) -> None:
 
 
 def test_channels_last_is_another_walk_with_a_caveat(model: str) -> None:
-    profiles.save(profile())
+    store.save(profile())
     shown = run("predict", model, "--image", "8", "--channels-last")
     assert shown.exit_code == 0
     assert "caveat: convolutions were measured in the contiguous format" in shown.stdout
@@ -135,7 +136,7 @@ def test_the_verbs_that_measure_hand_on_how(model: str, monkeypatch: pytest.Monk
         seen.update(given)
         raise StopError
 
-    for module, name in ((campaign, "calibrate"), (measuring, "measure"), (validation, "validate")):
+    for module, name in ((calibrator, "calibrate"), (whole_models, "measure"), (validation, "validate")):
         monkeypatch.setattr(module, name, stop)
     assert isinstance(run("calibrate", "-d", "cpu", "--threads", "2", "--cudnn-benchmark").exception, StopError)
     assert (seen["threads"], seen["cudnn_benchmark"]) == (2, True)

@@ -20,9 +20,10 @@ from click.testing import CliRunner, Result
 from profiledata import machine, profile
 
 import latpred
-from latpred import home, profiles, tables
+from latpred import storage, tables
 from latpred.cli import main
-from latpred.profile import SCHEMA_VERSION
+from latpred.profile import store
+from latpred.profile.document import SCHEMA_VERSION
 
 MODELS = '''
 import torch
@@ -101,7 +102,7 @@ def models(tmp_path: Path) -> str:
 
 @pytest.fixture
 def calibrated() -> None:
-    profiles.save(profile())
+    store.save(profile())
 
 
 def run(*arguments: str) -> Result:
@@ -300,7 +301,7 @@ def test_a_file_that_is_missing_is_said_to_be(name: str, verb: str) -> None:
 
 
 def damaged(kind: str) -> bytes:
-    good = profiles.save(profile()).read_bytes()
+    good = store.save(profile()).read_bytes()
     return {
         "truncated": good[: len(good) // 2],
         "bit-flipped": good.replace(b"50000.0", b"50001.0", 1),
@@ -321,9 +322,9 @@ def damaged(kind: str) -> bytes:
     ],
 )
 def test_a_profile_that_cannot_be_used(models: str, kind: str, sentence: str) -> None:
-    profiles.path("cpu").parent.mkdir(parents=True)
-    profiles.path("cpu").write_bytes(damaged(kind))
-    for device in ((), ("--device", "cpu"), ("--device", str(profiles.path("cpu")))):
+    store.path("cpu").parent.mkdir(parents=True)
+    store.path("cpu").write_bytes(damaged(kind))
+    for device in ((), ("--device", "cpu"), ("--device", str(store.path("cpu")))):
         shown = run("predict", f"{models}:picture", "--image", "8", *device)
         assert shown.exit_code == 3
         assert sentence in shown.stderr
@@ -331,7 +332,7 @@ def test_a_profile_that_cannot_be_used(models: str, kind: str, sentence: str) ->
 
 
 def test_a_profile_of_another_machine_is_used_with_a_caveat_when_named(models: str) -> None:
-    profiles.save(profile("server", machine=machine(cpu="Another CPU", hostname_hash="0" * 16)))
+    store.save(profile("server", machine=machine(cpu="Another CPU", hostname_hash="0" * 16)))
     shown = run("predict", f"{models}:picture", "--image", "8", "--device", "server")
     assert shown.exit_code == 0
     assert "profile: server (cpu, 1 thread" in shown.stdout
@@ -340,7 +341,7 @@ def test_a_profile_of_another_machine_is_used_with_a_caveat_when_named(models: s
 
 def test_a_profile_that_failed_its_gate_says_so(models: str) -> None:
     failed = msgspec.structs.replace(profile().acceptance, passed=False)
-    profiles.save(profile(acceptance=failed))
+    store.save(profile(acceptance=failed))
     shown = run("predict", f"{models}:picture", "--image", "8")
     assert shown.exit_code == 0
     assert "caveat: the profile failed its acceptance gate" in shown.stdout
@@ -353,11 +354,11 @@ def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
 
     def calibrate(device: str, *, quick: bool, **_rest: object) -> object:
         asked.append((device, quick))
-        profiles.save(profile())
+        store.save(profile())
         return profile()
 
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr("latpred.calibration.campaign.calibrate", calibrate)
+    monkeypatch.setattr("latpred.calibration.calibrator.calibrate", calibrate)
     shown = run("predict", f"{models}:picture", "--image", "8", "--device", "cpu")
     assert shown.exit_code == 0
     assert asked == [("cpu", True)]
@@ -380,14 +381,14 @@ def test_the_first_calibration_can_be_switched_off(models: str, monkeypatch: pyt
 
 def test_of_two_first_predictions_the_second_waits(models: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr("latpred.calibration.campaign.calibrate", lambda *_, **__: pytest.fail("calibrated again"))
-    folder = home.data_dir() / "calibration"
+    monkeypatch.setattr("latpred.calibration.calibrator.calibrate", lambda *_, **__: pytest.fail("calibrated again"))
+    folder = storage.data_dir() / "calibration"
     folder.mkdir(parents=True)
     first = filelock.FileLock(folder / "first.lock", thread_local=False)
     first.acquire()
 
     def finish() -> None:
-        profiles.save(profile())
+        store.save(profile())
         first.release()
 
     threading.Timer(0.2, finish).start()
@@ -401,7 +402,7 @@ def test_a_runtime_that_needs_more_than_the_quick_calibration_is_said_before_it(
     verb: str, models: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr("latpred.calibration.campaign.calibrate", lambda *_, **__: pytest.fail("calibrated in vain"))
+    monkeypatch.setattr("latpred.calibration.calibrator.calibrate", lambda *_, **__: pytest.fail("calibrated in vain"))
     device = ("--device", "simulated", "--yes")
     shown = run(verb, f"{models}:picture", "--image", "8", "--runtime", "torchscript", *device)
     assert shown.exit_code == 3

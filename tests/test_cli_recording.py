@@ -10,9 +10,9 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from latpred.calibration import recorder
-from latpred.calibration.subjects import module_subject
-from latpred.calibration.suite_paper import Plan, Setting, Stage
+from latpred.calibration.measurement import recorder
+from latpred.calibration.workloads.paper_models import Plan, Setting, Stage
+from latpred.calibration.workloads.workload import module_subject
 from latpred.cli import main
 
 TINY = module_subject("tiny", nn.Linear(8, 8), torch.zeros(1, 8))

@@ -92,7 +92,7 @@ def test_a_candidate_that_ends_the_program_costs_nobody_else_anything() -> None:
 
 
 def test_other_code_that_ends_the_program_is_an_error_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latpred.profiles.listing", lambda: sys.exit(0))
+    monkeypatch.setattr("latpred.profile.store.listing", lambda: sys.exit(0))
     shown = run("profiles", "list")
     assert shown.exit_code == 2
     assert shown.stderr.startswith("latpred: ")

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from tablefitdata import BATCHES, MODELS, table
 
-from latpred import datasheet, profiles
 from latpred.cli import main
+from latpred.profile import datasheet, store
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SOURCE = """
@@ -52,7 +52,7 @@ def test_fit_writes_a_profile_that_predicts(measured: Path, tmp_path: Path) -> N
     to = tmp_path / "gpu.json"
     done = CliRunner().invoke(main, ["fit", str(measured), "--name", "gpu", "-o", str(to)])
     assert done.exit_code == 0, done.output
-    profile = profiles.load(to)
+    profile = store.load(to)
     assert profile.name == "gpu"
     assert profile.device.name == "rtx-8000"
     model = f"{tmp_path}/models.py:wide"

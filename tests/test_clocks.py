@@ -8,8 +8,8 @@ from factories import add, device, view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latpred.clocks import Timeline, latency
-from latpred.profile import DeviceInfo
+from latpred.prediction.clocks import Timeline, latency
+from latpred.profile.document import DeviceInfo
 from latpred.runtimes.eager import one_step_per_op
 
 Step = tuple[float, list[float], int]  # dispatch, kernel times, synchronisations

@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from latpred.cold_dispatch import ColdDispatch, reuse_bytes
-from latpred.forward import forward_pass
-from latpred.graph import Line, ModelGraph, Op
-from latpred.predictor import Predictor
+from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.host import SAME
+from latpred.prediction.predictor import Predictor
+from latpred.prediction.pricing import ColdDispatch, reuse_bytes
+from latpred.prediction.timeline import forward_pass
 from latpred.runtimes.eager import one_step_per_op
-from latpred.speed import SAME
 
 
 def moving(megabytes: int, per_sample: int = 0, name: str = "elementwise.add") -> Op:

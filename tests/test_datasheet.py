@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import latpred
-from latpred import datasheet, profiles, promised, specs
 from latpred.errors import ProfileError, UnknownGpuError
-from latpred.pricing import PriceList
-from latpred.profile_codec import decode, encode
+from latpred.prediction.pricing import PriceList
+from latpred.profile import datasheet, gpus, store
+from latpred.profile.codec import decode, encode
 
 
 @pytest.fixture(autouse=True)
@@ -35,20 +35,20 @@ def test_a_gpu_without_a_profile_is_predicted_from_its_datasheet() -> None:
 
 
 def test_a_profile_of_that_name_comes_before_the_datasheet() -> None:
-    profiles.save(datasheet.profile_of(specs.spec("a100")))
+    store.save(datasheet.profile_of(gpus.spec("a100")))
     own = factories.profile()
-    profiles.save(own, profiles.path("rtx-3090"))
-    assert profiles.load("rtx-3090").name == "example"
-    assert profiles.load("NVIDIA GeForce RTX 3090").name == "example"
-    assert profiles.find("3090").provenance == "measured"
-    assert profiles.find("rtx-4090").provenance == "datasheet"
+    store.save(own, store.path("rtx-3090"))
+    assert store.load("rtx-3090").name == "example"
+    assert store.load("NVIDIA GeForce RTX 3090").name == "example"
+    assert store.find("3090").provenance == "measured"
+    assert store.find("rtx-4090").provenance == "datasheet"
 
 
 def test_a_datasheet_is_no_file() -> None:
     with pytest.raises(ProfileError, match="'h200' is known from its datasheet only"):
-        profiles.locate("h200")
+        store.locate("h200")
     with pytest.raises(ProfileError, match=r"no profile is called 'rtx 4009'\. Did you mean .*rtx-4090"):
-        profiles.load("rtx 4009")
+        store.load("rtx 4009")
 
 
 def test_faster_devices_are_faster_where_the_device_rules() -> None:
@@ -84,8 +84,8 @@ def test_the_host_is_the_same_behind_every_gpu() -> None:
     assert len(overheads) == 1
 
 
-@pytest.mark.parametrize("gpu", specs.SPECS, ids=lambda gpu: gpu.name)
-def test_every_datasheet_makes_a_profile_that_can_be_kept(gpu: specs.Spec) -> None:
+@pytest.mark.parametrize("gpu", gpus.SPECS, ids=lambda gpu: gpu.name)
+def test_every_datasheet_makes_a_profile_that_can_be_kept(gpu: gpus.Spec) -> None:
     profile = datasheet.profile_of(gpu)
     again = decode(encode(profile), "memory")
     assert (again.name, again.device.multiprocessors) == (gpu.name, gpu.multiprocessors)
@@ -98,23 +98,23 @@ def test_every_datasheet_makes_a_profile_that_can_be_kept(gpu: specs.Spec) -> No
 
 
 def test_large_products_come_near_the_peak() -> None:
-    gpu = specs.spec("a100")
+    gpu = gpus.spec("a100")
     fit = datasheet.profile_of(gpu).kernels["fp16"]["gemm"]
     side = 16384.0
     row = np.array([[side**3, 2 * side**2, 2 * side**2, 2 * side**2, side, side, side]])
-    from latpred.roofline import evaluate
+    from latpred.fit.roofline import evaluate
 
     assert 0.5 < side**3 / evaluate(fit, row)[0] / gpu.peak_macs_per_us("fp16") < 0.9
 
 
 def test_half_precision_without_tensor_cores_runs_nearly_like_fp32() -> None:
-    pascal = datasheet.profile_of(specs.spec("1080ti"))
+    pascal = datasheet.profile_of(gpus.spec("1080ti"))
     rates = [pascal.kernels[precision]["conv"].macs_per_us for precision in ("fp16", "fp32")]
     assert rates[0] == pytest.approx(rates[1], rel=0.5)
     with pytest.raises(ProfileError, match="no kernels in bf16"):
         PriceList(pascal).fits("bf16")
     with pytest.raises(UnknownGpuError):
-        specs.spec("cpu")
+        gpus.spec("cpu")
 
 
 def test_a_newer_architecture_is_taken_like_the_newest_that_was_measured() -> None:
@@ -124,6 +124,6 @@ def test_a_newer_architecture_is_taken_like_the_newest_that_was_measured() -> No
     assert own != newest
     usual = common.kernels[datasheet.ANY]["gemm"]["fp16"]["compute"]
     for name, reached in {"t4": own, "h100": newest, "v100": usual}.items():
-        gpu = specs.spec(name)
+        gpu = gpus.spec(name)
         fit = datasheet.profile_of(gpu).kernels["fp16"]["gemm"]
-        assert fit.macs_per_us == pytest.approx(promised.macs_per_us(gpu, "fp16") / reached, rel=1e-4)
+        assert fit.macs_per_us == pytest.approx(datasheet.macs_per_us(gpu, "fp16") / reached, rel=1e-4)

@@ -14,7 +14,7 @@ import pytest
 from docblocks import ROOT, Shown
 from profiledata import profile
 
-from latpred import profiles
+from latpred.profile import store
 
 DOCS = ROOT / "docs"
 GENERATED = ("cli.md", "api.md")
@@ -26,14 +26,14 @@ CONSOLE = [(name, shown) for name, page in PAGES.items() for shown in docblocks.
 
 @pytest.mark.parametrize(("name", "shown"), CONSOLE, ids=lambda value: getattr(value, "command", value))
 def test_a_command_prints_what_is_shown(name: str, shown: Shown) -> None:
-    profiles.save(profile())
+    store.save(profile())
     docblocks.demand_shown(shown)
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if docblocks.bash_lines(page)])
 def test_shell_lines_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    profiles.save(profile())
+    store.save(profile())
     for line in docblocks.bash_lines(PAGES[name]):
         docblocks.run(line)
 
@@ -54,7 +54,7 @@ def test_slow_shell_lines_run(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", PAGES)
 def test_python_holds(name: str) -> None:
-    profiles.save(profile())
+    store.save(profile())
     docblocks.run_python(PAGES[name], name)
 
 
@@ -99,7 +99,7 @@ def test_what_is_to_be_cited_is_this_version() -> None:
 
 
 def test_every_model_that_goes_by_name_is_listed() -> None:
-    from latpred.tracing.names import listing
+    from latpred.zoo.names import listing
 
     listed = set(re.findall(r"`([^`]+)`", PAGES["names-and-codes.md"].partition("## Exit codes")[0]))
     assert {row["name"] for row in listing()} <= listed
@@ -114,12 +114,13 @@ def test_every_model_that_goes_by_name_is_listed() -> None:
 
 
 def test_every_variable_is_listed() -> None:
-    from latpred import firsttime, home
+    from latpred import storage
+    from latpred.prediction import find
 
     page = PAGES["names-and-codes.md"]
-    assert f"`{home.VARIABLE}`" in page
-    assert f"`{firsttime.VARIABLE}`" in page
-    assert all(f"`{choice}`" in page for choice in firsttime.CHOICES)
+    assert f"`{storage.VARIABLE}`" in page
+    assert f"`{find.VARIABLE}`" in page
+    assert all(f"`{choice}`" in page for choice in find.CHOICES)
 
 
 def test_the_glossary_is_short_and_sorted() -> None:

@@ -6,9 +6,9 @@ import importlib
 
 import pytest
 
-from latpred import doctor, host_activity
-from latpred.host_activity import Pressure
-from latpred.tracing import names
+from latpred import doctor, host
+from latpred.host import Pressure
+from latpred.zoo import names
 
 NOTE = "the machine runs on battery"
 WAITED = "tasks waited for a processor in 42 % of the last 10 s"
@@ -33,10 +33,10 @@ def test_processors(
     advice: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_activity, "usable_cores", lambda: 4)
-    monkeypatch.setattr(host_activity, "load", lambda: load)
-    monkeypatch.setattr(host_activity, "pressure", lambda: None if recent is None else Pressure(recent, 1.0))
-    monkeypatch.setattr(host_activity, "power_notes", lambda: notes)
+    monkeypatch.setattr(host, "usable_cores", lambda: 4)
+    monkeypatch.setattr(host, "load", lambda: load)
+    monkeypatch.setattr(host, "pressure", lambda: None if recent is None else Pressure(recent, 1.0))
+    monkeypatch.setattr(host, "power_notes", lambda: notes)
     found = doctor._processor()
     assert (found.topic, found.verdict, found.advice) == ("cpu", "note" if said else "ok", advice)
     assert found.detail.partition(" cores")[2].removeprefix(", 4 of them for this process") == said

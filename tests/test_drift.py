@@ -7,7 +7,7 @@ import io
 import msgspec
 from rich.console import Console
 
-from latpred.drift import Check, Part
+from latpred.accuracy.drift import Check, Part
 
 
 def part(name: str, verdict: str, ratio: float = 1.0, clock: str = "device") -> Part:

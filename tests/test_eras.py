@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from latpred import profiles
-from latpred.eras import TORCH_1_12, as_run_in
-from latpred.graph import ModelGraph
-from latpred.predictor import Predictor
-from latpred.specs import spec
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.profile.gpus import spec
+from latpred.runtimes.legacy_torch import TORCH_1_12, as_run_in
 from latpred.tracing import trace
-from latpred.tracing.names import attention
+from latpred.zoo.names import attention
 
 
 def test_todays_graphs_stay_what_they_are() -> None:
@@ -88,7 +88,7 @@ def test_what_torchscript_fuses_depends_on_the_op_and_the_gpu(gpu: str, activati
     graph = trace(_Block(activation), torch.zeros(1, 8, 16, 16))
     found = as_run_in(TORCH_1_12, graph, "torchscript", spec(gpu))
     assert found.launches(1) == kernels
-    assert Predictor(profiles.load(gpu)).lowered(graph, "torchscript").launches(1) == kernels
+    assert Predictor(store.load(gpu)).lowered(graph, "torchscript").launches(1) == kernels
     plain = as_run_in(TORCH_1_12, graph, "eager", spec(gpu))
     assert plain.launches(1) == 4
     assert found.bytes(4) < plain.bytes(4)

@@ -13,11 +13,12 @@ import torch
 from click.testing import CliRunner
 
 import latpred
-from latpred import Predictor, datasheet, profiles, specs
+from latpred import Predictor
 from latpred.cli import main
 from latpred.errors import ProfileError
-from latpred.estimated_runtimes import SPREAD, caveat, with_estimates
-from latpred.profile import FITTED, DeviceProfile
+from latpred.profile import datasheet, gpus, store
+from latpred.profile.document import FITTED, DeviceProfile
+from latpred.runtimes.estimated_runtimes import SPREAD, caveat, with_estimates
 
 FITTED_GPUS = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
 DATASHEETS = ("t4", "v100", "a100", "h100", "rtx-4090")
@@ -43,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("device", [*FITTED_GPUS, *DATASHEETS])
 def test_every_gpu_answers_for_every_runtime(device: str, model: str) -> None:
-    known = profiles.load(device).runtimes
+    known = store.load(device).runtimes
     eager = latpred.predict(model, batch=1, device=device)
     for runtime in RUNTIMES:
         small, large = latpred.predict(model, [1, 4096], runtime, device=device)
@@ -86,7 +87,7 @@ def test_estimates_follow_from_eagers_costs() -> None:
     assert set(found["cuda-graphs"].costs_us.values()) == {0.0}
     assert found["onnxruntime"].costs_us["node"] == eager.costs_us["elementwise"]
     assert 0 < found["onnxruntime"].costs_us["node.view"] < eager.costs_us["view"]
-    shipped = profiles.load("rtx-3090").runtimes
+    shipped = store.load("rtx-3090").runtimes
     ratio = shipped["torchscript"].costs_us["gemm"] / shipped["eager"].costs_us["gemm"]
     assert found["torchscript"].costs_us["node.gemm"] == pytest.approx(20.0 * ratio, rel=1e-4)
     assert found["torchscript"].costs_us["node.bmm"] == found["torchscript"].costs_us["node.gemm"]
@@ -97,7 +98,7 @@ def test_estimates_follow_from_eagers_costs() -> None:
 
 
 def test_what_is_known_is_not_estimated() -> None:
-    shipped = profiles.load("rtx-8000")
+    shipped = store.load("rtx-8000")
     assert with_estimates(shipped).runtimes["torchscript"] is shipped.runtimes["torchscript"]
     measured = factories.profile()
     assert with_estimates(measured) is measured
@@ -106,14 +107,14 @@ def test_what_is_known_is_not_estimated() -> None:
 
 
 def test_a_predictor_sent_to_another_process_still_says_what_is_estimated() -> None:
-    again = pickle.loads(pickle.dumps(Predictor(datasheet.profile_of(specs.spec("a100")))))
+    again = pickle.loads(pickle.dumps(Predictor(datasheet.profile_of(gpus.spec("a100")))))
     graph = factories.graph(factories.linear(), factories.add())
     found = again.predict(graph, runtime="cuda-graphs")
     assert caveat("cuda-graphs") in found.provenance.caveats
 
 
 def test_measured_rows_turn_an_estimate_into_a_runtime_of_the_profile() -> None:
-    sheet = datasheet.profile_of(specs.spec("a100"))
+    sheet = datasheet.profile_of(gpus.spec("a100"))
     graphs = [factories.graph(*[factories.linear(32, 64 * n)] * n, model=f"tower {n}") for n in range(1, 11)]
     predictor = Predictor(sheet)
     rows = [

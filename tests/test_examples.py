@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from profiledata import profile
 
-from latpred import profiles
+from latpred.profile import store
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -38,7 +38,7 @@ def test_gemm_table_prints_a_line_for_each_test(capsys: pytest.CaptureFixture[st
 
 
 def test_unequal_lengths_prints_predicted_beside_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    profiles.save(profile())
+    store.save(profile())
     main = runpy.run_path(str(EXAMPLES / "unequal_lengths.py"))["main"]
     main(["--width", "128", "--layers", "1", "--batches", "1,2", "--repeats", "1"])
     lines = capsys.readouterr().out.splitlines()
@@ -47,7 +47,7 @@ def test_unequal_lengths_prints_predicted_beside_measured(capsys: pytest.Capture
 
 
 def test_nas_benchmark_prints_rates_memory_and_shares(capsys: pytest.CaptureFixture[str]) -> None:
-    profiles.save(profile())
+    store.save(profile())
     main = runpy.run_path(str(EXAMPLES / "nas_benchmark.py"))["main"]
     main(["--candidates", "10", "--cells", "10", "--built", "1", "--workers", "1"])
     lines = capsys.readouterr().out.splitlines()

@@ -12,12 +12,12 @@ from explanationdata import explanation, outlook, prediction
 from factories import add, device, dispatch, graph, kernel_fit, linear, machine_here, profile
 
 import latpred
-from latpred import profiles
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
-from latpred.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio
-from latpred.graph import ModelGraph
-from latpred.outlook import grid_room
-from latpred.profile import DeviceInfo, DispatchFit
+from latpred.explanation.advice import grid_room
+from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Excluded, ratio
+from latpred.graph.graph import ModelGraph
+from latpred.profile import store
+from latpred.profile.document import DeviceInfo, DispatchFit
 from latpred.runtimes.cuda_graphs import CudaGraphs
 from latpred.tables import PREDICTED, check
 
@@ -32,7 +32,7 @@ def saved(info: DeviceInfo | None = None, name: str = "gpu", **runtimes: Dispatc
         kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5) for family in ("gemm", "elementwise")
     ]
     made = msgspec.structs.replace(profile(info, fits, costs), name=name)
-    profiles.save(made)
+    store.save(made)
     return name
 
 
@@ -199,7 +199,7 @@ def test_a_notebook_gets_tables_without_anything_unescaped() -> None:
 def test_json_and_rows() -> None:
     found = latpred.explain(network(), 4, device=saved())
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert document["schema"] == "latpred.explanation/1"
+    assert document["schema"] == "latpred.explanation.explanation/1"
     assert [row["runtime"] for row in document["runtimes"]] == ["cuda-graphs", "eager"]
     assert document["runtimes"][0]["speedup"]["times"] > 1
     assert document["outlooks"]["eager"]["rooms"]["batch"]["now"] == 4
@@ -224,7 +224,7 @@ def test_a_graph_has_its_inputs_already() -> None:
 def test_this_machines_own_profile_is_the_default() -> None:
     info = device(name="cpu", kind="cpu", asynchronous=False)
     here = machine_here()
-    profiles.save(msgspec.structs.replace(profile(info), name="cpu", machine=here))
+    store.save(msgspec.structs.replace(profile(info), name="cpu", machine=here))
     found = latpred.explain(network())
     assert found.fastest.prediction.device == "cpu"
     assert found.eager is found.fastest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latpred.features import TILE, layout, read, waves
+from latpred.graph.features import TILE, layout, read, waves
 from latpred.ops.families import DIMS
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import latpred
-from latpred.fingerprints import fingerprint
+from latpred.search.resume import fingerprint
 
 
 def builder(width: int) -> Callable[[], nn.Module]:

@@ -14,8 +14,10 @@ from factories import graph, linear
 from profiledata import profile
 
 import latpred
-from latpred import calibration, firsttime, home, host_activity, profiles
+from latpred import calibration, host, storage
 from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
+from latpred.prediction import find
+from latpred.profile import store
 
 
 @pytest.fixture
@@ -26,10 +28,10 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     def calibrate(device: str, *, quick: bool, progress: object) -> object:
         assert callable(progress)
         made.append((device, quick))
-        profiles.save(profile())
+        store.save(profile())
         return profile()
 
-    monkeypatch.setenv(firsttime.VARIABLE, "quick")
+    monkeypatch.setenv(find.VARIABLE, "quick")
     monkeypatch.setattr(calibration, "calibrate", calibrate, raising=False)
     return made
 
@@ -55,10 +57,10 @@ def test_what_is_named_is_not_calibrated(asked: dict[str, object], calibrations:
 
 
 def test_it_can_be_switched_off(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(firsttime.VARIABLE, "Never")
+    monkeypatch.setenv(find.VARIABLE, "Never")
     with pytest.raises(NoProfileError):
         latpred.predict(graph(linear()))
-    monkeypatch.setenv(firsttime.VARIABLE, "maybe")
+    monkeypatch.setenv(find.VARIABLE, "maybe")
     with pytest.raises(UsageError, match="LATPRED_CALIBRATE='maybe' is not known; set it to quick or never"):
         latpred.predict(graph(linear()))
     assert calibrations == []
@@ -67,12 +69,12 @@ def test_it_can_be_switched_off(calibrations: list[tuple[object, ...]], monkeypa
 def test_who_comes_second_waits_and_does_not_calibrate_again(
     calibrations: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (home.data_dir() / "calibration").mkdir(parents=True)
-    first = filelock.FileLock(home.data_dir() / "calibration" / "first.lock", thread_local=False)
+    (storage.data_dir() / "calibration").mkdir(parents=True)
+    first = filelock.FileLock(storage.data_dir() / "calibration" / "first.lock", thread_local=False)
     first.acquire()
 
     def finish() -> None:
-        profiles.save(profile())
+        store.save(profile())
         first.release()
 
     threading.Timer(0.2, finish).start()
@@ -83,7 +85,7 @@ def test_who_comes_second_waits_and_does_not_calibrate_again(
 
 @pytest.mark.usefixtures("read_only_home")
 def test_where_nothing_can_be_kept_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(firsttime.VARIABLE, "quick")
+    monkeypatch.setenv(find.VARIABLE, "quick")
     with pytest.raises(CalibrationError, match=r"Permission denied\. Make it writable, or choose another directory"):
         latpred.predict(graph(linear()))
 
@@ -91,16 +93,19 @@ def test_where_nothing_can_be_kept_that_is_said(monkeypatch: pytest.MonkeyPatch)
 def test_other_work_is_said_before_measuring_beside_it(
     calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(host_activity, "busy_notes", lambda usable: ["load 10.2"])
+    monkeypatch.setattr(host, "busy_notes", lambda usable: ["load 10.2"])
     latpred.predict(graph(linear()))
     assert "other work keeps the processors busy (load 10.2), so figures will be rough" in capsys.readouterr().err
     assert calibrations
 
 
 def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firsttime, "WAIT_S", 0.05)
-    (home.data_dir() / "calibration").mkdir(parents=True)
-    with filelock.FileLock(home.data_dir() / "calibration" / "first.lock"), pytest.raises(BusyError, match="minutes"):
+    monkeypatch.setattr(find, "WAIT_S", 0.05)
+    (storage.data_dir() / "calibration").mkdir(parents=True)
+    with (
+        filelock.FileLock(storage.data_dir() / "calibration" / "first.lock"),
+        pytest.raises(BusyError, match="minutes"),
+    ):
         latpred.predict(graph(linear()))
     assert calibrations == []
 
@@ -124,9 +129,9 @@ print(point.latency_ms > 0, point.provenance.profile)
 
 @pytest.mark.slow
 def test_for_real(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(firsttime.VARIABLE, "quick")
+    monkeypatch.setenv(find.VARIABLE, "quick")
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert done.stdout == "True cpu\n", done.stderr
     assert all(line.startswith("latpred: ") for line in done.stderr.splitlines())
-    assert msgspec.structs.asdict(profiles.find("cpu"))["provenance"] == "measured"
-    assert latpred_home in profiles.path("cpu").parents
+    assert msgspec.structs.asdict(store.find("cpu"))["provenance"] == "measured"
+    assert latpred_home in store.path("cpu").parents

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import latpred
-from latpred import specs
 from latpred.errors import ProfileError, TraceError
-from latpred.formats import FP64_OVER_FP32
 from latpred.ops.families import root
-from latpred.prediction import Prediction
-from latpred.runtimes import walking
-from latpred.tracing.usualdtype import usual_dtype
+from latpred.prediction.fallbacks import FP64_OVER_FP32
+from latpred.prediction.prediction import Prediction
+from latpred.profile import gpus
+from latpred.runtimes import lowering
+from latpred.tracing.meta_module import usual_dtype
 
 WIDTH = 2048
 
@@ -71,12 +71,12 @@ def test_convolutions_in_doubles_do_without_tf32() -> None:
 
 
 def test_every_architecture_has_a_rate_of_doubles() -> None:
-    assert {spec.compute_capability for spec in specs.SPECS} <= set(FP64_OVER_FP32)
+    assert {spec.compute_capability for spec in gpus.SPECS} <= set(FP64_OVER_FP32)
 
 
 @pytest.mark.parametrize("runtime", ["torchscript", "compile", "onnxruntime"])
 def test_other_runtimes_run_doubles(runtime: str) -> None:
-    graph = walking.walk(nn.Linear(8, 8, dtype=torch.float64), torch.zeros(1, 8), runtime=runtime)
+    graph = lowering.walk(nn.Linear(8, 8, dtype=torch.float64), torch.zeros(1, 8), runtime=runtime)
     assert graph.precision == "fp64"
     assert {op.dtype for op in graph.ops if root(op.family) == "gemm"} == {"float64"}
 

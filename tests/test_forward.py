@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
-from latpred.forward import DEVICE, HOST, WAIT, forward_pass
-from latpred.graph import ModelGraph
-from latpred.predictor import Predictor
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.prediction.timeline import DEVICE, HOST, WAIT, forward_pass
 
 FITS = tuple(
     kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=1e7)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from latpred import recording, tables
+from latpred import tables
+from latpred.accuracy import recording
 
 FOLDER = Path(__file__).parent.parent / "examples" / "framework_tax"
 SMALL = {

@@ -14,17 +14,18 @@ from profiledata import kernel, profile
 from tracing.test_generation import gpt2
 
 import latpred
-from latpred import profiles, tables
+from latpred import tables
 from latpred.cli import main
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.generating import generation_curve
-from latpred.predictor import Predictor
-from latpred.tracing.generation import trace_generation
+from latpred.explanation.generation import generation_curve
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.tracing.text_generation import trace_generation
 
 
 @pytest.fixture(autouse=True)
 def known() -> None:
-    profiles.save(profile())
+    store.save(profile())
 
 
 def test_the_steps_add_up() -> None:
@@ -71,7 +72,7 @@ def test_many_steps_are_priced_at_some_lengths_and_lie_on_lines_between(monkeypa
     graph = trace_generation(gpt2(), 6, 12)
     predictor, batches = Predictor(profile()), np.array([16])
     each = generation_curve(predictor, graph, batches)[0]
-    monkeypatch.setattr("latpred.generating._MOST_PRICED", 4)
+    monkeypatch.setattr("latpred.explanation.generation._MOST_PRICED", 4)
     some = generation_curve(predictor, graph, batches)[0]
     assert some.step_ms == pytest.approx(each.step_ms, rel=1e-3)
     assert [step.cached for step in some.steps] == [step.cached for step in each.steps]
@@ -85,7 +86,7 @@ def test_what_it_looks_like() -> None:
     assert "<table>" in curve._repr_html_()
     assert "<table>" in curve[0]._repr_html_()
     document = json.loads(json.dumps(curve.to_dict(), allow_nan=False))
-    assert document["schema"] == "latpred.generation-curve/1"
+    assert document["schema"] == "latpred.explanation.generation-curve/1"
     assert len(document["points"][0]["steps"]) == 3
     assert curve[0].to_dict()["batch"] == 1
 

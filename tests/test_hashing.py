@@ -11,9 +11,9 @@ from tabledata import measured, predicted
 from torch import nn
 
 import latpred
-from latpred import profiles
-from latpred.profile_codec import decode, encode
-from latpred.tracing.generation import trace_generation
+from latpred.profile import store
+from latpred.profile.codec import decode, encode
+from latpred.tracing.text_generation import trace_generation
 
 DEVICE = "epyc-shared"
 X = torch.zeros(1, 8)
@@ -57,7 +57,7 @@ def test_other_records_have_other_hashes() -> None:
     curve = latpred.predict(nn.Linear(8, 8), [1, 4, 8], inputs=X, device=DEVICE)
     assert len(set(curve)) == 3
     assert len({hash(latpred.trace(nn.Linear(8, width), X)) for width in (1, 2, 3)}) == 3
-    shipped = [entry.profile for entry in profiles.listing() if entry.profile is not None]
+    shipped = [entry.profile for entry in store.listing() if entry.profile is not None]
     assert len(set(map(hash, shipped))) == len(shipped) > 3
 
 

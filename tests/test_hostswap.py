@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 import latpred
-from latpred import hostprofile, hostswap, profiles
 from latpred.errors import HostError, UsageError
-from latpred.hostprofile import HOST_SCHEMA, HostProfile
-from latpred.profile import DispatchFit
+from latpred.prediction import host_swap
+from latpred.profile import host_profile, store
+from latpred.profile.document import DispatchFit
+from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 
 COSTS = {"view.transpose": 2.0, "view.reshape": 3.0, "view.slice": 4.0, "free.dropout": 1.0, "gemm.linear": 12.0}
 
@@ -28,7 +29,7 @@ def dispatch(factor: float = 1.0, kernels: float = 1.0) -> DispatchFit:
 
 def measured(name: str, fit: DispatchFit, **machine: object) -> HostProfile:
     made = HostProfile(name, "host", HOST_SCHEMA, "2026-01-02T03:04:05+00:00", factories.machine(**machine), fit, 3.0)
-    hostprofile.save(made)
+    host_profile.save(made)
     return made
 
 
@@ -41,7 +42,7 @@ def network() -> latpred.ModelGraph:
 
 
 def test_only_dispatch_is_scaled() -> None:
-    profiles.save(device_profile(dispatch()))
+    store.save(device_profile(dispatch()))
     plain = latpred.predict(network(), device="example")
     other = latpred.predict(network(), device="example", host=2.0)
     assert other.overhead_ms == pytest.approx(2.0 * plain.overhead_ms)
@@ -52,7 +53,7 @@ def test_only_dispatch_is_scaled() -> None:
 
 
 def test_every_runtime_is_scaled() -> None:
-    swapped = hostswap.swapped(device_profile(dispatch()), hostswap.Swap(1.5, 0.1, "x"))
+    swapped = host_swap.swapped(device_profile(dispatch()), host_swap.Swap(1.5, 0.1, "x"))
     assert swapped.runtimes["torchscript"].fixed_us == 10.5
     assert swapped.runtimes["eager"].costs_us["gemm.linear"] == 18.0
     assert swapped.kernels == device_profile(dispatch()).kernels
@@ -61,60 +62,60 @@ def test_every_runtime_is_scaled() -> None:
 def test_a_named_host_scales_by_what_both_were_measured_in() -> None:
     measured("old-server", dispatch(1.7))
     profile = device_profile(dispatch())
-    found = hostswap.find("old-server", profile)
+    found = host_swap.find("old-server", profile)
     assert found.factor == pytest.approx(1.7)
     assert "Example 9000" in found.caveat
 
 
 def test_a_gpu_s_host_is_compared_by_what_launches_nothing() -> None:
     # Measured on a CPU: its ops that launch kernels hold the kernel and not the launch.
-    factor, _ = hostswap.ratio(dispatch(1.3, kernels=4.0), dispatch(), quiet=True)
+    factor, _ = host_swap.ratio(dispatch(1.3, kernels=4.0), dispatch(), quiet=True)
     assert factor == pytest.approx(1.3)
 
 
 def test_one_odd_class_does_not_matter() -> None:
     odd = dispatch(0.8)
     odd = msgspec.structs.replace(odd, costs_us=odd.costs_us | {"view.slice": 40.0, "view.reshape": 0.0})
-    factor, spread = hostswap.ratio(odd, dispatch(), quiet=False)
+    factor, spread = host_swap.ratio(odd, dispatch(), quiet=False)
     assert factor == pytest.approx(0.8)
-    assert spread >= hostswap.LEAST_SPREAD
+    assert spread >= host_swap.LEAST_SPREAD
 
 
 def test_this_host_is_the_one_measured_here_else_the_cpu_profile_s() -> None:
     profile = device_profile(dispatch())
     with pytest.raises(HostError, match="latpred calibrate --host-only"):
-        hostswap.find("this", profile)
+        host_swap.find("this", profile)
     cpu = factories.profile(factories.device(kind="cpu", asynchronous=False), runtimes={"eager": dispatch(1.2)})
-    profiles.save(msgspec.structs.replace(cpu, name="cpu", machine=factories.machine_here()))
-    assert hostswap.find("this", profile).factor == pytest.approx(1.2)
+    store.save(msgspec.structs.replace(cpu, name="cpu", machine=factories.machine_here()))
+    assert host_swap.find("this", profile).factor == pytest.approx(1.2)
     measured("elsewhere", dispatch(9.0))
     measured("here", dispatch(1.4), **msgspec.structs.asdict(factories.machine_here()))
-    assert hostswap.find("this", profile).factor == pytest.approx(1.4)
+    assert host_swap.find("this", profile).factor == pytest.approx(1.4)
 
 
 def test_a_device_profile_s_host_can_be_meant() -> None:
-    profiles.save(device_profile(dispatch(2.5)))
-    assert hostswap.find("example", device_profile(dispatch())).factor == pytest.approx(2.5)
+    store.save(device_profile(dispatch(2.5)))
+    assert host_swap.find("example", device_profile(dispatch())).factor == pytest.approx(2.5)
 
 
 def test_factors_and_names_that_are_none() -> None:
     profile = device_profile(dispatch())
     for wrong in (0.0, -1.0, "nan", 1e6):
         with pytest.raises(UsageError, match=r"--host 1\.3"):
-            hostswap.find(wrong, profile)
+            host_swap.find(wrong, profile)
     measured("old-server", dispatch(1.7))
     with pytest.raises(HostError, match=r"'old-sever'\. Did you mean old-server\?"):
-        hostswap.find("old-sever", profile)
+        host_swap.find("old-sever", profile)
     with pytest.raises(HostError, match="share 3 dispatch classes"):
-        hostswap.ratio(msgspec.structs.replace(dispatch(), costs_us={"view.transpose": 1.0}), dispatch(), quiet=True)
+        host_swap.ratio(msgspec.structs.replace(dispatch(), costs_us={"view.transpose": 1.0}), dispatch(), quiet=True)
 
 
 def test_a_damaged_host_profile_says_so(tmp_path) -> None:
     made = measured("laptop", dispatch())
-    assert hostprofile.load("laptop") == made
-    hostprofile.path("laptop").write_text('{"name": "laptop"}')
+    assert host_profile.load("laptop") == made
+    host_profile.path("laptop").write_text('{"name": "laptop"}')
     with pytest.raises(HostError, match="is not a host profile"):
-        hostprofile.load("laptop")
-    assert hostprofile.listing() == []
+        host_profile.load("laptop")
+    assert host_profile.listing() == []
     with pytest.raises(HostError, match="cannot name a host"):
-        hostprofile.path("../up")
+        host_profile.path("../up")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from factories import graph, linear
 
-from latpred.identity import IdentityCache, Recent
+from latpred.caches import IdentityCache, Recent
 
 
 class Value:

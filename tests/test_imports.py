@@ -53,7 +53,7 @@ CIRCLES = (
     "cli.calibrating cli.repeating",
     "calibration.studies.queuefit calibration.studies.wholefit",
 )
-SEPARATE = (("latpred.profile", "latpred.tracing"), ("latpred.prediction", "latpred.tracing"))
+SEPARATE = (("latpred.profile.document", "latpred.tracing"), ("latpred.prediction.prediction", "latpred.tracing"))
 ALONE = ("latpred.errors", "latpred.units")
 
 CLOCKS = {"time", "timeit", "torch.utils.benchmark", "torch.profiler", "cProfile"}

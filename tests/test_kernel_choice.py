@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from factories import device, dispatch, graph, kernel_fit, machine, profile
 
-from latpred import datasheet, specs
-from latpred.features import NATIVE
-from latpred.graph import Line, Op
+from latpred.graph.features import NATIVE
+from latpred.graph.graph import Line, Op
 from latpred.ops.families import CONV_DIMS
-from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
+from latpred.prediction.predictor import Predictor
+from latpred.profile import datasheet, gpus
+from latpred.profile.document import DeviceProfile
 
 CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=0.0)
 
@@ -73,6 +73,6 @@ def test_gpus_have_libraries_for_all_convolutions() -> None:
 
 
 def test_a_small_convolution_takes_a_gpu_of_a_datasheet_time_to_compute() -> None:
-    predictor = Predictor(datasheet.profile_of(specs.spec("a100")))
+    predictor = Predictor(datasheet.profile_of(gpus.spec("a100")))
     light, heavy = (msgspec.structs.replace(convolution(), macs=Line(0, macs)) for macs in (10**3, 10**9))
     assert predictor.predict(graph(heavy)).compute_ms > 2 * predictor.predict(graph(light)).compute_ms

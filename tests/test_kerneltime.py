@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from factories import kernel_fit
 
-from latpred import kerneltime
-from latpred.features import layout
-from latpred.kerneltime import KernelModel
+from latpred.graph.features import layout
+from latpred.prediction import kernel_times
+from latpred.prediction.kernel_times import KernelModel
 
 
 def rows(count: int, seed: int = 0) -> np.ndarray:
@@ -37,10 +37,10 @@ def test_rows_of_another_shape_with_the_same_numbers_are_others() -> None:
 
 
 def test_no_more_is_kept_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kerneltime, "MOST_KEPT", 3)
+    monkeypatch.setattr(kernel_times, "MOST_KEPT", 3)
     kept = model()
     for seed in range(6):
         kept.times(rows(2, seed))
     assert len(kept._known) == 3
-    kept.times(rows(kerneltime.MOST_KEPT_VALUES))
+    kept.times(rows(kernel_times.MOST_KEPT_VALUES))
     assert len(kept._known) == 3

@@ -14,19 +14,20 @@ from profiledata import profile
 from torch import nn
 
 import latpred
-from latpred import Lengths, profiles
+from latpred import Lengths
+from latpred.api import lengths_curve
 from latpred.cli import main
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.lengthwise import lengths_curve
-from latpred.predictor import Predictor, checked_batches
-from latpred.profile import DeviceProfile
+from latpred.prediction.predictor import Predictor, checked_batches
+from latpred.profile import store
+from latpred.profile.document import DeviceProfile
 
 PAPER = Lengths(mean=20.92, std=10.18, padded_to=128)
 
 
 @pytest.fixture(autouse=True)
 def known() -> None:
-    profiles.save(profile())
+    store.save(profile())
 
 
 def encoder() -> nn.TransformerEncoder:

@@ -14,9 +14,10 @@ from torch import nn
 from transformers import BertConfig
 
 import latpred
-from latpred import many, profiles
 from latpred.errors import CandidateError, ProfileError, UsageError
-from latpred.predictor import Predictor
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.search import many
 
 INPUTS = (torch.zeros(2, 64),)
 SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
@@ -192,6 +193,6 @@ def test_wrong_questions_are_refused_before_any_candidate_is_touched() -> None:
 
 
 def test_the_public_call_finds_the_profile() -> None:
-    profiles.save(predictor().profile)
+    store.save(predictor().profile)
     table = latpred.predict_many([network()], device="example", inputs=INPUTS)
     assert table.latency_ms[0] == predictor().predict_many([network()], inputs=INPUTS).latency_ms[0]

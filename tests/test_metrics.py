@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from latpred import metrics
+from latpred.accuracy import metrics
 
 
 def test_errors_by_hand() -> None:

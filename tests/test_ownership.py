@@ -8,9 +8,10 @@ from factories import graph, linear, machine_here
 from profiledata import machine, profile
 
 import latpred
-from latpred import host, ownership, profiles
-from latpred.ownership import Owner, caveat, owner
-from latpred.profile_codec import _digest, decode, encode
+from latpred import host
+from latpred.profile import store
+from latpred.profile.codec import _digest, decode, encode
+from latpred.profile.store import Owner, caveat, owner
 
 OLD = {"machine_id": "", "cpu_model": ""}  # as profiles were before
 
@@ -53,7 +54,7 @@ def test_an_id_that_differs_is_another_machine_of_the_same_hardware() -> None:
 
 
 def test_an_older_profile_loads_and_says_that_it_may_be_anothers() -> None:
-    profiles.save(profile(machine=machine(**OLD)))
+    store.save(profile(machine=machine(**OLD)))
     found = latpred.predict(graph(linear()))
     assert any(caveat.startswith("perhaps measured on another machine") for caveat in found.provenance.caveats)
 
@@ -65,11 +66,11 @@ def test_a_document_without_the_new_fields_is_read() -> None:
     del document["sha256"]
     document["sha256"] = _digest(document)
     read = decode(msgspec.json.encode(document), "old.json")
-    assert ownership.owner(read.machine) is Owner.ALIKE
+    assert store.owner(read.machine) is Owner.ALIKE
 
 
 def test_another_number_of_threads_is_a_caveat(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiles.save(profile(machine=machine(threads=2)))
+    store.save(profile(machine=machine(threads=2)))
     said = (
         "measured with 2 threads, here torch uses 1: ask with threads=1 (--threads 1), which needs a profile of its own"
     )

@@ -11,14 +11,15 @@ from explanationdata import explanation, prediction
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile
 from tabledata import measured, predicted
 
-from latpred import accuracy, plot
+from latpred import plot
+from latpred.accuracy import comparison
 from latpred.errors import MissingPackageError, TableError, UsageError
-from latpred.forward import forward_pass
-from latpred.graph import ModelGraph
-from latpred.plot import bars, style
+from latpred.graph.graph import ModelGraph
+from latpred.plot import breakdown, style
 from latpred.plot.curves import regions, span_of
-from latpred.prediction import Curve
-from latpred.predictor import Predictor
+from latpred.prediction.prediction import Curve
+from latpred.prediction.predictor import Predictor
+from latpred.prediction.timeline import forward_pass
 from latpred.tables import KEYS
 
 FITS = tuple(
@@ -140,9 +141,9 @@ def test_many_classes_share_the_last_colour() -> None:
     from dataclasses import replace
 
     many = replace(point, costs=costs)
-    names = bars.largest([many])
+    names = breakdown.largest([many])
     assert names == [*"kjihgfe", "other"]
-    assert bars.times(many, "other", names) == pytest.approx((0.006, 0.006))
+    assert breakdown.times(many, "other", names) == pytest.approx((0.006, 0.006))
     assert len(set(style.looks(names).values())) == len(names)
 
 
@@ -150,7 +151,7 @@ def test_a_validation_shows_every_cell(tmp_path: Path) -> None:
     cells = [("bert", batch) for batch in (1, 2, 4)] + [("resnet", batch) for batch in (1, 2, 4)]
     truth = measured([(model, batch, 0.01 * batch) for model, batch in cells])
     guess = predicted([(model, batch, 0.011 * batch) for model, batch in cells])
-    report = accuracy.compare(guess, truth)
+    report = comparison.compare(guess, truth)
     ax = plot.agreement(report, plot.blank())
     (points,) = [one for one in ax.get_lines() if one.get_label() == "cell"]
     assert sorted(points.get_ydata()) == pytest.approx(sorted(0.011 * batch * 1e3 for _, batch in cells))

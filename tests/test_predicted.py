@@ -10,11 +10,12 @@ from tabledata import measured
 from torch import nn
 
 import latpred.tracing
-from latpred import accuracy, tables
+from latpred import tables
+from latpred.accuracy import comparison
+from latpred.accuracy.predicted import GraphKey, predict_table, trace_models
 from latpred.errors import MissingPackageError, TableError
-from latpred.graph import ModelGraph
-from latpred.predicted import GraphKey, predict_table, trace_models
-from latpred.predictor import Predictor
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
 
 KEY = GraphKey("bert", "seq", 16, "fp32")
 
@@ -74,17 +75,17 @@ def test_models_that_lack_a_package_are_left_out_of_an_evaluation(
     outside = pd.DataFrame(
         {"model": ["bert", "lib:a", "lib:b", "lib:b"], "batch": [4, 1, 1, 2], "latency_s": [0.1] * 4, "gpu": "none"}
     )
-    report = accuracy.evaluate(outside, profile(), graphs=known)
+    report = comparison.evaluate(outside, profile(), graphs=known)
     assert report.overall.cells == 1
     assert "3 rows of 2 models are left out (lib:a, lib:b): lib cannot be used: it does not fit." in report.notes
     assert report.only_measured == ()
     with pytest.raises(MissingPackageError, match="none of the table's models can be walked: lib cannot be used"):
-        accuracy.evaluate(outside.iloc[1:], profile(), graphs=known)
+        comparison.evaluate(outside.iloc[1:], profile(), graphs=known)
 
 
 def test_evaluate_an_outside_table(graph: ModelGraph) -> None:
     truth = Predictor(profile()).predict(graph, 4).latency_ms / 1e3
     outside = pd.DataFrame({"model": ["bert"], "batch": [4], "latency_s": [truth / 1.25], "gpu": ["none"]})
-    report = accuracy.evaluate(outside, profile(), graphs={GraphKey("bert", "default", 0, "fp32"): graph})
+    report = comparison.evaluate(outside, profile(), graphs={GraphKey("bert", "default", 0, "fp32"): graph})
     assert report.overall.median == pytest.approx(0.25)
     assert "measured on unknown" in report.notes[0]

@@ -13,11 +13,11 @@ import pytest
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
 from latpred.errors import ProfileError, UsageError
-from latpred.graph import Line, ModelGraph
-from latpred.landmarks import MOST, first_true
-from latpred.predictor import Predictor
-from latpred.pricing import PriceList
-from latpred.profile import DeviceProfile
+from latpred.graph.graph import Line, ModelGraph
+from latpred.prediction.crossover import MOST, first_true
+from latpred.prediction.predictor import Predictor
+from latpred.prediction.pricing import PriceList
+from latpred.profile.document import DeviceProfile
 
 CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=0.0)
 

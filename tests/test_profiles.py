@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiledata import kernel, machine, profile
 
-from latpred import profiles
 from latpred.errors import NoProfileError, ProfileError
-from latpred.profile import BENCHMARK, CUDNN, SCHEMA_VERSION, THREADS, DeviceInfo, DeviceProfile
-from latpred.profile_codec import decode, encode
+from latpred.profile import store
+from latpred.profile.codec import decode, encode
+from latpred.profile.document import BENCHMARK, CUDNN, SCHEMA_VERSION, THREADS, DeviceInfo, DeviceProfile
 
 
 def rewritten(change: Callable[[dict], None]) -> bytes:
@@ -37,42 +37,42 @@ def refusal(data: bytes) -> str:
 
 
 def test_profiles_measured_in_several_ways_are_told_apart() -> None:
-    profiles.save(profile())
+    store.save(profile())
     asked = profile("cpu-2-threads", machine=machine(threads=2), protocol={THREADS: "2, as asked for"})
-    profiles.save(msgspec.structs.replace(asked, created="2026-05-01T00:00:00+00:00"))
-    assert profiles.find().name == "cpu"  # although the other is newer
-    assert profiles.find("cpu", threads=1).name == "cpu"
-    assert profiles.find(threads=2).name == "cpu-2-threads"
+    store.save(msgspec.structs.replace(asked, created="2026-05-01T00:00:00+00:00"))
+    assert store.find().name == "cpu"  # although the other is newer
+    assert store.find("cpu", threads=1).name == "cpu"
+    assert store.find(threads=2).name == "cpu-2-threads"
     with pytest.raises(NoProfileError) as refused:
-        profiles.find("cpu", threads=3)
+        store.find("cpu", threads=3)
     assert str(refused.value).startswith("no profile of cpu was measured with 3 threads (there is cpu")
     assert str(refused.value).endswith("Make one with: latpred calibrate --device cpu --threads 3 --name cpu-3")
 
 
 def test_a_named_profile_is_held_to_how_it_was_measured() -> None:
-    profiles.save(profile("server"))
-    assert profiles.find("server", threads=1).name == "server"
+    store.save(profile("server"))
+    assert store.find("server", threads=1).name == "server"
     with pytest.raises(NoProfileError, match=r"measured with 4 threads \(there is server: 1 thread\)"):
-        profiles.find("server", threads=4)
+        store.find("server", threads=4)
 
 
 def test_cudnn_benchmark_is_a_way_of_measuring() -> None:
     info = msgspec.structs.replace(profile().device, kind="cuda", name="gpu")
     plain = profile("gpu", device=info, protocol={CUDNN: "no benchmark"})
-    profiles.save(plain)
+    store.save(plain)
     with pytest.raises(NoProfileError, match=r"cudnn.benchmark on .*latpred calibrate --device cuda --cudnn-benchmark"):
-        profiles.find("cuda:0", cudnn_benchmark=True)
-    profiles.save(profile("gpu-cudnn-benchmark", device=info, protocol={CUDNN: BENCHMARK}))
-    assert profiles.find("cuda:0", cudnn_benchmark=True).name == "gpu-cudnn-benchmark"
-    assert profiles.find(cudnn_benchmark=False).name == "gpu"
-    assert profiles.find().name == "gpu"
+        store.find("cuda:0", cudnn_benchmark=True)
+    store.save(profile("gpu-cudnn-benchmark", device=info, protocol={CUDNN: BENCHMARK}))
+    assert store.find("cuda:0", cudnn_benchmark=True).name == "gpu-cudnn-benchmark"
+    assert store.find(cudnn_benchmark=False).name == "gpu"
+    assert store.find().name == "gpu"
 
 
 def test_what_is_saved_is_found_again() -> None:
-    path = profiles.save(profile())
-    assert path == profiles.path("cpu")
-    assert path.parent == profiles.directory()
-    for found in (profiles.find(), profiles.find("cpu"), profiles.load("cpu"), profiles.load(path)):
+    path = store.save(profile())
+    assert path == store.path("cpu")
+    assert path.parent == store.directory()
+    for found in (store.find(), store.find("cpu"), store.load("cpu"), store.load(path)):
         assert msgspec.structs.replace(found, sha256="") == profile()
 
 
@@ -84,86 +84,86 @@ def test_the_checksum_is_that_of_the_sorted_compact_body() -> None:
 
 
 def test_saving_replaces_and_leaves_nothing_else() -> None:
-    profiles.save(profile(seconds=1.0))
-    profiles.save(profile(seconds=2.0))
-    assert [file.name for file in profiles.directory().iterdir()] == ["cpu.json"]
-    assert profiles.find().seconds == 2.0
+    store.save(profile(seconds=1.0))
+    store.save(profile(seconds=2.0))
+    assert [file.name for file in store.directory().iterdir()] == ["cpu.json"]
+    assert store.find().seconds == 2.0
 
 
 def test_a_write_that_fails_midway_keeps_the_old_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiles.save(profile(seconds=1.0))
+    store.save(profile(seconds=1.0))
 
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ProfileError, match=r"cannot write .*cpu\.json: No space left on device\. Make .* writable"):
-        profiles.save(profile(seconds=2.0))
-    assert [file.name for file in profiles.directory().iterdir()] == ["cpu.json"]
-    assert profiles.find().seconds == 1.0
+        store.save(profile(seconds=2.0))
+    assert [file.name for file in store.directory().iterdir()] == ["cpu.json"]
+    assert store.find().seconds == 1.0
 
 
 def test_without_a_profile_the_message_names_the_command() -> None:
     with pytest.raises(NoProfileError, match=r"no profile of this machine in .*\. Make one with: latpred calibrate$"):
-        profiles.find()
+        store.find()
     with pytest.raises(NoProfileError, match=r"no profile of cuda:0 .*latpred calibrate --device cuda:0$"):
-        profiles.find("cuda:0")
+        store.find("cuda:0")
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    profiles.save(profile("workstation"))
+    store.save(profile("workstation"))
     with pytest.raises(ProfileError, match=r"no profile is called 'workstatoin'\. Did you mean workstation\?"):
-        profiles.load("workstatoin")
+        store.load("workstatoin")
 
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b"])
 def test_a_name_cannot_leave_the_directory(name: str) -> None:
     with pytest.raises(ProfileError, match="cannot name a profile"):
-        profiles.path(name)
+        store.path(name)
 
 
 def test_another_machines_profile_is_used_only_when_named() -> None:
-    profiles.save(profile("server", machine=machine(hostname_hash="0" * 16, cpu="Another CPU")))
+    store.save(profile("server", machine=machine(hostname_hash="0" * 16, cpu="Another CPU")))
     with pytest.raises(NoProfileError, match=r"another machine's can be named, as in --device server"):
-        profiles.find()
-    assert profiles.find("server").name == "server"
+        store.find()
+    assert store.find("server").name == "server"
 
 
 def test_a_container_of_the_same_machine_has_another_name() -> None:
-    profiles.save(profile(machine=machine(hostname_hash="0" * 16, machine_id="")))
-    assert profiles.find().name == "cpu"
+    store.save(profile(machine=machine(hostname_hash="0" * 16, machine_id="")))
+    assert store.find().name == "cpu"
 
 
 def test_names_do_not_make_a_machine_this_one() -> None:
-    profiles.save(profile("vm", machine=machine(cpu_model="GenuineIntel 6-143-8 01234567")))
+    store.save(profile("vm", machine=machine(cpu_model="GenuineIntel 6-143-8 01234567")))
     with pytest.raises(NoProfileError, match=r"another machine's can be named, as in --device vm"):
-        profiles.find()
+        store.find()
 
 
 def test_this_machines_own_profile_comes_before_one_of_the_same_hardware() -> None:
-    profiles.save(profile("node", created="2026-02-01T00:00:00+00:00", machine=machine(machine_id="0" * 16)))
-    assert profiles.find().name == "node"
-    profiles.save(profile("own", created="2026-01-01T00:00:00+00:00"))
-    assert profiles.find().name == "own"
+    store.save(profile("node", created="2026-02-01T00:00:00+00:00", machine=machine(machine_id="0" * 16)))
+    assert store.find().name == "node"
+    store.save(profile("own", created="2026-01-01T00:00:00+00:00"))
+    assert store.find().name == "own"
 
 
 def test_the_gpu_comes_before_the_cpu_and_the_newest_before_the_older() -> None:
     gpu = DeviceInfo(name="nvidia-h200", kind="cuda", asynchronous=True, memory_bytes=2**37)
-    profiles.save(profile("old", created="2025-01-01T00:00:00+00:00"))
-    profiles.save(profile("new", created="2026-01-01T00:00:00+00:00"))
-    assert profiles.find().name == "new"
-    profiles.save(profile("gpu", device=gpu))
-    assert profiles.find().name == "gpu"
-    assert profiles.find("cuda:0").name == "gpu"
-    assert profiles.find("cpu").name == "new"
+    store.save(profile("old", created="2025-01-01T00:00:00+00:00"))
+    store.save(profile("new", created="2026-01-01T00:00:00+00:00"))
+    assert store.find().name == "new"
+    store.save(profile("gpu", device=gpu))
+    assert store.find().name == "gpu"
+    assert store.find("cuda:0").name == "gpu"
+    assert store.find("cpu").name == "new"
 
 
 def test_a_simulated_profile_is_never_the_default() -> None:
     simulated = DeviceInfo(name="simulated", kind="simulated", asynchronous=True, memory_bytes=2**34)
-    profiles.save(profile("simulated", device=simulated))
+    store.save(profile("simulated", device=simulated))
     with pytest.raises(NoProfileError):
-        profiles.find()
-    assert profiles.find("simulated").name == "simulated"
+        store.find()
+    assert store.find("simulated").name == "simulated"
 
 
 def test_truncated() -> None:
@@ -220,8 +220,8 @@ def test_a_number_too_large_for_a_float() -> None:
 def test_a_profile_that_is_not_finite_is_not_saved(number: float) -> None:
     broken = msgspec.structs.replace(kernel("gemm"), floor_us=number)
     with pytest.raises(ProfileError, match=rf"\$\.kernels\.fp32\.gemm\.floor_us is {number}"):
-        profiles.save(profile(kernels={"fp32": {"gemm": broken}}))
-    assert not profiles.directory().exists()
+        store.save(profile(kernels={"fp32": {"gemm": broken}}))
+    assert not store.directory().exists()
 
 
 def test_unknown_field() -> None:
@@ -251,31 +251,31 @@ def test_a_pickle_is_damage_not_a_profile() -> None:
 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"there is no profile at .*gone\.json\. List .* latpred profiles list"):
-        profiles.load(tmp_path / "gone.json")
+        store.load(tmp_path / "gone.json")
 
 
 def test_directory_instead_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="is a directory, not a profile"):
-        profiles.load(tmp_path)
+        store.load(tmp_path)
 
 
 @pytest.mark.usefixtures("read_only_home")
 def test_read_only_directory() -> None:
     with pytest.raises(ProfileError, match=r"Permission denied\. Make .* LATPRED_HOME=DIR"):
-        profiles.save(profile())
+        store.save(profile())
 
 
 def test_a_damaged_own_profile_is_not_passed_over_in_silence() -> None:
-    profiles.save(profile()).write_bytes(b"{")
+    store.save(profile()).write_bytes(b"{")
     with pytest.raises(ProfileError, match="is cut short") as caught:
-        profiles.find()
+        store.find()
     assert not isinstance(caught.value, NoProfileError)
 
 
 def test_listing_names_what_cannot_be_read() -> None:
-    profiles.save(profile("good"))
-    profiles.path("bad").write_text("")
-    found = {entry.name: entry for entry in profiles.listing() if entry.source == "user"}
+    store.save(profile("good"))
+    store.path("bad").write_text("")
+    found = {entry.name: entry for entry in store.listing() if entry.source == "user"}
     assert found["good"].problem == ""
     assert found["good"].profile is not None
     assert found["bad"].profile is None
@@ -284,12 +284,12 @@ def test_listing_names_what_cannot_be_read() -> None:
 
 def test_mismatch_is_said_in_sentences() -> None:
     then = profile()
-    assert profiles.mismatch(then, machine()) == []
+    assert store.mismatch(then, machine()) == []
     then = msgspec.structs.replace(then, machine=machine(stack={"python": "3.11.7", "torch": "2.13.0"}))
     now = machine(
         cpu="Other CPU", accelerator="H200", threads=8, stack={"python": "3.11.7", "torch": "2.14.0", "timm": "1"}
     )
-    assert profiles.mismatch(then, now) == [
+    assert store.mismatch(then, now) == [
         f"the host CPU is Other CPU, the profile's is {then.machine.cpu}",
         "the accelerator is H200, the profile's is none",
         "the number of threads is 8, the profile's is 1",
@@ -299,9 +299,9 @@ def test_mismatch_is_said_in_sentences() -> None:
 
 def test_the_home_directory_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
-    assert profiles.directory() == tmp_path / "profiles"
+    assert store.directory() == tmp_path / "profiles"
     monkeypatch.delenv("LATPRED_HOME")
-    assert profiles.directory().parent.name == "latpred"
+    assert store.directory().parent.name == "latpred"
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=0))

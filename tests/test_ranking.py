@@ -9,9 +9,10 @@ from profiledata import profile
 from torch import nn
 
 import latpred
-from latpred import metrics, profiles
+from latpred.accuracy import metrics
 from latpred.errors import UsageError
-from latpred.ranking import agreement, rank
+from latpred.profile import store
+from latpred.search.ranking import agreement, rank
 
 
 def network(width: int) -> nn.Module:
@@ -21,7 +22,7 @@ def network(width: int) -> nn.Module:
 
 
 def test_the_fastest_comes_first_and_failures_last() -> None:
-    profiles.save(profile())
+    store.save(profile())
     widths = (64, 8, 0, 256, 8)
     candidates = [lambda width=width: network(width) for width in widths]
     table = latpred.rank(candidates, batch=[1, 4], image=32)
@@ -44,7 +45,7 @@ def test_each_runtime_has_an_order_of_its_own() -> None:
 
 
 def test_an_empty_search_has_an_empty_order() -> None:
-    profiles.save(profile())
+    store.save(profile())
     assert list(rank([]).columns)[:2] == ["rank", "candidate"]
     assert len(rank([])) == 0
 

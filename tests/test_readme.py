@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from docblocks import ROOT, Shown
 from profiledata import profile
 
-from latpred import profiles
 from latpred.cli import VERBS, main
+from latpred.profile import store
 
 README = (ROOT / "README.md").read_text()
 
@@ -35,7 +35,7 @@ def test_two_lines_do_all_set_up_and_stand_on_the_first_screen() -> None:
 
 
 def test_the_first_line_predicts() -> None:
-    profiles.save(profile())
+    store.save(profile())
     command = docblocks.bash_lines(README)[0].partition(" && latpred ")[2]
     shown = CliRunner().invoke(main, shlex.split(command))
     assert shown.exit_code == 0, shown.stderr
@@ -44,7 +44,7 @@ def test_the_first_line_predicts() -> None:
 
 @pytest.mark.parametrize("shown", list(docblocks.shown_commands(README)), ids=lambda shown: shown.command)
 def test_a_command_prints_what_is_shown(shown: Shown) -> None:
-    profiles.save(profile())
+    store.save(profile())
     docblocks.demand_shown(shown)
 
 
@@ -53,7 +53,7 @@ def test_there_are_blocks_to_run() -> None:
 
 
 def test_python_examples_hold() -> None:
-    profiles.save(profile())
+    store.save(profile())
     assert docblocks.run_python(README, "README.md")
 
 

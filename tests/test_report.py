@@ -11,8 +11,8 @@ import pytest
 from reportdata import half_unknown, network, saved, studied
 
 from latpred import report
-from latpred.advice import recommended
 from latpred.errors import MissingPackageError, UsageError
+from latpred.explanation.advice import recommended
 from latpred.report import page, words
 from latpred.units import format_duration
 

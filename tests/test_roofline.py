@@ -13,10 +13,10 @@ from factories import kernel_fit
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
-from latpred.features import EFFORTS, layout
-from latpred.kerneltime import KernelModel
-from latpred.profile import KernelFit
-from latpred.roofline import RooflineRegressor, evaluate, scale_leaf
+from latpred.fit.roofline import RooflineRegressor, evaluate, scale_leaf
+from latpred.graph.features import EFFORTS, layout
+from latpred.prediction.kernel_times import KernelModel
+from latpred.profile.document import KernelFit
 
 PEAK, BANDWIDTH, FLOOR = 5e4, 2e3, 3.0
 
@@ -113,7 +113,7 @@ def test_numbers_survive_json_and_are_the_same_without_the_estimator() -> None:
 
 def test_evaluation_needs_neither_scipy_nor_scikit_learn() -> None:
     heavy = "('scipy', 'sklearn', 'torch', 'pandas')"
-    script = f"import sys, latpred.kerneltime; print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys, latpred.prediction.kernel_times; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

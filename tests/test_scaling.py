@@ -8,9 +8,9 @@ from factories import add, graph, linear, view
 from torch import nn
 
 import latpred
-from latpred.graph import Line
+from latpred.graph.graph import Line
+from latpred.graph.widen import GROWTHS, widened
 from latpred.ops.families import DIMS
-from latpred.scaling import GROWTHS, widened
 
 
 def test_products_grow_with_the_square_and_all_else_with_the_width() -> None:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from latpred import profiles, recording
+from latpred.accuracy import recording
+from latpred.profile import store
 
 
 class Shipped(NamedTuple):
@@ -30,7 +31,7 @@ RECORDINGS = (
 @pytest.fixture(scope="module", params=RECORDINGS, ids=lambda shipped: shipped.name)
 def replayed(request: pytest.FixtureRequest) -> tuple[Shipped, dict[str, Any]]:
     shipped: Shipped = request.param
-    return shipped, recording.load(shipped.name).replay(profiles.load(shipped.profile)).to_dict()
+    return shipped, recording.load(shipped.name).replay(store.load(shipped.profile)).to_dict()
 
 
 def test_predictions_of_models_that_no_fit_saw(replayed: tuple[Shipped, dict[str, Any]]) -> None:
@@ -48,7 +49,7 @@ def test_intervals_hold_what_they_say(replayed: tuple[Shipped, dict[str, Any]]) 
 
 
 def test_each_runtime_is_predicted_and_the_fastest_named() -> None:
-    report = recording.load("epyc-shared-runtimes").replay(profiles.load("epyc-shared")).to_dict()
+    report = recording.load("epyc-shared-runtimes").replay(store.load("epyc-shared")).to_dict()
     assert set(report["by_runtime"]) == {"eager", "torchscript", "onnxruntime"}
     assert all(errors["median"] < 0.11 for errors in report["by_runtime"].values())
     assert report["fastest"]["clear"] >= 30
@@ -56,6 +57,6 @@ def test_each_runtime_is_predicted_and_the_fastest_named() -> None:
 
 
 def test_compile_is_predicted() -> None:
-    report = recording.load("epyc-shared-compile").replay(profiles.load("epyc-shared")).to_dict()
+    report = recording.load("epyc-shared-compile").replay(store.load("epyc-shared")).to_dict()
     assert report["by_runtime"]["compile"]["median"] < 0.10
     assert report["by_runtime"]["compile"]["p90"] < 0.25

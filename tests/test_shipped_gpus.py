@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from latpred import Predictor, profiles
-from latpred.graph import ModelGraph
+from latpred import Predictor
+from latpred.graph.graph import ModelGraph
+from latpred.profile import store
 from latpred.tracing import trace
 
 NAMES = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
@@ -26,7 +27,7 @@ def graphs() -> dict[str, ModelGraph]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_says_what_it_is(name: str) -> None:
-    profile = profiles.load(name)
+    profile = store.load(name)
     assert profile.provenance == "fitted from published measurements"
     assert profile.machine.stack["torch"] == "1.12.1"
     assert profile.machine.stack["cuda"] == "11.6"
@@ -38,7 +39,7 @@ def test_says_what_it_is(name: str) -> None:
 def test_the_table_behind_them_is_named_plainly() -> None:
     from latpred import predict, tables
 
-    profile = profiles.load("rtx-8000")
+    profile = store.load("rtx-8000")
     assert tables.machine_name(profile.machine) == "17 published hosts + Quadro RTX 8000"
     said = {host: predict("resnet-18", device="rtx-8000", host=host).provenance.caveats[-1] for host in (None, 1.2)}
     assert said[None] == (
@@ -52,7 +53,7 @@ def test_intervals_cover_the_hosts_until_one_is_named() -> None:
     """How far models are off does not depend on the GPU, nor does how far hosts lie apart."""
     from latpred import predict
 
-    fits = [profiles.load(name).runtimes["eager"] for name in NAMES]
+    fits = [store.load(name).runtimes["eager"] for name in NAMES]
     assert len({(fit.spread, fit.busy_spread, fit.host_spread) for fit in fits}) == 1
     factor = {}
     for host in (None, 1.0):
@@ -67,7 +68,7 @@ def test_intervals_cover_the_hosts_until_one_is_named() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_predicts_a_curve(name: str, precision: str, graphs: dict[str, ModelGraph]) -> None:
-    curve = Predictor(profiles.load(name)).curve(graphs[precision], BATCHES, protocol="pipelined")
+    curve = Predictor(store.load(name)).curve(graphs[precision], BATCHES, protocol="pipelined")
     assert curve.regime[0] == "framework-bound"
     assert curve.regime[-1] != "framework-bound"
     assert (curve.latency_ms[1:] >= curve.latency_ms[:-1]).all()
@@ -79,8 +80,7 @@ def test_predicts_a_curve(name: str, precision: str, graphs: dict[str, ModelGrap
 
 def test_an_ampere_card_is_faster_than_a_pascal_one(graphs: dict[str, ModelGraph]) -> None:
     ampere, pascal = (
-        Predictor(profiles.load(name)).predict(graphs["fp32"], 512).compute_ms
-        for name in ("rtx-3090", "titan-x-pascal")
+        Predictor(store.load(name)).predict(graphs["fp32"], 512).compute_ms for name in ("rtx-3090", "titan-x-pascal")
     )
     assert 1.3 < pascal / ampere < 6.0
 
@@ -100,7 +100,7 @@ def test_width_batch_and_length_are_free_where_the_host_sets_the_pace() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_torchscript_costs_the_host_less_and_the_device_about_as_much(name: str, graphs: dict[str, ModelGraph]) -> None:
-    profile = profiles.load(name)
+    profile = store.load(name)
     assert profile.acceptance.runtimes == {"torchscript": True}
     assert "median" in profile.protocol["leave-one-model-out, torchscript"]
     predictor = Predictor(profile)

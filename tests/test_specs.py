@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from latpred import specs
 from latpred.errors import UnknownGpuError
+from latpred.profile import gpus
 
 # fp32 lanes of a multiprocessor, by compute capability
 LANES = {(6, 1): 128, (7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 9): 128, (9, 0): 128, (10, 0): 128}
 LANES |= {(12, 0): 128}
 # half-precision multiply-adds of a multiprocessor's tensor cores in a clock, accumulated in fp32
 TENSOR = {(7, 0): 512, (7, 5): 512, (8, 0): 1024, (8, 6): 512, (8, 9): 512, (9, 0): 2048, (10, 0): 4096, (12, 0): 512}
-ANY = pytest.mark.parametrize("gpu", specs.SPECS, ids=lambda gpu: gpu.name)
+ANY = pytest.mark.parametrize("gpu", gpus.SPECS, ids=lambda gpu: gpu.name)
 
 
 @ANY
-def test_the_fp32_peak_is_lanes_times_clock(gpu: specs.Spec) -> None:
+def test_the_fp32_peak_is_lanes_times_clock(gpu: gpus.Spec) -> None:
     expected = gpu.multiprocessors * LANES[gpu.compute_capability] * gpu.clock_hz
     assert gpu.macs_per_s["fp32"] == pytest.approx(expected, rel=0.02)
 
 
 @ANY
-def test_the_tensor_peaks_are_units_times_clock(gpu: specs.Spec) -> None:
+def test_the_tensor_peaks_are_units_times_clock(gpu: gpus.Spec) -> None:
     if not gpu.tensor_cores:
         assert gpu.peak_macs_per_s("fp16") == gpu.macs_per_s["fp32"]
         return
@@ -35,17 +35,17 @@ def test_the_tensor_peaks_are_units_times_clock(gpu: specs.Spec) -> None:
 
 
 @ANY
-def test_sizes_are_those_of_gpus(gpu: specs.Spec) -> None:
+def test_sizes_are_those_of_gpus(gpu: gpus.Spec) -> None:
     assert 250e9 < gpu.bandwidth_bytes_per_s < 10e12
-    assert 10 * specs.GIB < gpu.memory_bytes < 256 * specs.GIB
-    assert 2 * specs.MIB < gpu.l2_bytes < 256 * specs.MIB
+    assert 10 * gpus.GIB < gpu.memory_bytes < 256 * gpus.GIB
+    assert 2 * gpus.MIB < gpu.l2_bytes < 256 * gpus.MIB
     assert gpu.l2_bytes < gpu.memory_bytes / 100
     assert any(year in gpu.source for year in map(str, range(2016, 2026)))
     assert gpu.bandwidth_bytes_per_us * 1e6 == gpu.bandwidth_bytes_per_s
 
 
 def test_tf32_and_bf16_begin_with_ampere() -> None:
-    for gpu in specs.SPECS:
+    for gpu in gpus.SPECS:
         assert ("tf32" in gpu.precisions) == ("bf16" in gpu.precisions) == (gpu.compute_capability >= (8, 0))
         assert {"fp32", "fp16"} <= set(gpu.precisions)
 
@@ -70,23 +70,23 @@ def test_tf32_and_bf16_begin_with_ampere() -> None:
     ],
 )
 def test_a_gpu_has_many_names(asked: str, name: str) -> None:
-    assert specs.spec(asked).name == name
-    assert specs.known(asked)
+    assert gpus.spec(asked).name == name
+    assert gpus.known(asked)
 
 
 def test_no_name_stands_for_two_gpus() -> None:
-    plain = [specs._plain(name) for gpu in specs.SPECS for name in {gpu.name, gpu.title, *gpu.aliases}]
-    owners = {specs._plain(name): gpu.name for gpu in specs.SPECS for name in (gpu.name, gpu.title, *gpu.aliases)}
-    for gpu in specs.SPECS:
+    plain = [gpus._plain(name) for gpu in gpus.SPECS for name in {gpu.name, gpu.title, *gpu.aliases}]
+    owners = {gpus._plain(name): gpu.name for gpu in gpus.SPECS for name in (gpu.name, gpu.title, *gpu.aliases)}
+    for gpu in gpus.SPECS:
         for name in (gpu.name, gpu.title, *gpu.aliases):
-            assert owners[specs._plain(name)] == gpu.name
+            assert owners[gpus._plain(name)] == gpu.name
     assert len(set(plain)) == len(owners)
-    assert len(set(specs.names())) == len(specs.SPECS)
+    assert len(set(gpus.names())) == len(gpus.SPECS)
 
 
 def test_an_unknown_gpu_is_told_what_is_near() -> None:
     with pytest.raises(UnknownGpuError, match=r"'rtx 4009'.*Did you mean .*rtx-4090"):
-        specs.spec("rtx 4009")
+        gpus.spec("rtx 4009")
     with pytest.raises(UnknownGpuError, match=r"There are: titan-x-pascal, .*rtx-5090"):
-        specs.spec("zzz")
-    assert not specs.known("")
+        gpus.spec("zzz")
+    assert not gpus.known("")

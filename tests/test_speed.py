@@ -7,15 +7,15 @@ import msgspec
 import pandas as pd
 import pytest
 
-from latpred import speed, tables
-from latpred.accuracy import compare
-from latpred.calibration import reference_speed
+from latpred import host, tables
+from latpred.accuracy.comparison import compare
+from latpred.accuracy.predicted import GraphKey, predict_table
+from latpred.calibration.timing import reference_speed
 from latpred.errors import ProfileError
-from latpred.finding import predictor_now
-from latpred.predicted import GraphKey, predict_table
-from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
-from latpred.speed import SAME, SLOWED_POWER, Slowdown
+from latpred.host import SAME, SLOWED_POWER, Slowdown
+from latpred.prediction.find import predictor_now
+from latpred.prediction.predictor import Predictor
+from latpred.profile.document import DeviceProfile
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
 GRAPH = factories.graph(factories.linear(), factories.add())
@@ -27,15 +27,15 @@ def profile(**changes: object) -> DeviceProfile:
 
 
 def test_what_a_table_lacks_changes_nothing() -> None:
-    assert speed.slowdown({}, {"dispatch": 3.0}) == SAME
-    assert speed.slowdown({"dispatch": 2.0}, {}) == SAME
-    assert speed.ratio({"dispatch": 0.0}, {"dispatch": 3.0}) == {}
+    assert host.slowdown({}, {"dispatch": 3.0}) == SAME
+    assert host.slowdown({"dispatch": 2.0}, {}) == SAME
+    assert host.ratio({"dispatch": 0.0}, {"dispatch": 3.0}) == {}
 
 
 def test_each_kind_of_work_has_its_reference() -> None:
     now = {"dispatch": 150.0, "product": 400.0, "convolution": 288.0, "stream": 1100.0, "threads": 40.0}
-    assert speed.slowdown(THEN, now) == pytest.approx((1.5, 1.2, 1.2))
-    assert speed.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5, 1.0, 1.0)
+    assert host.slowdown(THEN, now) == pytest.approx((1.5, 1.2, 1.2))
+    assert host.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5, 1.0, 1.0)
 
 
 def test_a_slower_machine_takes_longer_by_what_limits_it() -> None:

@@ -15,10 +15,11 @@ import torch
 from factories import device, dispatch, kernel_fit, profile
 from torch import nn
 
-from latpred import collecting, pace, resuming, spreading
+from latpred import progress
 from latpred.errors import BusyError, CandidateError, TableError, UsageError, WorkerError
-from latpred.pace import Pace, Step
-from latpred.predictor import Predictor
+from latpred.prediction.predictor import Predictor
+from latpred.progress import Pace, Step
+from latpred.search import resume, workers
 
 INPUTS = (torch.zeros(2, 64),)
 
@@ -120,7 +121,7 @@ def test_when_no_worker_works_that_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(spreading, "work", lambda *_: broken())
+    monkeypatch.setattr(workers, "work", lambda *_: broken())
     with pytest.raises(WorkerError, match=r"no worker finishes anything.*no space left.*n_jobs=1"):
         predictor().predict_many(candidates(), n_jobs=2, **ASKED)
 
@@ -139,32 +140,32 @@ def test_chunks_follow_the_pace_and_candidates_are_read_as_they_are_needed() -> 
             read.append(number)
             yield number, number
 
-    flight = spreading._Flight(source(), jobs=2, total=0)
+    flight = workers._Flight(source(), jobs=2, total=0)
     chunks = iter(flight)
     number, chunk = next(chunks)
-    assert len(chunk) == spreading.FIRST_CHUNK
-    flight.land(spreading.Done(number, [], seconds=spreading.CHUNK_S / 2))
+    assert len(chunk) == workers.FIRST_CHUNK
+    flight.land(workers.Done(number, [], seconds=workers.CHUNK_S / 2))
     number, chunk = next(chunks)
-    assert len(chunk) == 2 * spreading.FIRST_CHUNK
-    flight.land(spreading.Done(number, [], seconds=1e-3))
+    assert len(chunk) == 2 * workers.FIRST_CHUNK
+    flight.land(workers.Done(number, [], seconds=1e-3))
     number, chunk = next(chunks)
-    assert len(chunk) == spreading.LARGEST_CHUNK
-    flight.land(spreading.Done(number, [], seconds=3600.0))
+    assert len(chunk) == workers.LARGEST_CHUNK
+    flight.land(workers.Done(number, [], seconds=3600.0))
     assert [len(chunk) for chunk in flight.under_way()] == []
     assert list(chunks) == []
-    assert len(read) == 3 * spreading.FIRST_CHUNK + spreading.LARGEST_CHUNK
+    assert len(read) == 3 * workers.FIRST_CHUNK + workers.LARGEST_CHUNK
 
 
 def test_slow_candidates_are_sent_one_by_one_and_the_last_ones_are_shared_out() -> None:
-    flight = spreading._Flight(iter([(number, number) for number in range(600)]), jobs=2, total=600)
+    flight = workers._Flight(iter([(number, number) for number in range(600)]), jobs=2, total=600)
     sizes = []
     for number, chunk in flight:
         sizes.append(len(chunk))
-        flight.land(spreading.Done(number, [], seconds=1e-3 if number else 100.0))
-    assert sizes[:3] == [spreading.FIRST_CHUNK, 1, 99]
+        flight.land(workers.Done(number, [], seconds=1e-3 if number else 100.0))
+    assert sizes[:3] == [workers.FIRST_CHUNK, 1, 99]
     assert sum(sizes) == 600
     assert sizes[2:-1] == sorted(sizes[2:-1], reverse=True)
-    assert sizes[-2] == spreading.FIRST_CHUNK
+    assert sizes[-2] == workers.FIRST_CHUNK
 
 
 def test_threads_of_one_process_take_turns() -> None:
@@ -209,14 +210,14 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[int] = []
-        inner = collecting.many.evaluate
+        inner = workers.many.evaluate
 
         def evaluate(found: Predictor, numbered: Any, *rest: Any, **options: Any) -> Any:
             numbered = list(numbered)
             self.steps += [position for position, _ in numbered]
             return inner(found, numbered, *rest, **options)
 
-        monkeypatch.setattr(collecting.many, "evaluate", evaluate)
+        monkeypatch.setattr(workers.many, "evaluate", evaluate)
 
     def since(self) -> list[int]:
         taken, self.steps = self.steps, []
@@ -278,7 +279,7 @@ def test_a_changed_question_is_answered_anew(
 def test_rows_of_another_version_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
     with monkeypatch.context() as older:
-        older.setattr(resuming.metadata, "version", lambda _: "0.0.1")
+        older.setattr(resume.metadata, "version", lambda _: "0.0.1")
         predictor().predict_many([builder(16)], resume=path, **ASKED)
     predictor().predict_many([builder(16)], resume=path, **ASKED)
     assert counted.since() == [0, 0]
@@ -339,7 +340,7 @@ def test_rows_read_back_do_not_count_for_the_rate() -> None:
     counter = Pace("candidates", 10, told.append)
     counter.count(8, worked=False)
     assert told[-1].rate == 0
-    assert pace.pace_text(told[-1]) == "8 of 10, 0.0 a second"
+    assert progress.pace_text(told[-1]) == "8 of 10, 0.0 a second"
     counter.count(1)
     assert told[-1].done == 9
     assert told[-1].left_s == pytest.approx(1 / told[-1].rate)
@@ -351,7 +352,7 @@ def test_a_bar_on_no_terminal_is_silent(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_table_is_written_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "WRITE_EVERY_S", -1.0)
+    monkeypatch.setattr(resume, "WRITE_EVERY_S", -1.0)
     path, lengths = tmp_path / "table.parquet", []
 
     def watched() -> Iterator[Any]:

@@ -19,10 +19,11 @@ from torch import nn
 from transformers import BertConfig
 
 import latpred
-from latpred.ownthread import replaced, silenced
-from latpred.runtimes import onnx_export, walking
-from latpred.tracing import names
-from latpred.tracing.metabuild import Seeded, Unweighted
+from latpred.runtimes import lowering
+from latpred.runtimes.onnx import onnx_export
+from latpred.sandbox.own_thread import replaced, silenced
+from latpred.tracing.meta_module import Seeded, Unweighted
+from latpred.zoo import names
 
 THREADS = 8
 DEVICE = "epyc-shared"
@@ -114,7 +115,7 @@ def test_threads_that_build_train_and_predict_at_once_do_not_notice_each_other(k
     ],
 )
 def test_no_setting_is_different_after_a_prediction(runtime: str, target: str, known: dict[str, Any]) -> None:
-    walking.walk(Net(), torch.zeros(1, 3, 8, 8), runtime=runtime, target=target)
+    lowering.walk(Net(), torch.zeros(1, 3, 8, 8), runtime=runtime, target=target)
     assert len(known) >= 40
     assert different(known, settings(), but=("torch's generator",)) == []  # Net draws from it
 

@@ -9,12 +9,12 @@ import pytest
 from factories import graph, linear
 from profiledata import profile
 
-from latpred.calibration import judging
-from latpred.calibration.dispatchfit import NetworkRun
-from latpred.landmarks import Z90
-from latpred.predictor import Predictor
-from latpred.profile import Acceptance, DeviceProfile
-from latpred.trust import least_spread
+from latpred.calibration.fitting import acceptance
+from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.prediction.crossover import Z90
+from latpred.prediction.fallbacks import least_spread
+from latpred.prediction.predictor import Predictor
+from latpred.profile.document import Acceptance, DeviceProfile
 
 P90 = "p90 error of ordinary models that no fit saw at most 40%"
 SHIFT = "median shift between two timings at most 10%"
@@ -68,5 +68,5 @@ def test_each_runtime_has_its_own_verdict() -> None:
 
 def test_judging_anew_does_not_count_an_earlier_verdict() -> None:
     runs = {"judge": NetworkRun(graph(linear()), 1, 500.0)}
-    spreads = [judging.verdicts(judged(passed, {}), runs)[0].kernel_spread for passed in (True, False)]
+    spreads = [acceptance.verdicts(judged(passed, {}), runs)[0].kernel_spread for passed in (True, False)]
     assert spreads[0] == spreads[1]

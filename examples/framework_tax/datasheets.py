@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from latpred.calibration.tablefit import reading
-from latpred.calibration.tablefit.common import left_out, shared_of
-from latpred.calibration.tablefit.fit import problem
-from latpred.calibration.tablefit.leaveout import by_gpu
-from latpred.metrics import Errors
+from latpred.accuracy.metrics import Errors
+from latpred.calibration.published import published_table
+from latpred.calibration.published.joint_fit import problem
+from latpred.calibration.published.leave_out import by_gpu
+from latpred.calibration.published.published_fit import left_out, shared_of
 
 SOURCE = 'fitted to the latencies behind "The Framework Tax" (arXiv 2302.06117) on {gpus}; eager, torch 1.12'
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("table", help="measured latencies")
     parser.add_argument("-o", "--output", type=Path, help="where to write what the GPUs have in common")
     asked = parser.parse_args(arguments)
-    found = problem(reading.read(asked.table))
+    found = problem(published_table.read(asked.table))
     judged = left_out(found)
     print("a GPU left out, its host not known     cells  median     p90  within 10 %")
     for title, columns in (("all", ()), ("", ("device",)), ("", ("precision",))):

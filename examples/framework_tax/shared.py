@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import latpred
-from latpred import profiles
-from latpred.eras import attention_of
 from latpred.errors import LatpredError
 from latpred.plot import style
+from latpred.profile import store
+from latpred.runtimes.legacy_torch import attention_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from latpred.prediction import Curve
+    from latpred.prediction.prediction import Curve
 
 LEAST_SPAN = 5.0  # of the largest over the smallest latency that axes show
 MEASURED = "measured"
@@ -101,7 +101,7 @@ def asked(doc: str | None, name: str, arguments: Sequence[str] | None, **own: An
 @lru_cache
 def profile_of(device: str) -> Any:
     """The profile that a device's name finds."""
-    return profiles.find(device)
+    return store.find(device)
 
 
 def curve(what: Asked, model: Any, runtime: str = "eager", **given: Any) -> Curve:
@@ -140,7 +140,8 @@ def bert(what: Asked, width: int = 768, layers: int = 12) -> Any:
 @lru_cache
 def recorded(name: str) -> pd.DataFrame:
     """The measured rows of a recording."""
-    from latpred import recording, tables
+    from latpred import tables
+    from latpred.accuracy import recording
 
     table = tables.merge_repeats(recording.load(name).table)
     return table[table["status"] == tables.OK] if "status" in table else table

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import latpred
-from latpred import profiles
-from latpred.eras import attention_of
+from latpred.profile import store
+from latpred.runtimes.legacy_torch import attention_of
 
 
 class Row(NamedTuple):
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="rtx-8000", help="name or file of a profile")
     parser.add_argument("--layers", type=int, default=12)
     asked = parser.parse_args(arguments)
-    profile = profiles.load(asked.device)
+    profile = store.load(asked.device)
     era = profile.protocol.get("era", "")
     print(
         f"{'precision':9} {'width':>6} {'batch':>6} {'tokens':>6} {'predicted ms':>13} {'x first':>8} {'paper ms':>9}"

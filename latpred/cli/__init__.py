@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import click
 
-from latpred.cli.context import State, VerbGroup
+from latpred.cli.main import State, VerbGroup
 
 # Verb, and the module of this package that defines a click command of the same name. The order is that of --help.
 VERBS = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from latpred.cli.context import State, only_results
+from latpred.cli.main import State, only_results
 
 Verb = Callable[..., Any]
 

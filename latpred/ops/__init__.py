@@ -6,17 +6,7 @@ how long anything takes.
 
 from __future__ import annotations
 
-from latpred.ops import (  # noqa: F401  (importing registers the formulas)
-    attention,
-    convolution,
-    elementwise,
-    gemm,
-    movement,
-    norm,
-    pooling,
-    recurrent,
-    reduction,
-)
+from latpred.ops import convolution, movement, pointwise, products
 from latpred.ops.registry import Formula, Work, checked, cost, formula_of, generation
 
 __all__ = ["Formula", "Work", "checked", "cost", "formula_of", "generation"]

@@ -2,20 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from latpred.errors import TableError
 from latpred.plot import style
-from latpred.plot.measured import points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from latpred.plot.measured import Measured
-    from latpred.prediction import Curve, Setting
+    from latpred.prediction.prediction import Curve, Setting
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from latpred.prediction.prediction import Setting
+
+    Measured = Mapping[int, float] | pd.DataFrame | str | os.PathLike[str]
+
+
+class Points(NamedTuple):
+    """Batch sizes, milliseconds, and the spread of each (zero where it is not known)."""
+
+    batches: list[int]
+    latency_ms: list[float]
+    spread_ms: list[float]
+
+
+def points(measured: Measured, setting: Setting) -> Points:
+    """What was measured of the same model, run in the same way.
+
+    Parameters
+    ----------
+    measured : mapping, DataFrame or path
+        Milliseconds by batch size, or a measurement table (`latpred measure -o measured.csv`).
+    setting : Setting
+        Of the predicted curve; rows of a table that differ from it in model, runtime, precision or protocol are left
+        out.
+
+    Raises
+    ------
+    TableError
+        When the table breaks its schema, or holds nothing of the kind.
+    """
+    if isinstance(measured, Mapping):
+        batches = sorted(measured)
+        return Points(batches, [float(measured[batch]) for batch in batches], [0.0] * len(batches))
+    from latpred import tables
+
+    table = tables.merge_repeats(tables.check(tables.complete(tables.load(measured)), tables.MEASURED))
+    same = table["latency_s"].notna()
+    for name in ("model", "runtime", "precision", "protocol"):
+        same &= table[name] == getattr(setting, name)
+    if not same.any():
+        raise TableError(
+            f"Nothing was measured of {setting.model} in {setting.runtime}, {setting.precision}, {setting.protocol}; "
+            f"the table has {', '.join(sorted(set(table['model'])))}. Measure it with: latpred measure"
+        )
+    rows = table[same].sort_values("batch")
+    return Points(
+        rows["batch"].astype(int).tolist(), (rows["latency_s"] * 1e3).tolist(), (rows["spread_s"] * 1e3).tolist()
+    )
+
 
 FAR_BELOW = 1000.0  # below the least latency over this, a clock is not followed: it would squeeze everything else
 MOST_MARKERS = 24  # with more points than that, a line says more without them

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from latpred.plot import bars, clocks, style
+from latpred.plot import breakdown, style
 from latpred.plot import curves as shapes
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import altair as alt
 
-    from latpred.forward import ForwardPass
-    from latpred.prediction import Curve, Prediction
+    from latpred.prediction.prediction import Curve, Prediction
+    from latpred.prediction.timeline import ForwardPass
 
 Spec = dict[str, Any]
 
@@ -78,12 +78,12 @@ def shares(predictions: Sequence[Prediction]) -> Spec:
     """Host and device time of each runtime, stacked by class of ops."""
     import altair as alt
 
-    names = bars.largest(predictions)
+    names = breakdown.largest(predictions)
     rows = [
         {"row": f"{point.runtime} {clock}", "ops": name, "ms": ms, "order": index}
         for point in predictions
         for index, name in enumerate(names)
-        for clock, ms in zip(("host", "device"), bars.times(point, name, names), strict=True)
+        for clock, ms in zip(("host", "device"), breakdown.times(point, name, names), strict=True)
     ]
     order = [f"{point.runtime} {clock}" for point in predictions for clock in ("host", "device")]
     chart = (
@@ -104,8 +104,8 @@ def two_clocks(found: ForwardPass) -> Spec:
     """A few dozen kernels from the middle of a forward pass, and the host steps around them."""
     import altair as alt
 
-    start, end = clocks.middle(found)
-    names = clocks.kinds(found)
+    start, end = breakdown.middle(found)
+    names = breakdown.kinds(found)
     rows = [
         {
             "row": span.row,

@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from latpred.advice import recommended
 from latpred.api import Input, as_walked, predict
-from latpred.eras import walked_for
-from latpred.explaining import explain
-from latpred.explanation import Explanation
-from latpred.finding import located, predictor_of
-from latpred.forward import ForwardPass, forward_pass
-from latpred.graph import Coverage, ModelGraph
-from latpred.prediction import Curve
-from latpred.profile import DeviceProfile
-from latpred.runtimes import walking
+from latpred.explanation.advice import recommended
+from latpred.explanation.explain import explain
+from latpred.explanation.explanation import Explanation
+from latpred.graph.graph import Coverage, ModelGraph
+from latpred.prediction.find import located, predictor_of
+from latpred.prediction.prediction import Curve
+from latpred.prediction.timeline import ForwardPass, forward_pass
+from latpred.profile.document import DeviceProfile
+from latpred.runtimes import lowering
+from latpred.runtimes.legacy_torch import walked_for
 
 if TYPE_CHECKING:
     from latpred.api import Device, Model
-    from latpred.predictor import Predictor
+    from latpred.prediction.predictor import Predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ def gather(
 
 
 def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batches: Sequence[int]) -> ModelGraph:
-    target = walking.target_of(predictor.profile.device.kind)
+    target = lowering.target_of(predictor.profile.device.kind)
     if isinstance(model, ModelGraph):
-        return walking.fitting(as_walked(model, given), runtime, target)
+        return lowering.fitting(as_walked(model, given), runtime, target)
     with walked_for(predictor.profile.protocol.get("era", "")):
-        return walking.walk(
+        return lowering.walk(
             model,
             given.inputs,
             runtime=runtime,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latpred.errors import MissingPackageError, UsageError
-from latpred.explanation_text import AXES, changes, growth, shares
+from latpred.render.explanation_text import AXES, changes, growth, shares
 from latpred.storage import result_file
 
 if TYPE_CHECKING:

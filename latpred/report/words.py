@@ -6,16 +6,16 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from latpred import advice
-from latpred import explanation_text as tables
-from latpred.landmarks import Z90, Landmark
-from latpred.profile_text import age
+from latpred.explanation import advice
+from latpred.prediction.crossover import Z90, Landmark
+from latpred.render import explanation_text as tables
+from latpred.render.profile_text import age
 from latpred.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from latpred.explanation_text import Table
-    from latpred.prediction import Curve, Prediction, Setting
-    from latpred.profile import DeviceProfile
+    from latpred.prediction.prediction import Curve, Prediction, Setting
+    from latpred.profile.document import DeviceProfile
+    from latpred.render.explanation_text import Table
     from latpred.report.gathering import Studied
 
 _SIZES = {"seq": "{} tokens", "image": "{0} x {0} pixels", "audio": "{} samples of audio"}

@@ -17,11 +17,11 @@ GROUP = "latpred.runtimes"
 _BUILT_IN = {
     "eager": "latpred.runtimes.eager:Eager",
     "torchscript": "latpred.runtimes.torchscript:TorchScript",
-    "onnxruntime": "latpred.runtimes.onnxruntime:OnnxRuntime",
+    "onnxruntime": "latpred.runtimes.onnx.onnxruntime:OnnxRuntime",
     "cuda-graphs": "latpred.runtimes.cuda_graphs:CudaGraphs",
-    "onnxruntime-cuda-graphs": "latpred.runtimes.onnxruntime_cuda_graphs:OnnxRuntimeCudaGraphs",
-    "compile": "latpred.runtimes.compile:Compile",
-    "compile-reduce-overhead": "latpred.runtimes.compile:CompileReduceOverhead",
+    "onnxruntime-cuda-graphs": "latpred.runtimes.onnx.onnxruntime:OnnxRuntimeCudaGraphs",
+    "compile": "latpred.runtimes.inductor.torch_compile:Compile",
+    "compile-reduce-overhead": "latpred.runtimes.inductor.torch_compile:CompileReduceOverhead",
 }
 
 

@@ -6,26 +6,80 @@ leaves out checks that read values back. Inputs stay where they lay when the gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
+from latpred.caches import IdentityCache
 from latpred.errors import DeviceError, RuntimeRefusalError
-from latpred.graph import ModelGraph
-from latpred.identity import IdentityCache
-from latpred.ownthread import replaced
-from latpred.runtimes.eager import Eager
-from latpred.runtimes.replay import one_replay, refuse_uncapturable
-from latpred.schedule import Schedule
+from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.schedule import Schedule
+from latpred.runtimes.eager import Eager, one_step_per_op
+from latpred.sandbox.own_thread import replaced
 
 if TYPE_CHECKING:
     import torch
 
     from latpred.runtimes.source import Source
+
+REPLAY = "replay"  # host class of the step that launches a captured graph
+# What decides while it runs how large its result is: by name, without the namespace.
+DATA_DEPENDENT = frozenset(
+    {
+        *("nonzero", "masked_select", "argwhere", "bincount", "histc", "combinations"),
+        *("unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"),
+        *("repeat_interleave.Tensor", "NonZero", "Unique", "Compress"),
+    }
+)
+
+
+def one_replay(runtime: str, ops: Iterable[Op], first: Iterable[Op] = ()) -> Schedule:
+    """The schedule that launches every kernel of some ops in one step."""
+    ahead, captured = tuple(first), tuple(op for op in ops if op.launches and op.family)
+    each = one_step_per_op(runtime, (*ahead, *captured))
+    steps = len(ahead) + 1
+    replay = len(ahead)
+    return Schedule(
+        runtime=runtime,
+        ops=each.ops,
+        host_class=(*each.host_class[:replay], REPLAY),
+        module_calls=np.append(each.module_calls[:replay], 0),
+        python_calls=np.append(each.python_calls[:replay], 0),
+        sync=np.append(each.sync[:replay], 0),
+        kernel_step=np.minimum(each.kernel_step, steps - 1),
+        kernel_op=each.kernel_op,
+        kernel_share=each.kernel_share,
+        kernel_family=each.kernel_family,
+    )
+
+
+def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: bool = False) -> None:
+    """Refuse ops that no graph can hold."""
+    for op in ops:
+        where = f" in {op.module}" if op.module else ""
+        short = op.name.rpartition("::")[2]
+        if op.syncs:
+            raise RuntimeRefusalError(
+                f"{runtime} cannot capture {model}: {op.name}{where} makes the host wait for the device. "
+                f"Ask for runtime='eager', or {_other_way(unsure)}."
+            )
+        if short in DATA_DEPENDENT or short.partition(".")[0] in DATA_DEPENDENT:
+            raise RuntimeRefusalError(
+                f"{runtime} cannot capture {model}: the size of what {op.name}{where} gives depends on the data. "
+                "Ask for runtime='eager'."
+            )
+
+
+def _other_way(unsure: bool) -> str:
+    if unsure:
+        return "pass the model itself instead of its walk: some leave such checks out while they are captured"
+    return "take that call out of the model's forward"
+
 
 WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
 NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from latpred.graph import ModelGraph, Op
-from latpred.identity import IdentityCache
-from latpred.schedule import Schedule
+from latpred.caches import IdentityCache
+from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.schedule import Schedule
 
 
 class Eager:

@@ -14,19 +14,16 @@ from typing import Any
 import torch
 
 from latpred.errors import UsageError
-from latpred.graph import ModelGraph
-from latpred.runtimes.modulecode import digest_of
+from latpred.graph.dtypes import DTYPES
+from latpred.graph.graph import ModelGraph
+from latpred.runtimes.graph_store import digest_of
+from latpred.sandbox.copies import Copier
+from latpred.sandbox.own_thread import without_modes
 from latpred.tracing import trace
-from latpred.tracing.copying import Copier
-from latpred.tracing.derive import derived
-from latpred.tracing.inputs import Inputs, from_example, real
-from latpred.tracing.metabuild import Seeded
-from latpred.tracing.names import build
-from latpred.tracing.precisions import DTYPES
+from latpred.tracing.inputs import Inputs, derived, from_example, real
+from latpred.tracing.meta_module import Seeded, make_twin, usual_dtype
 from latpred.tracing.tracer import as_written
-from latpred.tracing.twin import make_twin
-from latpred.tracing.unwatched import without_modes
-from latpred.tracing.usualdtype import usual_dtype
+from latpred.zoo.names import build
 
 SEED = 0
 
@@ -46,7 +43,7 @@ class Source:
     code : str
         Digest of its Python: two models of one walk may be compiled otherwise. "" where that is no question.
     roots : tuple
-        Classes and functions of the user's that run with the model; see `latpred.tracing.restoring`.
+        Classes and functions of the user's that run with the model; see `latpred.sandbox.restore`.
     """
 
     graph: ModelGraph

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from latpred.errors import RuntimeRefusalError, TraceError
-from latpred.ownthread import silenced
-from latpred.tracing.entry import Entry
-from latpred.tracing.hostwork import HostWork
+from latpred.sandbox.own_thread import silenced
+from latpred.tracing.affine_ops import Pass
 from latpred.tracing.inputs import nbytes
-from latpred.tracing.lines import Pass
-from latpred.tracing.walk import Walk
+from latpred.tracing.op_record import Entry
+from latpred.tracing.python_calls import HostWork
+from latpred.tracing.tracer import Walk
 
 SETTLING = 2  # runs after which the executor changes its code no more
 _MOST_TEXT = 200

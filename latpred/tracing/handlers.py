@@ -13,13 +13,12 @@ import torch
 from torch._ops import OpOverload
 
 from latpred.errors import TraceError
-from latpred.tracing import fastpath
-from latpred.tracing.entry import allocation, launching, leaves, quiet, sync
-from latpred.tracing.opinfo import Kind, OpInfo
-from latpred.tracing.shaping import whole_matmul
+from latpred.tracing import meta_module
+from latpred.tracing.meta_shapes import whole_matmul
+from latpred.tracing.op_record import Kind, OpInfo, allocation, launching, leaves, quiet, sync
 
 if TYPE_CHECKING:
-    from latpred.tracing.walk import Walk
+    from latpred.tracing.tracer import Walk
 
 Tensor = torch.Tensor
 Overload = OpOverload[..., Any]
@@ -178,7 +177,7 @@ def decompose(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Opt
 
 def boundary(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """A whole layer in one op, replaced by the kernels it runs."""
-    return walk.inside(fastpath.REPLACEMENTS[info.short], args, options)
+    return walk.inside(meta_module.REPLACEMENTS[info.short], args, options)
 
 
 def item(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:

@@ -5,14 +5,15 @@ Floating-point inputs are meta tensors, integer and boolean ones real.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 
 from latpred.errors import UsageError
-from latpred.tracing.copying import copied
+from latpred.sandbox.copies import copied
 
 Tensor = torch.Tensor
 Maker = Callable[[int], Any]
@@ -178,3 +179,169 @@ def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
         return filled.to(dtype).contiguous(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
     return _map(value if isinstance(value, (tuple, dict)) or hasattr(value, "items") else (value,), fill)
+
+
+TOKENS = 128
+PIXELS = 224
+SAMPLES = 32_000  # two seconds at 16 kHz
+_TOKEN = 5
+_HINT = (
+    "say what it is called with: inputs=torch.zeros(1, 3, 224, 224), a tuple, a dict of keyword arguments, "
+    "or a function of the batch"
+)
+
+
+def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = None) -> Inputs:
+    """Inputs for a model that was given without any."""
+    found = _derived(model, seq, image)
+    demand_used(type(model).__name__, found.kind, seq, image)
+    return found
+
+
+def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> None:
+    """Refuse a size that a model's inputs do not have."""
+    if kind == "image" and seq is not None:
+        raise UsageError(f"{name} takes images, of which seq={seq} says nothing; leave it out, or give image=")
+    if kind in ("seq", "audio") and image is not None:
+        taken = "tokens" if kind == "seq" else "audio"
+        raise UsageError(f"{name} takes {taken}, of which image={image} says nothing; leave it out, or give seq=")
+    if kind == "custom" and (seq is not None or image is not None):
+        raise UsageError(f"{name} takes inputs of one size, of which seq= and image= say nothing; leave them out")
+
+
+def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
+    """Refuse sizes beside inputs that have their own."""
+    extra = [name for name, value in (("seq", seq), ("image", image)) if value is not None]
+    if inputs is not None and extra:
+        raise UsageError(f"inputs= says what the model is called with; leave out {' and '.join(extra)}")
+
+
+def demand_positions(model: torch.nn.Module, length: int) -> None:
+    """Refuse more tokens than a model has positions for in a table of its own."""
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(most, int) or length <= most:
+        return
+    if any(isinstance(part, torch.nn.Embedding) and part.num_embeddings == most for part in model.modules()):
+        raise UsageError(f"sequences of {length} tokens are too long: {type(model).__name__} takes at most {most}")
+
+
+def _derived(model: torch.nn.Module, seq: int | None, image: int | None) -> Inputs:
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(config, "model_type"):
+        return _from_config(model, config, seq, image)
+    described = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if isinstance(described, dict) and described.get("input_size"):
+        channels, height, _ = described["input_size"]
+        return images(channels, image or height)
+    return _from_first_layer(model, image)
+
+
+def example_tokens(batch: int, length: int, device: str, vocabulary: int | None = None) -> torch.Tensor:
+    """Ordinary token ids: spread over the vocabulary on a real device, all the same where only shapes matter."""
+    vocabulary = vocabulary or _TOKEN + 1
+    if device == "meta" or vocabulary <= _TOKEN + 1:
+        return torch.full((batch, length), min(_TOKEN, vocabulary - 1), device="cpu" if device == "meta" else device)
+    generator = torch.Generator().manual_seed(batch)
+    return torch.randint(_TOKEN, vocabulary, (batch, length), generator=generator).to(device)
+
+
+def example_images(batch: int, channels: int, side: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+    """Square images."""
+    return torch.zeros(batch, channels, side, side, device=device, dtype=dtype)
+
+
+def example_samples(batch: int, samples: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+    """Raw audio."""
+    return torch.zeros(batch, samples, device=device, dtype=dtype)
+
+
+def example_speech(config: Any, batch: int, device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Speech as a spectrogram of the length that a model is made for, and the first token of its text."""
+    shape = (batch, _number(config, "num_mel_bins", 80), 2 * _number(config, "max_source_positions", 1500))
+    spectrogram = torch.zeros(shape, device=device, dtype=dtype)
+    return {"input_features": spectrogram, "decoder_input_ids": example_tokens(batch, 1, device)}
+
+
+def example_call(model: torch.nn.Module, given: Iterable[str]) -> str:
+    """How a model that takes several kinds of inputs could be called; "" where it takes no more than was `given`."""
+    try:
+        accepted = signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return ""
+    config = getattr(model, "config", None)
+    side = _image_size(getattr(config, "vision_config", None) or config)
+    kinds = {
+        "input_ids": "torch.ones(1, 16, dtype=torch.long)",
+        "pixel_values": f"torch.zeros(1, 3, {side}, {side})",
+        "input_values": f"torch.zeros(1, {SAMPLES})",
+        "input_features": "torch.zeros(1, 80, 3000)",
+        "decoder_input_ids": "torch.ones(1, 1, dtype=torch.long)",
+    }
+    taken = {name: example for name, example in kinds.items() if name in accepted}
+    if not taken.keys() - set(given):
+        return ""
+    return "inputs={" + ", ".join(f'"{name}": {example}' for name, example in taken.items()) + "}"
+
+
+def tokens(length: int, vocabulary: int | None = None, names: tuple[str, ...] = ("input_ids",)) -> Inputs:
+    """Token ids, as keyword arguments."""
+    return Inputs(lambda batch: {n: example_tokens(batch, length, "meta", vocabulary) for n in names}, "seq", length)
+
+
+def images(channels: int, side: int, name: str | None = None) -> Inputs:
+    """Square images, positional or as a keyword argument."""
+
+    def make(batch: int) -> Any:
+        pixels = example_images(batch, channels, side, "meta", torch.float32)
+        return (pixels,) if name is None else {name: pixels}
+
+    return Inputs(make, "image", side)
+
+
+def audio(samples: int, name: str = "input_values") -> Inputs:
+    """Raw audio, as a keyword argument."""
+    return Inputs(lambda batch: {name: example_samples(batch, samples, "meta", torch.float32)}, "audio", samples)
+
+
+def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: int | None) -> Inputs:
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values":
+        return images(_number(config, "num_channels", 3), image or _image_size(config), "pixel_values")
+    if main == "input_values":
+        return audio(seq or SAMPLES)
+    if main == "input_features":
+        bins = _number(config, "num_mel_bins", 80)
+        frames = seq or 2 * _number(config, "max_source_positions", 1500)
+        return Inputs(lambda batch: {main: torch.empty(batch, bins, frames, device="meta")}, "audio", frames)
+    if main == "input_ids":
+        both = getattr(config, "is_encoder_decoder", False) and not _encoder_only(model)
+        names = ("input_ids", "decoder_input_ids") if both else ("input_ids",)
+        return tokens(seq or TOKENS, getattr(config, "vocab_size", None), names)
+    raise UsageError(f"{type(model).__name__} takes {main!r}, for which no shape can be guessed; {_HINT}")
+
+
+def _encoder_only(model: torch.nn.Module) -> bool:
+    return "Encoder" in type(model).__name__ and "Decoder" not in type(model).__name__
+
+
+def _number(config: Any, name: str, default: int) -> int:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) else default
+
+
+def _image_size(config: Any) -> int:
+    size = getattr(config, "image_size", None)
+    if isinstance(size, (list, tuple)):
+        return int(size[0])
+    return size if isinstance(size, int) else PIXELS
+
+
+def _from_first_layer(model: torch.nn.Module, image: int | None) -> Inputs:
+    first = next((m for m in model.modules() if next(m.children(), None) is None), None)
+    convolution = next((m for m in model.modules() if isinstance(m, torch.nn.Conv2d)), None)
+    if convolution is None or isinstance(first, torch.nn.Embedding):
+        raise UsageError(
+            f"nothing tells what {type(model).__name__} takes: it has no transformers config, no default_cfg and no "
+            f"first 2-d convolution; {_HINT}"
+        )
+    return images(convolution.in_channels, image or PIXELS)

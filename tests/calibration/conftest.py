@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from latpred.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Line, ModelGraph, Op
 
 MakeOp = Callable[..., Op]
 MakeGraph = Callable[[Sequence[Op]], ModelGraph]

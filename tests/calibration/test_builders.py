@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from latpred.calibration import builders, suite
+from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
+from latpred.calibration.workloads import single_ops
 from latpred.errors import CalibrationError
-from latpred.graph import Op
+from latpred.graph.graph import Op
 
 CONV = {"batch": 2, "c_in": 8, "c_out": 16, "size": 8, "kernel": 3, "stride": 2, "groups": 1}
 DEPTHWISE = CONV | {"c_out": 8, "stride": 1, "groups": 8}
@@ -20,7 +21,7 @@ CPU = SimpleNamespace(torch_device=torch.device("cpu"))
 
 def walked(name: str, dims: dict[str, int]) -> tuple[Op, int]:
     """The only op of a cell that launches, and the batch to read it at."""
-    graph, batch = builders.graph(Cell("kernel", name, dims))
+    graph, batch = single_ops.graph(Cell("kernel", name, dims))
     (op,) = (op for op in graph.at(batch) if op.launches)
     return op, batch
 
@@ -68,31 +69,31 @@ def test_dimensions_are_those_of_the_cell(name: str, dims: dict[str, int], expec
     assert {dim: op.dims[dim].at(batch) for dim in expected} == expected
 
 
-@pytest.mark.parametrize("cell", suite.dispatch_cells(), ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", schedules.dispatch_cells(), ids=lambda cell: cell.name)
 def test_every_cell_runs_and_no_op_of_it_is_estimated(cell: Cell) -> None:
-    graph, batch = builders.graph(cell)
+    graph, batch = single_ops.graph(cell)
     assert graph.ops
     assert not any(op.estimated for op in graph.at(batch))
     with torch.inference_mode():
-        builders.build(cell, CPU)()
+        single_ops.build(cell, CPU)()
 
 
 def test_weights_rotate_from_call_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def watched(dims: dict[str, int]) -> builders.Built:
+    def watched(dims: dict[str, int]) -> single_ops.Built:
         weight = torch.ones(dims["cols"])
-        return builders.Built(lambda x, w: seen.append(w.data_ptr()), (torch.ones(1),), 1, (weight,))
+        return single_ops.Built(lambda x, w: seen.append(w.data_ptr()), (torch.ones(1),), 1, (weight,))
 
-    monkeypatch.setitem(builders.BUILDERS, "watched", watched)
-    monkeypatch.setattr(builders, "ROTATED_BYTES", 3 * 4 * 16)  # three copies of 16 numbers
-    kernel = builders.build(Cell("kernel", "watched", {"cols": 16}), CPU)
+    monkeypatch.setitem(single_ops.BUILDERS, "watched", watched)
+    monkeypatch.setattr(single_ops, "ROTATED_BYTES", 3 * 4 * 16)  # three copies of 16 numbers
+    kernel = single_ops.build(Cell("kernel", "watched", {"cols": 16}), CPU)
     for _ in range(6):
         kernel()
     assert len(set(seen[:3])) == 3
     assert seen[3:] == seen[:3]
     seen.clear()
-    dispatch = builders.build(Cell("dispatch", "watched", {"cols": 16}), CPU)
+    dispatch = single_ops.build(Cell("dispatch", "watched", {"cols": 16}), CPU)
     for _ in range(3):
         dispatch()
     assert len(set(seen)) == 1
@@ -101,27 +102,27 @@ def test_weights_rotate_from_call_to_call(monkeypatch: pytest.MonkeyPatch) -> No
 def test_copies_are_limited_but_there_is_always_one(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
 
-    def watched(dims: dict[str, int]) -> builders.Built:
+    def watched(dims: dict[str, int]) -> single_ops.Built:
         weight = torch.ones(dims["cols"])
-        return builders.Built(lambda x, w: seen.add(w.data_ptr()), (torch.ones(1),), 1, (weight,))
+        return single_ops.Built(lambda x, w: seen.add(w.data_ptr()), (torch.ones(1),), 1, (weight,))
 
-    monkeypatch.setitem(builders.BUILDERS, "watched", watched)
-    for rotated, copies in ((1, 1), (1 << 30, builders.MOST_COPIES)):
+    monkeypatch.setitem(single_ops.BUILDERS, "watched", watched)
+    for rotated, copies in ((1, 1), (1 << 30, single_ops.MOST_COPIES)):
         seen.clear()
-        monkeypatch.setattr(builders, "ROTATED_BYTES", rotated)
-        call = builders.build(Cell("kernel", "watched", {"cols": 16}), CPU)
-        for _ in range(2 * builders.MOST_COPIES):
+        monkeypatch.setattr(single_ops, "ROTATED_BYTES", rotated)
+        call = single_ops.build(Cell("kernel", "watched", {"cols": 16}), CPU)
+        for _ in range(2 * single_ops.MOST_COPIES):
             call()
         assert len(seen) == copies
 
 
 @pytest.mark.parametrize("name", ["read", "bandwidth", "upload"])
 def test_memory_cells_move_their_bytes(name: str) -> None:
-    moved = builders.build(Cell("memory", name, {"bytes": 4096}), CPU)()
+    moved = single_ops.build(Cell("memory", name, {"bytes": 4096}), CPU)()
     assert moved.shape == (() if name == "read" else (1024,))
     assert bool((moved == 0).all())
 
 
 def test_an_unknown_cell_names_the_known_ones_and_the_way_out() -> None:
     with pytest.raises(CalibrationError, match=r"no cell is called 'gem'; known: gemm, bmm.*latpred calibrate --fresh"):
-        builders.make(Cell("kernel", "gem"))
+        single_ops.make(Cell("kernel", "gem"))

@@ -9,16 +9,18 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from latpred import home, profiles
-from latpred.calibration import calibrate, fitting, session, suite
-from latpred.calibration.campaign import Progress
+from latpred import storage
+from latpred.calibration import calibrate, schedules, session
+from latpred.calibration.calibrator import Progress
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.devices.simulated_costs import TrueCosts
+from latpred.calibration.fitting import profile_fit
 from latpred.calibration.session import Row, Session, directory, read_rows
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
-from latpred.calibration.simulated_costs import TrueCosts
 from latpred.errors import BusyError, CalibrationError, UsageError
-from latpred.graph import ModelGraph
-from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.profile.document import DeviceProfile
 from latpred.tracing import trace
 
 CELLS = 1400
@@ -44,7 +46,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calibrated]
     """A calibration that the tests of its results share."""
     device, told = SimulatedDevice(SimulatedSpec(seed=SEED)), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(home.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
+        patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         profile = calibrate(device, cells=CELLS, progress=told.append)
         rows = read_rows(directory(device.name) / session.LAST)
         yield Calibrated(device, profile, tuple(told), tuple(rows))
@@ -133,7 +135,7 @@ def test_networks_that_judge_are_never_fitted(calibrated: Calibrated) -> None:
     info = calibrated.device.info()
     fits = []
     for rows in (calibrated.rows, without(calibrated.rows, judges), slower(calibrated.rows, judges)):
-        profile, found = fitting.fit_profile(rows, calibrated.device.machine(), info, "simulated")
+        profile, found = profile_fit.fit_profile(rows, calibrated.device.machine(), info, "simulated")
         fits.append((msgspec.structs.replace(profile.runtimes["eager"], spread=0.0), profile.kernels, profile.device))
         assert {verdict.cell for verdict in found} <= judges
     assert fits[0] == fits[1] == fits[2]
@@ -142,7 +144,7 @@ def test_networks_that_judge_are_never_fitted(calibrated: Calibrated) -> None:
 
 def judging(row: Row) -> bool:
     """Whether a row is of a network that is kept out of every fit."""
-    return row.cell.kind == "network" and suite.network_spec(row.cell).judge
+    return row.cell.kind == "network" and schedules.network_spec(row.cell).judge
 
 
 def without(rows: Sequence[Row], keys: set[str]) -> list[Row]:
@@ -193,7 +195,7 @@ def test_counted_cells_measure_the_same_on_any_machine() -> None:
 def test_quick_calibration_takes_one_precision_and_is_found() -> None:
     saved = calibrate(SimulatedDevice(), quick=True, cells=FEW, name="mine")
     assert saved.kernels.keys() == {"fp32"}
-    found = profiles.find("simulated")
+    found = store.find("simulated")
     assert (found.name, found.runtimes, found.kernels) == ("mine", saved.runtimes, saved.kernels)
 
 

@@ -15,12 +15,15 @@ from click.testing import CliRunner
 from profiledata import machine, profile
 
 import latpred
-from latpred import drift, home, profiles
-from latpred.calibration import anchors, calibrate
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
+from latpred import storage
+from latpred.accuracy import drift
+from latpred.calibration import calibrate
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.measurement import drift_test
 from latpred.cli import main
 from latpred.errors import DeviceError, NoProfileError, ProfileError, UsageError
-from latpred.profile import ADAPTED, DeviceProfile
+from latpred.profile import store
+from latpred.profile.document import ADAPTED, DeviceProfile
 
 CELLS = 230  # after which every dispatch cell and tiny network and some kernels were timed
 GUARD = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "drift_guard.py"))
@@ -30,7 +33,7 @@ GUARD = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "drift_guard
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceProfile]:
     """A short calibration of the simulated device in one precision."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(home.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
+        patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         yield calibrate(SimulatedDevice(SimulatedSpec(seed=7)), cells=CELLS, precisions=["fp32"])
 
 
@@ -62,7 +65,7 @@ def test_the_verb_says_what_moved_and_exits_with_one(
     }
     eager = msgspec.structs.replace(calibrated.runtimes["eager"], costs_us=costs)
     older = msgspec.structs.replace(calibrated.machine, stack={**calibrated.machine.stack, "torch": "1.0"})
-    profiles.save(msgspec.structs.replace(calibrated, runtimes={"eager": eager}, machine=older))
+    store.save(msgspec.structs.replace(calibrated, runtimes={"eager": eager}, machine=older))
     done = CliRunner().invoke(main, ["check", "--device", "simulated", "--budget", "600s", "--json"])
     found = json.loads(done.stdout)
     assert found["schema"] == "latpred.check/1"
@@ -72,8 +75,8 @@ def test_the_verb_says_what_moved_and_exits_with_one(
 
 
 def test_every_family_of_a_profile_has_anchors(calibrated: DeviceProfile) -> None:
-    cells = anchors.chosen(calibrated)
-    held = {part for cell in cells if cell.kind == "kernel" for part in anchors._parts(calibrated, cell)}
+    cells = drift_test.chosen(calibrated)
+    held = {part for cell in cells if cell.kind == "kernel" for part in drift_test._parts(calibrated, cell)}
     assert held == set(calibrated.kernels["fp32"])
     assert len({cell.key for cell in cells}) == len(cells)
 

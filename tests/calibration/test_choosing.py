@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from latpred.calibration import choose_shapes, evaluate_kernels
-from latpred.calibration.choosing import spread
+from latpred.calibration.sampling import spread
 from latpred.errors import TableError, UnknownGpuError, UsageError
 
 GRID = np.array(

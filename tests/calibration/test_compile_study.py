@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from gauges import ScriptedGauge
 
-from latpred.calibration import studies, suite
-from latpred.calibration.device import open_device
+from latpred.calibration import runtime_calibration, schedules
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.runtime_calibration import compile_calls, runs
+from latpred.calibration.runtime_calibration import compile_calls as study
 from latpred.calibration.session import Row
-from latpred.calibration.studies import compile as study
-from latpred.calibration.studies import runs, wrapper
-from latpred.calibration.timing import Timing
+from latpred.calibration.timing.timer import Timing
 from latpred.errors import CalibrationError
-from latpred.graph import Line, ModelGraph, Op
-from latpred.pricing import PriceList, host_cost
-from latpred.profile import DeviceProfile
-from latpred.runtimes.compile import Compile
+from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.prediction.pricing import PriceList, host_cost
+from latpred.profile.document import DeviceProfile
+from latpred.runtimes.inductor.torch_compile import Compile
 
 GUARDS_US, INPUT_US, CALL_US, GENERATED_US, GEMM_US, SCALE, BYTES_PER_US = 12.0, 0.2, 0.8, 2.0, 4.0, 1.3, 8000.0
 
@@ -83,11 +83,15 @@ def profile() -> DeviceProfile:
 def rows(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     """Four tiny networks and eight sized ones."""
     device = open_device("cpu")
-    cells = [c for c in itertools.islice(study.Compiled().cells(device, "fp32"), 16) if not suite.network_spec(c).judge]
-    sizes = {cell.key: 8 if suite.network_spec(cell).tiny else 128 * (3 + place) for place, cell in enumerate(cells)}
-    by_spec = {suite.network_spec(cell): network(sizes[cell.key]) for cell in cells}
+    cells = [
+        c for c in itertools.islice(study.Compiled().cells(device, "fp32"), 16) if not schedules.network_spec(c).judge
+    ]
+    sizes = {
+        cell.key: 8 if schedules.network_spec(cell).tiny else 128 * (3 + place) for place, cell in enumerate(cells)
+    }
+    by_spec = {schedules.network_spec(cell): network(sizes[cell.key]) for cell in cells}
     monkeypatch.setattr(study.runs, "graph_of", lambda spec, *_: by_spec[spec])
-    return [row(cell, by_spec[suite.network_spec(cell)], profile) for cell in cells]
+    return [row(cell, by_spec[schedules.network_spec(cell)], profile) for cell in cells]
 
 
 def test_known_costs_come_back(rows: list[Row], profile: DeviceProfile) -> None:
@@ -122,7 +126,7 @@ def test_what_takes_longer_beside_large_kernels_than_beside_tiny_ones_is_theirs(
 ) -> None:
     left_us, after = 60.0, []
     for one in rows:
-        spec, outside = suite.network_spec(one.cell), one.timings["outside"]
+        spec, outside = schedules.network_spec(one.cell), one.timings["outside"]
         found_us = 0.0 if spec.tiny else sum(left_us * us / (us + study.PUSHING_US) for us in one.calls_us)
         slower = msgspec.structs.replace(outside, median_s=outside.median_s + found_us / 1e6)
         after.append(msgspec.structs.replace(one, timings={**one.timings, "outside": slower}))
@@ -138,7 +142,7 @@ def test_a_family_that_tiny_networks_only_make_work_hard_keeps_its_scale(
     rows: list[Row], profile: DeviceProfile
 ) -> None:
     """Nothing is left of a call beyond the median of its like, but that does not make its kernel take no time."""
-    tiny = [one for one in rows if suite.network_spec(one.cell).tiny]
+    tiny = [one for one in rows if schedules.network_spec(one.cell).tiny]
     hard = [msgspec.structs.replace(one, calls_us=tuple(us + 50.0 for us in one.calls_us)) for one in tiny]
     fit = study.Compiled().fit([*hard, *(one for one in rows if one not in tiny)], profile)
     assert fit.kernel_scales["gemm"] == pytest.approx(SCALE, rel=0.15)
@@ -146,7 +150,7 @@ def test_a_family_that_tiny_networks_only_make_work_hard_keeps_its_scale(
 
 def test_networks_of_the_fit_judge_fits_without_them(rows: list[Row], profile: DeviceProfile) -> None:
     found = runs.left_out(study.Compiled(), rows, profile, 3)
-    sized = [one.cell.key for one in rows if not suite.network_spec(one.cell).tiny]
+    sized = [one.cell.key for one in rows if not schedules.network_spec(one.cell).tiny]
     assert sorted(verdict.cell for verdict in found) == sorted(sized)
     assert max(abs(verdict.log_error) for verdict in found) < 0.2
     assert runs.left_out(study.Compiled(), rows[:3], profile, 3) == []  # too few to leave any out
@@ -161,11 +165,11 @@ def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile:
 
 def test_each_kind_has_its_turn() -> None:
     cells = list(itertools.islice(study.Compiled().cells(open_device("cpu"), "fp32"), 12))
-    specs = [suite.network_spec(cell) for cell in cells]
+    specs = [schedules.network_spec(cell) for cell in cells]
     assert [spec.kind for spec in specs if spec.tiny] == list(study.TINY_KINDS[:3])
     assert sum(spec.judge for spec in specs) == 3
     assert {cell.runtime for cell in cells} == {"compile"}
-    assert isinstance(studies.get("compile"), study.Compiled)
+    assert isinstance(runtime_calibration.get("compile"), study.Compiled)
 
 
 def test_calls_of_a_wrapper_are_timed_where_they_stand() -> None:
@@ -186,7 +190,7 @@ def test_calls_of_a_wrapper_are_timed_where_they_stand() -> None:
         space["extern_kernels"].mm(space["torch"].float32)
         space["torch"].ops.aten.sdpa.default()
 
-    placed = wrapper.time_calls(
+    placed = compile_calls.time_calls(
         call, [module], lambda: done.append("between"), ScriptedGauge(), repeats=3, budget_s=60.0
     )
     assert len(placed.calls_us) == 3

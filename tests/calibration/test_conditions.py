@@ -11,9 +11,9 @@ import pytest
 import torch
 from profiledata import profile
 
-from latpred import profiles
-from latpred.calibration import conditions
+from latpred.calibration.devices import conditions
 from latpred.errors import UsageError
+from latpred.profile import store
 
 MATMUL, CONV = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
 
@@ -109,8 +109,8 @@ def test_options_that_a_device_does_not_have(options: conditions.Options, kind: 
 def test_a_profile_says_how_it_was_measured() -> None:
     info = msgspec.structs.replace(profile().device, kind="cuda")
     on, off = conditions.Options(cudnn_benchmark=True), conditions.Options()
-    assert profiles.cudnn_benchmarked(on.noted_in(profile(device=info)))
-    assert not profiles.cudnn_benchmarked(off.noted_in(profile(device=info)))
+    assert store.cudnn_benchmarked(on.noted_in(profile(device=info)))
+    assert not store.cudnn_benchmarked(off.noted_in(profile(device=info)))
     assert conditions.Options(threads=2).noted_in(profile()).protocol["threads"] == "2, as asked for"
     assert off.noted_in(profile()) == profile()
     assert [on.named("h200"), off.named("cpu")] == ["h200-cudnn-benchmark", "cpu"]

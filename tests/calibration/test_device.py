@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from latpred.calibration import clocks, conditions, timing
 from latpred.calibration.cells import Cell
-from latpred.calibration.cpu import CpuDevice
-from latpred.calibration.cuda import CudaDevice, _errors
-from latpred.calibration.device import open_device
+from latpred.calibration.devices import conditions, constants
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices.cpu import CpuDevice
+from latpred.calibration.devices.cuda import CudaDevice, _errors
+from latpred.calibration.timing import timer
 from latpred.errors import DeviceError, UsageError
 
 GPU = torch.cuda.is_available()
@@ -52,14 +53,14 @@ def test_cpu_describes_itself():
     assert device.machine().threads == torch.get_num_threads()
     assert device.precisions()[0] == "fp32"
     assert device.time_replayed(lambda: None, 1) is None
-    assert clocks.measure(device) == clocks.Clocks()
+    assert constants.measure(device) == constants.Clocks()
 
 
 def test_cpu_cell_runs_as_often_as_it_is_timed(monkeypatch):
-    from latpred.calibration import builders
+    from latpred.calibration.workloads import single_ops
 
     ran = []
-    monkeypatch.setattr(builders, "build", lambda cell, device: lambda: ran.append(cell))
+    monkeypatch.setattr(single_ops, "build", lambda cell, device: lambda: ran.append(cell))
     device = CpuDevice()
     call = device.prepare(CPU_ADD)
     assert device.time_queued(call, 7) > 0
@@ -69,9 +70,9 @@ def test_cpu_cell_runs_as_often_as_it_is_timed(monkeypatch):
 def test_cpu_cells_are_timed_for_real():
     device = CpuDevice()
     with torch.inference_mode():
-        small = timing.single(device, device.prepare(CPU_ADD), timing.QUICK)
-        large = timing.single(
-            device, device.prepare(Cell("kernel", "gemm", {"m": 512, "n": 512, "k": 512})), timing.QUICK
+        small = timer.single(device, device.prepare(CPU_ADD), timer.QUICK)
+        large = timer.single(
+            device, device.prepare(Cell("kernel", "gemm", {"m": 512, "n": 512, "k": 512})), timer.QUICK
         )
     assert large.median_s > 3 * small.median_s > 0
 
@@ -188,7 +189,7 @@ class TestGpu:
     """What holds on any NVIDIA GPU."""
 
     def test_clock_constants_are_plausible(self, gpu):
-        found = clocks.measure(gpu)
+        found = constants.measure(gpu)
         assert 0.5 < found.launch_us < 50
         assert 0 <= found.gap_us < 10
         assert 0 < found.floor_us + found.gap_us < 20
@@ -198,7 +199,7 @@ class TestGpu:
     def test_queued_time_is_device_time(self, gpu):
         with torch.inference_mode():
             call = gpu.prepare(Cell("memory", "bandwidth", {"bytes": 2**28}))
-            queued = timing.queued(gpu, call, timing.QUICK)
+            queued = timer.queued(gpu, call, timer.QUICK)
         assert 5e10 < 2**29 / queued.median_s < 2e13
 
     def test_replay_takes_no_longer_than_the_queue(self, gpu):

@@ -6,11 +6,11 @@ import factories
 import msgspec
 import pytest
 
-from latpred.calibration import dispatchfit
-from latpred.calibration.dispatchfit import CallCosts, NetworkRun
-from latpred.graph import Op
+from latpred.calibration.fitting import dispatch_fit
+from latpred.calibration.fitting.dispatch_fit import CallCosts, NetworkRun
+from latpred.graph.graph import Op
 from latpred.ops.families import parent
-from latpred.pricing import host_cost
+from latpred.prediction.pricing import host_cost
 
 COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
 CALLED = CallCosts(module_us=1.5, python_us=0.25, fixed_us=12.0)
@@ -52,13 +52,13 @@ def test_call_costs_come_from_chains() -> None:
         run([closing(modules, functions)], 12.0 + 1.5 * modules + 0.25 * functions)
         for modules, functions in ((10, 0), (514, 0), (1, 8), (1, 512))
     ]
-    costs = dispatchfit.call_costs(chains)
+    costs = dispatch_fit.call_costs(chains)
     assert costs == pytest.approx(CALLED)
 
 
 @pytest.mark.parametrize(("per_call", "dearer"), [(0.0, 1.0), (0.5, 2.0), (-1.0, 3.0)])
 def test_costs_in_place_come_back(per_call: float, dearer: float) -> None:
-    fit = dispatchfit.fit_in_place(networks(per_call, dearer), CALLED)
+    fit = dispatch_fit.fit_in_place(networks(per_call, dearer), CALLED)
     for name, cost in COSTS.items():
         assert fit.costs_us[name] == pytest.approx(cost + per_call, rel=1e-4)
     assert fit.module_call_us == pytest.approx(1.5 * dearer, rel=1e-4)
@@ -69,8 +69,8 @@ def test_costs_in_place_come_back(per_call: float, dearer: float) -> None:
 
 def test_no_call_costs_less_than_nothing() -> None:
     # the passes take 3 us less for each call than their calls, and the cheapest call took 2
-    fit = dispatchfit.fit_in_place(networks(-3.0, 1.0), CALLED)
-    assert fit.costs_us["view.transpose"] == pytest.approx(dispatchfit.LEAST_US, abs=1e-3)
+    fit = dispatch_fit.fit_in_place(networks(-3.0, 1.0), CALLED)
+    assert fit.costs_us["view.transpose"] == pytest.approx(dispatch_fit.LEAST_US, abs=1e-3)
 
 
 def test_the_correction_of_calls_from_python_leaves_nested_classes_alone() -> None:
@@ -80,7 +80,7 @@ def test_the_correction_of_calls_from_python_leaves_nested_classes_alone() -> No
     plain = [
         run([op_of("view.reshape"), closing(calls)], 4.0 + 0.5 + 1.5 * calls, calls_us=(4.0,)) for calls in (1, 4, 9)
     ]
-    fit = dispatchfit.fit_in_place([nested, *plain], CALLED)
+    fit = dispatch_fit.fit_in_place([nested, *plain], CALLED)
     assert fit.costs_us["view.reshape"] == pytest.approx(4.5, rel=1e-4)
     assert fit.costs_us["gemm.nested.mm"] == pytest.approx(7.0)
 
@@ -89,7 +89,7 @@ def test_issued_costs_are_scaled_to_whole_networks() -> None:
     # steps 5 + 2 + 8 = 15 us and 4 modules at 1.5 make 21 us in loops; networks take twice that and 12 us
     names = ["gemm.linear", "view.transpose", "elementwise.add"]
     runs = [run([op_of(name) for name in names] + [closing(4)], 12.0 + 2 * 21.0) for _ in range(3)]
-    fit = dispatchfit.fit_issued(COSTS, runs, CALLED)
+    fit = dispatch_fit.fit_issued(COSTS, runs, CALLED)
     assert fit.scale == pytest.approx(2.0)
     assert fit.costs_us["gemm.linear"] == 5.0
     assert (fit.module_call_us, fit.python_call_us, fit.fixed_us) == CALLED
@@ -101,7 +101,7 @@ def test_a_loop_of_several_ops_prices_the_one_that_is_new() -> None:
         (["view.to"], 1.0),
         (["elementwise.mul", "view.to"], 5.5),
     ]
-    assert dispatchfit.loop_costs(cells) == {"view.to": 1.0, "elementwise.mul": 4.5, "fft.r2c": 7.5}
+    assert dispatch_fit.loop_costs(cells) == {"view.to": 1.0, "elementwise.mul": 4.5, "fft.r2c": 7.5}
 
 
 def test_loops_of_composite_ops_tell_their_general_classes_apart() -> None:
@@ -109,31 +109,31 @@ def test_loops_of_composite_ops_tell_their_general_classes_apart() -> None:
     views = ["view.nested.expand", "view.nested.reshape", "view.nested.view"]
     groups = (views * 2, [*views, "bmm.nested.bmm"], [*views[:1], "copy.nested.clone", "bmm.nested.bmm"])
     cells = [(["view.expand", *group], 1.2 + sum(nested[parent(name)] for name in group)) for group in groups]
-    costs = dispatchfit.loop_costs([(["view.expand"], 1.2), (["bmm.bmm"], 7.0), (["copy.clone"], 5.0), *cells])
+    costs = dispatch_fit.loop_costs([(["view.expand"], 1.2), (["bmm.bmm"], 7.0), (["copy.clone"], 5.0), *cells])
     assert {name: costs[name] for name in nested} == pytest.approx(nested, rel=0.01)
 
 
 def test_classes_that_always_come_together_share_as_their_like_do() -> None:
     alone = [(["view.expand"], 1.0), (["bmm.bmm"], 6.0)]
-    costs = dispatchfit.loop_costs([*alone, (["view.nested.expand", "view.nested.view", "bmm.nested.bmm"], 4.0)])
+    costs = dispatch_fit.loop_costs([*alone, (["view.nested.expand", "view.nested.view", "bmm.nested.bmm"], 4.0)])
     assert costs["view.nested"] == pytest.approx(0.5, rel=0.01)
     assert costs["bmm.nested"] == pytest.approx(3.0, rel=0.01)
 
 
 def test_what_closes_a_forward_costs_nothing() -> None:
-    fit = dispatchfit.fit_issued(COSTS, [run([op_of("gemm.linear"), closing()], 17.0)], CALLED)
+    fit = dispatch_fit.fit_issued(COSTS, [run([op_of("gemm.linear"), closing()], 17.0)], CALLED)
     assert host_cost(fit, "python.return") == 0.0
     assert host_cost(fit, "never.seen") == 4.5  # the median of 2, 4, 5 and 8
 
 
 def test_the_scale_is_that_of_the_network_in_the_middle() -> None:
     runs = [run([op_of("gemm.linear"), closing()], 12.0 + 5.0 * scale) for scale in (1.0, 1.5, 40.0)]
-    assert dispatchfit.fit_issued(COSTS, runs, CALLED).scale == pytest.approx(1.5)
+    assert dispatch_fit.fit_issued(COSTS, runs, CALLED).scale == pytest.approx(1.5)
 
 
 def test_a_class_costs_what_its_calls_take_that_have_least_to_do() -> None:
     runs = [run([op_of("gemm.linear"), closing()], 50.0, (taken,)) for taken in (4.0, *[6.0] * 9, 90.0)]
-    assert dispatchfit.class_costs(runs) == {"gemm.linear": 6.0}
+    assert dispatch_fit.class_costs(runs) == {"gemm.linear": 6.0}
 
 
 def test_a_nested_class_gets_what_is_left_of_the_call() -> None:
@@ -142,7 +142,7 @@ def test_a_nested_class_gets_what_is_left_of_the_call() -> None:
         run([op_of("view.reshape"), op_of("gemm.nested.mm"), op_of("bmm.nested.bmm"), closing()], 20.0, (14.0,)),
     ]
     # 14 - 4 = 10 us, shared alike by the two that are not known
-    assert dispatchfit.class_costs(runs) == {"view.reshape": 4.0, "gemm.nested.mm": 5.0, "bmm.nested.bmm": 5.0}
+    assert dispatch_fit.class_costs(runs) == {"view.reshape": 4.0, "gemm.nested.mm": 5.0, "bmm.nested.bmm": 5.0}
 
 
 def test_nothing_is_left_of_a_call_faster_than_its_first_op() -> None:
@@ -150,16 +150,16 @@ def test_nothing_is_left_of_a_call_faster_than_its_first_op() -> None:
         run([op_of("view.reshape"), closing()], 9.0, (4.0,)),
         run([op_of("view.reshape"), op_of("gemm.nested.mm"), closing()], 9.0, (3.0,)),
     ]
-    assert dispatchfit.class_costs(runs)["gemm.nested.mm"] == 0.0
+    assert dispatch_fit.class_costs(runs)["gemm.nested.mm"] == 0.0
 
 
 def test_times_and_ops_that_do_not_match_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
-        dispatchfit.class_costs([run([op_of("gemm.linear"), closing()], 9.0, (4.0, 5.0))])
+        dispatch_fit.class_costs([run([op_of("gemm.linear"), closing()], 9.0, (4.0, 5.0))])
 
 
 def test_a_more_general_class_costs_the_median_of_what_it_stands_for() -> None:
-    costs = dispatchfit.with_parents({"view.a": 1.0, "view.b": 2.0, "view.c.d": 6.0, "gemm": 5.0})
+    costs = dispatch_fit.with_parents({"view.a": 1.0, "view.b": 2.0, "view.c.d": 6.0, "gemm": 5.0})
     assert costs["view"] == 2.0
     assert costs["view.c"] == 6.0
     assert costs[""] == 3.5  # of 1, 2, 5 and 6
@@ -167,4 +167,4 @@ def test_a_more_general_class_costs_the_median_of_what_it_stands_for() -> None:
 
 
 def test_a_class_that_was_measured_keeps_its_own_cost() -> None:
-    assert dispatchfit.with_parents({"gemm": 5.0, "gemm.linear": 9.0})["gemm"] == 5.0
+    assert dispatch_fit.with_parents({"gemm": 5.0, "gemm.linear": 9.0})["gemm"] == 5.0

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from latpred import host_activity
-from latpred.calibration import disturbance
-from latpred.calibration.disturbance import Counters, Disturbance, Tally, Watch, between, read, wait_for_calm
-from latpred.calibration.machine import GpuState
+from latpred import host
+from latpred.calibration.devices.machine import GpuState
+from latpred.calibration.timing import disturbance
+from latpred.calibration.timing.disturbance import Counters, Disturbance, Tally, Watch, between, read, wait_for_calm
 
 START = Counters(
     wall_s=100.0,
@@ -280,7 +280,7 @@ def test_a_calm_tally_an_unknown_one_and_an_empty_one() -> None:
     assert Tally().sentence == ""
 
 
-@pytest.mark.skipif(host_activity.usable_cores() < 2, reason="needs two processors")
+@pytest.mark.skipif(host.usable_cores() < 2, reason="needs two processors")
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system that binds processes to processors")
 def test_a_processor_taken_from_this_process_is_seen() -> None:
     cores = os.sched_getaffinity(0)
@@ -293,7 +293,7 @@ def test_a_processor_taken_from_this_process_is_seen() -> None:
     assert found.reason == f"a processor was taken away ({len(cores)} to {len(cores) - 1})"
 
 
-@pytest.mark.skipif(host_activity.processor_time() is None, reason="needs a system that counts processor time")
+@pytest.mark.skipif(host.processor_time() is None, reason="needs a system that counts processor time")
 def test_a_process_that_computes_is_seen() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE

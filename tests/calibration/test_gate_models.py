@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from latpred.calibration import suites
-from latpred.calibration.gate_models import BATCHES, gate_models
-from latpred.calibration.subjects import Subject
+from latpred.calibration.workloads import suites
+from latpred.calibration.workloads.gate_models import BATCHES, gate_models
+from latpred.calibration.workloads.workload import Subject
 
 GATE = gate_models()
 LITTLE = 1.2e9  # MACs of 60 ms, where two slow cores do some 20 GMAC a second
@@ -53,7 +53,7 @@ def test_they_need_torch_alone() -> None:
     script = """
 import sys
 sys.modules.update(dict.fromkeys(("transformers", "torchvision", "timm")))
-from latpred.calibration.gate_models import gate_models
+from latpred.calibration.workloads.gate_models import gate_models
 for subject in gate_models():
     subject.make("meta", "fp32")
 """

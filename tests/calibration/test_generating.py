@@ -12,17 +12,18 @@ from profiledata import profile
 from tracing.test_generation import gpt2
 
 import latpred
-from latpred import profiles, tables
-from latpred.calibration import timing
-from latpred.calibration.generating import beside, generation_subject, measure_generation
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
+from latpred import tables
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.measurement.timed_generation import beside, generation_subject, measure_generation
+from latpred.calibration.timing import timer
 from latpred.cli import main
-from latpred.cli.generating import live_device
+from latpred.cli.predict import live_device
 from latpred.errors import UsageError
-from latpred.profile import DeviceInfo
-from latpred.tracing.generation import trace_generation
+from latpred.profile import store
+from latpred.profile.document import DeviceInfo
+from latpred.tracing.text_generation import trace_generation
 
-FAST = timing.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
+FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
 
 def test_the_table_has_all_of_it_and_the_first_token() -> None:
@@ -36,7 +37,7 @@ def test_the_table_has_all_of_it_and_the_first_token() -> None:
     ]
     assert (table["input_size"] == 6).all()
     keys = [key for key in tables.KEYS if key != "machine"]
-    profiles.save(profile())
+    store.save(profile())
     predicted = latpred.predict_generation(gpt2(), 6, 4, [1, 2]).to_frame()
     assert len(predicted.merge(table, on=keys)) == 4
 
@@ -73,14 +74,14 @@ def test_on_the_simulated_device_the_walk_generates() -> None:
 
 def test_a_profile_is_measured_on_the_device_that_it_is_of() -> None:
     info = DeviceInfo(name="nvidia-h100-80gb-hbm3", kind="cuda", asynchronous=True, memory_bytes=80 << 30)
-    profiles.save(profile("nvidia-h100", device=info))
+    store.save(profile("nvidia-h100", device=info))
     assert live_device("nvidia-h100") == "cuda"
     assert [live_device(name) for name in ("cuda:1", "simulated")] == ["cuda:1", "simulated"]
     assert live_device(None) == "cuda"
 
 
 def test_predicted_beside_measured() -> None:
-    profiles.save(profile())
+    store.save(profile())
     curve = latpred.predict_generation(gpt2(), 6, 4, [2])
     table = measure_generation(gpt2(), 6, 4, [2], repeats=1, plan=FAST)
     rows = beside(curve, table).set_index("what")
@@ -105,8 +106,8 @@ def tiny():
 
 
 def test_the_verb_prints_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latpred.calibration.measuring.VISIT", FAST)
-    profiles.save(profile())
+    monkeypatch.setattr("latpred.calibration.measurement.whole_models.VISIT", FAST)
+    store.save(profile())
     file = tmp_path / "models.py"
     file.write_text(MODEL)
     asked = ["generate", f"{file}:tiny", "--prompt", "4", "--new-tokens", "2", "--measure"]

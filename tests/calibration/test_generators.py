@@ -21,17 +21,18 @@ import pytest
 import torch
 
 from latpred import runtimes
-from latpred.calibration import blocks, builders, networks, suite
-from latpred.calibration.device import open_device
-from latpred.calibration.networks import KINDS, NetworkSpec
-from latpred.calibration.studies import onnxgraphs, onnximages, runs
-from latpred.calibration.studies.onnxruntime import TINY_GRAPHS, graph_cell
-from latpred.calibration.studies.onnxwriting import Graph
+from latpred.calibration import schedules
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.runtime_calibration import onnx_workloads, runs
+from latpred.calibration.runtime_calibration.onnx_nodes import TINY_GRAPHS, graph_cell
+from latpred.calibration.runtime_calibration.onnx_workloads import Graph
+from latpred.calibration.workloads import blocks, networks, single_ops
+from latpred.calibration.workloads.networks import KINDS, NetworkSpec
 from latpred.errors import TraceError
-from latpred.graph import ModelGraph
+from latpred.graph.graph import ModelGraph
 from latpred.tracing.inputs import from_example
+from latpred.tracing.meta_module import make_twin
 from latpred.tracing.tracer import Tracer
-from latpred.tracing.twin import make_twin
 
 EACH = 3000  # seeds of a kind
 STAGED = ("residual", "mobile", "dense")
@@ -110,32 +111,32 @@ def test_sized_networks_are_walked(kind: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_tiny_networks_are_walked(precision: str) -> None:
-    for spec in suite.tiny_networks(TINY if precision == "fp32" else len(KINDS)):
+    for spec in schedules.tiny_networks(TINY if precision == "fp32" else len(KINDS)):
         demand_sound(networks.graph(spec, precision), 1)
 
 
 def test_networks_that_judge_are_walked() -> None:
-    for spec in islice(suite.judging_networks(), JUDGES):
+    for spec in islice(schedules.judging_networks(), JUDGES):
         assert spec.judge
         demand_sound(networks.graph(spec), spec.batch)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_kernel_cells_launch_a_kernel(precision: str) -> None:
-    for cell in islice(suite.kernel_cells(precision, seed=0), CELLS):
-        graph, batch = builders.graph(cell)
+    for cell in islice(schedules.kernel_cells(precision, seed=0), CELLS):
+        graph, batch = single_ops.graph(cell)
         demand_sound(graph, batch)
 
 
 def test_products_in_tf32_launch_a_kernel() -> None:
-    for cell in islice(suite.kernel_cells("tf32", seed=0, names=suite.PRODUCTS), 60):
-        graph, batch = builders.graph(cell)
+    for cell in islice(schedules.kernel_cells("tf32", seed=0, names=schedules.PRODUCTS), 60):
+        graph, batch = single_ops.graph(cell)
         demand_sound(graph, batch)
 
 
 def test_dispatch_cells_issue_something() -> None:
-    for cell in suite.dispatch_cells():
-        graph, batch = builders.graph(cell)
+    for cell in schedules.dispatch_cells():
+        graph, batch = single_ops.graph(cell)
         assert graph.at(batch), cell.key
         assert not [op.name for op in graph.at(batch) if op.estimated], cell.key
 
@@ -178,21 +179,21 @@ def demand_shapes(model: onnx.ModelProto) -> None:
         assert all(dim.dim_value > 0 for dim in kind.shape.dim), name
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(onnxgraphs.KINDS))
+@pytest.mark.parametrize("kind", dict.fromkeys(onnx_workloads.KINDS))
 def test_generated_onnx_graphs_have_shapes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (onnxgraphs, onnximages):
+    for module in (onnx_workloads, onnx_workloads):
         monkeypatch.setattr(module, "Graph", Outline)
     drawn = [graph_cell(number, "fp32", tiny=True) for number in range(TINY_GRAPHS)]
     drawn += [graph_cell(number, "fp32") for number in range(GRAPHS)]
     for cell in (cell for cell in drawn if cell.name == kind):
-        model, feed = onnxgraphs.make(kind, cell.dims["seed"], tiny=bool(cell.dims["tiny"]))
+        model, feed = onnx_workloads.make(kind, cell.dims["seed"], tiny=bool(cell.dims["tiny"]))
         assert feed["x"].size
         demand_shapes(onnx.ModelProto.FromString(model))
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(onnxgraphs.KINDS))
+@pytest.mark.parametrize("kind", dict.fromkeys(onnx_workloads.KINDS))
 def test_generated_onnx_graphs_have_shapes_with_their_weights(kind: str) -> None:
-    demand_shapes(onnx.ModelProto.FromString(onnxgraphs.make(kind, 1, tiny=True)[0]))
+    demand_shapes(onnx.ModelProto.FromString(onnx_workloads.make(kind, 1, tiny=True)[0]))
 
 
 def small(seed: int) -> NetworkSpec:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from latpred import hostprofile, hostswap
-from latpred.calibration import hostonly
+from latpred.calibration import host_only
 from latpred.errors import CalibrationError, HostError
+from latpred.prediction import host_swap
+from latpred.profile import host_profile
 
 
 @pytest.fixture(autouse=True)
@@ -16,24 +17,24 @@ def _home(tmp_path, monkeypatch) -> None:
 
 def test_a_host_is_measured_and_found_again() -> None:
     told: list[tuple[int, int, str]] = []
-    made = hostonly.calibrate_host("laptop", tiny=5, progress=lambda *at: told.append(at))
-    assert hostprofile.load("laptop") == made
+    made = host_only.calibrate_host("laptop", tiny=5, progress=lambda *at: told.append(at))
+    assert host_profile.load("laptop") == made
     assert [index for index, _, _ in told] == list(range(told[0][1]))
     costs = made.dispatch.costs_us
     assert costs[""] > 0
     assert made.dispatch.module_call_us > 0
     assert any(name.startswith("view.") for name in costs)
-    factor, _ = hostswap.ratio(made.dispatch, made.dispatch, quiet=True)
+    factor, _ = host_swap.ratio(made.dispatch, made.dispatch, quiet=True)
     assert factor == pytest.approx(1.0)
 
 
 def test_a_bad_name_costs_no_measurement(monkeypatch) -> None:
-    monkeypatch.setattr(hostonly, "_row", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(host_only, "_row", lambda *_: pytest.fail("measured"))
     with pytest.raises(HostError, match="cannot name a host"):
-        hostonly.calibrate_host("a/b")
+        host_only.calibrate_host("a/b")
 
 
 def test_too_few_networks_are_said() -> None:
     with pytest.raises(CalibrationError, match="1 tiny networks"):
-        hostonly.calibrate_host("laptop", tiny=1)
-    assert hostprofile.names() == []
+        host_only.calibrate_host("laptop", tiny=1)
+    assert host_profile.names() == []

@@ -8,11 +8,13 @@ import factories
 import numpy as np
 import pytest
 
-from latpred.calibration import judging, networks, suite
-from latpred.calibration.dispatchfit import NetworkRun
-from latpred.calibration.judging import RunQuality, Verdict
+from latpred.calibration import schedules
+from latpred.calibration.fitting import acceptance as judging
+from latpred.calibration.fitting.acceptance import RunQuality, Verdict
+from latpred.calibration.fitting.dispatch_fit import NetworkRun
 from latpred.calibration.session import Row
-from latpred.landmarks import Z90
+from latpred.calibration.workloads import networks
+from latpred.prediction.crossover import Z90
 
 
 def verdict(ratio: float, kernel_spread: float = 0.0) -> Verdict:
@@ -131,9 +133,9 @@ def test_a_disturbed_run_fails_and_says_what_by() -> None:
 
 def test_too_much_of_a_kind_that_failed_fails_the_gate() -> None:
     seed = 5 * len(networks.KINDS)
-    holdout = suite.network_cell(networks.draw(seed))
-    others = [suite.network_cell(networks.draw(number)) for number in range(1, 4)]
-    assert suite.network_spec(holdout).judge
+    holdout = schedules.network_cell(networks.draw(seed))
+    others = [schedules.network_cell(networks.draw(number)) for number in range(1, 4)]
+    assert schedules.network_spec(holdout).judge
     rows = [Row(holdout, {}, 0.1, "it raised"), *(Row(cell, {}, 0.1) for cell in others)]
     missing = judging.missing(rows)
     assert missing == ["network encoder", "holdout networks"]

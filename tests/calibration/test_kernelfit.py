@@ -6,9 +6,9 @@ import factories
 import numpy as np
 import pytest
 
-from latpred.calibration import kernelfit
-from latpred.calibration.kernelfit import KernelSample
-from latpred.kerneltime import evaluate
+from latpred.calibration.fitting import kernel_fit
+from latpred.calibration.fitting.kernel_fit import KernelSample
+from latpred.prediction.kernel_times import evaluate
 
 
 def sample(numel: int, family: str = "elementwise.add", factor: float = 1.0) -> KernelSample:
@@ -22,7 +22,7 @@ def spread(count: int, family: str, factor: float = 1.0) -> list[KernelSample]:
 
 
 def test_a_known_kernel_comes_back() -> None:
-    fits = kernelfit.fit_kernels(spread(30, "elementwise.add"))
+    fits = kernel_fit.fit_kernels(spread(30, "elementwise.add"))
     fit = fits["elementwise"]
     asked = [sample(numel) for numel in (5_000, 70_000, 3_000_000)]
     found = evaluate(fit, np.array([one.row for one in asked]))
@@ -30,39 +30,39 @@ def test_a_known_kernel_comes_back() -> None:
 
 
 def test_a_special_family_with_many_samples_has_a_fit_of_its_own() -> None:
-    many = kernelfit.FEWEST_LEAF
-    fits = kernelfit.fit_kernels([*spread(many, "elementwise.add"), *spread(many - 1, "elementwise.gelu", 3.0)])
+    many = kernel_fit.FEWEST_LEAF
+    fits = kernel_fit.fit_kernels([*spread(many, "elementwise.add"), *spread(many - 1, "elementwise.gelu", 3.0)])
     assert set(fits) == {"elementwise", "elementwise.add"}
     assert set(fits["elementwise"].leaf_scales) == {"elementwise.gelu"}
 
 
 def test_few_samples_borrow_the_family_s_fit_and_scale_it() -> None:
-    fits = kernelfit.fit_kernels([*spread(60, "elementwise.add"), *spread(12, "elementwise.gelu", 3.0)])
+    fits = kernel_fit.fit_kernels([*spread(60, "elementwise.add"), *spread(12, "elementwise.gelu", 3.0)])
     assert "elementwise.gelu" not in fits
     # three times the others' time, drawn towards the family's
     assert 1.2 < fits["elementwise"].leaf_scales["elementwise.gelu"] <= 3.5
 
 
-@pytest.mark.parametrize(("count", "fitted"), [(kernelfit.FEWEST - 1, False), (kernelfit.FEWEST, True)])
+@pytest.mark.parametrize(("count", "fitted"), [(kernel_fit.FEWEST - 1, False), (kernel_fit.FEWEST, True)])
 def test_a_family_with_too_few_samples_is_left_to_borrow(count: int, fitted: bool) -> None:
-    fits = kernelfit.fit_kernels([*spread(30, "elementwise.add"), *spread(count, "softmax")])
+    fits = kernel_fit.fit_kernels([*spread(30, "elementwise.add"), *spread(count, "softmax")])
     assert ("softmax" in fits) is fitted
     assert "elementwise" in fits
-    assert kernelfit.fit_kernels([]) == {}
+    assert kernel_fit.fit_kernels([]) == {}
 
 
 def test_repeated_rows_are_one_row_with_their_median() -> None:
     once = spread(30, "elementwise")
     outlier = [one._replace(us=100.0 * one.us) for one in once[:1]]
     # thrice the same row, one of them a hundred times too slow: the median is the row's time
-    repeated = kernelfit.fit_kernels([*once, once[0], *outlier])["elementwise"]
+    repeated = kernel_fit.fit_kernels([*once, once[0], *outlier])["elementwise"]
     row = np.array([once[0].row])
-    assert len(repeated.points) == len(kernelfit.fit_kernels(once)["elementwise"].points)
+    assert len(repeated.points) == len(kernel_fit.fit_kernels(once)["elementwise"].points)
     assert evaluate(repeated, row)[0] == pytest.approx(once[0].us, rel=0.05)
 
 
 def test_weights_of_a_repeated_row_add_up_to_four() -> None:
-    rows, times, weights, _ = kernelfit._averaged(
+    rows, times, weights, _ = kernel_fit._averaged(
         [sample(100)] * 9 + [sample(200)] * 2 + [sample(300)._replace(weight=0.3)]
     )
     assert times.tolist() == pytest.approx([3.2, 4.4, 5.6])
@@ -74,5 +74,5 @@ def test_the_row_of_an_op() -> None:
     op = factories.linear(rows=2, width=8)
     # at batch 3: 6 rows of 8 by 8
     moved = 4.0 * 6 * 8
-    assert kernelfit.row_of(op, 3) == (6.0 * 64, 256.0, moved, moved, 6.0, 8.0, 8.0)
-    assert kernelfit.row_of(op, 3, resident=True) == (6.0 * 64, 0.0, moved + 256.0, moved, 6.0, 8.0, 8.0)
+    assert kernel_fit.row_of(op, 3) == (6.0 * 64, 256.0, moved, moved, 6.0, 8.0, 8.0)
+    assert kernel_fit.row_of(op, 3, resident=True) == (6.0 * 64, 0.0, moved + 256.0, moved, 6.0, 8.0, 8.0)

@@ -11,8 +11,9 @@ import types
 import pytest
 import torch
 
-from latpred import host, profiles
-from latpred.calibration import machine
+from latpred import host
+from latpred.calibration.devices import machine
+from latpred.profile import store
 
 
 def test_identity_tells_machine_and_stack_apart():
@@ -175,5 +176,5 @@ def test_identity_is_what_profiles_compare(tmp_path):
     import msgspec
 
     profile = msgspec.structs.replace(profiledata.profile(), machine=machine.identity(threads=2))
-    assert profiles.mismatch(profile, machine.identity(threads=2)) == []
-    assert profiles.mismatch(profile, machine.identity(threads=4)) == ["the number of threads is 4, the profile's is 2"]
+    assert store.mismatch(profile, machine.identity(threads=2)) == []
+    assert store.mismatch(profile, machine.identity(threads=4)) == ["the number of threads is 4, the profile's is 2"]

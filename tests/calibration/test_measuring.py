@@ -13,17 +13,18 @@ import torch
 from torch import nn
 
 from latpred import runtimes, tables
-from latpred.calibration import measuring, timing
-from latpred.calibration.cpu import CpuDevice
-from latpred.calibration.measuring import OUT_OF_MEMORY, Step, StoppedError, measure
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
-from latpred.calibration.subjects import Subject, module_subject
+from latpred.calibration.devices.cpu import CpuDevice
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.measurement import whole_models
+from latpred.calibration.measurement.whole_models import OUT_OF_MEMORY, Step, StoppedError, measure
+from latpred.calibration.timing import timer
+from latpred.calibration.workloads.workload import Subject, module_subject
 from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
-from latpred.graph import ModelGraph
-from latpred.profile import DeviceInfo
+from latpred.graph.graph import ModelGraph
+from latpred.profile.document import DeviceInfo
 from latpred.runtimes.eager import Eager
 
-FAST = timing.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
+FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
 
 def tiny() -> nn.Module:
@@ -79,13 +80,13 @@ def test_a_visit_that_is_interrupted_does_not_count(monkeypatch: pytest.MonkeyPa
                 raise KeyboardInterrupt
             super().append(moment)
 
-    real = measuring._Cell.__init__
+    real = whole_models._Cell.__init__
 
     def made(cell: Any, *given: Any, **options: Any) -> None:
         real(cell, *given, **options)
         cell.fastest = Interrupted()
 
-    monkeypatch.setattr(measuring._Cell, "__init__", made)
+    monkeypatch.setattr(whole_models._Cell, "__init__", made)
     with pytest.raises(StoppedError) as stopped:
         measure({"tiny": tiny()}, [1, 2], plan=FAST, repeats=2, image=8)
     assert stopped.value.table["n"].tolist() == [1, 1]
@@ -119,7 +120,7 @@ class Drifting(CpuDevice):
 
 
 def test_a_tiny_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "MORE_ROUNDS", 0)  # which slow moments would ask for
+    monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
     steps: list[Step] = []
     table = measure({"tiny": tiny()}, [1, 3], image=8, repeats=2, plan=FAST, progress=steps.append)
     assert list(table["batch"]) == [1, 3]
@@ -137,7 +138,7 @@ def test_a_tiny_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_round_knows_no_repeat_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "MORE_ROUNDS", 0)  # which slow moments would ask for
+    monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
     table = measure(tiny(), [1], image=8, repeats=1, plan=FAST)
     assert table["model"][0] == "Sequential"
     assert math.isnan(table["repeat_ratio"][0])
@@ -167,7 +168,7 @@ def test_without_time_nothing_is_measured_and_the_table_says_so() -> None:
 def test_rounds_spread_a_drift_over_all_cells() -> None:
     device = Drifting()
     subject = module_subject("any", nn.Identity(), torch.zeros(1, 2))
-    table = measure(subject, range(1, 9), device=device, repeats=4, plan=timing.Plan(least=3, most=3, warmup_s=0.0))
+    table = measure(subject, range(1, 9), device=device, repeats=4, plan=timer.Plan(least=3, most=3, warmup_s=0.0))
     visits = [sorted(device.order[start : start + 8]) for start in range(0, 32, 8)]
     assert visits == [list(range(1, 9))] * 4  # every round visits every cell once
     slowdown = table["latency_s"] / table["batch"]
@@ -239,7 +240,7 @@ def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pyt
                 super().info(), memory_bytes=20_100_000
             )  # a fifth holds one model of 4.004 MB
 
-    monkeypatch.setattr(measuring, "MORE_ROUNDS", 0)  # which slow moments would ask for
+    monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
     measure([subject("a"), subject("b")], [1, 2], repeats=3, plan=FAST)
     assert sorted(built) == ["a", "b"]
     built.clear()

@@ -9,11 +9,13 @@ import pytest
 import torch
 from gauges import ScriptedGauge
 
-from latpred.calibration import inplace, networks, suite
-from latpred.calibration.networks import KINDS, NetworkSpec
-from latpred.calibration.precisions import cast
-from latpred.graph import Op
-from latpred.tracing.precisions import dtype_of
+from latpred.calibration import schedules
+from latpred.calibration.devices.conditions import cast
+from latpred.calibration.timing import in_network
+from latpred.calibration.workloads import networks
+from latpred.calibration.workloads.networks import KINDS, NetworkSpec
+from latpred.graph.dtypes import dtype_of
+from latpred.graph.graph import Op
 
 TINY = [networks.draw(seed, tiny=True) for seed in range(3 * len(KINDS))]
 # A second head of width 8 and images and sequences of other sizes, still small.
@@ -34,7 +36,7 @@ def made(spec: NetworkSpec, precision: str, batch: int) -> tuple[torch.nn.Module
 
 def called(call: Callable[[], object]) -> list[str]:
     """Names of the ops that Python issues in a call, as `inplace` sees them."""
-    with torch.inference_mode(), inplace._Clocked() as clocked:
+    with torch.inference_mode(), in_network._Clocked() as clocked:
         call()
     return clocked.names
 
@@ -74,7 +76,7 @@ def test_stages_halve_a_map_while_there_is_something_to_halve(stages: int, poole
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_walk_is_the_stream_of_calls(spec: NetworkSpec, batch: int) -> None:
     model, inputs = made(spec, "fp32", batch)
-    groups = inplace.calls(networks.graph(spec).at(batch))
+    groups = in_network.calls(networks.graph(spec).at(batch))
     names = called(lambda: model(*inputs))
     assert len(groups) == len(names)
     singles = [(group[0].name, name) for group, name in zip(groups, names, strict=True) if len(group) == 1]
@@ -91,7 +93,7 @@ def test_every_network_runs_and_is_walked_in_a_precision(spec: NetworkSpec, prec
     assert out.dtype is dtype_of(precision)
     graph = networks.graph(spec, precision)
     assert not any(op.estimated for batch in (1, 3) for op in graph.at(batch))
-    assert len(inplace.calls(graph.at(3))) == len(called(lambda: model(*inputs)))
+    assert len(in_network.calls(graph.at(3))) == len(called(lambda: model(*inputs)))
 
 
 @pytest.mark.parametrize("spec", TINY[: len(KINDS)], ids=named)
@@ -109,10 +111,10 @@ def test_timing_in_place_times_each_group_of_calls() -> None:
     evictions: list[int] = []
     model, inputs = made(TINY[0], "fp32", 1)
     with torch.inference_mode():
-        placed = inplace.time_ops(
+        placed = in_network.time_ops(
             model, inputs, repeats=4, budget_s=60.0, gauge=ScriptedGauge(), between=lambda: evictions.append(1)
         )
-    assert len(placed.calls_us) == len(inplace.calls(networks.graph(TINY[0]).at(1)))
+    assert len(placed.calls_us) == len(in_network.calls(networks.graph(TINY[0]).at(1)))
     assert min(placed.calls_us) > 0
     assert placed.forward.n == 4
     assert len(evictions) == 8  # ahead of the pass that nobody watches and of the one with a clock
@@ -122,7 +124,7 @@ def test_turns_in_slow_moments_do_not_count() -> None:
     model, inputs = made(TINY[0], "fp32", 1)
     gauge = ScriptedGauge([1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 1.0])
     with torch.inference_mode():
-        placed = inplace.time_ops(model, inputs, repeats=3, budget_s=60.0, gauge=gauge)
+        placed = in_network.time_ops(model, inputs, repeats=3, budget_s=60.0, gauge=gauge)
     assert placed.forward.n == 3
     assert placed.forward.slow == 1.0
     assert gauge.reads == 7  # six turns, three of which met a slow moment
@@ -132,16 +134,16 @@ def test_where_all_moments_are_slow_the_least_slowed_turns_stand() -> None:
     model, inputs = made(TINY[0], "fp32", 1)
     gauge = ScriptedGauge([1.6, 1.6, 1.4, 1.3, 1.3, 1.5])
     with torch.inference_mode():
-        placed = inplace.time_ops(model, inputs, repeats=9, budget_s=0.0, gauge=gauge)
-    assert placed.forward.n == inplace.FEWEST == 3
+        placed = in_network.time_ops(model, inputs, repeats=9, budget_s=0.0, gauge=gauge)
+    assert placed.forward.n == in_network.FEWEST == 3
     assert placed.forward.slow == pytest.approx(1.6)
 
 
 def test_a_spent_budget_still_gives_three_repeats() -> None:
     model, inputs = made(TINY[0], "fp32", 1)
     with torch.inference_mode():
-        placed = inplace.time_ops(model, inputs, repeats=50, budget_s=0.0, gauge=ScriptedGauge())
-    assert placed.forward.n == inplace.FEWEST == 3
+        placed = in_network.time_ops(model, inputs, repeats=50, budget_s=0.0, gauge=ScriptedGauge())
+    assert placed.forward.n == in_network.FEWEST == 3
 
 
 def test_a_network_that_changes_its_mind_is_refused() -> None:
@@ -153,8 +155,8 @@ def test_a_network_that_changes_its_mind_is_refused() -> None:
             return x.relu() if self.passes < 7 else x.exp()  # the seventh is the second with a clock
 
     message = "issued other ops when run again"
-    with torch.inference_mode(), pytest.raises(inplace.CalibrationError, match=message):
-        inplace.time_ops(Fickle(), (torch.ones(2),), repeats=9, budget_s=60.0, gauge=ScriptedGauge())
+    with torch.inference_mode(), pytest.raises(in_network.CalibrationError, match=message):
+        in_network.time_ops(Fickle(), (torch.ones(2),), repeats=9, budget_s=60.0, gauge=ScriptedGauge())
 
 
 def test_judges_are_one_in_six_of_every_kind_and_never_tiny() -> None:
@@ -175,11 +177,11 @@ def test_a_cold_network_does_not_fit_a_cache_that_it_was_pushed_out_of() -> None
     assert gist(networks.graph(cold).ops) == gist(networks.graph(warm).ops)
 
 
-@pytest.mark.parametrize("spec", suite.chain_networks(), ids=lambda spec: f"{spec.kind}-{spec.size}")
+@pytest.mark.parametrize("spec", schedules.chain_networks(), ids=lambda spec: f"{spec.kind}-{spec.size}")
 def test_chains_only_call(spec: NetworkSpec) -> None:
     graph = networks.graph(spec)
     assert spec.chain
-    assert inplace.calls(graph.at(1)) == []
+    assert in_network.calls(graph.at(1)) == []
     modules = sum(op.module_calls for op in graph.at(1))
     functions = sum(op.python_calls for op in graph.at(1))
     if spec.kind == "modules":

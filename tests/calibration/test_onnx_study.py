@@ -8,29 +8,29 @@ from itertools import islice
 import pytest
 import torch
 
-from latpred.calibration import studies, suite
+from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.device import open_device
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.runtime_calibration import onnx_fit, onnx_workloads
+from latpred.calibration.runtime_calibration.onnx_fit import Placed, fit_nodes
+from latpred.calibration.runtime_calibration.onnx_nodes import OnnxStudy, graph_cell
 from latpred.calibration.session import Row
-from latpred.calibration.studies import onnxfit, onnxgraphs
-from latpred.calibration.studies.onnxfit import Placed, fit_nodes
-from latpred.calibration.studies.onnxruntime import OnnxStudy, graph_cell
 from latpred.errors import CalibrationError
-from latpred.graph import Line, Op
-from latpred.kerneltime import evaluate
-from latpred.pricing import host_cost
-from latpred.runtimes import onnx_session, onnx_walk
+from latpred.graph.graph import Line, Op
+from latpred.prediction.kernel_times import evaluate
+from latpred.prediction.pricing import host_cost
+from latpred.runtimes.onnx import onnx_graph, onnx_session
 
 NODE_US, GEMM_US, FIXED_US, MACS_PER_US = 1.5, 3.0, 12.0, 20_000.0
 
 
 def ops_of(kind: str, seed: int, *, tiny: bool) -> tuple[Op, ...]:
-    model, feed = onnxgraphs.make(kind, seed, tiny=tiny)
+    model, feed = onnx_workloads.make(kind, seed, tiny=tiny)
     seen = onnx_session.watch(model, [feed], target="cpu", threads=1)
-    return onnx_walk.walked(seen, [feed], "cpu").ops
+    return onnx_graph.walked(seen, [feed], "cpu").ops
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(onnxgraphs.KINDS))
+@pytest.mark.parametrize("kind", dict.fromkeys(onnx_workloads.KINDS))
 def test_generated_graphs_run_and_every_node_is_known(kind: str) -> None:
     for seed in range(3):
         ops = ops_of(kind, seed, tiny=True)
@@ -39,7 +39,7 @@ def test_generated_graphs_run_and_every_node_is_known(kind: str) -> None:
 
 
 def test_a_seed_makes_the_same_graph_again_and_tiny_ones_do_less() -> None:
-    assert onnxgraphs.make("images", 4)[0] == onnxgraphs.make("images", 4)[0]
+    assert onnx_workloads.make("images", 4)[0] == onnx_workloads.make("images", 4)[0]
     small, large = (sum(op.macs.at(1) for op in ops_of("images", 4, tiny=tiny)) for tiny in (True, False))
     assert 0 < small < large
 
@@ -105,12 +105,12 @@ def test_too_few_graphs_are_said() -> None:
 
 
 def test_what_is_measured_first() -> None:
-    study = studies.get("onnxruntime")
+    study = runtime_calibration.get("onnxruntime")
     assert isinstance(study, OnnxStudy)
     cells = list(islice(study.cells(open_device("cpu"), "fp32"), 100))
     assert {cell.runtime for cell in cells} == {"onnxruntime"}
     assert len({cell.key for cell in cells}) == len(cells)
-    networks = [suite.network_spec(cell) for cell in cells if cell.kind == "network"]
+    networks = [schedules.network_spec(cell) for cell in cells if cell.kind == "network"]
     assert networks
     assert all(spec.judge and not spec.cold for spec in networks)
     sizes = [cell.dims["tiny"] for cell in cells if cell.kind == "kernel"]
@@ -123,7 +123,7 @@ def test_what_is_measured_first() -> None:
             for cell in islice(study.cells(open_device("cpu"), "fp32"), 200)
             if cell.kind == "kernel"
         }
-    ) == 2 * len(set(onnxgraphs.KINDS))
+    ) == 2 * len(set(onnx_workloads.KINDS))
 
 
 def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
@@ -131,7 +131,7 @@ def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
 
     def sampled(cold: bool) -> int:
         one = placed((many, few), tiny=False)._replace(cold=cold, nodes_us=(500.0, 300.0))
-        return len(onnxfit._samples(one, onnxfit._kernels(one, {"": 1.0}), 1.0))
+        return len(onnx_fit._samples(one, onnx_fit._kernels(one, {"": 1.0}), 1.0))
 
     assert (sampled(cold=False), sampled(cold=True)) == (2, 1)
 

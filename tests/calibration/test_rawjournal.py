@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from latpred.calibration import fit_raw, suite
-from latpred.calibration.asynchronous import Asynchronous
+from latpred.calibration import fit_raw, schedules
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
+from latpred.calibration.schedules import Asynchronous
 from latpred.calibration.session import JOURNAL, LAST, Session
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.errors import CalibrationError
 
 CELLS = 140
@@ -22,7 +22,7 @@ def journal(tmp_path: Path) -> Path:
     device = SimulatedDevice(SimulatedSpec(seed=2))
     campaign = Asynchronous(device, ("fp32",))
     with Session(tmp_path, device.machine(), "any") as session:
-        for cell in suite.memory_cells():
+        for cell in schedules.memory_cells():
             session.run(cell, campaign.measure)
         for cell in islice(campaign.cells(), CELLS):
             session.run(cell, campaign.measure)

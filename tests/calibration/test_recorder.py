@@ -10,17 +10,19 @@ import torch
 from profiledata import profile
 from torch import nn
 
-from latpred import recording, runtimes, tables, tracing
-from latpred.calibration import recorder, suite_paper
-from latpred.calibration.measuring import Step
-from latpred.calibration.notebook import FOLDER, LINES, Notebook
-from latpred.calibration.profiling import Event, Seen, device_events, launching_ops, summed
-from latpred.calibration.simulated import SimulatedDevice
-from latpred.calibration.subjects import Subject, module_subject
-from latpred.calibration.suite_paper import Plan, Setting, Stage
-from latpred.calibration.timing import QUICK
+from latpred import runtimes, tables, tracing
+from latpred.accuracy import recording
+from latpred.calibration.devices.conditions import Event, Seen, device_events, launching_ops, summed
+from latpred.calibration.devices.simulated import SimulatedDevice
+from latpred.calibration.journal import FOLDER, LINES, Notebook
+from latpred.calibration.measurement import recorder
+from latpred.calibration.measurement.whole_models import Step
+from latpred.calibration.timing.timer import QUICK
+from latpred.calibration.workloads import paper_models
+from latpred.calibration.workloads.paper_models import Plan, Setting, Stage
+from latpred.calibration.workloads.workload import Subject, module_subject
 from latpred.errors import BusyError, DeviceError, ProfileError, UsageError
-from latpred.profile import DeviceInfo, DeviceProfile
+from latpred.profile.document import DeviceInfo, DeviceProfile
 
 
 def subject(name: str, width: int = 32) -> Subject:
@@ -35,7 +37,7 @@ def on_the_simulated_device() -> DeviceProfile:
 A, B = subject("a"), subject("b", 64)
 FIRST = Stage("first", tuple(Setting(one, batch, "fp32", "eager") for one in (A, B) for batch in (1, 4)))
 AGAIN = Stage("again", tuple(Setting(one, 1, "fp32", "eager", number=2) for one in (A, B)))
-COUNTS = Stage("launches", tuple(Setting(one, 1, "fp32", "eager", suite_paper.COUNTED) for one in (A, B)))
+COUNTS = Stage("launches", tuple(Setting(one, 1, "fp32", "eager", paper_models.COUNTED) for one in (A, B)))
 CAPTURED = Stage("captured", (Setting(A, 1, "fp32", "cuda-graphs"),))
 SMALL = Plan("small", (FIRST, AGAIN, COUNTS, CAPTURED))
 
@@ -179,14 +181,14 @@ def test_unknown_stages_and_runtimes(tmp_path: Path) -> None:
 
 
 def test_a_check_tries_every_runtime_once() -> None:
-    settings = suite_paper.plan("check").stages[0].settings
+    settings = paper_models.plan("check").stages[0].settings
     assert len(settings) == 2 * 7
     assert {setting.batch for setting in settings} == {1}
 
 
 @pytest.mark.parametrize("name", ["paper", "heldout"])
 def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
-    plan = suite_paper.plan(name)
+    plan = paper_models.plan(name)
     settings = [setting for stage in plan.stages for setting in stage.settings]
     assert len({setting.key for setting in settings}) == len(settings)
     first = plan.stages[0].settings
@@ -195,14 +197,14 @@ def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
     assert {setting.precision for setting in first} == {"fp16"}
     assert not any(setting.counted for setting in first)
     assert sum(setting.counted for setting in settings) == 24
-    assert {setting.batch for setting in settings} == set(suite_paper.BATCHES)
+    assert {setting.batch for setting in settings} == set(paper_models.BATCHES)
     assert {setting.precision for setting in settings} == {"fp32", "tf32", "fp16", "bf16"}
     assert len({setting.runtime for setting in settings}) == 7
 
 
 def test_the_paper_plan_and_the_heldout_one_share_no_model() -> None:
     names = [
-        {one.subject.name for stage in suite_paper.plan(n).stages for one in stage.settings}
+        {one.subject.name for stage in paper_models.plan(n).stages for one in stage.settings}
         for n in ("paper", "heldout")
     ]
     assert not names[0] & names[1]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from gauges import ScriptedGauge
 
-from latpred.calibration import reference_speed
-from latpred.calibration.reference_speed import Moment, ReferenceTimer, SpeedGauge, at_full_speed
-from latpred.speed import DISPATCH, KINDS, THREADS
+from latpred.calibration.timing import reference_speed
+from latpred.calibration.timing.reference_speed import Moment, ReferenceTimer, SpeedGauge, at_full_speed
+from latpred.host import DISPATCH, KINDS, THREADS
 
 
 class Replayed(SpeedGauge):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from latpred.calibration import repeatability
-from latpred.profile import DeviceProfile
+from latpred.profile.document import DeviceProfile
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
 GRAPHS = [factories.graph(factories.linear(), factories.add()), factories.graph(factories.add(10**6))]

@@ -9,10 +9,11 @@ import torch
 from tabledata import measured
 from torch import nn
 
-from latpred.calibration import rivals, timing
-from latpred.calibration.cpu import CpuDevice
-from latpred.calibration.simulated import SimulatedDevice
-from latpred.calibration.subjects import Subject, module_subject
+from latpred.calibration.devices.cpu import CpuDevice
+from latpred.calibration.devices.simulated import SimulatedDevice
+from latpred.calibration.measurement import timed_baselines
+from latpred.calibration.timing import timer
+from latpred.calibration.workloads.workload import Subject, module_subject
 from latpred.errors import UsageError
 
 
@@ -34,12 +35,12 @@ def subject() -> Subject:
 def test_each_distinct_op_is_timed_once_and_counted_as_often_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[Any] = []
 
-    def one_millisecond(device: Any, call: Any, plan: Any) -> timing.Timing:
+    def one_millisecond(device: Any, call: Any, plan: Any) -> timer.Timing:
         timed.append(call())
-        return timing.Timing(1e-3, 0.0, 3, True)
+        return timer.Timing(1e-3, 0.0, 3, True)
 
-    monkeypatch.setattr(timing, "queued", one_millisecond)
-    seconds = rivals.isolated_ops(subject(), 4, "fp32", CpuDevice())
+    monkeypatch.setattr(timer, "queued", one_millisecond)
+    seconds = timed_baselines.isolated_ops(subject(), 4, "fp32", CpuDevice())
     assert seconds == pytest.approx(4e-3)  # three layers and a relu
     assert [tuple(result.shape) for result in timed] == [(4, 8), (4, 8)]
 
@@ -60,7 +61,7 @@ class Counting(nn.Module):
 
 def test_operands_are_those_of_the_moment_of_the_call() -> None:
     counting = module_subject("counting", Counting().eval(), torch.zeros(1, 3, dtype=torch.long))
-    assert rivals.isolated_ops(counting, 2, "fp32", CpuDevice()) > 0
+    assert timed_baselines.isolated_ops(counting, 2, "fp32", CpuDevice()) > 0
 
 
 def test_columns_and_reasons() -> None:
@@ -71,7 +72,7 @@ def test_columns_and_reasons() -> None:
         said.append(label)
         return True
 
-    out, reasons = rivals.with_rivals(table, [subject()], CpuDevice(), tuple(rivals.RIVALS), announce)
+    out, reasons = timed_baselines.with_rivals(table, [subject()], CpuDevice(), tuple(timed_baselines.RIVALS), announce)
     assert (out["baseline_isolated_ops_s"] > 0).all()
     assert "baseline_runtime_estimator_s" not in out
     assert reasons.keys() == {"runtime_estimator"}
@@ -81,17 +82,19 @@ def test_columns_and_reasons() -> None:
 
 def test_no_time_is_a_reason() -> None:
     table = measured([("layers", 1, 1e-4)], status="ok")
-    out, reasons = rivals.with_rivals(table, [subject()], CpuDevice(), ["isolated_ops"], lambda label: False)
+    out, reasons = timed_baselines.with_rivals(table, [subject()], CpuDevice(), ["isolated_ops"], lambda label: False)
     assert list(out.columns) == list(table.columns)
     assert reasons == {"isolated_ops": "the time budget was spent"}
 
 
 def test_the_simulated_device_has_no_ops() -> None:
     table = measured([("layers", 1, 1e-4)], status="ok")
-    _, reasons = rivals.with_rivals(table, [subject()], SimulatedDevice(), ["isolated_ops"], lambda label: True)
+    _, reasons = timed_baselines.with_rivals(
+        table, [subject()], SimulatedDevice(), ["isolated_ops"], lambda label: True
+    )
     assert "graphs, not ops" in reasons["isolated_ops"]
 
 
 def test_an_unknown_rival() -> None:
     with pytest.raises(UsageError, match="no baseline 'guess' to measure"):
-        rivals.with_rivals(measured([("a", 1, 1.0)]), [], CpuDevice(), ["guess"], lambda label: True)
+        timed_baselines.with_rivals(measured([("a", 1, 1.0)]), [], CpuDevice(), ["guess"], lambda label: True)

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from factories import device, graph, kernel_fit, profile
 
-from latpred.calibration import studies
+from latpred.calibration import runtime_calibration
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
+from latpred.calibration.runtime_calibration import runs
 from latpred.calibration.session import Row
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
-from latpred.calibration.studies import runs
 from latpred.errors import CalibrationError
-from latpred.graph import Line, ModelGraph, Op
-from latpred.predictor import Predictor
-from latpred.pricing import host_cost
-from latpred.profile import DeviceProfile, DispatchFit
+from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.prediction.predictor import Predictor
+from latpred.prediction.pricing import host_cost
+from latpred.profile.document import DeviceProfile, DispatchFit
 
 COSTS = TrueCosts()
 CELLS = int(1.4 * 26)
@@ -96,7 +96,11 @@ def calibrated(request: pytest.FixtureRequest) -> Calibrated:
     runtime = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "graph_on", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
-        simulated, study, whole = SimulatedDevice(SimulatedSpec(seed=SEED)), studies.get(runtime), eager_profile()
+        simulated, study, whole = (
+            SimulatedDevice(SimulatedSpec(seed=SEED)),
+            runtime_calibration.get(runtime),
+            eager_profile(),
+        )
         rows = [
             Row(cell, dict(study.measure(cell, simulated).timings), 1.0)
             for cell in islice(study.cells(simulated, "fp32"), CELLS)
@@ -164,7 +168,7 @@ def test_judges_are_never_fitted(calibrated: Calibrated) -> None:
 
 
 def test_one_length_of_chain_tells_no_gap() -> None:
-    study, simulated = studies.get("cuda-graphs"), SimulatedDevice()
+    study, simulated = runtime_calibration.get("cuda-graphs"), SimulatedDevice()
     cell = next(study.cells(simulated, "fp32"))
     row = Row(cell, dict(study.measure(cell, simulated).timings), 1.0)
     with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.*--runtimes cuda-graphs --budget 3m"):

@@ -9,15 +9,16 @@ import factories
 import msgspec
 import pytest
 
-from latpred.calibration import builders, networks, sampling, suite
+from latpred.calibration import sampling, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.networks import KINDS, NetworkSpec
 from latpred.calibration.sampling import Choice
+from latpred.calibration.workloads import networks, single_ops
+from latpred.calibration.workloads.networks import KINDS, NetworkSpec
 from latpred.errors import TraceError
-from latpred.graph import ModelGraph
+from latpred.graph.graph import ModelGraph
 from latpred.ops.families import DIMS
-from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
+from latpred.prediction.predictor import Predictor
+from latpred.profile.document import DeviceProfile
 
 GROUP = sampling.CANDIDATES * len(KINDS)
 
@@ -40,7 +41,7 @@ def test_before_learning_networks_come_as_drawn() -> None:
 
 
 def test_before_learning_kernels_come_as_drawn() -> None:
-    cells = list(islice(suite.kernel_cells("fp32", seed=0), 30))
+    cells = list(islice(schedules.kernel_cells("fp32", seed=0), 30))
     drawn = iter(cells)
     assert list(Choice().of_kernels(drawn, 12)) == cells[:12]
     assert next(drawn) == cells[12]
@@ -77,7 +78,7 @@ def test_the_certain_half_is_passed_over() -> None:
 def test_after_learning_the_least_certain_kernels_are_taken(unsure: str) -> None:
     choice = Choice()
     choice.learn(profile(unsure))
-    cells = list(islice(suite.kernel_cells("fp32", seed=0), 60))
+    cells = list(islice(schedules.kernel_cells("fp32", seed=0), 60))
     chosen = list(choice.of_kernels(iter(cells), 30))
     assert len(chosen) == 30
     wanted = {"conv": "conv", "softmax": "softmax", "pooling": "max_pool"}[unsure]
@@ -91,7 +92,7 @@ def test_a_family_without_a_fit_is_the_least_certain_of_all() -> None:
     learned = factories.profile(fits=[factories.kernel_fit("gemm", spread=0.9)])
     choice = Choice()
     choice.learn(learned)
-    cells = list(islice(suite.kernel_cells("fp32", seed=0), 8))
+    cells = list(islice(schedules.kernel_cells("fp32", seed=0), 8))
     assert cells[0].name == "gemm"
     assert cells[0] not in list(choice.of_kernels(iter(cells), 4))
 
@@ -124,14 +125,14 @@ def test_networks_come_as_drawn_where_a_profile_cannot_predict_them() -> None:
 
 def test_a_kernel_that_cannot_be_walked_or_launches_nothing_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [Cell("kernel", name, {"rows": 4, "cols": 8}) for name in ("broken", "view", "add", "softmax")]
-    walk = builders.graph
+    walk = single_ops.graph
 
     def failing(cell: Cell) -> tuple[ModelGraph, int]:
         if cell.name == "broken":
             raise TraceError("no pixel is left")
         return walk(cell)
 
-    monkeypatch.setattr(builders, "graph", failing)
+    monkeypatch.setattr(single_ops, "graph", failing)
     choice = Choice()
     choice.learn(profile("softmax"))
     assert list(choice.of_kernels(iter(cells), 2)) == [cells[3], cells[2]]

@@ -14,9 +14,9 @@ import pytest
 
 from latpred.calibration import session
 from latpred.calibration.cells import Cell
+from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Sampled, Session
-from latpred.calibration.simulated import SimulatedDevice
-from latpred.calibration.timing import Timing
+from latpred.calibration.timing.timer import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError
 
 SETTINGS = {"budget_s": 60, "runtimes": ["eager"]}
@@ -191,7 +191,7 @@ def test_lock_is_free_after_a_session_and_its_failures(tmp_path, machine):
 def test_lock_holds_between_processes(tmp_path, machine):
     code = (
         "import sys; from pathlib import Path; from latpred.calibration.session import Session\n"
-        "from latpred.calibration.simulated import SimulatedDevice\n"
+        "from latpred.calibration.devices.simulated import SimulatedDevice\n"
         "with Session(Path(sys.argv[1]), SimulatedDevice().machine(), {}): print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

@@ -27,7 +27,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 from latpred.calibration import session, timing
 from latpred.calibration.cells import Cell
-from latpred.calibration.simulated import SimulatedDevice
+from latpred.calibration.devices.simulated import SimulatedDevice
 
 session.MOST_TRIES = 99  # the kills are this test's, and not the cells'
 folder, kills, cells, cell_s, seed = Path(sys.argv[1]), *map(int, sys.argv[2:4]), float(sys.argv[4]), int(sys.argv[5])

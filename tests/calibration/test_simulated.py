@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from latpred.calibration import simulated, simulated_costs, simulated_programs, timing
 from latpred.calibration.cells import Cell
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
+from latpred.calibration.devices import simulated, simulated_costs, simulated_programs
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
+from latpred.calibration.timing import timer
 from latpred.errors import UsageError
 
 QUIET = SimulatedSpec(noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0)
@@ -135,7 +136,7 @@ def test_single_latency_agrees_with_an_event_by_event_simulation(seed, queue, ma
     graph = random_graph(seed, make_op, make_graph)
     device = SimulatedDevice(replace(QUIET, queue=queue))
     expected_us = EventByEvent(program_of(graph, 3, 1), queue).run()
-    assert timing.single(device, device.prepare_model(graph, 3)).median_s * 1e6 == pytest.approx(expected_us, rel=1e-6)
+    assert timer.single(device, device.prepare_model(graph, 3)).median_s * 1e6 == pytest.approx(expected_us, rel=1e-6)
     assert device.true_latency_s(graph, 3) * 1e6 == pytest.approx(expected_us, rel=1e-6)
 
 
@@ -146,7 +147,7 @@ def test_pipelined_period_agrees_with_an_event_by_event_simulation(seed, queue, 
     device = SimulatedDevice(replace(QUIET, queue=queue))
     long, short = (EventByEvent(program_of(graph, 3, count), queue).run() for count in (60, 30))
     expected_us = (long - short) / 30
-    measured = timing.pipelined(device, device.prepare_model(graph, 3))
+    measured = timer.pipelined(device, device.prepare_model(graph, 3))
     assert measured.median_s * 1e6 == pytest.approx(expected_us, rel=5e-3)
     assert device.true_latency_s(graph, 3, protocol="pipelined") * 1e6 == pytest.approx(expected_us, rel=1e-6)
 
@@ -172,7 +173,7 @@ def test_kernel_law_by_hand(make_op, make_graph):
     compute = 10**6 / (9e6 * 0.75) + 1000 * 4e-3
     memory = 8000 / (2.6e6 * 0.85)
     expected_us = 2.9 + compute + 0.2 * memory + 1.2
-    assert timing.queued(device, call).median_s * 1e6 == pytest.approx(expected_us)
+    assert timer.queued(device, call).median_s * 1e6 == pytest.approx(expected_us)
 
 
 HOST_CLASSES = ("view", "factory", "free", "gemm", "conv", "attention", "norm", "elementwise", "copy", "index", "rnn")
@@ -184,7 +185,7 @@ def test_dispatch_costs_come_back_within_two_percent(seed, make_op, make_graph):
     ops = {name: make_op(name, families.get(name, name), 64) for name in HOST_CLASSES}
     device = SimulatedDevice(SimulatedSpec(seed=seed), graphs=lambda cell: (make_graph([ops[cell.name]]), 1))
     for name in HOST_CLASSES:
-        found = timing.issue(device, device.prepare(Cell("dispatch", name)))
+        found = timer.issue(device, device.prepare(Cell("dispatch", name)))
         assert found.median_s * 1e6 == pytest.approx(device.true_costs().dispatch(name), rel=0.02), name
 
 
@@ -194,7 +195,7 @@ def test_python_costs_come_back_within_two_percent(seed, make_op, make_graph):
 
     def issued_us(**calls):
         graph = make_graph([make_op("view", **calls)] * 10)
-        return timing.issue(device, device.prepare_model(graph, 1)).median_s * 1e5
+        return timer.issue(device, device.prepare_model(graph, 1)).median_s * 1e5
 
     bare = issued_us()
     assert (issued_us(module_calls=20) - bare) / 20 == pytest.approx(COSTS.module_call_us, rel=0.02)
@@ -207,7 +208,7 @@ def test_kernel_times_come_back_within_two_percent(seed, make_op, make_graph):
     for numel in (100, 10**5, 10**7):
         op = make_op("elementwise", "elementwise", numel)
         truth_us = 1.8 + 8 * numel / 2.6e6 / 0.9 + COSTS.gap_us
-        found = timing.queued(device, device.prepare_model(make_graph([op]), 1))
+        found = timer.queued(device, device.prepare_model(make_graph([op]), 1))
         assert found.median_s * 1e6 == pytest.approx(truth_us, rel=0.02)
 
 
@@ -233,7 +234,7 @@ def test_device_clock_drifts(make_op, make_graph):
     fast, true = (SimulatedDevice(replace(QUIET, drift=drift)) for drift in (0.01, 0.0))
     queued = [device.time_queued(device.prepare_model(graph, 1), 10) for device in (fast, true)]
     assert queued[0] / queued[1] == pytest.approx(1.01)
-    assert timing.single(fast, fast.prepare_model(graph, 1)) == timing.single(true, true.prepare_model(graph, 1))
+    assert timer.single(fast, fast.prepare_model(graph, 1)) == timer.single(true, true.prepare_model(graph, 1))
 
 
 def test_true_crossover_and_knee_by_hand(make_op, make_graph):
@@ -252,14 +253,14 @@ def test_truth_does_not_disturb_the_device(make_op, make_graph):
     graph = make_graph([make_op("elementwise", "elementwise", 10**5)] * 20)
     asked, silent = SimulatedDevice(), SimulatedDevice()
     asked.true_knee(graph, [1, 8])
-    results = [timing.single(device, device.prepare_model(graph, 2)) for device in (asked, silent)]
+    results = [timer.single(device, device.prepare_model(graph, 2)) for device in (asked, silent)]
     assert results[0] == results[1]
 
 
 def test_cell_runs_its_op_without_the_python_around_it(make_op, make_graph):
     graph = make_graph([make_op("norm", "norm", 64, module_calls=5, python_calls=50)])
     device = SimulatedDevice(QUIET, graphs=lambda cell: (graph, 1))
-    issued = timing.issue(device, device.prepare(Cell("dispatch", "layer_norm")))
+    issued = timer.issue(device, device.prepare(Cell("dispatch", "layer_norm")))
     assert issued.median_s * 1e6 == pytest.approx(COSTS.dispatch("norm"))
 
 
@@ -280,9 +281,9 @@ def test_what_does_not_fit_is_out_of_memory(make_op, make_graph):
 
 def test_memory_cells_move_bytes():
     device = SimulatedDevice(QUIET)
-    upload = timing.single(device, device.prepare(Cell("memory", "upload", {"bytes": 24_000_000})))
+    upload = timer.single(device, device.prepare(Cell("memory", "upload", {"bytes": 24_000_000})))
     assert upload.median_s * 1e6 == pytest.approx(4.9 + 4 + 1000 + 3 + 3)
-    bandwidth = timing.queued(device, device.prepare(Cell("memory", "bandwidth", {"bytes": 10**8})))
+    bandwidth = timer.queued(device, device.prepare(Cell("memory", "bandwidth", {"bytes": 10**8})))
     assert 2e8 / (bandwidth.median_s * 1e6) == pytest.approx(2.6e6 * 0.8, rel=0.05)
 
 
@@ -311,7 +312,7 @@ def test_batch_is_read_off_the_inputs(make_op, make_graph):
 
     def latency(inputs):
         device = SimulatedDevice(QUIET)
-        return timing.single(device, device.prepare_model(graph, inputs)).median_s
+        return timer.single(device, device.prepare_model(graph, inputs)).median_s
 
     assert latency(8) == latency((Tensor(),)) == latency({"input_ids": Tensor()}) != latency(1)
 
@@ -320,18 +321,18 @@ def test_simulation_shares_no_code_with_the_predictor():
     allowed = {
         "latpred",  # its registry of runtimes
         "latpred.calibration",
-        "latpred.calibration.machine",
-        "latpred.calibration.profiling",
-        "latpred.calibration.builders",
+        "latpred.calibration.devices.machine",
+        "latpred.calibration.devices.conditions",
+        "latpred.calibration.workloads.single_ops",
         "latpred.calibration.cells",
-        "latpred.calibration.device",
-        "latpred.calibration.simulated_costs",
-        "latpred.calibration.simulated_programs",
+        "latpred.calibration.devices.base",
+        "latpred.calibration.devices.simulated_costs",
+        "latpred.calibration.devices.simulated_programs",
         "latpred.errors",
-        "latpred.graph",
+        "latpred.graph.graph",
         "latpred.ops.families",
-        "latpred.profile",
-        "latpred.schedule",
+        "latpred.profile.document",
+        "latpred.graph.schedule",
     }
     imported = set()
     for module in (simulated, simulated_costs, simulated_programs):

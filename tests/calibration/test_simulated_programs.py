@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from latpred import runtimes
-from latpred.calibration import timing
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
+from latpred.calibration.timing import timer
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.runtimes.eager import one_step_per_op
 
@@ -132,5 +132,5 @@ def test_crossover_by_hand(run_by) -> None:
 def test_noise_leaves_replays_where_they_are(run_by) -> None:
     graph = run_by("onnxruntime", "node.gemm", 40, "gemm")
     device = SimulatedDevice(SimulatedSpec(seed=5))
-    measured = timing.single(device, device.prepare_model(graph, 1, "onnxruntime-cuda-graphs"))
+    measured = timer.single(device, device.prepare_model(graph, 1, "onnxruntime-cuda-graphs"))
     assert measured.median_s * 1e6 == pytest.approx(true_us(graph, "onnxruntime-cuda-graphs"), rel=0.02)

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
-from latpred.calibration import networks, studies, suite
+from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.device import open_device
-from latpred.calibration.studies import runs, wholefit
-from latpred.calibration.studies.ownkernels import own_work
-from latpred.calibration.studies.runs import Run
-from latpred.calibration.studies.solving import System
-from latpred.cold_dispatch import ColdDispatch
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.fitting.linear_system import System
+from latpred.calibration.runtime_calibration import runs, whole_fit
+from latpred.calibration.runtime_calibration.runs import Run
+from latpred.calibration.runtime_calibration.whole_fit import own_work
+from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
-from latpred.graph import Line, ModelGraph, Op
-from latpred.pricing import host_cost
-from latpred.profile import DeviceProfile, DispatchFit
+from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.prediction.pricing import ColdDispatch, host_cost
+from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes import get
 
 COSTS = {"gemm.linear": 3.0, "elementwise.add": 2.0, "view.transpose": 0.5}
@@ -80,7 +80,7 @@ def noisy(seed: int) -> Callable[[], float]:
 def test_true_costs_come_back_from_whole_networks(seed: int) -> None:
     noise = noisy(seed)
     runs = [Run(net, 2, latency_us(net, 2) * noise(), doubt=0.02) for net in networks_of(seed)]
-    fit = wholefit.fit_runs(runs, synchronous(), "eager")
+    fit = whole_fit.fit_runs(runs, synchronous(), "eager")
     for family, scale in SCALES.items():
         assert fit.kernel_scales[family] == pytest.approx(scale, rel=0.08)
     assert host_cost(fit, "gemm.linear") == pytest.approx(3.0, rel=0.3)
@@ -100,7 +100,7 @@ def test_cold_code_of_pytorch_s_own_ops_is_neither_dispatch_nor_kernels() -> Non
         assert longer is not None
         return latency_us(net, batch) + float(longer.at(np.array([float(batch)])).sum())
 
-    fit = wholefit.fit_runs([Run(net, 2, with_cold_us(net, 2), doubt=0.02) for net in networks_of(4)], whole, "eager")
+    fit = whole_fit.fit_runs([Run(net, 2, with_cold_us(net, 2), doubt=0.02) for net in networks_of(4)], whole, "eager")
     assert fit.cold_costs_us == cold["cold_costs_us"]  # a node or a compiled kernel, of no such class, has none
     assert fit.cold_bytes == 1e5
     for family, scale in SCALES.items():
@@ -109,12 +109,12 @@ def test_cold_code_of_pytorch_s_own_ops_is_neither_dispatch_nor_kernels() -> Non
 
 
 def test_networks_that_were_never_seen_are_predicted() -> None:
-    from latpred.predictor import Predictor
+    from latpred.prediction.predictor import Predictor
 
     noise = noisy(7)
     runs = [Run(net, 2, latency_us(net, 2) * noise(), doubt=0.02) for net in networks_of(7)]
     whole = synchronous()
-    fit = wholefit.fit_runs(runs, whole, "eager")
+    fit = whole_fit.fit_runs(runs, whole, "eager")
     predictor = Predictor(msgspec.structs.replace(whole, runtimes={"eager": fit}))
     errors = sorted(
         abs(predictor.predict(net, batch).latency_ms * 1e3 / latency_us(net, batch) - 1)
@@ -126,13 +126,13 @@ def test_networks_that_were_never_seen_are_predicted() -> None:
 
 
 def test_one_network_alone_moves_little_from_what_is_believed() -> None:
-    few = [Run(net, 2, latency_us(net, 2)) for net in networks_of(1, wholefit.FEWEST)]
-    fit = wholefit.fit_runs(few, synchronous(), "eager")
+    few = [Run(net, 2, latency_us(net, 2)) for net in networks_of(1, whole_fit.FEWEST)]
+    fit = whole_fit.fit_runs(few, synchronous(), "eager")
     assert 0.3 < fit.kernel_scales["gemm"] < 1.2
     with pytest.raises(
         CalibrationError, match=r"5 networks were timed in eager, too few.*--runtimes eager --budget 3m"
     ):
-        wholefit.fit_runs(few[1:], synchronous(), "eager")
+        whole_fit.fit_runs(few[1:], synchronous(), "eager")
 
 
 def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own() -> None:
@@ -151,7 +151,7 @@ def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own() -> 
         return latency_us(plain, batch) + 0.5 * len(special) + 12.0 * len(special) + moved / 4e3
 
     runs = [Run(net, 2, with_spectrum_us(net, 2), doubt=0.01) for net in networks_of(3, extra=spectrum)]
-    fit = wholefit.fit_runs(runs, synchronous(), "eager")
+    fit = whole_fit.fit_runs(runs, synchronous(), "eager")
     own = fit.kernels["fp32"]["fft"]
     assert own.activation_bytes_per_us == pytest.approx(4e3, rel=0.15)
     assert own.floor_us == pytest.approx(12.0, rel=0.25)
@@ -185,7 +185,7 @@ def test_on_an_asynchronous_device_hosts_come_from_issuing_and_scales_stay_at_on
             Run(net, 2, device_us(net, factor), issue_us=host_us(net) if index % 3 == 0 else None, tiny=index % 3 == 0)
             for index, net in enumerate(networks_of(5))
         ]
-        fit = wholefit.fit_runs(runs, whole, "eager")
+        fit = whole_fit.fit_runs(runs, whole, "eager")
         assert host_cost(fit, "gemm.linear") == pytest.approx(3.0, rel=0.05)
         assert fit.fixed_us == pytest.approx(6.0, rel=0.2)
         assert list(fit.kernel_scales.values()) == pytest.approx([factor] * len(fit.kernel_scales), rel=0.07)
@@ -194,7 +194,7 @@ def test_on_an_asynchronous_device_hosts_come_from_issuing_and_scales_stay_at_on
 def test_what_pushes_weights_out_of_the_cache_counts_in_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = graph(linear(), parameter_bytes=8)
     monkeypatch.setattr(runs, "of_source", lambda *_: counted)
-    warm = msgspec.structs.replace(next(suite.judging_networks()), cold=False)
+    warm = msgspec.structs.replace(next(schedules.judging_networks()), cold=False)
     cold = msgspec.structs.replace(warm, cold=True)
     assert runs.graph_of(warm, "fp32", "onnxruntime", "cpu") is counted
     found = runs.graph_of(cold, "fp32", "onnxruntime", "cpu")
@@ -213,7 +213,7 @@ def test_outliers_do_not_move_a_system() -> None:
 
 
 def test_cells_of_a_study_are_its_own_and_judges_come_early() -> None:
-    study = studies.get("halved")
+    study = runtime_calibration.get("halved")
     kinds = {}
     for name in ("simulated", "cpu"):
         cells = study.cells(open_device(name), "fp16")
@@ -221,7 +221,7 @@ def test_cells_of_a_study_are_its_own_and_judges_come_early() -> None:
         assert {cell.runtime for cell in first} == {"halved"}
         assert {cell.precision for cell in first} == {"fp16"}
         assert len({cell.key for cell in first}) == 30
-        kinds[name] = [suite.network_spec(cell) for cell in first]
+        kinds[name] = [schedules.network_spec(cell) for cell in first]
     count = len(networks.KINDS)
     assert {spec.kind for spec in kinds["cpu"][:count]} == set(networks.KINDS)
     assert all(spec.tiny for spec in kinds["cpu"][:count])

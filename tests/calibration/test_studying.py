@@ -14,17 +14,21 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from latpred import home, profiles, runtimes
-from latpred.calibration import calibrate, campaign, fitting, measuring, session, studies, studying
-from latpred.calibration.campaign import Progress
-from latpred.calibration.device import open_device
+from latpred import runtimes, storage
+from latpred.calibration import calibrate, calibrator, runtime_calibration, session
+from latpred.calibration.calibrator import Progress
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices.simulated import SimulatedDevice
+from latpred.calibration.fitting import profile_fit
+from latpred.calibration.measurement import whole_models
+from latpred.calibration.runtime_calibration import each_runtime
 from latpred.calibration.session import Row, directory, read_rows
-from latpred.calibration.simulated import SimulatedDevice
 from latpred.cli import main
 from latpred.errors import CalibrationError, MissingPackageError, UsageError
-from latpred.pricing import host_cost
-from latpred.profile import DeviceInfo, DeviceProfile
-from latpred.runtimes import onnx_session
+from latpred.prediction.pricing import host_cost
+from latpred.profile import store
+from latpred.profile.document import DeviceInfo, DeviceProfile
+from latpred.runtimes.onnx import onnx_session
 
 FEW = 190  # cells after which eager has a profile
 MORE = 26  # cells of another runtime
@@ -82,7 +86,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a finished calibration of eager in it."""
     place = tmp_path_factory.mktemp("calibrated")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(home.VARIABLE, str(place))
+        patch.setenv(storage.VARIABLE, str(place))
         calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"])
     return place
 
@@ -91,7 +95,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(calibrated: Path, latpred_home: Path) -> DeviceProfile:
     """The same, for one test."""
     shutil.copytree(calibrated, latpred_home, dirs_exist_ok=True)
-    return profiles.find("simulated")
+    return store.find("simulated")
 
 
 def more(names: tuple[str, ...] = ("plain",), cells: int = MORE, **options: object) -> DeviceProfile:
@@ -126,8 +130,8 @@ def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceP
     assert 0 < profile.runtimes["plain"].spread < 1
     assert profile.acceptance.passed == finished.acceptance.passed
     assert [name for name in profile.acceptance.checks if name.startswith("plain: ")]
-    assert profiles.find("simulated") == profiles.load(profiles.path("simulated"))
-    assert profiles.find("simulated").runtimes == profile.runtimes
+    assert store.find("simulated") == store.load(store.path("simulated"))
+    assert store.find("simulated").runtimes == profile.runtimes
 
 
 @pytest.mark.usefixtures("third_party", "finished")
@@ -140,7 +144,7 @@ def test_an_extension_that_was_interrupted_goes_on_where_it_stopped() -> None:
         more(progress=interrupt)
     assert rows_kept(session.JOURNAL) == {"plain": 12}
     assert rows_kept() == {"eager": FEW}
-    assert list(profiles.find("simulated").runtimes) == ["eager"]
+    assert list(store.find("simulated").runtimes) == ["eager"]
     told: list[Progress] = []
     profile = more(progress=told.append)
     assert told[0].cells == 12
@@ -192,9 +196,9 @@ def test_eager_comes_first_and_its_fit_sees_no_other_rows(calibrated: Path) -> N
     assert sum(kept.values()) in (cells, cells + 1)
     device = SimulatedDevice()
     rows = read_rows(directory("simulated") / session.LAST)
-    alone, _ = fitting.fit_profile(rows, device.machine(), device.info(), "simulated")
+    alone, _ = profile_fit.fit_profile(rows, device.machine(), device.info(), "simulated")
     eager: list[Row] = [row for row in rows if row.cell.runtime == "eager"]
-    assert alone.runtimes == fitting.fit_profile(eager, device.machine(), device.info(), "simulated")[0].runtimes
+    assert alone.runtimes == profile_fit.fit_profile(eager, device.machine(), device.info(), "simulated")[0].runtimes
     assert alone.runtimes["eager"] == profile.runtimes["eager"]
 
 
@@ -204,7 +208,7 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
     assert list(profile.runtimes) == ["eager"]
     assert profile.acceptance.runtimes == {"failing": False}
     assert profile.acceptance.checks["failing: costs"] == "ValueError: it never works: failed"
-    assert rows_kept()["failing"] == studying.HOPELESS
+    assert rows_kept()["failing"] == each_runtime.HOPELESS
     shown = run("profiles", "show", "simulated").stdout
     assert "failing: costs: ValueError: it never works: failed" in shown
     assert "latpred calibrate --runtimes failing" in shown
@@ -214,7 +218,7 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
 def test_predictions_carry_the_caveat_of_their_own_runtime_only(finished: DeviceProfile) -> None:
     from factories import add, graph, linear
 
-    from latpred.predictor import Predictor
+    from latpred.prediction.predictor import Predictor
 
     passed = msgspec.structs.replace(finished.acceptance, passed=True, runtimes={"plain": False})
     both = {**finished.runtimes, "plain": finished.runtimes["eager"]}
@@ -226,39 +230,39 @@ def test_predictions_carry_the_caveat_of_their_own_runtime_only(finished: Device
 
 
 def test_budgets_are_shared_in_proportion() -> None:
-    plan = campaign._plan(("eager", "plain"), None, False, None, None)
-    usual = studies.get("plain").seconds
-    assert {name: effort.seconds for name, effort in plan.items()} == {"eager": campaign.FULL_S, "plain": usual}
-    halved = campaign._plan(("eager", "plain"), None, False, (campaign.FULL_S + usual) / 2, None)
+    plan = calibrator._plan(("eager", "plain"), None, False, None, None)
+    usual = runtime_calibration.get("plain").seconds
+    assert {name: effort.seconds for name, effort in plan.items()} == {"eager": calibrator.FULL_S, "plain": usual}
+    halved = calibrator._plan(("eager", "plain"), None, False, (calibrator.FULL_S + usual) / 2, None)
     assert halved["plain"].seconds == pytest.approx(usual / 2)
-    assert halved["eager"].seconds == pytest.approx(campaign.FULL_S / 2)
-    quick = campaign._plan(("plain",), None, True, None, None)
+    assert halved["eager"].seconds == pytest.approx(calibrator.FULL_S / 2)
+    quick = calibrator._plan(("plain",), None, True, None, None)
     assert list(quick) == ["eager", "plain"]
     assert quick["plain"].seconds == pytest.approx(usual / 3)
 
 
 def test_all_are_those_that_the_device_can_run() -> None:
-    able, reasons = studying.offered(open_device("cpu"))
+    able, reasons = each_runtime.offered(open_device("cpu"))
     assert able[:2] == ["eager", "torchscript"]
     assert "cuda-graphs" in reasons
     assert sorted([*able, *reasons]) == sorted(runtimes.built_in())
-    simulated, _ = studying.offered(open_device("simulated"))
+    simulated, _ = each_runtime.offered(open_device("simulated"))
     assert {"eager", "torchscript", "cuda-graphs"} <= set(simulated)
 
 
 @pytest.mark.usefixtures("third_party")
 def test_names_that_cannot_be_calibrated_are_refused() -> None:
     device = open_device("cpu")
-    assert studying.named(["plain", "eager", "plain"], device) == ("plain", "eager")
-    assert studying.named("all", device) == tuple(studying.offered(device)[0])
+    assert each_runtime.named(["plain", "eager", "plain"], device) == ("plain", "eager")
+    assert each_runtime.named("all", device) == tuple(each_runtime.offered(device)[0])
     with pytest.raises(UsageError, match=r"No runtime is called 'torchscrip'\. Did you mean 'torchscript'\?"):
-        studying.named(["torchscrip"], device)
+        each_runtime.named(["torchscrip"], device)
     with pytest.raises(UsageError, match="cuda-graphs needs a CUDA device"):
-        studying.named(["cuda-graphs"], device)
+        each_runtime.named(["cuda-graphs"], device)
     with pytest.raises(MissingPackageError, match="absent cannot be calibrated here: run: pip install absent"):
-        studying.named(["absent"], device)
+        each_runtime.named(["absent"], device)
     with pytest.raises(UsageError, match="no runtime is named"):
-        studying.named([], device)
+        each_runtime.named([], device)
 
 
 @pytest.mark.usefixtures("third_party")
@@ -276,7 +280,7 @@ def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monk
     monkeypatch.setattr("latpred.calibration.calibrate", caught)
     shown = run("calibrate", "--device", "cpu", "--runtimes", "all")
     assert "leaving out cuda-graphs: cuda-graphs needs a CUDA device" in shown.stderr
-    assert asked == [tuple(studying.offered(open_device("cpu"))[0])]
+    assert asked == [tuple(each_runtime.offered(open_device("cpu"))[0])]
 
 
 @pytest.mark.usefixtures("third_party", "finished")
@@ -299,10 +303,10 @@ def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.Mo
             return msgspec.structs.replace(super().info(), kind="cuda")
 
     monkeypatch.setattr(onnx_session, "providers", lambda: (onnx_session.CPU,))
-    assert "has no CUDA provider" in str(studying.hindrance("onnxruntime", OnGpu()))
-    assert studying.hindrance("onnxruntime", open_device("cpu")) is None
+    assert "has no CUDA provider" in str(each_runtime.hindrance("onnxruntime", OnGpu()))
+    assert each_runtime.hindrance("onnxruntime", open_device("cpu")) is None
     with pytest.raises(MissingPackageError, match="has no CUDA provider"):
-        measuring.demand_runtime("onnxruntime", OnGpu())
+        whole_models.demand_runtime("onnxruntime", OnGpu())
 
 
 def test_without_a_kernel_no_other_runtime_is_studied(latpred_home: Path) -> None:

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from latpred.calibration.subjects import Subject, dense_inputs, module_subject, seeded, subjects_of, token_inputs
+from latpred.calibration.workloads.workload import (
+    Subject,
+    dense_inputs,
+    module_subject,
+    seeded,
+    subjects_of,
+    token_inputs,
+)
 from latpred.errors import UsageError
 
 

@@ -8,38 +8,39 @@ from itertools import islice
 import pytest
 import torch
 
-from latpred.calibration import builders, networks, suite
+from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
+from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import TraceError
-from latpred.graph import ModelGraph
+from latpred.graph.graph import ModelGraph
 
-DRAWN = list(islice(suite.kernel_cells("fp32", seed=0), 400))
+DRAWN = list(islice(schedules.kernel_cells("fp32", seed=0), 400))
 
 
 def test_keys_of_cells_are_unique() -> None:
-    fixed = [*suite.memory_cells(), *suite.dispatch_cells(), suite.CLOCK]
-    fixed += [suite.network_cell(spec) for spec in (*suite.chain_networks(), *suite.tiny_networks(30))]
+    fixed = [*schedules.memory_cells(), *schedules.dispatch_cells(), schedules.CLOCK]
+    fixed += [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(30))]
     assert len({cell.key for cell in fixed}) == len(fixed)
 
 
 def test_keys_of_cells_are_stable() -> None:
     # journals find cells by these texts
-    assert suite.CLOCK.key == "clock/eager/fp32/constants/"
-    assert suite.memory_cells()[0].key == "memory/eager/fp32/read/bytes=1048576"
-    keys = {cell.key for cell in suite.dispatch_cells()}
+    assert schedules.CLOCK.key == "clock/eager/fp32/constants/"
+    assert schedules.memory_cells()[0].key == "memory/eager/fp32/read/bytes=1048576"
+    keys = {cell.key for cell in schedules.dispatch_cells()}
     assert "dispatch/eager/fp32/gemm/k=8,m=4,n=8" in keys
     spec = networks.NetworkSpec("encoder", 7, 64, 12, 3, cold=True)
     key = "network/eager/bf16/encoder/batch=3,cold=1,seed=7,size=12,width=64"
-    assert suite.network_cell(spec, "bf16").key == key
+    assert schedules.network_cell(spec, "bf16").key == key
 
 
 def test_every_builder_has_a_dispatch_cell() -> None:
-    assert {cell.name for cell in suite.dispatch_cells()} == set(builders.BUILDERS)
+    assert {cell.name for cell in schedules.dispatch_cells()} == set(single_ops.BUILDERS)
 
 
 def test_cells_hold_the_dimensions_that_their_builders_read() -> None:
-    for cell in (*suite.dispatch_cells(), *DRAWN):
-        assert set(cell.dims) == set(suite.dims_of(cell.name))
+    for cell in (*schedules.dispatch_cells(), *DRAWN):
+        assert set(cell.dims) == set(schedules.dims_of(cell.name))
 
 
 def test_kernel_cells_come_once_before_any_comes_twice() -> None:
@@ -50,9 +51,9 @@ def test_kernel_cells_come_once_before_any_comes_twice() -> None:
 
 
 def test_the_kernel_stream_is_always_the_same() -> None:
-    assert list(islice(suite.kernel_cells("fp32", seed=0), 400)) == DRAWN
-    assert list(islice(suite.kernel_cells("fp32", seed=1), 400)) != DRAWN
-    halves = list(islice(suite.kernel_cells("fp16", seed=0), 400))
+    assert list(islice(schedules.kernel_cells("fp32", seed=0), 400)) == DRAWN
+    assert list(islice(schedules.kernel_cells("fp32", seed=1), 400)) != DRAWN
+    halves = list(islice(schedules.kernel_cells("fp16", seed=0), 400))
     assert {cell.precision for cell in halves} == {"fp16"}
     assert [cell.dims for cell in halves] != [cell.dims for cell in DRAWN]
 
@@ -60,7 +61,7 @@ def test_the_kernel_stream_is_always_the_same() -> None:
 def held(cell: Cell) -> int:
     """Bytes of the largest tensor of a cell, on the meta device."""
     with torch.device("meta"):
-        built = builders.make(cell)
+        built = single_ops.make(cell)
         out = built.function(*built.inputs, *built.weights)
     outputs = [out] if isinstance(out, torch.Tensor) else [tensor for tensor in out if isinstance(tensor, torch.Tensor)]
     return max(tensor.numel() * tensor.element_size() for tensor in (*built.inputs, *built.weights, *outputs))
@@ -68,45 +69,45 @@ def held(cell: Cell) -> int:
 
 def test_kernel_cells_are_bounded_and_build_without_a_device() -> None:
     for cell in DRAWN:
-        assert 0 < held(cell) <= suite.LARGEST_BYTES, cell.key
+        assert 0 < held(cell) <= schedules.LARGEST_BYTES, cell.key
 
 
 def test_a_transposed_copy_has_something_to_copy() -> None:
     rng = random.Random(0)
-    drawn = [suite._kernel_cell(rng, "transpose_copy", "fp32") for _ in range(400)]
+    drawn = [schedules._kernel_cell(rng, "transpose_copy", "fp32") for _ in range(400)]
     assert min(cell.dims["rows"] for cell in drawn) == 2
     few = [cell for cell in drawn if cell.dims["rows"] < 4]
     assert len(few) > 5
     for cell in few:
-        graph, batch = builders.graph(cell)
+        graph, batch = single_ops.graph(cell)
         assert any(op.launches for op in graph.at(batch))
 
 
 def test_memory_cells_span_the_caches() -> None:
-    sizes = [cell.dims["bytes"] for cell in suite.memory_cells() if cell.name == "read"]
+    sizes = [cell.dims["bytes"] for cell in schedules.memory_cells() if cell.name == "read"]
     assert sizes == [2**power for power in range(20, 29)]  # 1 to 256 MiB
-    assert [cell.name for cell in suite.memory_cells()][len(sizes) :] == ["bandwidth", "upload"]
+    assert [cell.name for cell in schedules.memory_cells()][len(sizes) :] == ["bandwidth", "upload"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_network_cell_is_its_spec(precision: str) -> None:
-    specs = [*suite.chain_networks(), *suite.tiny_networks(20), *(networks.draw(seed) for seed in range(60))]
+    specs = [*schedules.chain_networks(), *schedules.tiny_networks(20), *(networks.draw(seed) for seed in range(60))]
     assert any(spec.cold for spec in specs)
-    assert [suite.network_spec(suite.network_cell(spec, precision)) for spec in specs] == specs
+    assert [schedules.network_spec(schedules.network_cell(spec, precision)) for spec in specs] == specs
 
 
 def test_sized_networks_are_affordable_and_go_on_where_told() -> None:
-    specs = list(islice(suite.sized_networks(), 24))
+    specs = list(islice(schedules.sized_networks(), 24))
     for spec in specs:
         graph = networks.graph(spec)
         assert max(graph.macs(spec.batch), graph.bytes(spec.batch)) <= 4_000_000_000
-    later = list(islice(suite.sized_networks(specs[10].seed), 14))
+    later = list(islice(schedules.sized_networks(specs[10].seed), 14))
     assert later == specs[10:]
     assert not any(spec.tiny for spec in specs)
 
 
 def test_a_network_that_cannot_be_walked_is_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = list(islice(suite.sized_networks(), 12))
+    known = list(islice(schedules.sized_networks(), 12))
     broken, walk = networks.draw(known[4].seed), networks.graph
 
     def failing(spec: networks.NetworkSpec, precision: str = "fp32") -> ModelGraph:
@@ -115,12 +116,12 @@ def test_a_network_that_cannot_be_walked_is_drawn_all_the_same(monkeypatch: pyte
         return walk(spec, precision)
 
     monkeypatch.setattr(networks, "graph", failing)
-    assert suite.walked(broken) is None
-    assert suite.walked(known[0]) is not None
-    assert list(islice(suite.sized_networks(), 12)) == [*known[:4], broken, *known[5:]]
+    assert schedules.walked(broken) is None
+    assert schedules.walked(known[0]) is not None
+    assert list(islice(schedules.sized_networks(), 12)) == [*known[:4], broken, *known[5:]]
 
 
 def test_judging_networks_are_those_of_the_sized_that_judge() -> None:
-    judges = [spec for spec in islice(suite.sized_networks(), 120) if spec.judge]
+    judges = [spec for spec in islice(schedules.sized_networks(), 120) if spec.judge]
     assert len(judges) >= 10
-    assert list(islice(suite.judging_networks(), len(judges))) == judges
+    assert list(islice(schedules.judging_networks(), len(judges))) == judges

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latpred.calibration import suites
-from latpred.calibration.subjects import Subject, subjects_of
+from latpred.calibration.workloads import suites
+from latpred.calibration.workloads.workload import Subject, subjects_of
 from latpred.errors import UsageError
 
 CPU = suites.get("cpu")

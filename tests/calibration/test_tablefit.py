@@ -8,22 +8,28 @@ import pandas as pd
 import pytest
 from tablefitdata import GPUS, MODELS, graphs, solved, table, truth
 
-from latpred import Predictor, datasheet, profiles, specs
-from latpred.calibration.tablefit import leaveout, simple
-from latpred.calibration.tablefit.api import evaluate_left_out, fit_profile, fit_profiles
-from latpred.calibration.tablefit.cells import family_of
-from latpred.calibration.tablefit.common import left_out, shared_of
-from latpred.calibration.tablefit.engines import as_run_by
-from latpred.calibration.tablefit.fit import Problem
-from latpred.calibration.tablefit.law import evaluate, local_gradients
-from latpred.calibration.tablefit.parameters import Builder
-from latpred.calibration.tablefit.priors import Form
-from latpred.calibration.tablefit.published import Accuracy, Fitted, profile_of
-from latpred.calibration.tablefit.walks import WalkKey
-from latpred.eras_scripted import FUSED, GROUP
+from latpred import Predictor
+from latpred.calibration.published import leave_out
+from latpred.calibration.published.fitted_profiles import Accuracy, Fitted, profile_of
+from latpred.calibration.published.joint_fit import Problem
+from latpred.calibration.published.latency_model import evaluate, local_gradients
+from latpred.calibration.published.parameters import Builder
+from latpred.calibration.published.priors import Form
+from latpred.calibration.published.published_fit import (
+    evaluate_left_out,
+    fit_profile,
+    fit_profiles,
+    left_out,
+    shared_of,
+)
+from latpred.calibration.published.published_table import WalkKey
+from latpred.calibration.published.row_counts import as_run_by, family_of
 from latpred.errors import TableError, UsageError
-from latpred.graph import ModelGraph
-from latpred.promised import log_promise
+from latpred.graph.graph import ModelGraph
+from latpred.profile import datasheet, store
+from latpred.profile import gpus as specs
+from latpred.profile.datasheet import log_promise
+from latpred.runtimes.legacy_torch import FUSED, GROUP
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +86,10 @@ def test_a_wild_row_moves_little(fitted: tuple[Problem, np.ndarray]) -> None:
 
 
 def test_a_model_left_out_is_predicted(fitted: tuple[Problem, np.ndarray]) -> None:
-    judged = leaveout.by_model(fitted[0])
+    judged = leave_out.by_model(fitted[0])
     assert len(judged.frame) == len(fitted[0].model)
     assert judged.errors()["all"].median < 0.06
-    count, share = leaveout.knees(judged)
+    count, share = leave_out.knees(judged)
     assert count > 10
     assert share > 0.9
 
@@ -94,7 +100,7 @@ def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: tuple[Problem, np.n
     mine = spoilt["model"] == "wide"
     spoilt.loc[mine, "latency_s"] *= np.linspace(0.5, 2.0, int(mine.sum()))
     other, _ = solved(spoilt)
-    found = [leaveout.by_model(each).frame for each in (fitted[0], other)]
+    found = [leave_out.by_model(each).frame for each in (fitted[0], other)]
     plain, changed = (frame[frame["model"] == "wide"]["predicted_s"].to_numpy() for frame in found)
     np.testing.assert_allclose(plain, changed, rtol=1e-9)
 
@@ -102,35 +108,35 @@ def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: tuple[Problem, np.n
 def test_folds_in_processes_are_what_they_are_one_after_the_other(
     fitted: tuple[Problem, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = leaveout.by_model(fitted[0])
-    monkeypatch.setattr(leaveout, "FEWEST_BESIDE", 1)
-    beside = leaveout.by_model(fitted[0])
+    alone = leave_out.by_model(fitted[0])
+    monkeypatch.setattr(leave_out, "FEWEST_BESIDE", 1)
+    beside = leave_out.by_model(fitted[0])
     np.testing.assert_allclose(alone.frame["predicted_s"], beside.frame["predicted_s"], rtol=1e-9)
 
 
 def test_only_models_of_a_gpu_are_left_out_where_nothing_else_is_asked() -> None:
     rows = table()
     made, _ = solved(rows[(rows["gpu"] == "2080Ti") | (rows["model"] != "wide")])
-    judged = leaveout.by_model(made, gpus=("RTX-8000",))
+    judged = leave_out.by_model(made, gpus=("RTX-8000",))
     assert set(judged.frame["model"]) == set(MODELS) - {"wide"}
 
 
 def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: tuple[Problem, np.ndarray]) -> None:
     made = fitted[0]
-    none, some = leaveout.by_gpu(made, 0), leaveout.by_gpu(made, 3)
+    none, some = leave_out.by_gpu(made, 0), leave_out.by_gpu(made, 3)
     assert len(none.frame) == len(made.model) - len(set(made.law.rows.run))
     assert set(none.frame["batch"]) == set(made.batch)
     assert none.errors()["all"].median < 0.25
-    assert len(some.frame) < leaveout.DRAWS * len(none.frame) * 0.6
+    assert len(some.frame) < leave_out.DRAWS * len(none.frame) * 0.6
     assert some.errors()["all"].median < none.errors()["all"].median + 0.02
 
 
 def test_a_run_left_out_is_predicted_from_its_host_factor(fitted: tuple[Problem, np.ndarray]) -> None:
-    assert leaveout.by_run(fitted[0]).errors()["all"].median < 0.05
+    assert leave_out.by_run(fitted[0]).errors()["all"].median < 0.05
 
 
 def test_intervals_hold_nine_in_ten(fitted: tuple[Problem, np.ndarray]) -> None:
-    coverage = leaveout.conformal(leaveout.by_model(fitted[0]))
+    coverage = leave_out.conformal(leave_out.by_model(fitted[0]))
     assert [one.rows > 0 for one in coverage.values()] == [True] * 3
     for one in coverage.values():
         assert 0.75 <= one.share <= 1.0
@@ -142,7 +148,7 @@ def test_a_profile_predicts_what_the_law_does(fitted: tuple[Problem, np.ndarray]
     fits = {"eager": Fitted(theta, Accuracy(0.05, 0.1, 0.2, "5 %"))}
     profile = profile_of(made, fits, "RTX-8000", "some-gpu")
     assert profile.acceptance.passed
-    predictor = Predictor(profiles.load(profiles.save(profile)))
+    predictor = Predictor(store.load(store.save(profile)))
     host, device = made.law.clocks(theta)
     for precision in ("fp32", "fp16"):
         graph = graphs()[WalkKey("wide", "image", 96, precision)]
@@ -252,8 +258,8 @@ def test_each_runtime_leaves_the_fit_of_eager_as_it_is() -> None:
     scripted = table().assign(runtime="torchscript", run=lambda rows: rows["run"] + " scripted")
     scripted["latency_s"] *= 0.9
     both, _ = solved(pd.concat([table(), scripted], ignore_index=True))
-    judged = leaveout.by_model(both)
-    alone = leaveout.by_model(solved()[0])
+    judged = leave_out.by_model(both)
+    alone = leave_out.by_model(solved()[0])
     eager = judged.of("eager").frame
     np.testing.assert_allclose(eager["predicted_s"], alone.frame["predicted_s"], rtol=1e-6)
     assert judged.of("torchscript").errors()["all"].median < 0.15
@@ -269,7 +275,7 @@ def test_a_profile_predicts_torchscript_as_the_law_does() -> None:
     assert profile.protocol["leave-one-model-out, torchscript"] == "20 %"
     assert GROUP in profile.runtimes["torchscript"].kernels["fp32"]
     assert GROUP not in profile.kernels["fp32"]  # eager has no groups, and no row tells of them
-    predictor = Predictor(profiles.load(profiles.save(profile)))
+    predictor = Predictor(store.load(store.save(profile)))
     host, device = both.law.clocks(theta)
     rows = (both.law.rows.gpu == "2080Ti") & (both.law.rows.runtime == "torchscript") & (both.model == "normed")
     for precision in ("fp32", "fp16"):
@@ -326,20 +332,20 @@ def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
 
 def test_simpler_predictors_are_judged_on_the_same_rows(fitted: tuple[Problem, np.ndarray]) -> None:
     made = fitted[0]
-    models = simple.for_models(made, leaveout.by_model(made))
-    assert models[simple.TREES].cells == len(made.model)
+    models = leave_out.for_models(made, leave_out.by_model(made))
+    assert models[leave_out.TREES].cells == len(made.model)
     assert models["a + b x MACs"].cells == len(made.model)
-    gpus = simple.for_gpus(made)
-    assert list(gpus) == [f"{simple.NEAREST}, 2080Ti as RTX-8000", f"{simple.NEAREST}, RTX-8000 as 2080Ti"]
-    assert gpus[f"{simple.NEAREST}, 2080Ti as RTX-8000"].cells == len(made.model) // 2
-    assert 0.0 < gpus[f"{simple.NEAREST}, 2080Ti as RTX-8000"].median < 0.5
+    gpus = leave_out.for_gpus(made)
+    assert list(gpus) == [f"{leave_out.NEAREST}, 2080Ti as RTX-8000", f"{leave_out.NEAREST}, RTX-8000 as 2080Ti"]
+    assert gpus[f"{leave_out.NEAREST}, 2080Ti as RTX-8000"].cells == len(made.model) // 2
+    assert 0.0 < gpus[f"{leave_out.NEAREST}, 2080Ti as RTX-8000"].median < 0.5
 
 
 def test_trees_see_nothing_of_a_model_that_is_left_out(fitted: tuple[Problem, np.ndarray]) -> None:
     spoilt = table()
     mine = spoilt["model"] == "wide"
     spoilt.loc[mine, "latency_s"] *= np.linspace(0.5, 2.0, int(mine.sum()))
-    plain, changed = (simple.by_trees(each)[fitted[0].model == "wide"] for each in (fitted[0], solved(spoilt)[0]))
+    plain, changed = (leave_out.by_trees(each)[fitted[0].model == "wide"] for each in (fitted[0], solved(spoilt)[0]))
     np.testing.assert_array_equal(plain, changed)
 
 
@@ -347,7 +353,7 @@ def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: tupl
     made, _ = fitted
     judged = left_out(made)
     assert set(judged.frame["device"]) == set(GPUS)
-    found = shared_of(made, judged, leaveout.by_gpu(made, 0), "made up")
+    found = shared_of(made, judged, leave_out.by_gpu(made, 0), "made up")
     assert found.error == pytest.approx(judged.errors()["all"].median, rel=1e-3)
     assert set(found.kernels) == {datasheet.ANY, "Turing"}
     assert found.kernels["Turing"]["conv.3x3"]["fp32"]["compute"] == pytest.approx(2.0, rel=0.3)

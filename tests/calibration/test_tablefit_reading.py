@@ -8,11 +8,11 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
-from latpred.calibration.tablefit import reading, walks
-from latpred.calibration.tablefit.fit import problem
-from latpred.eras import TORCH_1_12
+from latpred.calibration.published import published_table
+from latpred.calibration.published.joint_fit import problem
 from latpred.errors import MissingPackageError, TableError, UnknownGpuError, UnknownModelError
-from latpred.tracing import names
+from latpred.runtimes.legacy_torch import TORCH_1_12
+from latpred.zoo import names
 
 
 def rows(**changes: object) -> pd.DataFrame:
@@ -29,7 +29,7 @@ def rows(**changes: object) -> pd.DataFrame:
 
 
 def test_published_columns_become_those_of_a_measurement_table() -> None:
-    found = reading.read(rows(macs=1.0, leaf_modules=3))
+    found = published_table.read(rows(macs=1.0, leaf_modules=3))
     assert found.cells["model"].tolist() == ["torchvision:resnet18", "bert-base-uncased"]
     assert found.cells["input_kind"].tolist() == ["image", "seq"]
     assert set(found.cells["protocol"]) == {"pipelined"}
@@ -39,32 +39,32 @@ def test_published_columns_become_those_of_a_measurement_table() -> None:
 
 def test_a_measurement_table_is_read_as_it_is() -> None:
     frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
-    found = reading.read(frame)
+    found = published_table.read(frame)
     assert found.cells["device"].tolist() == ["t4"]
     assert found.era == ""
 
 
 def test_a_missing_column_is_named_with_the_nearest() -> None:
     with pytest.raises(TableError, match=r"lacks the column latency_s \(nearest: 'latency', rename it\)"):
-        reading.read(rows().rename(columns={"latency_s": "latency"}))
+        published_table.read(rows().rename(columns={"latency_s": "latency"}))
     with pytest.raises(TableError, match=r"lacks the column batch \(nearest: 'bach', rename it\), the column run"):
-        reading.read(rows().rename(columns={"batch": "bach"}).drop(columns="run"))
+        published_table.read(rows().rename(columns={"batch": "bach"}).drop(columns="run"))
 
 
 def test_milliseconds_are_noticed() -> None:
     with pytest.raises(TableError, match=r"looks like milliseconds.* Divide the column by 1000"):
-        reading.read(rows(latency_s=[4.0, 12.0]))
+        published_table.read(rows(latency_s=[4.0, 12.0]))
 
 
 @pytest.mark.parametrize("value", [0.0, -0.003])
 def test_latencies_are_positive(value: float) -> None:
     with pytest.raises(TableError, match=r"as latency_s in row 2.*above 0"):
-        reading.read(rows(latency_s=[0.004, value]))
+        published_table.read(rows(latency_s=[0.004, value]))
 
 
 def test_an_empty_table_is_refused() -> None:
     with pytest.raises(TableError, match="no rows"):
-        reading.read(rows().iloc[:0])
+        published_table.read(rows().iloc[:0])
 
 
 def test_one_model_does_not_do() -> None:
@@ -84,7 +84,7 @@ def test_an_unknown_model_is_named() -> None:
 
 def test_repeats_of_a_run_count_once() -> None:
     frame = pd.concat([rows(), rows(latency_s=[0.005, 0.013]), rows(latency_s=[0.006, 0.014])])
-    found = reading.read(frame)
+    found = published_table.read(frame)
     assert found.cells["latency_s"].tolist() == [0.005, 0.013]
     assert "4 rows repeat a cell of their run" in found.notes[0]
     assert found.weight.tolist() == [1.0, 1.0]
@@ -92,7 +92,7 @@ def test_repeats_of_a_run_count_once() -> None:
 
 def test_tenfold_contradictions_are_reported_and_count_less() -> None:
     frame = pd.concat([rows(), rows(run="b", latency_s=[0.05, 0.012])])
-    found = reading.read(frame)
+    found = published_table.read(frame)
     assert found.weight.tolist() == [0.1, 1.0, 0.1, 1.0]
     assert "2 rows contradict others of their cell tenfold or more" in found.notes[0]
     assert "resnet18" in found.notes[0]
@@ -101,21 +101,21 @@ def test_tenfold_contradictions_are_reported_and_count_less() -> None:
 def test_walks_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     import joblib
 
-    keys = [walks.WalkKey("torchvision:alexnet", "image", side, "fp32") for side in (64, 96)]
-    keys.append(walks.WalkKey("torchvision:squeezenet1_0", "image", 64, "fp32"))
-    monkeypatch.setattr(walks, "FEWEST_BESIDE", 2)
+    keys = [published_table.WalkKey("torchvision:alexnet", "image", side, "fp32") for side in (64, 96)]
+    keys.append(published_table.WalkKey("torchvision:squeezenet1_0", "image", 64, "fp32"))
+    monkeypatch.setattr(published_table, "FEWEST_BESIDE", 2)
     said: list[str] = []
     with joblib.parallel_config(backend="threading"):  # a new process would not have what the tests declare
-        made = walks.walk_all(keys, TORCH_1_12, progress=said.append)
+        made = published_table.walk_all(keys, TORCH_1_12, progress=said.append)
     assert set(made) == set(keys)
     assert sorted(said) == [
         "walked torchvision:alexnet (2 combinations of input size and precision)",
         "walked torchvision:squeezenet1_0 (1 combinations of input size and precision)",
     ]
-    monkeypatch.setattr(walks, "_walk_model", None)  # which now is not needed
-    assert walks.walk_all(keys, TORCH_1_12) == made
+    monkeypatch.setattr(published_table, "_walk_model", None)  # which now is not needed
+    assert published_table.walk_all(keys, TORCH_1_12) == made
     with pytest.raises(TypeError):
-        walks.walk_all(keys, "")  # another era is another walk
+        published_table.walk_all(keys, "")  # another era is another walk
 
 
 def without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +152,9 @@ def test_a_table_of_nothing_but_such_models_is_refused(monkeypatch: pytest.Monke
 def test_a_function_in_a_users_file_is_walked_again(tmp_path: Path) -> None:
     source = "import torch\n\ndef build():\n    return torch.nn.Linear(8, {}), torch.zeros(1, 8)\n"
     file = tmp_path / "models.py"
-    key = walks.WalkKey(f"{file}:build", "custom", 0, "fp32")
+    key = published_table.WalkKey(f"{file}:build", "custom", 0, "fp32")
     found = []
     for width in (4, 16):
         file.write_text(source.format(width))
-        found.append(walks.walk_all([key], "")[key].macs())
+        found.append(published_table.walk_all([key], "")[key].macs())
     assert found == [32, 128]

@@ -9,9 +9,9 @@ from itertools import chain, cycle, repeat
 
 import pytest
 
-from latpred.calibration import timing
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
-from latpred.calibration.timing import Plan, Timing
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.timing import timer
+from latpred.calibration.timing.timer import Plan, Timing
 from latpred.errors import UsageError
 
 US = 1e-6
@@ -55,7 +55,7 @@ def device() -> Scripted:
     return Scripted()
 
 
-@pytest.mark.parametrize("measure", [timing.single, timing.pipelined, timing.issue, timing.queued])
+@pytest.mark.parametrize("measure", [timer.single, timer.pipelined, timer.issue, timer.queued])
 def test_constant_call_is_timed_exactly(device, measure):
     timed = measure(device, device.taking(repeat(7 * US)))
     assert timed.median_s == pytest.approx(7 * US, rel=1e-6)
@@ -66,21 +66,21 @@ def test_constant_call_is_timed_exactly(device, measure):
 
 def test_first_calls_are_warm_up_and_not_counted(device):
     cold = chain([5e-3, 3e-3, 1e-3, 4e-4, 2e-4], repeat(100 * US))
-    timed = timing.single(device, device.taking(cold))
+    timed = timer.single(device, device.taking(cold))
     assert timed.median_s == pytest.approx(100 * US, rel=1e-9)
     assert timed.spread_s == pytest.approx(0, abs=1e-12)
 
 
 def test_rare_slow_calls_leave_the_median_alone(device):
     spiky = cycle([*repeat(10 * US, 99), 80 * US])
-    timed = timing.single(device, device.taking(spiky))
+    timed = timer.single(device, device.taking(spiky))
     assert timed.median_s == pytest.approx(10 * US, rel=0.01)
 
 
 def test_spread_is_half_the_interquartile_range(device):
     # Samples of one call each, evenly 1, 2, 3, 4, 5 ms: quartiles 2 and 4.
     even = cycle([1e-3, 2e-3, 3e-3, 4e-3, 5e-3])
-    timed = timing.single(device, device.taking(even), Plan(least=50, most=50, warmup_s=0.05, budget_s=9))
+    timed = timer.single(device, device.taking(even), Plan(least=50, most=50, warmup_s=0.05, budget_s=9))
     assert timed.n == 50
     assert timed.median_s == pytest.approx(3e-3)
     assert timed.spread_s == pytest.approx(1e-3)
@@ -88,28 +88,28 @@ def test_spread_is_half_the_interquartile_range(device):
 
 def test_call_that_keeps_getting_slower_is_not_stable(device):
     rising = (100 * US * 1.01**step for step in range(10**6))
-    assert not timing.single(device, device.taking(rising), Plan(loops=1, most=60)).stable
+    assert not timer.single(device, device.taking(rising), Plan(loops=1, most=60)).stable
 
 
 def test_step_between_the_halves_is_not_stable(device):
     stepped = chain(repeat(100 * US, 40), repeat(150 * US))
-    timed = timing.single(device, device.taking(stepped), Plan(least=60, most=60, loops=1))
+    timed = timer.single(device, device.taking(stepped), Plan(least=60, most=60, loops=1))
     assert not timed.stable
 
 
 def test_budget_ends_sampling_but_never_below_the_least(device):
     plan = Plan(least=5, budget_s=0.5, warmup_s=0.2)
-    timed = timing.single(device, device.taking(cycle([1.0, 1.5])), plan)
+    timed = timer.single(device, device.taking(cycle([1.0, 1.5])), plan)
     assert timed.n == 5
     assert device.calls <= 5 + 5  # as few for the warm-up of a call that alone outlasts it
 
 
 def test_short_calls_are_looped_and_long_ones_are_not(device):
     plan = Plan(least=10, most=10, least_s=0.0)
-    timing.single(device, device.taking(repeat(2 * US)), plan)
+    timer.single(device, device.taking(repeat(2 * US)), plan)
     short = device.calls
     device.calls = 0
-    timing.single(device, device.taking(repeat(2e-3)), plan)
+    timer.single(device, device.taking(repeat(2e-3)), plan)
     assert short > 10 * plan.loops >= 480
     assert device.calls < 30
 
@@ -121,7 +121,7 @@ def test_garbage_collection_is_off_while_timing_and_on_again_after(device):
         seen.append(gc.isenabled())
         device.now += 1e-3
 
-    timing.single(device, call)
+    timer.single(device, call)
     assert not any(seen)
     assert gc.isenabled()
 
@@ -131,24 +131,24 @@ def test_garbage_collection_is_on_again_after_a_failure(device):
         raise MemoryError("too large")
 
     with pytest.raises(MemoryError, match="too large"):
-        timing.single(device, call)
+        timer.single(device, call)
     assert gc.isenabled()
 
 
 def test_noise_between_runs_is_not_the_noise_within_one():
     runs = [Timing(median, 0.001, 30, True) for median in (1.0, 1.1, 1.2, 1.3, 1.4)]
-    assert timing.over_runs(runs) == Timing(pytest.approx(1.2), pytest.approx(0.1), 5, True)
+    assert timer.over_runs(runs) == Timing(pytest.approx(1.2), pytest.approx(0.1), 5, True)
 
 
 def test_one_unstable_run_makes_all_unstable():
-    assert not timing.over_runs([Timing(1.0, 0.0, 9, True), Timing(1.0, 0.0, 9, False)]).stable
+    assert not timer.over_runs([Timing(1.0, 0.0, 9, True), Timing(1.0, 0.0, 9, False)]).stable
 
 
 def test_bad_arguments_say_what_to_pass(device):
     with pytest.raises(UsageError, match="protocol='single'"):
-        timing.timed(device, device.taking(repeat(1.0)), "double")
+        timer.timed(device, device.taking(repeat(1.0)), "double")
     with pytest.raises(UsageError, match="at least one run"):
-        timing.over_runs([])
+        timer.over_runs([])
 
 
 def test_virtual_clock_is_deterministic_under_a_seed(make_op, make_graph):
@@ -157,7 +157,7 @@ def test_virtual_clock_is_deterministic_under_a_seed(make_op, make_graph):
     def measured(seed: int) -> list[Timing]:
         device = SimulatedDevice(SimulatedSpec(seed=seed))
         call = device.prepare_model(graph, 4, "eager")
-        return [measure(device, call) for measure in (timing.single, timing.pipelined, timing.issue, timing.queued)]
+        return [measure(device, call) for measure in (timer.single, timer.pipelined, timer.issue, timer.queued)]
 
     assert measured(3) == measured(3)
     assert measured(3) != measured(4)

@@ -9,9 +9,10 @@ import torch
 from profiledata import profile
 from torch import nn
 
-from latpred.calibration import suites, validation
-from latpred.calibration.subjects import Subject, dense_inputs
-from latpred.calibration.validation import validate
+from latpred.calibration.measurement import validation
+from latpred.calibration.measurement.validation import validate
+from latpred.calibration.workloads import suites
+from latpred.calibration.workloads.workload import Subject, dense_inputs
 from latpred.errors import NoProfileError, ProfileError, UsageError
 
 

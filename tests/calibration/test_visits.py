@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from gauges import ScriptedGauge
 
-from latpred import speed
-from latpred.calibration import visits
+from latpred import host
 from latpred.calibration.cells import Cell
-from latpred.calibration.cpu import CpuDevice
-from latpred.calibration.disturbance import Disturbance
-from latpred.calibration.reference_speed import Moment
+from latpred.calibration.devices.cpu import CpuDevice
+from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Row, Session
-from latpred.calibration.simulated import SimulatedDevice
-from latpred.calibration.timing import Timing
-from latpred.calibration.visits import SLOWED, Visits
+from latpred.calibration.timing import visits
+from latpred.calibration.timing.disturbance import Disturbance
+from latpred.calibration.timing.reference_speed import Moment
+from latpred.calibration.timing.timer import Timing
+from latpred.calibration.timing.visits import SLOWED, Visits
 
 CALM = Disturbance(seconds=0.2, others=0.0, stolen=0.0)
 BUSY = Disturbance(seconds=0.2, others=0.9, stolen=0.0, processors=2, threads=1)
@@ -141,7 +141,7 @@ def row(number: int, slow: float = 1.0, disturbed: str = "", error: str = "") ->
 def test_rows_are_brought_to_full_speed() -> None:
     fast, slowed = visits.at_one_speed([row(1), row(2, 1.5, SLOWED)])
     assert fast == row(1)
-    factor = 1.5**-speed.SLOWED_POWER
+    factor = 1.5**-host.SLOWED_POWER
     assert slowed.timings["single"].median_s == pytest.approx(1e-3 * factor)
     assert slowed.timings["single"].spread_s == pytest.approx(1e-5 * factor)
     assert slowed.calls_us == pytest.approx((100.0 * factor,))

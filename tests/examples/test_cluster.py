@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from profiledata import profile
 
-from latpred import profiles
+from latpred.profile import store
 
 
 @pytest.mark.slow
 def test_engines_started_here_give_the_serial_table(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     pytest.importorskip("ray")
-    profiles.save(profile())
+    store.save(profile())
     table = tmp_path / "table.parquet"
     script = Path(__file__).parents[2] / "examples" / "search_cluster.py"
     asked = ["--candidates", "8", "--engines", "dask,ray", "--no-efficiency", "--resume", str(table)]

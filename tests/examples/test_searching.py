@@ -10,7 +10,7 @@ import pytest
 from profiledata import profile
 
 import latpred
-from latpred import profiles
+from latpred.profile import store
 
 
 def found_ratio(text: str) -> float:
@@ -57,7 +57,7 @@ def test_winners_are_measured_beside_their_predictions(
     import search
     from spaces import encoders
 
-    profiles.save(profile())
+    store.save(profile())
     tiny = {"depth": (1, 2), "width": (32, 64), "heads": (2,)}
     monkeypatch.setattr(encoders, "CHOICES", tiny)
     monkeypatch.setattr(encoders, "REFERENCE", {"depth": 1, "width": 32, "heads": 2})
@@ -125,9 +125,9 @@ def test_rank_check_measures_resumes_and_replays(
     import rank_check
     from spaces import encoders, residual
 
-    from latpred.calibration.timing import Plan
+    from latpred.calibration.timing.timer import Plan
 
-    profiles.save(profile())
+    store.save(profile())
     monkeypatch.setattr(rank_check, "RUNTIMES", ("eager",))
     monkeypatch.setattr(rank_check, "VISIT", Plan(least=3, most=3, budget_s=0.01, warmup_s=0.0))
     monkeypatch.setattr(encoders, "TINY", {"depth": (1,), "width": (16, 32, 64), "heads": (2,)})

@@ -14,8 +14,8 @@ from torch import nn
 
 import latpred
 from latpred.errors import UsageError
-from latpred.graph import ModelGraph
-from latpred.predictor import Predictor
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
 
 FIRST = "|avg_pool_3x3~0|+|nor_conv_1x1~0|skip_connect~1|+|nor_conv_1x1~0|skip_connect~1|skip_connect~2|"
 SECOND = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_conv_3x3~1|skip_connect~2|"

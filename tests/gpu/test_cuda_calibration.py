@@ -13,15 +13,19 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from latpred import home, profiles
-from latpred.calibration import calibrate, conditions, measure, session, suite, timing
+from latpred import storage
+from latpred.calibration import calibrate, measure, schedules, session
 from latpred.calibration.cells import Cell
-from latpred.calibration.cuda import CudaDevice
-from latpred.calibration.device import open_device
+from latpred.calibration.devices import conditions
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.session import Row, Session, directory, read_rows
-from latpred.predictor import Predictor
-from latpred.profile import DeviceProfile
-from latpred.tracing import names, trace
+from latpred.calibration.timing import timer
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.profile.document import DeviceProfile
+from latpred.tracing import trace
+from latpred.zoo import names
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -42,9 +46,9 @@ def gpu() -> CudaDevice:
 def calibrated(gpu: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DeviceProfile, list[Row]]]:
     """A short calibration in two precisions, and its journal."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(home.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
+        patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         found = calibrate(gpu, budget_s=BUDGET_S, precisions=("fp32", "fp16"))
-        assert profiles.find("cuda:0").sha256
+        assert store.find("cuda:0").sha256
         yield found, read_rows(directory(gpu.name) / session.LAST)
 
 
@@ -121,7 +125,7 @@ def launching_ops(forward: Callable[[], object]) -> int:
 
 def test_queued_time_does_not_depend_on_how_long_the_host_takes_to_issue(gpu: CudaDevice, measuring: None) -> None:
     call = gpu.prepare(Cell("kernel", "gemm", GEMM))
-    once_s = timing.queued(gpu, call).median_s
+    once_s = timer.queued(gpu, call).median_s
 
     def dawdling() -> None:
         until = time.perf_counter() + 3 * once_s
@@ -129,12 +133,12 @@ def test_queued_time_does_not_depend_on_how_long_the_host_takes_to_issue(gpu: Cu
             pass
         call()
 
-    assert timing.queued(gpu, dawdling).median_s == pytest.approx(once_s, rel=0.05)
+    assert timer.queued(gpu, dawdling).median_s == pytest.approx(once_s, rel=0.05)
 
 
 def test_a_lone_call_takes_longer_than_one_in_a_queue(gpu: CudaDevice, measuring: None) -> None:
     call = gpu.prepare(Cell("kernel", "add", {"rows": 64, "cols": 64}))
-    queued, issued, lone = timing.queued(gpu, call), timing.issue(gpu, call), timing.single(gpu, call)
+    queued, issued, lone = timer.queued(gpu, call), timer.issue(gpu, call), timer.single(gpu, call)
     assert queued.median_s < lone.median_s
     assert issued.median_s < lone.median_s
 
@@ -142,9 +146,9 @@ def test_a_lone_call_takes_longer_than_one_in_a_queue(gpu: CudaDevice, measuring
 def test_weights_come_from_memory_and_not_from_the_cache(gpu: CudaDevice, measuring: None) -> None:
     """A product of one row reads its weights and does little else: no faster than memory can be."""
     dims = {"m": 1, "n": 2048, "k": 2048}
-    taken_s = timing.queued(gpu, gpu.prepare(Cell("kernel", "gemm", dims))).median_s
-    copied_s = timing.queued(gpu, gpu.prepare(suite.memory_cells()[-2])).median_s
-    per_byte_s = copied_s / (2 * suite.COPIED_BYTES)
+    taken_s = timer.queued(gpu, gpu.prepare(Cell("kernel", "gemm", dims))).median_s
+    copied_s = timer.queued(gpu, gpu.prepare(schedules.memory_cells()[-2])).median_s
+    per_byte_s = copied_s / (2 * schedules.COPIED_BYTES)
     assert taken_s > 0.7 * 4 * dims["n"] * dims["k"] * per_byte_s
 
 
@@ -153,7 +157,7 @@ def test_tf32_multiplies_faster_than_fp32(gpu: CudaDevice, measuring: None) -> N
         pytest.skip("this GPU has no TF32")
     taken = {}
     for precision in ("fp32", "tf32"):
-        taken[precision] = timing.queued(gpu, gpu.prepare(Cell("kernel", "gemm", GEMM, precision))).median_s
+        taken[precision] = timer.queued(gpu, gpu.prepare(Cell("kernel", "gemm", GEMM, precision))).median_s
     assert taken["tf32"] < 0.8 * taken["fp32"]
 
 
@@ -162,7 +166,7 @@ def test_every_op_runs_in_every_precision_or_says_why_not(gpu: CudaDevice, measu
     if precision not in gpu.precisions():
         pytest.skip(f"this GPU does not do {precision}")
     refused = {}
-    for cell in suite.dispatch_cells():
+    for cell in schedules.dispatch_cells():
         call = gpu.prepare(msgspec.structs.replace(cell, kind="kernel", precision=precision))
         try:
             with gpu.errors():
@@ -180,7 +184,7 @@ def test_memory_is_given_back_between_cells(gpu: CudaDevice, measuring: None) ->
     with Session(directory("cuda-memory"), gpu.machine(), {}) as here:
         for number in range(3):
             cell = Cell("kernel", "gemm", {"m": 4096, "n": 4096, "k": 4096 + 8 * number})
-            row = here.run(cell, lambda one: {"queued": timing.queued(gpu, gpu.prepare(one), timing.QUICK)})
+            row = here.run(cell, lambda one: {"queued": timer.queued(gpu, gpu.prepare(one), timer.QUICK)})
             assert not row.error
     assert torch.cuda.memory_allocated(gpu.torch_device) - before < 2**20
 

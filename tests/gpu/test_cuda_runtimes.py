@@ -13,15 +13,18 @@ import pytest
 import torch
 
 import latpred
-from latpred import home, runtimes
-from latpred.calibration import calibrate, conditions, measure, networks, studies, timing
-from latpred.calibration.cuda import CudaDevice
-from latpred.calibration.device import open_device
+from latpred import runtimes, storage
+from latpred.calibration import calibrate, measure, runtime_calibration
+from latpred.calibration.devices import conditions
+from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices.cuda import CudaDevice
+from latpred.calibration.runtime_calibration import replays, runs
 from latpred.calibration.session import Row
-from latpred.calibration.studies import replays, runs
+from latpred.calibration.timing import timer
+from latpred.calibration.workloads import networks
 from latpred.errors import RuntimeRefusalError
-from latpred.profile import DeviceProfile
-from latpred.runtimes import walking
+from latpred.profile.document import DeviceProfile
+from latpred.runtimes import lowering
 from latpred.runtimes.cuda_graphs import capture
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -33,7 +36,7 @@ BUDGET_S = 420.0
 
 def installed() -> list[str]:
     """Runtimes that can be built here."""
-    return [name for name in runtimes.built_in() if walking.lacking(name, "cuda") is None]
+    return [name for name in runtimes.built_in() if lowering.lacking(name, "cuda") is None]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def measuring() -> Iterator[None]:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("runtime", [name for name in runtimes.built_in() if name != "eager"])
 def test_what_is_built_computes_what_eager_does(gpu: CudaDevice, measuring: None, runtime: str, spec) -> None:
-    missing = walking.lacking(runtime, "cuda")
+    missing = lowering.lacking(runtime, "cuda")
     if missing is not None:
         pytest.skip(missing)
     model, inputs = runs.built(spec, "fp32", "cuda:0"), runs.inputs_of(spec, "fp32", "cuda:0")
@@ -96,24 +99,24 @@ def test_a_replay_is_issued_faster_than_its_kernels(gpu: CudaDevice, measuring: 
     spec = SPECS[0]
     model, inputs = runs.built(spec, "fp32", "cuda:0"), runs.inputs_of(spec, "fp32", "cuda:0")
     issued = {
-        name: timing.issue(gpu, gpu.prepare_model(model, inputs, name), timing.Plan(loops=1)).median_s
+        name: timer.issue(gpu, gpu.prepare_model(model, inputs, name), timer.Plan(loops=1)).median_s
         for name in ("eager", "cuda-graphs")
     }
     assert issued["cuda-graphs"] < 0.3 * issued["eager"]
 
 
 def test_what_is_walked_as_captured_can_be_captured(gpu: CudaDevice, measuring: None) -> None:
-    from latpred.tracing import names
+    from latpred.zoo import names
 
     built = names.build("squeezebert-uncased", device="cuda:0")
-    walked = walking.walk("squeezebert-uncased", runtime="cuda-graphs", target="cuda")
+    walked = lowering.walk("squeezebert-uncased", runtime="cuda-graphs", target="cuda")
     assert walked.syncs() == 0
     gpu.prepare_model(built.model.eval(), built.inputs(2, "cuda:0"), "cuda-graphs")()
     gpu.synchronize()
 
 
 def test_gap_of_a_graph_is_plausible(gpu: CudaDevice, measuring: None) -> None:
-    study = studies.get("cuda-graphs")
+    study = runtime_calibration.get("cuda-graphs")
     rows = [
         Row(cell, dict(study.measure(cell, gpu).timings), 1.0)
         for cell in islice(study.cells(gpu, "fp32"), len(replays.LENGTHS))
@@ -127,7 +130,7 @@ def test_gap_of_a_graph_is_plausible(gpu: CudaDevice, measuring: None) -> None:
 def calibrated(gpu: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceProfile]:
     """A short calibration of every runtime that is here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(home.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
+        patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         yield calibrate(gpu, budget_s=BUDGET_S, precisions=("fp32",), runtimes="all")
 
 
@@ -145,13 +148,13 @@ def test_runtimes_that_are_here_are_calibrated(calibrated: DeviceProfile) -> Non
 def test_every_runtime_is_predicted(gpu: CudaDevice, calibrated: DeviceProfile, runtime: str) -> None:
     if runtime not in calibrated.runtimes:
         pytest.skip(f"{runtime} is not installed here")
-    from latpred.predictor import Predictor
+    from latpred.prediction.predictor import Predictor
 
     table = measure(["distilbert-base-uncased", "resnet-18"], [1, 16], device=gpu, runtime=runtime, repeats=2)
     assert (table["status"] == "ok").all(), table["status"].tolist()
     predictor, errors = Predictor(calibrated), []
     for row in table.itertuples():
-        graph = walking.walk(row.model, runtime=runtime, target="cuda", precision="fp32")
+        graph = lowering.walk(row.model, runtime=runtime, target="cuda", precision="fp32")
         predicted_ms = predictor.predict(graph, row.batch, runtime=runtime).latency_ms
         errors.append(abs(predicted_ms / (row.latency_s * 1e3) - 1))
     assert float(np.median(errors)) < 0.3

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 import smallmodels
 
-from latpred.graph import ModelGraph
-from latpred.runtimes import walking
+from latpred.graph.graph import ModelGraph
+from latpred.runtimes import lowering
 
 KEPT = Path(__file__).with_name("graphs.json.gz")
 # Nystromformer refuses half precision.
@@ -82,7 +82,7 @@ def traced(road: Road, architectures: Iterable[str]) -> Iterator[tuple[str, Mode
         model, inputs = smallmodels.build_small(name, "meta"), partial(smallmodels.inputs_of, name)
         yield (
             name,
-            walking.walk(model, inputs, runtime=road.runtime, target=road.target, precision=road.precision),
+            lowering.walk(model, inputs, runtime=road.runtime, target=road.target, precision=road.precision),
         )
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import click
 
 import latpred
-from latpred import calibration, plot, profiles, report, runtimes
+from latpred import calibration, plot, report, runtimes
 from latpred.cli import main
+from latpred.profile import store
 
 KEPT = Path(__file__).with_name("interface.txt")
 MODULES = (latpred, calibration, plot, report, runtimes)
@@ -29,9 +30,9 @@ def present() -> str:
         for name in sorted(getattr(module, "__all__", ())):
             lines += [*_of(f"{module.__name__}.{name}", getattr(module, name))]
         lines.append("")
-    lines += ["# latpred.profiles", ""]
+    lines += ["# latpred.profile.store", ""]
     for name in ("find", "load", "listing", "save"):
-        lines += _of(f"latpred.profiles.{name}", getattr(profiles, name))
+        lines += _of(f"latpred.profile.store.{name}", getattr(store, name))
     lines += ["", "# latpred on the command line", ""]
     # With the program's own settings, since a verb keeps the first form of --help that it is asked for.
     lines += _verb(main, click.Context(main, info_name="latpred", **main.context_settings))

@@ -15,12 +15,14 @@ from typing import Any
 
 import msgspec
 
-from latpred import home, profile_codec
-from latpred.calibration import calibrate, fitting, rawjournal, session, studies, suite
+from latpred import storage
+from latpred.calibration import calibrate, calibrator, runtime_calibration, schedules, session
+from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
+from latpred.calibration.fitting import profile_fit
+from latpred.calibration.runtime_calibration.each_runtime import Studies
 from latpred.calibration.session import Session
-from latpred.calibration.simulated import SimulatedDevice, SimulatedSpec
-from latpred.calibration.studying import Studies
-from latpred.profile import DeviceProfile
+from latpred.profile import codec
+from latpred.profile.document import DeviceProfile
 
 FOLDER = Path(__file__).with_name("journals")
 SIMULATED, CPU = FOLDER / "simulated.jsonl.gz", FOLDER / "cpu.jsonl.gz"
@@ -38,19 +40,19 @@ def fitted(journal: Path, folder: Path) -> DeviceProfile:
     (folder / session.JOURNAL).write_bytes(b"".join([msgspec.json.encode(header), b"\n", *lines]))
     machine = header.machine
     with Session(folder, machine, SETTINGS) as stored:
-        profile, _ = fitting.fit_profile(stored.rows, machine, rawjournal.device_of(machine), "stored")
-        others = dict.fromkeys(row.cell.runtime for row in stored.rows if row.cell.runtime != fitting.EAGER)
+        profile, _ = profile_fit.fit_profile(stored.rows, machine, calibrator.device_of(machine), "stored")
+        others = dict.fromkeys(row.cell.runtime for row in stored.rows if row.cell.runtime != profile_fit.EAGER)
         if others:
             added = Studies(SimulatedDevice(), stored, tuple(profile.kernels))
             for runtime in others:
-                profile = added.add(profile, studies.get(runtime), inf, 0, lambda *_: None)
+                profile = added.add(profile, runtime_calibration.get(runtime), inf, 0, lambda *_: None)
     return profile
 
 
 def document(profile: DeviceProfile) -> Any:
     """A profile as plain values, without what depends on when it was fitted and how long that took."""
     timeless = msgspec.structs.replace(profile, created="", seconds=0.0)
-    return json.loads(json.dumps(profile_codec.to_document(timeless)))
+    return json.loads(json.dumps(codec.to_document(timeless)))
 
 
 def kept_at(journal: Path) -> Path:
@@ -66,8 +68,8 @@ def kept(journal: Path) -> Any:
 def measure_simulated() -> None:
     """Calibrate the simulated device in all its runtimes and store the journal."""
     with tempfile.TemporaryDirectory() as folder:
-        before = os.environ.get(home.VARIABLE)
-        os.environ[home.VARIABLE] = folder
+        before = os.environ.get(storage.VARIABLE)
+        os.environ[storage.VARIABLE] = folder
         try:
             device = SimulatedDevice(SimulatedSpec(seed=3))
             calibrate(device, cells=EAGER_CELLS)
@@ -75,9 +77,9 @@ def measure_simulated() -> None:
             body = (session.directory(device.name) / session.LAST).read_bytes()
         finally:
             if before is None:
-                del os.environ[home.VARIABLE]
+                del os.environ[storage.VARIABLE]
             else:
-                os.environ[home.VARIABLE] = before
+                os.environ[storage.VARIABLE] = before
     FOLDER.mkdir(exist_ok=True)
     SIMULATED.write_bytes(gzip.compress(body, mtime=0))
 
@@ -86,7 +88,9 @@ def store_cpu(last: Path) -> None:
     """Store a part of a CPU's finished calibration: of the first precision, all small networks and some large ones."""
     head, *lines = last.read_bytes().splitlines(keepends=True)
     rows = [(line, msgspec.json.decode(line, type=session.Row)) for line in lines]
-    eager = [(line, row) for line, row in rows if row.cell.runtime == fitting.EAGER and row.cell.precision == "fp32"]
+    eager = [
+        (line, row) for line, row in rows if row.cell.runtime == profile_fit.EAGER and row.cell.precision == "fp32"
+    ]
     small = [line for line, row in eager if _is_small(row)]
     large = [line for line, row in eager if not _is_small(row)]
     CPU.write_bytes(gzip.compress(b"".join([head, *small, *large[::LARGE_STEP]]), mtime=0))
@@ -95,7 +99,7 @@ def store_cpu(last: Path) -> None:
 def _is_small(row: session.Row) -> bool:
     if row.cell.kind != "network":
         return False
-    spec = suite.network_spec(row.cell)
+    spec = schedules.network_spec(row.cell)
     return spec.tiny or spec.chain
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import latpred
-from latpred import predicted, profiles, recording, tables
-from latpred.prediction import Curve
+from latpred import tables
+from latpred.accuracy import predicted, recording
+from latpred.prediction.prediction import Curve
+from latpred.profile import store
 from latpred.units import MS_PER_S
 
 KEPT = Path(__file__).with_name("predictions.csv")
@@ -33,7 +35,7 @@ def replayed(name: str) -> Iterator[tuple[Key, Numbers]]:
     """The cells of a shipped recording, predicted with its profile."""
     found = recording.load(name)
     cells = tables.merge_repeats(found.table)
-    table = predicted.predict_table(cells, found.graphs, profiles.load(RECORDINGS[name]))
+    table = predicted.predict_table(cells, found.graphs, store.load(RECORDINGS[name]))
     for row in table.to_dict("records"):
         key = (name, *(str(row.get(column, "")) for column in KEYS[1:]))
         yield key, tuple(float(row[column]) for column in NUMBERS)

@@ -20,13 +20,11 @@ from torch import nn
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
-from latpred.graph import Line
-from latpred.runtimes import apart, inductor
-from latpred.runtimes.compile import Compile, CompileReduceOverhead
-from latpred.runtimes.compile_estimate import NOTE
-from latpred.runtimes.executed import Executed
-from latpred.runtimes.inductor_lines import calls_of, ops_through
-from latpred.runtimes.walking import walk
+from latpred.graph.graph import Line
+from latpred.runtimes.base import Executed
+from latpred.runtimes.inductor import front_end
+from latpred.runtimes.inductor.torch_compile import NOTE, Compile, CompileReduceOverhead, calls_of, ops_through
+from latpred.runtimes.lowering import walk
 
 # Small models whose real wrapper is read; those after the first are left to the slow run. Architectures that a walk
 # cannot take: nystromformer, whose own code Dynamo finds adding tensors that do not broadcast, and torch's encoder on
@@ -123,7 +121,7 @@ def real_calls(model: nn.Module, inputs: Any) -> Counter[str]:
         torch.inference_mode(),
     ):
         warnings.simplefilter("ignore")
-        compiled = apart.compiled(model, 1000)
+        compiled = front_end.compiled(model, 1000)
         compiled(**inputs) if isinstance(inputs, dict) else compiled(*inputs)
     return found
 
@@ -131,8 +129,8 @@ def real_calls(model: nn.Module, inputs: Any) -> Counter[str]:
 def predicted_calls(model: nn.Module, inputs: Any, target: str = "cpu") -> Counter[str]:
     """The same numbers from a walk."""
     found: Counter[str] = Counter()
-    for event in inductor.forward(model, inputs, target).events:
-        if not isinstance(event, inductor.Compiled):
+    for event in front_end.forward(model, inputs, target).events:
+        if not isinstance(event, front_end.Compiled):
             continue
         found["graphs"] += 1
         for step in event.steps:
@@ -217,15 +215,15 @@ def test_reduce_overhead_launches_a_graph_at_once(pair_on_cuda: Any) -> None:
 
 def test_a_second_walk_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = inductor.forward
-    monkeypatch.setattr(inductor, "forward", lambda *given: calls.append(given) or original(*given))
+    original = front_end.forward
+    monkeypatch.setattr(front_end, "forward", lambda *given: calls.append(given) or original(*given))
     walked = [walk(Pair(40).eval(), torch.zeros(2, 40), runtime="compile", target="cuda") for _ in range(2)]
     assert len(calls) == 3  # batches 2, 3 and 1 of the first
     assert walked[0].ops == walked[1].ops
 
 
 def test_a_refusal_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "SUPPORTED", ("9.9",))
+    monkeypatch.setattr(front_end, "SUPPORTED", ("9.9",))
     walked = walk(Pair(24).eval(), torch.zeros(2, 24), runtime="compile", target="cuda")
     assert "torch 9.9" in walked.notes[0]
     assert NOTE in walked.notes
@@ -234,7 +232,7 @@ def test_a_refusal_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_call_that_hides_its_kernels_is_refused_by_name() -> None:
     with pytest.raises(RuntimeRefusalError, match="_transformer_encoder_layer_fwd as one call"):
-        inductor.forward(build_small("encoder", "cpu"), inputs_of("encoder", 2), "cpu")
+        front_end.forward(build_small("encoder", "cpu"), inputs_of("encoder", 2), "cpu")
 
 
 def test_what_dynamo_says_is_passed_on() -> None:
@@ -243,21 +241,21 @@ def test_what_dynamo_says_is_passed_on() -> None:
             return x + torch.zeros(3, 7)
 
     with pytest.raises(RuntimeRefusalError, match="could not be followed through this model for cpu"):
-        inductor.forward(Wrong().eval(), (torch.zeros(2, 5),), "cpu")
+        front_end.forward(Wrong().eval(), (torch.zeros(2, 5),), "cpu")
 
 
 def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
-    events = inductor.forward(Broken().eval(), (torch.randn(2, 8),), "cpu").events
-    assert sum(isinstance(event, inductor.Compiled) for event in events) == 2
-    calls = calls_of(inductor.forward(Broken().eval(), (torch.randn(2, 8),), "cpu"))
+    events = front_end.forward(Broken().eval(), (torch.randn(2, 8),), "cpu").events
+    assert sum(isinstance(event, front_end.Compiled) for event in events) == 2
+    calls = calls_of(front_end.forward(Broken().eval(), (torch.randn(2, 8),), "cpu"))
     assert [call.host_class for call in calls].count("guards") == 2
     assert sum(call.syncs for call in calls) == 1
 
 
 def test_half_precision_models_are_lowered_as_such() -> None:
     model = Convolved().eval().half()
-    events = inductor.forward(model, (torch.zeros(2, 3, 8, 8, dtype=torch.float16),), "cuda").events
-    steps = [step for event in events if isinstance(event, inductor.Compiled) for step in event.steps]
+    events = front_end.forward(model, (torch.zeros(2, 3, 8, 8, dtype=torch.float16),), "cuda").events
+    steps = [step for event in events if isinstance(event, front_end.Compiled) for step in event.steps]
     conv = next(step.entry for step in steps if step.entry.family == "conv")
     assert conv.dtype == "float16"
     assert {step.entry.dtype for step in steps} == {"float16"}
@@ -273,7 +271,7 @@ def test_a_users_compiled_model_survives_a_walk() -> None:
     model, x = Pair(56).eval(), torch.zeros(2, 56)
     compiled = torch.compile(model, backend=backend)
     compiled(x)
-    inductor.forward(copy.deepcopy(model), (x,), "cpu")
+    front_end.forward(copy.deepcopy(model), (x,), "cpu")
     compiled(x)
     assert compilations == [1]
 
@@ -290,9 +288,9 @@ def test_nothing_of_torch_is_different_after_a_walk() -> None:
         return saved, patched, logging.getLogger("torch._dynamo").level, list(warnings.filters)
 
     before = settings()
-    inductor.forward(Pair(16).eval(), (torch.zeros(2, 16),), "cuda")
+    front_end.forward(Pair(16).eval(), (torch.zeros(2, 16),), "cuda")
     with pytest.raises(RuntimeRefusalError):
-        inductor.forward(Pair(16).eval(), (torch.zeros(2, 17),), "cuda")
+        front_end.forward(Pair(16).eval(), (torch.zeros(2, 17),), "cuda")
     assert settings() == before
 
 

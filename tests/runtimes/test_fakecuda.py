@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from torch._inductor.runtime.hints import DeviceProperties
 
-from latpred.runtimes import fakecuda
+from latpred.runtimes.inductor import fake_cuda
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # Inductor's imports
 def test_inductor_keeps_no_answer_of_a_device_that_does_not_exist() -> None:
-    with fakecuda.present():
-        assert DeviceProperties.create(fakecuda.DEVICE).multi_processor_count == 132
+    with fake_cuda.present():
+        assert DeviceProperties.create(fake_cuda.DEVICE).multi_processor_count == 132
     assert DeviceProperties.create.cache_info().currsize == 0

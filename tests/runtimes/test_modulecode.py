@@ -7,11 +7,11 @@ import types
 import pytest
 import torch
 
-from latpred.runtimes import store
-from latpred.runtimes.modulecode import digest_of
+from latpred.runtimes import graph_store
+from latpred.runtimes.graph_store import digest_of
+from latpred.runtimes.lowering import of_source
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript
-from latpred.runtimes.walking import of_source
 
 
 def written(text: str, **names: object) -> torch.nn.Module:
@@ -57,7 +57,7 @@ def test_a_changed_forward_pass_is_taken_apart_again(
     tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
-    store.forget()
+    graph_store.forget()
     walks: list[str] = []
     real = TorchScript.walk
     monkeypatch.setattr(TorchScript, "walk", lambda self, *args: walks.append("") or real(self, *args))
@@ -66,4 +66,4 @@ def test_a_changed_forward_pass_is_taken_apart_again(
         source = source_of(written(text), torch.zeros(2, 4))
         of_source(source, "torchscript", "cpu")
     assert len(walks) == 2
-    store.forget()
+    graph_store.forget()

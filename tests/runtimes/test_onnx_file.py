@@ -13,17 +13,18 @@ from factories import device, dispatch, profile
 from onnx import TensorProto, helper, numpy_helper
 
 import latpred
-from latpred import profiles
 from latpred.cli import main
 from latpred.errors import MissingPackageError, UsageError
-from latpred.predictor import Predictor
-from latpred.runtimes import onnx_session, store, walking
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.runtimes import graph_store, lowering
+from latpred.runtimes.onnx import onnx_session
 
 
 @pytest.fixture(autouse=True)
 def nothing_in_memory() -> None:
     """The same file in another test has the same key."""
-    store.forget()
+    graph_store.forget()
 
 
 def file(folder: Path, batch: Any = "batch", width: Any = 8, **changed: Any) -> Path:
@@ -43,7 +44,7 @@ def file(folder: Path, batch: Any = "batch", width: Any = 8, **changed: Any) -> 
 
 
 def walk(path: Path | str, **options: Any) -> latpred.ModelGraph:
-    return walking.walk(path, runtime="onnxruntime", **options)
+    return lowering.walk(path, runtime="onnxruntime", **options)
 
 
 def test_a_file_is_walked_without_pytorch_knowing_it(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_changed_file_is_walked_again(tmp_path: Path, monkeypatch: pytest.Monk
     first = walk(path)
     monkeypatch.setattr(onnx_session, "watch", lambda *_, **__: pytest.fail("walked again"))
     assert walk(str(path)) == first
-    store.forget()
+    graph_store.forget()
     assert walk(path) == first
     monkeypatch.undo()
     monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
@@ -147,7 +148,7 @@ def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
 def test_other_runtimes_and_precisions(tmp_path: Path) -> None:
     path = file(tmp_path)
     with pytest.raises(UsageError, match=r"is an ONNX graph, which eager cannot run\. Ask for runtime='onnxruntime'"):
-        walking.walk(path)
+        lowering.walk(path)
     with pytest.raises(UsageError, match="is an ONNX graph, not a PyTorch model"):
         latpred.trace(str(path))
     with pytest.raises(UsageError, match="holds a model in fp32; convert the file to predict fp16"):
@@ -164,7 +165,7 @@ def test_without_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_command_line_predicts_a_file(tmp_path: Path) -> None:
     costs = {"eager": dispatch(), "onnxruntime": dispatch()}
     made = profile(device(kind="cpu", asynchronous=False), runtimes=costs)
-    profiles.save(made)
+    store.save(made)
     path = str(file(tmp_path))
     asked = ["predict", path, "--device", made.name, "--batch", "1,8"]
     done = CliRunner().invoke(main, [*asked, "--runtime", "onnxruntime"])

@@ -11,11 +11,11 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from latpred.runtimes import onnx_walk
-from latpred.runtimes.onnx_session import Event, Watched
-from latpred.runtimes.onnx_values import NCHWC
-from latpred.runtimes.onnx_walk import Walked
-from latpred.runtimes.onnxruntime import OnnxRuntime
+from latpred.runtimes.onnx import onnx_graph
+from latpred.runtimes.onnx.onnx_formulas import NCHWC
+from latpred.runtimes.onnx.onnx_graph import Walked
+from latpred.runtimes.onnx.onnx_session import Event, Watched
+from latpred.runtimes.onnx.onnxruntime import OnnxRuntime
 from latpred.runtimes.source import source_of
 
 BATCH, OWN, SIDE = 2, 20, 8  # 20 channels fill neither blocks of 8 nor of 16
@@ -79,7 +79,7 @@ def executed(width: int) -> Watched:
 
 
 def walk(watched: Watched) -> Walked:
-    return onnx_walk.walked(watched, [{"x": X}], "cpu")
+    return onnx_graph.walked(watched, [{"x": X}], "cpu")
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])

@@ -19,14 +19,14 @@ from torch import nn
 import latpred
 from latpred import runtimes
 from latpred.errors import MissingPackageError, RuntimeRefusalError
-from latpred.graph import ModelGraph
+from latpred.graph.graph import ModelGraph
 from latpred.ops.families import root
-from latpred.predictor import Predictor
-from latpred.runtimes import onnx_export, onnx_session, store, walking
-from latpred.runtimes.onnx_estimate import NOTE, estimate
-from latpred.runtimes.onnx_nodes import work_of
-from latpred.runtimes.onnx_values import Node, Value
-from latpred.runtimes.onnxruntime import OnnxRuntime
+from latpred.prediction.predictor import Predictor
+from latpred.runtimes import graph_store, lowering
+from latpred.runtimes.onnx import onnx_export, onnx_session
+from latpred.runtimes.onnx.onnx_estimate import NOTE, estimate
+from latpred.runtimes.onnx.onnx_formulas import Node, Value, work_of
+from latpred.runtimes.onnx.onnxruntime import OnnxRuntime
 from latpred.runtimes.source import Source, source_of
 
 
@@ -204,10 +204,10 @@ def test_a_structure_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(onnx_export, "export", counting)
     x = torch.zeros(2, 3, 8, 8)
-    first = walking.walk(Net().eval(), x, runtime="onnxruntime")
-    assert walking.walk(Net().eval(), x[:1], runtime="onnxruntime") is first
-    store.forget()  # as another process would find it
-    assert walking.walk(Net().eval(), x, runtime="onnxruntime") == first
+    first = lowering.walk(Net().eval(), x, runtime="onnxruntime")
+    assert lowering.walk(Net().eval(), x[:1], runtime="onnxruntime") is first
+    graph_store.forget()  # as another process would find it
+    assert lowering.walk(Net().eval(), x, runtime="onnxruntime") == first
     assert len(exported) == 1
 
 
@@ -275,7 +275,7 @@ def test_what_has_no_onnx_form_is_named_and_estimated() -> None:
     source = source_of(Refused().eval(), torch.zeros(2, 4))
     with pytest.raises(RuntimeRefusalError, match=r"^prims::lgamma has no ONNX form"):
         OnnxRuntime().walk(source, "cpu")
-    graph = walking.of_source(source, "onnxruntime", "cpu")
+    graph = lowering.of_source(source, "onnxruntime", "cpu")
     assert [op.name for op in graph.ops] == ["ort::MatMul", "ort::Add", "ort::Lgamma"]
     assert graph.notes[0].endswith("prims::lgamma has no ONNX form")
     assert graph.notes[1] == NOTE
@@ -328,11 +328,11 @@ def test_the_estimate_follows_the_usual_fusions() -> None:
 
 def test_without_onnxruntime_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_session, "find_spec", lambda name: None if name == "onnxruntime" else object())
-    store.forget()
+    graph_store.forget()
     assert runtimes.get("onnxruntime").available() == ("onnxruntime is not installed; run: pip install 'latpred[onnx]'")
     model, x = net()
     with pytest.raises(MissingPackageError, match=r"pip install 'latpred\[onnx\]'"):
-        walking.walk(model, x, runtime="onnxruntime")
+        lowering.walk(model, x, runtime="onnxruntime")
 
 
 def test_the_key_holds_versions_and_processor() -> None:

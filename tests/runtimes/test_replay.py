@@ -7,10 +7,10 @@ import pytest
 from factories import add, device, dispatch, linear, profile, view
 from factories import graph as make_graph
 
-from latpred import clocks
 from latpred.errors import RuntimeRefusalError
-from latpred.pricing import PriceList
-from latpred.runtimes.replay import one_replay, refuse_uncapturable
+from latpred.prediction import clocks
+from latpred.prediction.pricing import PriceList
+from latpred.runtimes.cuda_graphs import one_replay, refuse_uncapturable
 
 
 def test_one_step_launches_every_kernel() -> None:

@@ -14,10 +14,10 @@ from factories import add, device, dispatch, graph, linear, profile, view
 
 from latpred import runtimes
 from latpred.errors import UsageError
-from latpred.graph import ModelGraph
-from latpred.predictor import Predictor
+from latpred.graph.graph import ModelGraph
+from latpred.graph.schedule import Schedule
+from latpred.prediction.predictor import Predictor
 from latpred.runtimes.eager import Eager, one_step_per_op
-from latpred.schedule import Schedule
 
 PACKAGE = """
 from latpred.runtimes.eager import one_step_per_op

@@ -15,11 +15,11 @@ import torch
 from factories import add, graph, linear
 
 from latpred.errors import RuntimeRefusalError
-from latpred.graph import ModelGraph
-from latpred.runtimes import store
+from latpred.graph.graph import ModelGraph
+from latpred.runtimes import graph_store
+from latpred.runtimes.lowering import of_source, refusal
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript
-from latpred.runtimes.walking import of_source, refusal
 
 GIVEN = graph(linear())
 MADE = graph(linear(), add())
@@ -28,9 +28,9 @@ MADE = graph(linear(), add())
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
-    store.forget()
+    graph_store.forget()
     yield tmp_path
-    store.forget()
+    graph_store.forget()
 
 
 def fetched(options: str = "") -> tuple[ModelGraph, int]:
@@ -41,12 +41,12 @@ def fetched(options: str = "") -> tuple[ModelGraph, int]:
         made.append(1)
         return MADE
 
-    store.forget()
-    return store.kept(GIVEN, "onnxruntime", "cpu", options, make), len(made)
+    graph_store.forget()
+    return graph_store.kept(GIVEN, "onnxruntime", "cpu", options, make), len(made)
 
 
 def files() -> list[Path]:
-    return sorted(path for path in store.folder().rglob("*") if path.is_file())
+    return sorted(path for path in graph_store.folder().rglob("*") if path.is_file())
 
 
 def test_another_process_finds_what_was_made() -> None:
@@ -58,9 +58,9 @@ def test_another_process_finds_what_was_made() -> None:
 def test_builds_with_and_without_cuda_share_what_was_made() -> None:
     made = []
     for version in ("2.11.0+cpu", "2.11.0+cu130", "2.12.0+cu130"):
-        store.forget()
+        graph_store.forget()
         one = msgspec.structs.replace(GIVEN, stack={"torch": version})
-        store.kept(one, "torchscript", "cuda", "", lambda version=version: made.append(version) or MADE)  # type: ignore[misc, func-returns-value]
+        graph_store.kept(one, "torchscript", "cuda", "", lambda version=version: made.append(version) or MADE)  # type: ignore[misc, func-returns-value]
     assert made == ["2.11.0+cpu", "2.12.0+cu130"]
 
 
@@ -131,7 +131,7 @@ def test_what_a_runtime_refuses_is_refused_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(TorchScript, "walk", refused)
     for _ in range(2):
         assert refusal(of_source(source, "torchscript", "cpu")) == "aten::magic has no such form"
-        store.forget()
+        graph_store.forget()
     assert len(asked) == 1
 
 
@@ -160,7 +160,7 @@ def test_two_processes_share_a_folder() -> None:
 def test_two_versions_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetched() == (MADE, 1)
     with monkeypatch.context() as newer:
-        newer.setattr(store, "VERSION", store.VERSION + 1)
+        newer.setattr(graph_store, "VERSION", graph_store.VERSION + 1)
         assert fetched() == (MADE, 1)
         assert fetched() == (MADE, 0)
     assert fetched() == (MADE, 0)

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
-from latpred.graph import ModelGraph, Op
+from latpred.graph.graph import ModelGraph, Op
 from latpred.ops.families import DIMS, root
-from latpred.predictor import Predictor
-from latpred.runtimes import store
+from latpred.prediction.predictor import Predictor
+from latpred.runtimes import graph_store
+from latpred.runtimes.lowering import of_source, refusal, walk
 from latpred.runtimes.source import Source, source_of
 from latpred.runtimes.torchscript import ESTIMATE_NOTE, FUSION_NOTE, INTERPRETED, TorchScript
 from latpred.runtimes.torchscript_graph import frozen, frozen_for_a_walk
-from latpred.runtimes.walking import of_source, refusal, walk
 from latpred.tracing import trace
 
 # All small models but LSTM's were compared once, without a difference; these take the least time.
@@ -277,11 +277,11 @@ def test_it_is_a_runtime_like_any_other() -> None:
 
 
 def test_a_second_walk_of_one_structure_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    store.forget()
+    graph_store.forget()
     source = source_of(nn.Linear(8, 4), torch.zeros(2, 8))
     first = of_source(source, "torchscript", "cpu")
     monkeypatch.setattr(TorchScript, "walk", lambda *_: pytest.fail("walked again"))
     again = source_of(nn.Linear(8, 4), torch.zeros(2, 8))
     assert of_source(again, "torchscript", "cpu").ops == first.ops
-    store.forget()  # what another process finds on the disk
+    graph_store.forget()  # what another process finds on the disk
     assert of_source(again, "torchscript", "cpu").ops == first.ops

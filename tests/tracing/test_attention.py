@@ -124,7 +124,7 @@ def test_the_fused_encoder_layer() -> None:
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_replaced_layers_compute_the_same_numbers(norm_first: bool, activation: str) -> None:
-    from latpred.tracing.walk import Walk
+    from latpred.tracing.tracer import Walk
 
     torch.manual_seed(0)
     options = {"batch_first": True, "norm_first": norm_first, "activation": activation}

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import latpred
-from latpred.tracing.check import check
+from latpred.accuracy.crosscheck import check
 
 # The rest fail under the counter, or hold a recurrence or an expert product that it counts by another rule.
 FLOP_COUNTER_RUNS = sorted(set(SMALL) - {"deberta", "deberta-v2", "mixtral"})

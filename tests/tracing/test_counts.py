@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import latpred
-from latpred.tracing import names
+from latpred.zoo import names
 
 
 def encoder(layers: int, width: int, inner: int, tokens: int) -> int:

@@ -10,9 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from latpred.errors import UnknownModelError, UsageError
-from latpred.tracing.decoders import decoder, longest
-from latpred.tracing.generation import GenerationGraph, trace_generation
-from latpred.tracing.interpolation import same_work
+from latpred.tracing.layer_extrapolation import same_work
+from latpred.tracing.text_generation import GenerationGraph, decoder, longest, trace_generation
 
 
 def gpt2(**changes: Any) -> torch.nn.Module:
@@ -43,7 +42,7 @@ def sliding() -> torch.nn.Module:
 def walked_directly(model: torch.nn.Module, prompt: int, new_tokens: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The same walk without any step that was not walked itself."""
     with monkeypatch.context() as patch:
-        patch.setattr("latpred.tracing.generation._extrapolated", lambda *_: None)
+        patch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
         return trace_generation(model, prompt, new_tokens)
 
 

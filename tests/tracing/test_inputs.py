@@ -48,7 +48,7 @@ def test_inputs_take_the_model_s_precision() -> None:
     [("distilbert", "seq", 128), ("resnet-18", "image", 224), ("wav2vec2-base", "audio", 32_000)],
 )
 def test_inputs_follow_from_a_config(build: str, kind: str, size: int) -> None:
-    from latpred.tracing import names
+    from latpred.zoo import names
 
     model = names.build(build).model
     graph = latpred.trace(model)

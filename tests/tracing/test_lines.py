@@ -9,10 +9,10 @@ from torch import nn
 
 import latpred
 from latpred.errors import UsageError
-from latpred.graph import Op
-from latpred.tracing.entry import Entry
-from latpred.tracing.hostwork import NEW
-from latpred.tracing.lines import RETURN
+from latpred.graph.graph import Op
+from latpred.tracing.affine_ops import RETURN
+from latpred.tracing.op_record import Entry
+from latpred.tracing.python_calls import NEW
 
 OFF_THE_LINE_AT_ONE = {"funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit"}
 

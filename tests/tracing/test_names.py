@@ -15,8 +15,8 @@ import torch
 
 import latpred
 from latpred.errors import MissingPackageError, TraceError, UnknownModelError, UsageError
-from latpred.tracing import names
-from latpred.tracing.registered import registered
+from latpred.zoo import names
+from latpred.zoo.names import registered
 
 
 @pytest.mark.parametrize(

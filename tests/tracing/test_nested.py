@@ -10,9 +10,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from latpred.errors import UsageError
-from latpred.graph import ModelGraph
-from latpred.tracing.nested import padded_inputs, trace_nested, without_nested
-from latpred.tracing.packed import trace_lengths
+from latpred.graph.graph import ModelGraph
+from latpred.tracing.unequal_lengths import padded_inputs, trace_lengths, trace_nested, without_nested
 
 WIDTH, HEADS, LAYERS = 32, 4, 2
 LENGTHS, PADDED = (5, 9, 3, 12), 16

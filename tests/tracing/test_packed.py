@@ -10,7 +10,7 @@ import torch
 
 import latpred
 from latpred.errors import UsageError
-from latpred.tracing.packed import trace_lengths
+from latpred.tracing.unequal_lengths import trace_lengths
 
 
 def bert() -> torch.nn.Module:

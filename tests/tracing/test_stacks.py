@@ -9,10 +9,11 @@ import pytest
 import transformers
 from transformers import BertConfig, PretrainedConfig
 
-from latpred.graph import ModelGraph
-from latpred.identity import Recent
-from latpred.tracing import names, trace
-from latpred.tracing.stacks import SHALLOW, Stacks
+from latpred.caches import Recent
+from latpred.graph.graph import ModelGraph
+from latpred.tracing import trace
+from latpred.tracing.layer_extrapolation import SHALLOW, Stacks
+from latpred.zoo import names
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 50}
 

@@ -9,9 +9,9 @@ import torch
 from smallmodels import ARCHITECTURES, build_small, inputs_of
 from torch import nn
 
-from latpred.tracing.entry import Entry
-from latpred.tracing.fastpath import enabled
-from latpred.tracing.walk import Walk
+from latpred.tracing.meta_module import enabled
+from latpred.tracing.op_record import Entry
+from latpred.tracing.tracer import Walk
 
 
 def placed(inputs: Any, device: str) -> Any:

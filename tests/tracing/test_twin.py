@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import latpred
-from latpred.tracing.twin import make_twin
+from latpred.tracing.meta_module import make_twin
 
 
 class Stateful(nn.Module):

@@ -16,11 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
 
 import latpred
-from latpred.calibration import measuring
-from latpred.runtimes import store, walking
-from latpred.tracing.generation import trace_generation
-from latpred.tracing.packed import trace_lengths
-from latpred.tracing.unwatched import without_modes
+from latpred.calibration.measurement import whole_models
+from latpred.runtimes import graph_store, lowering
+from latpred.sandbox.own_thread import without_modes
+from latpred.tracing.text_generation import trace_generation
+from latpred.tracing.unequal_lengths import trace_lengths
 
 DEVICE = "epyc-shared"
 X = torch.zeros(2, 3, 8, 8)
@@ -146,14 +146,14 @@ def test_numbers_are_the_same_within(name: str) -> None:
 @pytest.mark.parametrize("runtime", ["torchscript", "onnxruntime", "compile"])
 @pytest.mark.parametrize("name", ["FlopCounterMode", "TorchFunctionMode", "meta"])
 def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "kept", lambda *given: given[-1]())  # nothing is remembered from one to the other
+    monkeypatch.setattr(graph_store, "kept", lambda *given: given[-1]())  # nothing is remembered from one to the other
     network = Net()
     with WATCHING[name]() as watching:
         before = repr(counted(watching))
-        inside = walking.walk(network, X, runtime=runtime)
+        inside = lowering.walk(network, X, runtime=runtime)
         assert repr(counted(watching)) == before
-    assert walking.refusal(inside) is None
-    assert walking.walk(network, X, runtime=runtime) == inside
+    assert lowering.refusal(inside) is None
+    assert lowering.walk(network, X, runtime=runtime) == inside
 
 
 def test_a_hook_on_all_modules_that_changes_what_they_give_counts() -> None:
@@ -190,6 +190,6 @@ def test_a_measurement_runs_without_modes() -> None:
     with Called() as called, FlopCounterMode(display=False) as counter, torch.device("meta"):
         network = nn.Sequential(nn.Conv2d(3, 4, 3, device="cpu"))
         before = called.seen
-        table = measuring.measure({"net": network}, [1], image=8, repeats=1)
+        table = whole_models.measure({"net": network}, [1], image=8, repeats=1)
     assert table["status"].tolist() == ["ok"]
     assert (called.seen, counter.get_total_flops()) == (before, 0)

@@ -1,0 +1,126 @@
+"""The interface every device offers to calibration: a clock, a way to wait, and runnable forms of cells and models.
+
+`timing` needs nothing else, so a simulated device with a virtual clock is measured by the same code as a real one.
+`open_device` gives the live device of a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from latpred.calibration.cells import Cell
+from latpred.errors import DeviceError
+from latpred.profile.document import DeviceInfo, Machine
+
+Call = Callable[[], None]
+
+
+class Device(Protocol):
+    """A device that can be timed.
+
+    Attributes
+    ----------
+    name : str
+        "cpu", "cuda:0" or "simulated".
+    asynchronous : bool
+        True when the host goes on while the device works.
+    """
+
+    name: str
+    asynchronous: bool
+
+    def machine(self) -> Machine:
+        """Identity of host, device and stack."""
+        ...
+
+    def info(self) -> DeviceInfo:
+        """What is known of the device without measuring; clock constants are left at zero."""
+        ...
+
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions the device does well, the most important first."""
+        ...
+
+    def use_precision(self, precision: str) -> None:
+        """Set, for the whole process, how float32 is multiplied: "tf32" allows TF32, anything else forbids it.
+
+        `prepare` does so for its cell; what is prepared otherwise runs under whatever was set last.
+        """
+        ...
+
+    def clock(self) -> float:
+        """Host time in seconds; only differences mean anything."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        ...
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Within it, what the device raises comes out as MemoryError (out of memory) or DeviceError (it is lost)."""
+        ...
+
+    def prepare(self, cell: Cell) -> Call:
+        """Build a cell's tensors and give the call that issues it once; weights rotate from call to call.
+
+        Raises
+        ------
+        MemoryError
+            When the cell does not fit the device.
+        """
+        ...
+
+    def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
+        """Give the call that issues one forward pass of a model."""
+        ...
+
+    def time_queued(self, call: Call, count: int) -> float:
+        """Device seconds that `count` calls take back to back, with the device never waiting for the host.
+
+        Between two kernels lies the gap of the device's stream, as in an eager forward pass. On a synchronous device
+        this is the host time of the same loop.
+        """
+        ...
+
+    def time_replayed(self, call: Call, count: int) -> float | None:
+        """Device seconds of one replay of a captured graph of `count` calls.
+
+        None where there are no graphs or the call cannot be captured.
+        """
+        ...
+
+
+def open_device(name: str) -> Device:
+    """The live device of a name, ready to be timed.
+
+    Parameters
+    ----------
+    name : str
+        "cpu", "cuda", "cuda:1" or "simulated".
+
+    Raises
+    ------
+    DeviceError
+        When no device goes by the name, or the machine has none such.
+
+    Examples
+    --------
+    >>> open_device("simulated").asynchronous
+    True
+    """
+    if name == "cpu":
+        from latpred.calibration.devices.cpu import CpuDevice
+
+        return CpuDevice()
+    if name == "simulated":
+        from latpred.calibration.devices.simulated import SimulatedDevice
+
+        return SimulatedDevice()
+    if re.fullmatch(r"cuda(:\d+)?", name):
+        from latpred.calibration.devices.cuda import CudaDevice
+
+        return CudaDevice(int(name.partition(":")[2] or 0))
+    raise DeviceError(f"nothing can be measured on {name!r}. Use device='cpu', 'cuda:0' or 'simulated'.")

@@ -1,0 +1,243 @@
+"""Measures the constants of an asynchronous device's clock: launch latency, gap, synchronisation, floor and queue.
+
+Three things can be seen from outside: a lone kernel takes dispatch + launch + floor + sync, kernels in a queue follow
+each other every floor + gap, and waiting for an idle device takes sync. That leaves one free choice between launch,
+floor and gap, which no latency depends on: what one gains the others lose. A marker settles it, which goes the way of a
+kernel but occupies the device for no time: a lone marker takes dispatch + launch + sync. So a chain of markers and one
+of kernels separate floor from launch, and with it from gap. On a synchronous device all constants are zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import repeat
+
+import msgspec
+import numpy as np
+
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices.base import Call, Device
+from latpred.calibration.session import Row
+from latpred.calibration.timing import timer
+from latpred.calibration.timing.timer import Plan, Timing
+from latpred.errors import CalibrationError
+from latpred.profile.document import DeviceInfo
+from latpred.units import US_PER_S
+
+# One call a sample: what reading the clock costs is then the same in every sample and cancels in differences.
+FINE = Plan(sample_s=0.0, loops=1, least=50, most=8000, precision=2e-4, budget_s=1.0)
+# Short queues: one slow kernel in a hundred then leaves most samples, and so their median, untouched.
+QUEUED = Plan(sample_s=2e-4, loops=16, most=1000, precision=3e-4, budget_s=1.0)
+CHAIN = 16  # kernels of a replayed graph
+REPLAYS = 200
+LONGEST_QUEUE = 16384
+TRIES = 3
+
+MARK, TINY = Cell("clock", "mark"), Cell("clock", "tiny")
+
+
+class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Constants of a device's clock, in microseconds.
+
+    Attributes
+    ----------
+    launch_us : float
+        From the end of a dispatch to the start of its kernel on an idle device.
+    gap_us : float
+        Between the end of a kernel and the start of the next in the queue.
+    sync_us : float
+        What waiting costs when there is nothing left to wait for.
+    floor_us : float
+        Device time of the smallest kernel.
+    node_gap_us : float
+        The gap inside a replayed graph; 0 where graphs cannot be replayed.
+    dispatch_us : float
+        Host time to issue the smallest kernel.
+    queue : int
+        Launches the device holds before the host must wait; 0 on a synchronous device.
+    stable : bool
+        Whether all timings behind these were.
+    """
+
+    launch_us: float = 0.0
+    gap_us: float = 0.0
+    sync_us: float = 0.0
+    floor_us: float = 0.0
+    node_gap_us: float = 0.0
+    dispatch_us: float = 0.0
+    queue: int = 0
+    stable: bool = True
+
+    def into(self, info: DeviceInfo) -> DeviceInfo:
+        """The device's description with these constants filled in."""
+        return msgspec.structs.replace(
+            info, launch_us=self.launch_us, gap_us=self.gap_us, sync_us=self.sync_us, queue=self.queue
+        )
+
+
+def measure(device: Device, *, budget_s: float = 6.0) -> Clocks:
+    """Measure a device's clock constants.
+
+    Parameters
+    ----------
+    device : Device
+        Any device; nothing is run on a synchronous one.
+    budget_s : float
+        Longest time, by the device's clock, that the timings may take together.
+
+    Raises
+    ------
+    CalibrationError
+        When the host never has to wait for room in the queue, or waits at once.
+    """
+    if not device.asynchronous:
+        return Clocks()
+    fine, in_queue = replace(FINE, budget_s=budget_s / 6), replace(QUEUED, budget_s=budget_s / 6)
+    tiny, mark = device.prepare(TINY), device.prepare(MARK)
+    lone_tiny, lone_mark = timer.single(device, tiny, fine), timer.single(device, mark, fine)
+    issue_tiny, issue_mark = timer.issue(device, tiny, fine), timer.issue(device, mark, fine)
+    idle = timer.single(device, _nothing, replace(fine, warmup_s=0.05))
+    period = timer.queued(device, tiny, in_queue)
+    # A sample around `_nothing` waits once before the clock starts and once after: only the latter is timed.
+    sync_us = _us(idle) - _clock_reading_us(device)
+    behind_mark_us = _us(lone_mark) - _us(issue_mark)
+    floor_us = _us(lone_tiny) - _us(issue_tiny) - behind_mark_us
+    floor_us = min(max(floor_us, 0.0), _us(period))
+    # What was seen of a lone kernel is kept whole, wherever the marker draws the line.
+    launch_us = max(_us(lone_tiny) - _us(issue_tiny) - sync_us - floor_us, 0.0)
+    gap_us = _us(period) - floor_us
+    seen = (lone_tiny, lone_mark, issue_tiny, issue_mark, idle, period)
+    return Clocks(
+        launch_us=launch_us,
+        gap_us=gap_us,
+        sync_us=sync_us,
+        floor_us=floor_us,
+        node_gap_us=_node_gap_us(device, tiny, floor_us, gap_us),
+        dispatch_us=_us(issue_tiny),
+        queue=queue_depth(device, tiny, _us(issue_tiny)),
+        stable=all(one.stable for one in seen),
+    )
+
+
+def queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:
+    """How many launches the device takes before the host must wait.
+
+    The device is kept busy while small kernels are launched behind it: the first launch that takes as long as the
+    device stays busy found the queue full.
+
+    Raises
+    ------
+    CalibrationError
+        When no such launch is found.
+    """
+    limit = 2048
+    for _ in range(TRIES):
+        busy_us = max(4 * limit * dispatch_us, 2e4)
+        found = _stalled_at(device, tiny, limit, busy_us)
+        if found is not None:
+            return found
+        limit = min(4 * limit, LONGEST_QUEUE)
+    raise CalibrationError(
+        f"the host never waited for {device.name}, though {limit} launches were behind a busy kernel. "
+        "Is something else using the device? Calibrate again when it is idle."
+    )
+
+
+def _stalled_at(device: Device, tiny: Call, limit: int, busy_us: float) -> int | None:
+    busy = device.prepare(Cell("clock", "busy", {"us": round(busy_us)}))
+    with device.errors():
+        device.synchronize()
+        start = device.clock()
+        busy()
+        ends = [device.clock()]
+        for _ in repeat(None, limit):
+            tiny()
+            ends.append(device.clock())
+            if ends[-1] - start > 0.5 * busy_us * 1e-6:
+                break
+        device.synchronize()
+    longest = int(np.argmax(np.diff(ends)))
+    stalled_s = ends[longest + 1] - ends[longest]
+    return longest if stalled_s > 0.25 * busy_us * 1e-6 else None
+
+
+def _node_gap_us(device: Device, tiny: Call, floor_us: float, gap_us: float) -> float:
+    if device.time_replayed(tiny, CHAIN) is None:
+        return 0.0
+    seen = [seconds for _ in range(REPLAYS) if (seconds := device.time_replayed(tiny, CHAIN)) is not None]
+    # Before the first kernel of a replay lies an ordinary gap.
+    return max((float(np.median(seen)) * 1e6 - gap_us - CHAIN * floor_us) / (CHAIN - 1), 0.0)
+
+
+def _clock_reading_us(device: Device) -> float:
+    readings = [device.clock() for _ in range(200)]
+    return float(np.median(np.diff(readings))) * 1e6
+
+
+def _us(timed: Timing) -> float:
+    return timed.median_s * 1e6
+
+
+def _nothing() -> None:
+    """A call that issues nothing."""
+
+
+# A pass may touch this part of the last-level cache for its weights to stay there: the rest is other programs'. Weights
+# were read at 30 to 90 GB/s in passes that touched up to 3 MiB of 32, at 5 to 18 GB/s in those of 6.5 MiB and more.
+CACHE_SHARE = 4
+CACHED = 1.5  # times the bandwidth of memory that a cache has at least
+
+
+def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
+    """The device with what its memory cells measured filled in."""
+    read: dict[int, float] = {}
+    rates: dict[str, float] = {}
+    for row in rows:
+        if row.cell.kind == "memory" and not row.error:
+            size = row.cell.dims["bytes"]
+            # Between copies that follow each other lies the gap, as between any kernels.
+            gap_us = info.gap_us if "queued" in row.timings else 0.0
+            rate = size / (next(iter(row.timings.values())).median_s * US_PER_S - gap_us)
+            if row.cell.name == "read":
+                read[size] = rate
+            else:
+                rates[row.cell.name] = rate
+    bandwidth = 2 * rates.get("bandwidth", 0.0)  # a copy reads and writes
+    cache = cache_bytes(read) if read else info.cache_bytes
+    return msgspec.structs.replace(
+        info,
+        bandwidth_bytes_per_us=round(bandwidth, 1),
+        copy_bytes_per_us=round(rates.get("upload", 0.0), 1),
+        cache_bytes=cache,
+        resident_bytes=0 if info.asynchronous else cache // CACHE_SHARE,
+    )
+
+
+def cache_bytes(rates: dict[int, float]) -> int:
+    """Size at which reads are halfway, on a log scale, from the pace of the caches to that of memory.
+
+    The slowest pace is memory's, the fastest a cache's. Between two sizes the one in question is interpolated, so that
+    noise moves it by a little and not to the next size.
+
+    Parameters
+    ----------
+    rates : dict[int, float]
+        Bytes per microsecond of repeated reads, by size in bytes.
+
+    Examples
+    --------
+    >>> cache_bytes({4 << 20: 40.0, 16 << 20: 40.0, 32 << 20: 20.0, 64 << 20: 10.0, 128 << 20: 10.0}) >> 20
+    32
+    """
+    memory, cached = min(rates.values()), max(rates.values())
+    if cached < CACHED * memory:
+        return 0
+    halfway = math.sqrt(memory * cached)
+    above = max(size for size, rate in rates.items() if rate >= halfway)
+    beyond = [size for size in rates if size > above]
+    if not beyond:
+        return above
+    share = math.log(rates[above] / halfway) / math.log(rates[above] / rates[min(beyond)])
+    return round(float(above * (min(beyond) / above) ** share))

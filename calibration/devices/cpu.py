@@ -1,0 +1,109 @@
+"""The host's own processor as a device: synchronous, timed by the host's clock.
+
+Knows how to wait (it need not) and which precisions are worth using; what a cell is made of is `builders`' business,
+how a runtime runs a model the runtime's.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
+from typing import Any
+
+import torch
+
+from latpred import host
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices import machine
+from latpred.calibration.devices.base import Call
+from latpred.profile.document import DeviceInfo, Machine
+
+
+class CpuDevice:
+    """The processor that PyTorch's CPU kernels run on.
+
+    Attributes
+    ----------
+    name : str
+        "cpu".
+    asynchronous : bool
+        False: an op returns when it is done.
+    torch_device : torch.device
+        Where tensors of cells live.
+    """
+
+    name = "cpu"
+    asynchronous = False
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+
+    def machine(self) -> Machine:
+        """Identity of the host and its stack."""
+        return machine.identity(threads=torch.get_num_threads())
+
+    def info(self) -> DeviceInfo:
+        """Memory of the host; a synchronous device has no launch latency, gap or queue."""
+        return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=host.memory_bytes(), queue=0)
+
+    def precisions(self) -> tuple[str, ...]:
+        """fp32, and bf16 where the processor multiplies it itself."""
+        return ("fp32", "bf16") if _multiplies_bf16() else ("fp32",)
+
+    def use_precision(self, precision: str) -> None:
+        """Nothing to set: float32 is multiplied as float32."""
+
+    def clock(self) -> float:
+        """Seconds of the host's monotonic clock."""
+        return time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turns a failed allocation, which PyTorch reports as a RuntimeError, into MemoryError."""
+        return _errors()
+
+    def prepare(self, cell: Cell) -> Call:
+        """The call that runs a cell once."""
+        from latpred.calibration.workloads import single_ops
+
+        with _errors():
+            return single_ops.build(cell, self)
+
+    def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
+        """The call that runs one forward pass in a runtime."""
+        from latpred import runtimes
+
+        with _errors():
+            return runtimes.get(runtime).build(model, inputs)
+
+    def time_queued(self, call: Call, count: int) -> float:
+        """Host seconds of `count` calls in a row."""
+        start = time.perf_counter()
+        for _ in repeat(None, count):
+            call()
+        return time.perf_counter() - start
+
+    def time_replayed(self, call: Call, count: int) -> float | None:
+        """None: there are no graphs to replay."""
+        return None
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if re.search(r"can't allocate memory|not enough memory", str(error)):
+            raise MemoryError(str(error).splitlines()[0]) from error
+        raise
+
+
+def _multiplies_bf16() -> bool:
+    """AMX or AVX-512 BF16; elsewhere bf16 is emulated and slower than fp32."""
+    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(bool(getattr(torch.cpu, name, bool)()) for name in checks)

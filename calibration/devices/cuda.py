@@ -1,0 +1,290 @@
+"""An NVIDIA GPU as a device: asynchronous, timed by the host's clock from outside and by events in its stream.
+
+Kernels are timed behind a kernel that keeps the device busy while the host fills the queue, so that the device never
+waits for the host; one at a time on an idle stream would time the launch instead. What a cell is made of is `builders`'
+business, how a runtime runs a model the runtime's.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
+from typing import Any
+
+import torch
+
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices import machine
+from latpred.calibration.devices.base import Call
+from latpred.calibration.devices.conditions import Seen, profile
+from latpred.calibration.devices.machine import GpuState
+from latpred.errors import DeviceError, RuntimeRefusalError, UsageError
+from latpred.profile.document import DeviceInfo, Machine
+from latpred.runtimes.cuda_graphs import capture
+
+HEAD_TRIES = 4
+FIRST_HEAD_US = 200.0
+ISSUE_US = 15.0  # a first guess at the host time of a call
+LONGEST_HEAD_US = 2e5
+_CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
+SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
+SLEEPS = 50  # of that length: an idle GPU takes a moment until its clocks have risen
+# Errors of one call, which leave the GPU as it was: what a library or a kernel does not do in a precision or a shape.
+_HARMLESS = re.compile(r"CUBLAS_STATUS_(NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)|invalid configuration argument")
+
+
+class CudaDevice:
+    """One GPU.
+
+    Attributes
+    ----------
+    name : str
+        "cuda:0".
+    asynchronous : bool
+        True.
+    torch_device : torch.device
+        Where tensors of cells live.
+
+    Parameters
+    ----------
+    index : int
+        Its number, as PyTorch counts.
+
+    Raises
+    ------
+    DeviceError
+        When there is no such GPU, or no CUDA at all.
+    """
+
+    asynchronous = True
+
+    def __init__(self, index: int = 0) -> None:
+        _require(index)
+        self.name = f"cuda:{index}"
+        self.torch_device = torch.device("cuda", index)
+        with _errors(self.torch_device):
+            torch.cuda.set_device(self.torch_device)
+            self._properties: Any = torch.cuda.get_device_properties(index)
+        self._cycles_per_us = 0.0
+        self._enough: tuple[int, float] = (0, 0.0)  # the call timed last, and the head that outlasted its issue
+        self._graph: tuple[Call, int, torch.cuda.CUDAGraph] | None = None  # the one replayed last
+
+    def machine(self) -> Machine:
+        """Identity of the host, its stack, the GPU and its driver."""
+        state = self.state()
+        driver = state.driver if state else f"CUDA {torch.version.cuda}"
+        return machine.identity(accelerator=self._properties.name, driver=driver, threads=torch.get_num_threads())
+
+    def state(self) -> GpuState | None:
+        """Clocks, throttling and temperature at this moment, for provenance; None without nvidia-ml-py."""
+        p = self._properties
+        return machine.gpu_state(f"{p.pci_domain_id:08X}:{p.pci_bus_id:02X}:{p.pci_device_id:02X}.0")
+
+    def info(self) -> DeviceInfo:
+        """What the driver says; clock constants are left at zero."""
+        return DeviceInfo(
+            re.sub(r"[^a-z0-9]+", "-", self._properties.name.lower()).strip("-"),
+            "cuda",
+            asynchronous=True,
+            memory_bytes=self._properties.total_memory,
+            multiprocessors=self._properties.multi_processor_count,
+            queue=0,
+            cache_bytes=int(getattr(self._properties, "L2_cache_size", 0)),
+        )
+
+    def precisions(self) -> tuple[str, ...]:
+        """fp32, in which models come, and fp16; bf16 and tf32 from Ampere on."""
+        return ("fp32", "fp16", "bf16", "tf32") if self._properties.major >= 8 else ("fp32", "fp16")
+
+    def use_precision(self, precision: str) -> None:
+        """Let matrix products and convolutions of float32 use TF32 for "tf32" and for nothing else."""
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        if torch.backends.cuda.matmul.allow_tf32 != (precision == "tf32"):
+            raise DeviceError(
+                "TF32 cannot be switched off here, so nothing of float32 would be measured: "
+                "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE."
+            )
+
+    def clock(self) -> float:
+        """Seconds of the host's monotonic clock."""
+        return time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Wait until the GPU is idle."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turns PyTorch's CUDA errors into MemoryError, with its cache emptied, and DeviceError."""
+        return _errors(self.torch_device)
+
+    def prepare(self, cell: Cell) -> Call:
+        """The call that issues a cell once, in the cell's precision.
+
+        Raises
+        ------
+        MemoryError
+            When it does not fit.
+        DeviceError
+            When the GPU is lost.
+        """
+        from latpred.calibration.workloads import single_ops
+
+        own: Mapping[str, Callable[[Cell], Call]] = {"clock": self._clock_call, "memory": self._memory_call}
+        with self.errors():
+            self.use_precision(cell.precision)
+            if cell.kind in own:
+                return own[cell.kind](cell)
+            return single_ops.build(cell, self)
+
+    def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
+        """The call that issues one forward pass in a runtime; model and inputs must be on the GPU."""
+        from latpred import runtimes
+
+        with self.errors():
+            return runtimes.get(runtime).build(model, inputs)
+
+    def time_queued(self, call: Call, count: int) -> float:
+        """Seconds between two events around `count` calls, all issued while the device was still busy before them."""
+        with self.errors():
+            last, enough_us = self._enough
+            head_us = max(FIRST_HEAD_US, ISSUE_US * count, enough_us * (last == id(call)))
+            for _ in repeat(None, HEAD_TRIES):
+                seconds, kept_busy = self._behind_head(call, count, head_us)
+                if kept_busy or head_us >= LONGEST_HEAD_US:
+                    break
+                head_us = min(4 * head_us, LONGEST_HEAD_US)
+            self._enough = (id(call), head_us)
+            return seconds
+
+    def time_replayed(self, call: Call, count: int) -> float | None:
+        """Seconds of one replay of a graph of `count` calls; None when they cannot be captured."""
+        with self.errors():
+            # Capturing takes a hundred times as long as replaying, and a replay is asked for many times over.
+            if self._graph is None or self._graph[:2] != (call, count):
+                graph = self._captured(call, count)
+                if graph is None:
+                    return None
+                self._graph = (call, count, graph)
+            return self.time_queued(self._graph[2].replay, 1)
+
+    def profile(self, call: Call) -> Seen:
+        """What torch.profiler sees of a call."""
+        with self.errors():
+            return profile(call, self.synchronize)
+
+    def _behind_head(self, call: Call, count: int, head_us: float) -> tuple[float, bool]:
+        """Seconds of the calls, and whether the device was still busy when the last was issued."""
+        start, end = _CUDA.Event(enable_timing=True), _CUDA.Event(enable_timing=True)
+        self.synchronize()
+        self._sleep(head_us)
+        start.record()
+        for _ in repeat(None, count):
+            call()
+        end.record()
+        kept_busy = not start.query()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3, kept_busy
+
+    def _captured(self, call: Call, count: int) -> torch.cuda.CUDAGraph | None:
+        """A graph of the calls; None when they cannot be captured."""
+        try:
+            return capture(call, self.torch_device, count)[0]
+        except RuntimeRefusalError:
+            self.synchronize()
+            return None
+
+    def _sleep(self, us: float) -> None:
+        if not self._cycles_per_us:
+            self._cycles_per_us = self._sleeping_speed()
+        _CUDA._sleep(int(us * self._cycles_per_us))
+
+    def _sleeping_speed(self) -> float:
+        """Cycles of the sleeping kernel in a microsecond; the clock it counts differs between GPUs."""
+        times_ms = []
+        for _ in range(SLEEPS):
+            start, end = _CUDA.Event(enable_timing=True), _CUDA.Event(enable_timing=True)
+            start.record()
+            _CUDA._sleep(SLEEP_CYCLES)
+            end.record()
+            end.synchronize()
+            times_ms.append(float(start.elapsed_time(end)))
+        return SLEEP_CYCLES / (min(times_ms) * 1e3)
+
+    def _clock_call(self, cell: Cell) -> Call:
+        """The smallest kernel ("tiny"), an event without one ("mark"), or a sleep of given length ("busy")."""
+        if cell.name == "tiny":
+            one = torch.zeros(1, device=self.torch_device)
+
+            def tiny() -> None:
+                one.add_(1.0)
+
+            return tiny
+        if cell.name == "mark":
+            record: Call = _CUDA.Event().record
+            return record
+        if cell.name == "busy":
+            us = float(cell.dims["us"])
+            self._sleep(1.0)  # measures its speed before anything is timed
+            return lambda: self._sleep(us)
+        raise UsageError(f"there is no clock cell {cell.name!r}. Use 'mark', 'tiny' or 'busy'.")
+
+    def _memory_call(self, cell: Cell) -> Call:
+        """Bytes moved within the GPU ("bandwidth") or brought from the host's pageable memory ("upload")."""
+        size = cell.dims["bytes"]
+        target = torch.empty(size, dtype=torch.uint8, device=self.torch_device)
+        if cell.name == "bandwidth":
+            source = torch.zeros(size, dtype=torch.uint8, device=self.torch_device)
+        elif cell.name == "upload":
+            source = torch.zeros(size, dtype=torch.uint8)
+        else:
+            raise UsageError(f"there is no memory cell {cell.name!r}. Use 'bandwidth' or 'upload'.")
+
+        def move() -> None:
+            target.copy_(source)
+
+        return move
+
+
+def _require(index: int) -> None:
+    if not torch.cuda.is_available():
+        build = "this PyTorch was built without CUDA" if torch.version.cuda is None else "the driver shows none"
+        raise DeviceError(
+            f"no CUDA device here: {build}. Use device='cpu', or the name of a profile measured elsewhere "
+            "(latpred profiles list)."
+        )
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise DeviceError(f"there is no cuda:{index}: this machine has cuda:0 to cuda:{count - 1}.")
+
+
+@contextmanager
+def _errors(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        message = str(error).splitlines()[0]
+        _empty_cache()
+        raise MemoryError(message) from error
+    except RuntimeError as error:
+        text = str(error)
+        if re.search(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED", text):
+            _empty_cache()
+            raise MemoryError(text.splitlines()[0]) from error
+        if _HARMLESS.search(text):
+            raise
+        if "CUDA error" in text or isinstance(error, torch.AcceleratorError):
+            raise DeviceError(
+                f"{device} failed: {text.splitlines()[0]}. After such an error a process cannot use the GPU any more: "
+                "run the same command again, what was measured is kept."
+            ) from error
+        raise
+
+
+def _empty_cache() -> None:
+    """Give back what PyTorch holds, so that the next, smaller cell finds room."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

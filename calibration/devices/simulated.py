@@ -1,0 +1,382 @@
+"""An asynchronous device that exists only as a discrete-event simulation, with known costs behind seeded noise.
+
+Two clocks: the host's moves when the host works or waits, the device's is the time at which it will be idle. Commands
+come first in, first out, so every event's time is known the moment it is issued, and no event list is needed. The host
+waits when the launch queue is full. Nothing here is shared with the predictor, so that recovering the truth from
+outside, through the interface of a real device, is a test of all that lies between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import repeat
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices import machine
+from latpred.calibration.devices.base import Call
+from latpred.calibration.devices.conditions import Seen
+from latpred.calibration.devices.simulated_costs import SimulatedSpec, TrueCosts, Work
+from latpred.calibration.devices.simulated_programs import PYTHON, Kernel, Step, program, step
+from latpred.errors import DeviceError, UsageError
+from latpred.graph.graph import ModelGraph
+from latpred.profile.document import DeviceInfo, Machine
+
+__all__ = ["SimulatedDevice", "SimulatedSpec", "TrueCosts"]
+
+PERIOD_FORWARDS = 48  # noiseless forwards after which a period has settled
+
+Graphs = Callable[[Cell], tuple[ModelGraph, int]]
+
+
+class Timeline:
+    """Host and device clocks in microseconds, and the commands between them."""
+
+    def __init__(self, spec: SimulatedSpec) -> None:
+        self.host_us = 0.0
+        self.idle_us = 0.0  # when the device will have done all it was given
+        self.captured: list[Kernel] | None = None
+        self._costs = spec.costs
+        self._starts: deque[float] = deque(maxlen=spec.queue)
+        self._noise = _noise(spec)
+
+    def work(self, us: float) -> None:
+        """Keep the host busy."""
+        self.host_us += us * next(self._noise)
+
+    def launch(self, kernel_us: Kernel) -> None:
+        """Hand the device a kernel."""
+        if self.captured is not None:
+            self.captured.append(kernel_us)
+            return
+        self._admit()
+        start = self._start(self._costs.gap_us)
+        self._starts.append(start)
+        self.idle_us = start + kernel_us * next(self._noise)
+
+    def replay(self, kernels: Sequence[Kernel]) -> None:
+        """Hand the device a graph of kernels in one launch."""
+        if self.captured is not None:
+            self.captured.extend(kernels)
+            return
+        self._admit()
+        start = self._start(self._costs.gap_us)
+        self._starts.append(start)
+        noise, node_gap_us = self._noise, self._costs.node_gap_us
+        self.idle_us = start + sum(k * next(noise) for k in kernels)
+        self.idle_us += sum(node_gap_us * next(noise) for _ in kernels[1:])
+
+    def mark(self) -> None:
+        """Hand the device a marker: it takes the way of a kernel, but no time and no gap."""
+        self.idle_us = max(self.idle_us, self.host_us + self._costs.launch_us * next(self._noise))
+
+    def wait(self) -> None:
+        """Let the host wait until the device is idle."""
+        if self.captured is not None:
+            raise DeviceError("a host synchronisation cannot be captured into a graph. Use runtime='eager'.")
+        self.host_us = max(self.host_us, self.idle_us) + self._costs.sync_us * next(self._noise)
+
+    def run(self, one: Step) -> None:
+        """One step: the host's part, its launches, its synchronisations."""
+        for us in one.host:
+            self.work(us)
+        if one.captured:
+            self.replay(one.kernels)
+            return
+        for kernel_us in one.kernels:
+            self.launch(kernel_us)
+        for _ in range(one.syncs):
+            self.wait()
+
+    def _admit(self) -> None:
+        """Wait for room in the queue: a launch is taken once the launch a queue's length before it has started."""
+        if len(self._starts) == self._starts.maxlen:
+            self.host_us = max(self.host_us, self._starts[0])
+
+    def _start(self, gap_us: float) -> float:
+        arrival = self.host_us + self._costs.launch_us * next(self._noise)
+        return max(self.idle_us + gap_us * next(self._noise), arrival)
+
+
+class SimulatedDevice:
+    """A device of known costs behind the interface of a real one.
+
+    Parameters
+    ----------
+    spec : SimulatedSpec, optional
+        Seed, noise, queue, true costs.
+    graphs : callable, optional
+        What a dispatch or kernel cell does: its graph and batch. Default: what a real device would run.
+
+    Examples
+    --------
+    >>> from latpred.calibration import timing
+    >>> from latpred.calibration.cells import Cell
+    >>> device = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
+    >>> f"{timing.issue(device, device.prepare(Cell('clock', 'mark'))).median_s * 1e6:.1f} us"
+    '1.5 us'
+    """
+
+    name = "simulated"
+    asynchronous = True
+
+    def __init__(self, spec: SimulatedSpec | None = None, graphs: Graphs | None = None) -> None:
+        self.spec = spec or SimulatedSpec()
+        self._graphs = graphs or _built
+        self._time = Timeline(self.spec)
+
+    def machine(self) -> Machine:
+        """Identity of the host, with the simulation as its accelerator."""
+        return machine.identity(accelerator="simulated", threads=1)
+
+    def info(self) -> DeviceInfo:
+        """What the device says of itself."""
+        return DeviceInfo(
+            "simulated",
+            "simulated",
+            asynchronous=True,
+            memory_bytes=self.spec.memory_bytes,
+            multiprocessors=self.spec.multiprocessors,
+            queue=0,
+        )
+
+    def precisions(self) -> tuple[str, ...]:
+        """Single and half."""
+        return ("fp32", "fp16")
+
+    def use_precision(self, precision: str) -> None:
+        """Nothing to set: cells and graphs say their precision."""
+
+    def clock(self) -> float:
+        """Virtual host seconds."""
+        self._time.host_us += self.spec.clock_us
+        return self._time.host_us * 1e-6
+
+    def synchronize(self) -> None:
+        """Let the virtual host wait for the virtual device."""
+        self._time.wait()
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Nothing to translate."""
+        return nullcontext()
+
+    def prepare(self, cell: Cell) -> Call:
+        """The call that issues a cell once.
+
+        Raises
+        ------
+        MemoryError
+            When the cell is larger than the device's memory.
+        UsageError
+            When the simulation has no such cell.
+        """
+        makers: Mapping[str, Callable[[Cell], Call]] = {
+            "dispatch": self._op_call,
+            "kernel": self._op_call,
+            "memory": self._memory_call,
+            "clock": self._clock_call,
+        }
+        if cell.kind not in makers:
+            raise UsageError(f"no cell of kind {cell.kind!r} is simulated. Networks go through prepare_model.")
+        return makers[cell.kind](cell)
+
+    def prepare_model(self, model: Any, inputs: Any, runtime: str = "eager") -> Call:
+        """The call that issues one forward pass.
+
+        Parameters
+        ----------
+        model : ModelGraph
+            What the runtime runs: the simulation runs graphs, not modules.
+        inputs : int or inputs
+            The batch size, or tensors whose first dimension it is.
+        runtime : str
+            Name of any runtime.
+
+        Raises
+        ------
+        UsageError
+            When the model is no graph or another runtime's, or nothing goes by the runtime's name.
+        RuntimeRefusalError
+            When the runtime cannot run the model.
+        MemoryError
+            When the model does not fit the device at this batch.
+        """
+        if not isinstance(model, ModelGraph):
+            raise UsageError("the simulated device runs a ModelGraph. Trace the model first: latpred.trace(model).")
+        batch = _batch_of(inputs)
+        self._fit(model.peak_bytes(batch), f"{model.model} at batch {batch}")
+        time, (call_us, steps) = self._time, program(self.spec.costs, model, batch, runtime)
+
+        def issue() -> None:
+            time.work(call_us)
+            for one in steps:
+                time.run(one)
+
+        return issue
+
+    def time_queued(self, call: Call, count: int) -> float:
+        """Seconds of the device's clock for `count` calls behind a kernel that outlasts their issue."""
+        time, head_us = self._time, 100.0 * count
+        for _ in range(6):
+            time.wait()
+            time.launch(head_us)
+            start_us = time.idle_us
+            for _ in repeat(None, count):
+                call()
+            end_us, issued_us = time.idle_us, time.host_us
+            time.wait()
+            if issued_us <= start_us:
+                break
+            head_us *= 4
+        return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
+
+    def time_replayed(self, call: Call, count: int) -> float | None:
+        """Seconds of the device's clock for a graph of `count` calls; None when they cannot be captured."""
+        try:
+            kernels = self._capture(call) * count
+        except DeviceError:
+            return None
+        time = self._time
+        time.wait()
+        time.launch(100.0)  # outlasts the launch of the graph
+        start_us = time.idle_us
+        time.run(Step((self.spec.costs.replay_us,), tuple(kernels), 0, True))
+        end_us = time.idle_us
+        time.wait()
+        return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
+
+    def profile(self, call: Call) -> Seen:
+        """What a profiler would see of a call; nothing of one whose host waits for the device."""
+        try:
+            kernels_us = self._capture(call)
+        except DeviceError:
+            return Seen(0, 0, 0.0, 0)
+        return Seen(len(kernels_us), len(kernels_us), sum(kernels_us) * 1e-6, 0)
+
+    def true_costs(self) -> TrueCosts:
+        """The truth, for tests to compare with."""
+        return self.spec.costs
+
+    def true_latency_s(self, graph: ModelGraph, batch: int, runtime: str = "eager", protocol: str = "single") -> float:
+        """Seconds of a forward pass without any noise, by running it on a noiseless twin."""
+        twin = self._noiseless()
+        call = twin.prepare_model(graph, batch, runtime)
+        if protocol == "single":
+            twin.synchronize()
+            start_us = twin._time.host_us
+            call()
+            twin.synchronize()
+            return (twin._time.host_us - start_us) * 1e-6
+        ends = []
+        for _ in repeat(None, PERIOD_FORWARDS):
+            call()
+            ends.append(max(twin._time.idle_us, twin._time.host_us))
+        half = PERIOD_FORWARDS // 2
+        return (ends[-1] - ends[half - 1]) / (PERIOD_FORWARDS - half) * 1e-6
+
+    def true_crossover(self, graph: ModelGraph, batches: Sequence[int], runtime: str = "eager") -> int | None:
+        """The first of the batches whose kernels and gaps take as long as its dispatch; None when none does."""
+        return next((batch for batch in sorted(batches) if not self._framework_bound(graph, batch, runtime)), None)
+
+    def true_knee(self, graph: ModelGraph, batches: Sequence[int], ratio: float = 1.1) -> int | None:
+        """The first of the batches whose single latency exceeds `ratio` times that of the smallest."""
+        ordered = sorted(batches)
+        flat_s = self.true_latency_s(graph, ordered[0])
+        return next((batch for batch in ordered if self.true_latency_s(graph, batch) > ratio * flat_s), None)
+
+    def _framework_bound(self, graph: ModelGraph, batch: int, runtime: str) -> bool:
+        costs = self.spec.costs
+        forward = program(costs, graph, batch, runtime)
+        return forward.host_us > forward.device_us(costs.gap_us, costs.node_gap_us)
+
+    def _noiseless(self) -> SimulatedDevice:
+        return SimulatedDevice(replace(self.spec, noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0))
+
+    def _capture(self, call: Call) -> list[Kernel]:
+        self._time.captured = []
+        try:
+            call()
+            return self._time.captured
+        finally:
+            self._time.captured = None
+
+    def _op_call(self, cell: Cell) -> Call:
+        """The ops of a cell without the Python around them, as a real device calls them."""
+        graph, batch = self._graphs(cell)
+        self._fit(graph.peak_bytes(batch), cell.key)
+        ops = [op for op in graph.at(batch) if not op.name.startswith(PYTHON)]
+        bare = [msgspec.structs.replace(op, module_calls=0, python_calls=0) for op in ops]
+        return self._calling([step(self.spec.costs, op, batch, cell.precision) for op in bare])
+
+    def _memory_call(self, cell: Cell) -> Call:
+        """Bytes moved within the device ("bandwidth") or brought from the host and waited for ("upload")."""
+        costs, size = self.spec.costs, cell.dims["bytes"]
+        self._fit(2 * size, cell.key)
+        if cell.name == "bandwidth":
+            kernel_us = costs.kernel_us("copy", Work(0, 0, size, size, size / 4), "fp32")
+            return self._calling([Step((costs.dispatch("copy"),), (kernel_us,))])
+        if cell.name == "upload":
+            return self._calling([Step((costs.dispatch("copy"),), (size / costs.copy_bytes_per_us,), 1)])
+        raise UsageError(f"there is no memory cell {cell.name!r}. Use 'bandwidth' or 'upload'.")
+
+    def _clock_call(self, cell: Cell) -> Call:
+        """The smallest kernel ("tiny"), a marker without one ("mark"), or a kernel of given length ("busy")."""
+        costs, time = self.spec.costs, self._time
+        if cell.name == "mark":
+
+            def mark() -> None:
+                time.work(costs.mark_us)
+                time.mark()
+
+            return mark
+        lengths_us = {"tiny": costs.law("elementwise").floor_us, "busy": float(cell.dims.get("us", 0))}
+        if cell.name not in lengths_us:
+            raise UsageError(f"there is no clock cell {cell.name!r}. Use 'mark', 'tiny' or 'busy'.")
+        return self._calling([Step((costs.dispatch("elementwise"),), (lengths_us[cell.name],))])
+
+    def _calling(self, steps: Sequence[Step]) -> Call:
+        run = self._time.run
+
+        def call() -> None:
+            for one in steps:
+                run(one)
+
+        return call
+
+    def _fit(self, needed: float, what: str) -> None:
+        if needed > self.spec.memory_bytes:
+            raise MemoryError(f"{what} needs {needed:.0f} bytes, the simulated device has {self.spec.memory_bytes}")
+
+
+def _built(cell: Cell) -> tuple[ModelGraph, int]:
+    from latpred.calibration.workloads import single_ops
+
+    return single_ops.graph(cell)
+
+
+def _batch_of(inputs: Any) -> int:
+    if isinstance(inputs, int):
+        return inputs
+    values = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+    for value in values:
+        if getattr(value, "shape", ()):
+            return int(value.shape[0])
+    raise UsageError("these inputs have no batch size. Pass a batch size or tensors whose first dimension it is.")
+
+
+def _noise(spec: SimulatedSpec) -> Iterator[float]:
+    """Factors that events' times are multiplied with; their median is one."""
+    if not spec.noise and not spec.spikes:
+        yield from repeat(1.0)
+    rng = np.random.default_rng(spec.seed)
+    while True:
+        factors = np.exp(rng.normal(0.0, spec.noise, 4096))
+        struck = rng.random(4096) < spec.spikes
+        factors[struck] *= spec.spike_factor * rng.uniform(0.5, 1.5, int(struck.sum()))
+        yield from factors.tolist()

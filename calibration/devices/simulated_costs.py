@@ -1,0 +1,296 @@
+"""What the simulated device costs: its options, the truth behind its clocks, and the law of its kernels.
+
+The truth is of another make than the model that is fitted to it: compute and memory time overlap in part instead of in
+quadrature, and a kernel's serial depth adds to its compute time. Nothing here knows of the predictor or the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from latpred.graph.graph import Op
+from latpred.ops.families import parent, root
+
+T = TypeVar("T")
+
+ITEMSIZE = {
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float64": 8,
+    "int64": 8,
+    "complex64": 8,
+}
+
+
+class Work(NamedTuple):
+    """What one kernel does: multiply-adds, bytes by kind, and elements written."""
+
+    macs: float
+    weight_bytes: float
+    read_bytes: float
+    write_bytes: float
+    outputs: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaw:
+    """True cost of the kernels of one family.
+
+    Attributes
+    ----------
+    floor_us : float
+        Time of a kernel that does nothing.
+    compute : float
+        Share of the device's multiply-adds per microsecond that the family reaches when it fills the device.
+    memory : float
+        Share of the device's bandwidth that it reaches.
+    """
+
+    floor_us: float
+    compute: float = 0.7
+    memory: float = 0.8
+
+
+DISPATCH_US: Mapping[str, float] = {
+    "": 5.0,
+    "view": 1.2,
+    "view.nested": 0.8,
+    "factory": 1.6,
+    "free": 0.7,
+    "sync": 2.4,
+    "gemm": 6.2,
+    "bmm": 6.8,
+    "conv": 9.5,
+    "attention": 12.0,
+    "norm": 6.4,
+    "softmax": 5.2,
+    "reduction": 5.6,
+    "elementwise": 4.6,
+    "elementwise.nested": 3.7,
+    "copy": 4.9,
+    "cat": 6.6,
+    "index": 7.4,
+    "embedding": 6.0,
+    "pooling": 6.1,
+    "fft": 9.0,
+    "rnn": 42.0,
+    "sort": 8.3,
+    "other": 5.5,
+}
+
+KERNEL_LAWS: Mapping[str, KernelLaw] = {
+    "gemm": KernelLaw(2.9, 0.75, 0.85),
+    "bmm": KernelLaw(3.1, 0.60, 0.80),
+    "conv": KernelLaw(4.2, 0.60, 0.75),
+    "conv_grouped": KernelLaw(4.4, 0.25, 0.60),
+    "conv_depthwise": KernelLaw(3.0, 0.08, 0.55),
+    "conv_transpose": KernelLaw(4.8, 0.45, 0.65),
+    "attention": KernelLaw(5.1, 0.50, 0.70),
+    "norm": KernelLaw(2.6, memory=0.70),
+    "batch_norm": KernelLaw(2.4, memory=0.75),
+    "softmax": KernelLaw(2.5, memory=0.70),
+    "reduction": KernelLaw(2.7, memory=0.75),
+    "elementwise": KernelLaw(1.8, memory=0.90),
+    "copy": KernelLaw(1.9, memory=0.80),
+    "cat": KernelLaw(2.2, memory=0.75),
+    "index": KernelLaw(2.3, memory=0.50),
+    "embedding": KernelLaw(2.1, memory=0.60),
+    "pooling": KernelLaw(2.4, memory=0.65),
+    "fft": KernelLaw(4.0, memory=0.40),
+    "rnn": KernelLaw(30.0, 0.20, 0.50),
+    "sort": KernelLaw(6.0, memory=0.20),
+    "factory": KernelLaw(1.6, memory=0.90),
+    "generated": KernelLaw(2.0, memory=0.85),
+    "other": KernelLaw(2.2, memory=0.60),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeCosts:
+    """True costs of a runtime other than eager.
+
+    Attributes
+    ----------
+    graphs : tuple of str
+        Whose graphs it runs.
+    call_us : float
+        What a call costs the host before its first step: bindings, guards.
+    dispatch_us : Mapping[str, float]
+        Host microseconds of a step by class; "" for all others.
+    factors : Mapping[str, float]
+        Time of its kernels over those of eager, by general family; "" for all others.
+    replay_us : float or None
+        What launching a captured graph costs the host; None where every step is dispatched.
+    between : str
+        How the classes of captured steps begin, where others may lie between them, each stretch a graph of its own; ""
+        where the whole forward pass is captured or nothing.
+    """
+
+    graphs: tuple[str, ...]
+    call_us: float
+    dispatch_us: Mapping[str, float] = field(default_factory=lambda: {"": 0.0})
+    factors: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})
+    replay_us: float | None = None
+    between: str = ""
+
+    def dispatch(self, host_class: str) -> float:
+        """Host microseconds of a step of a class."""
+        return _nearest(self.dispatch_us, host_class, "")
+
+    def factor(self, family: str) -> float:
+        """Time of a kernel over that of eager's."""
+        return self.factors.get(root(family), self.factors[""])
+
+
+_TORCHSCRIPT = {
+    "": 2.6,
+    "node.view": 0.8,
+    "node.interpreter": 0.1,
+    "node.gemm": 3.7,
+    "node.bmm": 3.9,
+    "node.conv": 5.6,
+    "node.attention": 7.1,
+    "node.norm": 3.4,
+    "node.elementwise": 2.4,
+    "node.embedding": 3.2,
+    "node.rnn": 31.0,
+}
+_ONNXRUNTIME = {
+    "": 1.7,
+    "node.gemm": 2.3,
+    "node.bmm": 2.5,
+    "node.conv": 4.4,
+    "node.attention": 3.6,
+    "node.norm": 2.1,
+    "node.elementwise": 1.5,
+    "node.rnn": 24.0,
+}
+_COMPILE = {"": 4.2, "guards": 7.0, "kernel.extern": 5.0, "kernel.extern.conv": 7.2, "kernel.generated": 3.1}
+_ONNX_FACTORS = {"": 1.0, "gemm": 0.96, "elementwise": 1.1, "norm": 0.9}
+
+RUNTIMES: Mapping[str, RuntimeCosts] = {
+    "torchscript": RuntimeCosts(("torchscript",), 4.5, _TORCHSCRIPT),
+    "onnxruntime": RuntimeCosts(("onnxruntime",), 11.0, _ONNXRUNTIME, _ONNX_FACTORS),
+    "compile": RuntimeCosts(("compile",), 8.0, _COMPILE),
+    "cuda-graphs": RuntimeCosts(("cuda-graphs", "eager"), 0.0, replay_us=7.0),
+    "onnxruntime-cuda-graphs": RuntimeCosts(("onnxruntime",), 5.0, factors=_ONNX_FACTORS, replay_us=7.5),
+    "compile-reduce-overhead": RuntimeCosts(("compile",), 9.0, _COMPILE, replay_us=8.0, between="kernel."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrueCosts:
+    """Everything that sets the simulated device's time.
+
+    `macs_per_us` is by precision; activations are read and written at `activation_bytes_per_us`, weights, which come
+    from further away, at `weight_bytes_per_us`. `depth_us` is what a multiply-add costs the longest chain of them in
+    one output when the device is empty, and `overlap` the share of the shorter of compute and memory that hides behind
+    the longer. A replayed graph is one launch of `replay_us` with `node_gap_us` between its kernels. `runtimes` are
+    all but eager, whose costs stand here.
+    """
+
+    dispatch_us: Mapping[str, float] = field(default_factory=lambda: dict(DISPATCH_US))
+    module_call_us: float = 3.0
+    python_call_us: float = 0.22
+    forward_us: float = 6.0
+    launch_us: float = 4.0
+    gap_us: float = 1.2
+    node_gap_us: float = 0.7
+    replay_us: float = 7.0
+    mark_us: float = 1.5
+    sync_us: float = 3.0
+    kernels: Mapping[str, KernelLaw] = field(default_factory=lambda: dict(KERNEL_LAWS))
+    macs_per_us: Mapping[str, float] = field(
+        default_factory=lambda: {"fp32": 9.0e6, "tf32": 3.5e7, "fp16": 7.0e7, "bf16": 7.0e7}
+    )
+    activation_bytes_per_us: float = 2.6e6
+    weight_bytes_per_us: float = 1.4e6
+    copy_bytes_per_us: float = 2.4e4
+    depth_us: float = 4.0e-3
+    overlap: float = 0.8
+    runtimes: Mapping[str, RuntimeCosts] = field(default_factory=lambda: dict(RUNTIMES))
+
+    def dispatch(self, host_class: str) -> float:
+        """Host microseconds of an op of a class, looked up from special to general."""
+        return _nearest(self.dispatch_us, host_class, "")
+
+    def law(self, family: str) -> KernelLaw:
+        """The law of a kernel family, looked up from special to general."""
+        return _nearest(self.kernels, family, "other")
+
+    def kernel_us(self, family: str, work: Work, precision: str, share: float = 1.0) -> float:
+        """Device microseconds of a kernel that does a share of some work."""
+        law = self.law(family)
+        rate = self.macs_per_us[precision] * law.compute
+        depth = work.macs / work.outputs if work.outputs else 0.0
+        compute = work.macs * share / rate + (depth * self.depth_us if work.macs else 0.0)
+        activations = work.read_bytes + work.write_bytes
+        memory = activations / self.activation_bytes_per_us + work.weight_bytes / self.weight_bytes_per_us
+        memory *= share / law.memory
+        return law.floor_us + max(compute, memory) + (1 - self.overlap) * min(compute, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedSpec:
+    """Options of a simulated device.
+
+    Attributes
+    ----------
+    seed : int
+        Seed of all noise.
+    noise : float
+        Standard deviation of the logarithm of every event's time.
+    spikes : float
+        Share of events that take `spike_factor` times as long, half to one and a half times that.
+    drift : float
+        By how much the device's clock runs faster than the host's.
+    queue : int
+        Launches the device holds before the host must wait.
+    clock_us : float
+        What reading the host's clock costs.
+    memory_bytes : int
+        Memory of the device.
+    multiprocessors : int
+        What the device says it has.
+    costs : TrueCosts
+        The truth.
+    """
+
+    seed: int = 0
+    noise: float = 0.02
+    spikes: float = 0.01
+    spike_factor: float = 3.0
+    drift: float = 5e-5
+    queue: int = 1024
+    clock_us: float = 0.03
+    memory_bytes: int = 16 * 2**30
+    multiprocessors: int = 108
+    costs: TrueCosts = field(default_factory=TrueCosts)
+
+
+def op_work(op: Op, batch: int) -> Work:
+    """Work of a graph's op at one batch size."""
+    write = op.write_bytes.at(batch)
+    return Work(
+        op.macs.at(batch),
+        op.weight_bytes.at(batch),
+        op.read_bytes.at(batch),
+        write,
+        write / ITEMSIZE.get(op.dtype, 4),
+    )
+
+
+def _nearest(table: Mapping[str, T], name: str, default: str) -> T:
+    """The entry of a name, of the nearest more general one, or the default's."""
+    known: str | None = name
+    while known is not None:
+        if known in table:
+            return table[known]
+        known = parent(known)
+    return table[default]

@@ -1,0 +1,1 @@
+"""From journal rows to a profile, and the gate that accepts it."""

@@ -1,0 +1,321 @@
+"""Judges a fitted profile on generated networks that no fit saw: how far off, how surely, and whether to trust it.
+
+The spread of these errors is what the intervals of predictions rest on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from latpred.calibration import schedules
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices.base import Device
+from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.schedules import network_spec
+from latpred.calibration.session import Row, Sampled
+from latpred.calibration.timing import timer
+from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.workloads.gate_models import BATCHES, gate_models
+from latpred.calibration.workloads.workload import Subject
+from latpred.errors import LatpredError
+from latpred.graph.features import Floats
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.crossover import Z90
+from latpred.prediction.predictor import Predictor
+from latpred.profile.document import Acceptance, DeviceProfile
+from latpred.units import MS_PER_S, US_PER_S
+
+LEAST_SPREAD = 0.02
+FEWEST = 5  # judges below which a gate cannot speak
+MEDIAN_GATE, P90_GATE = 0.15, 0.40
+LEAST_STABLE = 0.70
+MOST_DISTURBED = 0.25
+MOST_SHIFT = 0.10
+MOST_MISSING = 1 / 3
+
+
+class Verdict(NamedTuple):
+    """One judge: its cell, predicted and measured latency, and the spread that the kernels alone give it."""
+
+    cell: str
+    predicted_us: float
+    measured_us: float
+    kernel_spread: float
+
+    @property
+    def log_error(self) -> float:
+        """Natural logarithm of predicted over measured."""
+        return math.log(self.predicted_us / self.measured_us)
+
+
+def verdicts(profile: DeviceProfile, judges: Mapping[str, NetworkRun], runtime: str = "eager") -> list[Verdict]:
+    """Predict every judge with a profile.
+
+    Parameters
+    ----------
+    profile : DeviceProfile
+        Its dispatch spread is left out of `Verdict.kernel_spread`.
+    judges : mapping of cell keys to NetworkRun
+        Networks that no fit saw, with their latency.
+    runtime : str
+        In which they ran.
+    """
+    # Not quite zero: then the predictor adds only what a kernel's spread exceeds its family's usual one by.
+    bare = {name: msgspec.structs.replace(fit, spread=1e-9) for name, fit in profile.runtimes.items()}
+    # What an earlier gate found is no part of it either: it would widen the intervals.
+    predictor = Predictor(msgspec.structs.replace(profile, runtimes=bare, acceptance=Acceptance(True, {}, ())))
+    found = []
+    for key, run in judges.items():
+        prediction = predictor.predict(run.graph, run.batch, runtime=runtime)
+        low, high = prediction.interval_ms
+        spread = math.log(high / low) / (2 * Z90)
+        found.append(Verdict(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))
+    return found
+
+
+def median_error(found: Sequence[Verdict]) -> float:
+    """Median absolute relative error; not a number without judges."""
+    return float(np.median(np.abs(np.expm1([v.log_error for v in found])))) if found else math.nan
+
+
+def network_spread(found: Sequence[Verdict]) -> float:
+    """Standard deviation of the log error of networks that the kernels' own spread does not explain.
+
+    Chosen so that nine in ten judges lie in their 90 % interval.
+    """
+    if not found:
+        return 2 * LEAST_SPREAD
+    low, high = LEAST_SPREAD, 1.0
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        inside = np.mean([abs(v.log_error) <= Z90 * math.hypot(v.kernel_spread, middle) for v in found])
+        low, high = (low, middle) if inside >= 0.9 else (middle, high)
+    return round(high, 4)
+
+
+class RunQuality(NamedTuple):
+    """How a calibration went.
+
+    stable : share of timings that were. disturbed : share of cells that never found a calm moment. shifts : second over
+    first timing of what was timed twice. missing : kinds of cells of which too many could not be measured.
+    """
+
+    stable: float
+    disturbed: float = 0.0
+    shifts: Sequence[float] = ()
+    missing: Sequence[str] = ()
+
+
+def missing(rows: Iterable[Row]) -> list[str]:
+    """Kinds of cells, holdout networks by themselves, of which more than `MOST_MISSING` could not be measured."""
+    seen: dict[str, list[bool]] = {}
+    for row in rows:
+        network = row.cell.kind == "network"
+        seen.setdefault(f"{row.cell.kind} {row.cell.name}" if network else row.cell.kind, []).append(bool(row.error))
+        if network and network_spec(row.cell).judge:
+            seen.setdefault("holdout networks", []).append(bool(row.error))
+    return [name for name, failed in seen.items() if np.mean(failed) > MOST_MISSING]
+
+
+def accepted(found: Sequence[Verdict], models: Sequence[Verdict], run: RunQuality) -> Acceptance:
+    """Whether a profile may be trusted.
+
+    Parameters
+    ----------
+    found, models : sequence of Verdict
+        Holdout networks, and ordinary models, which decide where there are enough of them.
+    run : RunQuality
+        How the calibration went.
+    """
+    enough_models = len(models) >= FEWEST
+    gates = _error_gates(*(("ordinary models", models) if enough_models else ("holdout networks", found)))
+    gates["timings that were stable at least 70%"] = (run.stable, run.stable >= LEAST_STABLE)
+    calm = run.disturbed <= MOST_DISTURBED
+    gates[f"cells that other work disturbed at most {MOST_DISTURBED:.0%}"] = (run.disturbed, calm)
+    if run.shifts:
+        moved = float(np.median(np.abs(np.log(run.shifts))))
+        gates[f"median shift between two timings at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
+    checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
+    if enough_models and found:
+        checks["median error of holdout networks"] = f"{median_error(found):.1%}"
+    enough = len(found) >= FEWEST
+    checks[f"networks to judge by at least {FEWEST}"] = f"{len(found)}: {'passed' if enough else 'failed'}"
+    if run.missing:
+        checks["kinds of cells that could not be measured"] = f"{', '.join(run.missing)}: failed"
+    failed = [name for name, (_, passed) in gates.items() if not passed]
+    passed = enough and not failed and not run.missing
+    return Acceptance(passed=passed, checks=checks, advice=_advice(bool(failed), enough, run))
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}" if math.isfinite(value) else "nothing to judge by"
+
+
+def _error_gates(who: str, found: Sequence[Verdict]) -> dict[str, tuple[float, bool]]:
+    """Median and p90 error, and whether each is small enough."""
+    errors = np.abs(np.expm1([v.log_error for v in found])) if found else np.array([math.inf])
+    median, p90 = float(np.median(errors)), float(np.quantile(errors, 0.9)) if found else math.inf
+    return {
+        f"median error of {who} that no fit saw at most {MEDIAN_GATE:.0%}": (median, median <= MEDIAN_GATE),
+        f"p90 error of {who} that no fit saw at most {P90_GATE:.0%}": (p90, p90 <= P90_GATE),
+    }
+
+
+def with_runtime(known: Acceptance, runtime: str, found: Sequence[Verdict]) -> Acceptance:
+    """A verdict with what another runtime's networks add to it.
+
+    Parameters
+    ----------
+    known : Acceptance
+        Of eager, and of what was added before.
+    runtime : str
+        Whose networks they are.
+    found : sequence of Verdict
+        Networks that its fit did not see; none where it has none to be judged by.
+    """
+    own = accepted(found, (), RunQuality(1.0))
+    checks = {
+        f"{runtime}: {name}": said for name, said in own.checks.items() if not name.startswith(("timings", "cells"))
+    }
+    return _joined(known, runtime, checks, own.passed)
+
+
+def without(known: Acceptance, runtime: str, reason: str) -> Acceptance:
+    """A verdict that says why a runtime is not in the profile."""
+    return _joined(known, runtime, {f"{runtime}: costs": f"{reason}: failed"}, False)
+
+
+def _joined(known: Acceptance, runtime: str, checks: dict[str, str], passed: bool) -> Acceptance:
+    others = {name: said for name, said in known.checks.items() if not name.startswith(f"{runtime}: ")}
+    advice = [*known.advice]
+    again = f"Calibrate {runtime} anew when nothing else runs: latpred calibrate --runtimes {runtime}"
+    advice = [line for line in advice if line != again] + ([] if passed else [again])
+    return msgspec.structs.replace(
+        known, checks=others | checks, advice=tuple(advice), runtimes={**known.runtimes, runtime: passed}
+    )
+
+
+def _advice(failed: bool, enough: bool, run: RunQuality) -> tuple[str, ...]:
+    advice = []
+    if run.disturbed > MOST_DISTURBED:
+        advice.append(
+            f"Other work disturbed {run.disturbed:.0%} of the cells until the end. Stop it, or wait until whoever "
+            "shares the processors is done, and calibrate anew: latpred calibrate --fresh"
+        )
+    elif failed:
+        advice.append("Close other programs, let the machine cool down, and calibrate anew: latpred calibrate --fresh")
+    if not enough:
+        advice.append("Give the calibration more time: latpred calibrate --budget 5m")
+    return tuple(advice)
+
+
+MODEL = "model"
+AGAIN = "again"  # a dimension of cells that are timed for the second time
+HOLDOUTS_AGAIN = 20
+# Shares by which predictions may still move, in the median and at p90, when more cells would tell nothing new.
+SETTLED = 0.01, 0.03
+VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.1)
+
+
+def cells(rows: Sequence[Row], runtime: str = "eager") -> Iterator[Cell]:
+    """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
+    models = [_model_cell(subject, batch) for batch in BATCHES for subject in gate_models()]
+    yield from models
+    yield from _holdouts_again(rows, runtime)
+    yield from (again(cell) for cell in models)
+
+
+def again(cell: Cell) -> Cell:
+    """The same cell, to be timed a second time."""
+    return msgspec.structs.replace(cell, dims={**cell.dims, AGAIN: 1})
+
+
+def _holdouts_again(rows: Sequence[Row], runtime: str) -> Iterator[Cell]:
+    """Some of the holdout networks that were timed, kinds in turn."""
+    by_kind: dict[str, list[Cell]] = {}
+    for row in rows:
+        cell = row.cell
+        mine = cell.kind == "network" and (cell.runtime, cell.precision) == (runtime, "fp32") and AGAIN not in cell.dims
+        if mine and not row.error and schedules.network_spec(cell).judge:
+            by_kind.setdefault(cell.name, []).append(cell)
+    each = -(-HOLDOUTS_AGAIN // max(len(by_kind), 1))
+    for number in range(each):
+        yield from (again(found[number]) for found in by_kind.values() if number < len(found))
+
+
+def measure(cell: Cell, device: Device) -> Sampled:
+    """Time an ordinary model whole, called again and again."""
+    subject, batch = _subject(cell.name), cell.dims["batch"]
+    graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
+    model, inputs = subject.make(device.name, cell.precision)
+    call = device.prepare_model(model, inputs(batch, device.name), cell.runtime)
+    gauge = None if device.asynchronous else gauge_of(torch.get_num_threads())
+    return Sampled({"single": timer.single(device, call, VISIT, gauge)})
+
+
+def model_runs(rows: Iterable[Row]) -> dict[str, NetworkRun]:
+    """The ordinary models among a journal's rows, by the keys of their cells."""
+    found = {}
+    for row in rows:
+        if row.cell.kind == MODEL and not row.error:
+            graph = graph_of_model(row.cell.name, row.cell.precision)
+            latency_us = row.timings["single"].median_s * US_PER_S
+            found[row.cell.key] = NetworkRun(graph, row.cell.dims["batch"], latency_us)
+    return found
+
+
+def shift(rows: Iterable[Row]) -> list[float]:
+    """Ratio of the second to the first timing of each cell that was timed twice."""
+    latency: Mapping[str, float] = {
+        row.cell.key: row.timings["single"].median_s for row in rows if "single" in row.timings and not row.error
+    }
+    firsts = {again(row.cell).key: row.cell.key for row in rows if AGAIN not in row.cell.dims}
+    return [latency[key] / latency[firsts[key]] for key in latency if key in firsts and firsts[key] in latency]
+
+
+def predictions(profile: DeviceProfile) -> Floats:
+    """Latencies of the ordinary models, in milliseconds; no number where the profile knows too little."""
+    predictor, found = Predictor(profile), []
+    for subject in gate_models():
+        try:
+            points = predictor.curve(graph_of_model(subject.name, "fp32"), BATCHES).points
+            found += [point.latency_ms for point in points]
+        except LatpredError:
+            found += [math.nan] * len(BATCHES)
+    return np.array(found)
+
+
+def settled(before: Floats, now: Floats) -> bool:
+    """Whether predictions have moved by next to nothing; one without a number settles nothing.
+
+    >>> settled(np.array([1.0, 2.0]), np.array([1.004, 2.01])), settled(np.array([1.0, 2.0]), np.array([1.0, 2.4]))
+    (True, False)
+    """
+    moved = np.abs(np.log(now / before))
+    return bool(np.median(moved) <= SETTLED[0] and np.quantile(moved, 0.9) <= SETTLED[1])
+
+
+@lru_cache(maxsize=64)
+def graph_of_model(name: str, precision: str) -> ModelGraph:
+    """What an ordinary model does."""
+    return _subject(name).walk(precision)
+
+
+@cache
+def _subjects() -> dict[str, Subject]:
+    return {subject.name: subject for subject in gate_models()}
+
+
+def _subject(name: str) -> Subject:
+    return _subjects()[name]
+
+
+def _model_cell(subject: Subject, batch: int) -> Cell:
+    return Cell(MODEL, subject.name, {"batch": batch})

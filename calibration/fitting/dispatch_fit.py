@@ -1,0 +1,186 @@
+"""Host costs from tiny networks and tiny ops: what each class of op, module call and Python call takes.
+
+In tiny networks next to nothing but dispatch takes time, and its cost in a network is what counts: in a loop of its own
+an op finds its code in the nearest cache.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from scipy.optimize import lsq_linear, nnls
+
+from latpred.calibration.timing.in_network import calls
+from latpred.graph.graph import ModelGraph, Op
+from latpred.ops.families import parent
+from latpred.prediction.pricing import host_cost
+from latpred.profile.document import DispatchFit
+
+IDLE = 0.1  # quantile of the calls of a class that stands for those that have next to nothing to do
+LEAST_US = 0.1  # no call from Python is cheaper
+MOST_CLOCK_US = 5.0  # that a clock around a call adds to it: passing through it goes by a slower way into PyTorch
+ALIKE = 0.01  # pull of a class towards the cost of its like; the cells that tell of it pull with 1 each
+RETURN = "python"  # the step that stands for a forward's last Python: it dispatches nothing
+
+
+class NetworkRun(NamedTuple):
+    """A network that was timed: its graph, batch, time of a forward pass and, where taken, the time of each call in it.
+
+    `total_us` is the latency on a synchronous device and the time to issue the pass on an asynchronous one; `resident`
+    is the share of its weights that was in the cache already.
+    """
+
+    graph: ModelGraph
+    batch: int
+    total_us: float
+    calls_us: tuple[float, ...] = ()
+    resident: float = 0.0
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops at this batch."""
+        return self.graph.at(self.batch)
+
+
+class CallCosts(NamedTuple):
+    """Host microseconds of a module call, of another Python call, and of a forward pass that does nothing."""
+
+    module_us: float
+    python_us: float
+    fixed_us: float
+
+
+def call_costs(chains: Sequence[NetworkRun]) -> CallCosts:
+    """Costs of calls from networks that do nothing else, of few calls and of many."""
+    terms = np.array([(*_counts(run.ops)[1:], 1.0) for run in chains], dtype=float)
+    totals = np.array([run.total_us for run in chains])
+    return CallCosts(*(float(cost) for cost in nnls(terms / totals[:, None], np.ones(len(chains)))[0]))
+
+
+def fit_in_place(runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:
+    """Costs from tiny networks whose calls were timed in place.
+
+    A class costs what its calls take, corrected by the same amount for every call: the binding's time lies outside what
+    is timed, the clock's inside. What a forward pass takes beside them is what module and Python calls cost in a
+    network, where they are dearer than in a chain.
+    """
+    costs = class_costs(runs)
+    counts = np.array([_counts(run.ops) for run in runs], dtype=float)
+    between = np.array([run.total_us - sum(run.calls_us) for run in runs])
+    totals = np.array([run.total_us for run in runs])
+    terms = np.column_stack((counts[:, 0], counts[:, 1:] @ (called.module_us, called.python_us)))
+    bounds = (-MOST_CLOCK_US, 0.5), (np.inf, 10.0)
+    per_call, dearer = lsq_linear(terms / totals[:, None], between / totals, bounds=bounds).x.tolist()
+    return DispatchFit(
+        costs_us=with_parents({name: _corrected(name, cost, per_call) for name, cost in costs.items()}),
+        module_call_us=dearer * called.module_us,
+        python_call_us=dearer * called.python_us,
+        fixed_us=called.fixed_us,
+    )
+
+
+def _corrected(name: str, cost: float, per_call: float) -> float:
+    """A class's cost with what passes outside its timed call, which no call that C++ makes has."""
+    return cost if ".nested." in name else max(cost + per_call, LEAST_US)
+
+
+def fit_issued(costs: Mapping[str, float], runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:
+    """Costs of classes and calls timed in loops of their own, brought to what whole networks take to issue."""
+    known = DispatchFit(with_parents(dict(costs)), called.module_us, called.python_us, called.fixed_us)
+    alone = np.array([_loop_us(known, run) for run in runs])
+    totals = np.array([run.total_us for run in runs])
+    return msgspec.structs.replace(known, scale=float(np.median((totals - known.fixed_us) / alone)))
+
+
+def loop_costs(cells: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
+    """Cost of each class from ops in loops of their own.
+
+    Parameters
+    ----------
+    cells : sequence of (classes, us)
+        What one call of each cell dispatches, and its host microseconds.
+
+    A cell prices the one class that no other has for itself. Those that only ever come together, issued from C++ by
+    the same composite ops, are told apart by their general classes ("view.nested") as far as they come in different
+    numbers, else by what their like costs when Python calls it.
+    """
+    costs = {names[0]: us for names, us in cells if len(names) == 1}
+    shared: list[tuple[Counter[str], float]] = []
+    for names, us in sorted(cells, key=lambda cell: len(cell[0])):
+        unknown = [name for name in names if name not in costs]
+        rest = max(us - sum(costs[name] for name in names if name in costs), 0.0)
+        if len(unknown) == 1:
+            costs[unknown[0]] = rest
+        elif unknown:
+            shared.append((Counter(parent(name) or name for name in unknown), rest))
+    return costs | _told_apart(shared, DispatchFit(with_parents(costs), 0.0, 0.0, 0.0))
+
+
+def _told_apart(shared: Sequence[tuple[Counter[str], float]], known: DispatchFit) -> dict[str, float]:
+    """Costs of general classes that explain what cells leave for them, drawn weakly to what their like costs."""
+    classes = list(dict.fromkeys(name for counts, _ in shared for name in counts))
+    if not classes:
+        return {}
+    usual = np.array([host_cost(known, name) for name in classes])
+    numbers = np.array([[counts[name] for name in classes] for counts, _ in shared], dtype=float)
+    rests = np.array([rest for _, rest in shared])
+    certain = 1.0 / np.maximum(numbers @ usual, LEAST_US)
+    # Pulled so, classes that nothing tells apart are all as much cheaper or dearer than their like.
+    pull = ALIKE * np.sqrt(numbers.sum(axis=0) / np.maximum(usual, LEAST_US) / usual.mean())
+    terms = np.concatenate((numbers * certain[:, None], np.diag(pull)))
+    found = nnls(terms, np.concatenate((rests * certain, pull * usual)))[0]
+    return dict(zip(classes, found.tolist(), strict=True))
+
+
+def _loop_us(fit: DispatchFit, run: NetworkRun) -> float:
+    """What a network's steps cost by a fit, without the cost of the pass itself."""
+    _, modules, functions = _counts(run.ops)
+    steps = sum(host_cost(fit, op.host_class) for op in run.ops)
+    return steps + modules * fit.module_call_us + functions * fit.python_call_us
+
+
+def class_costs(runs: Iterable[NetworkRun]) -> dict[str, float]:
+    """Time of each dispatch class where it has least to do; classes that only come inside another's get what is left.
+
+    Even in a tiny network some calls of a class have something to compute, and that is their kernels' time.
+    """
+    alone: dict[str, list[float]] = {}
+    shared: list[tuple[list[str], float]] = []
+    for run in runs:
+        for group, taken in zip(calls(run.ops), run.calls_us, strict=True):
+            if any("calls" in op.dims for op in group):
+                continue  # its steps are calls of their own, so that none has little to do
+            names = [op.host_class for op in group]
+            if len(names) == 1:
+                alone.setdefault(names[0], []).append(taken)
+            else:
+                shared.append((names, taken))
+    costs = {name: float(np.quantile(times, IDLE)) for name, times in alone.items()}
+    left: dict[str, list[float]] = {}
+    for names, taken in shared:
+        unknown = [name for name in names if name not in costs]
+        rest = max(taken - sum(costs.get(name, 0.0) for name in names), 0.0)
+        for name in unknown:
+            left.setdefault(name, []).append(rest / len(unknown))
+    return costs | {name: float(np.quantile(times, IDLE)) for name, times in left.items()}
+
+
+def _counts(ops: Sequence[Op]) -> tuple[int, int, int]:
+    """Calls from Python, module calls and other Python calls of a forward pass."""
+    return len(calls(ops)), sum(op.module_calls for op in ops), sum(op.python_calls for op in ops)
+
+
+def with_parents(costs: dict[str, float]) -> dict[str, float]:
+    """Every more general class costs the median of what it stands for, and "" the median of all."""
+    below: dict[str, list[float]] = {"": list(costs.values())}
+    for name, cost in costs.items():
+        above = parent(name)
+        while above is not None:
+            below.setdefault(above, []).append(cost)
+            above = parent(above)
+    general = {name: float(np.median(values)) for name, values in below.items()}
+    return general | costs | {RETURN: 0.0}

@@ -1,0 +1,256 @@
+"""Kernel samples to `KernelFit`s: one regressor for each family, special families where they have samples enough.
+
+Where a sample came from, a queue of a GPU or the place of an op in a network, does not matter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.timing.in_network import calls
+from latpred.fit.roofline import RooflineRegressor, scale_leaf
+from latpred.graph.features import NATIVE, native
+from latpred.graph.graph import Op
+from latpred.ops.families import root
+from latpred.prediction.kernel_times import columns
+from latpred.prediction.pricing import ColdDispatch, host_cost
+from latpred.profile.document import DispatchFit, KernelFit
+from latpred.runtimes.eager import one_step_per_op
+
+FEWEST = 6  # samples below which a family borrows
+# Points that a residual keeps. Twice as many made no left-out network better and predictions several times slower.
+MOST_POINTS = 200
+FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
+APART = {"rnn": 8}  # the same where special families have other code altogether, and little of it in a network
+
+Floats = NDArray[np.float64]
+
+
+class KernelSample(NamedTuple):
+    """One timed kernel.
+
+    row : work and dimensions in the order of `latpred.graph.features.layout(family).columns`. us : its time without dispatch.
+    weight : how well that is known, relative to other samples. beside_us : dispatch that always comes with it, so that
+    an error of the kernel counts as one of both.
+    """
+
+    family: str
+    row: tuple[float, ...]
+    us: float
+    weight: float = 1.0
+    beside_us: float = 0.0
+
+
+def row_of(op: Op, batch: int, *, resident: float = 0.0) -> tuple[float, ...]:
+    """Work and dimensions of one op at a batch size; the `resident` share of its weights was in the cache."""
+    return tuple(float(line.at(batch)) for line in columns(op, root(op.family), resident=resident))
+
+
+def fit_kernels(
+    samples: Iterable[KernelSample], multiprocessors: int = 0, *, native_threads: int = 0
+) -> dict[str, KernelFit]:
+    """A fit for every family that has samples.
+
+    Parameters
+    ----------
+    samples : iterable of KernelSample
+        Of one device and precision; repeated rows are averaged.
+    multiprocessors : int
+        Of a GPU; 0 for a CPU.
+    native_threads : int
+        Threads of a CPU on which PyTorch computes some convolutions of this precision itself; 0 where it does not.
+    """
+    by_family: dict[str, dict[str, list[KernelSample]]] = {}
+    for sample in samples:
+        family = sample.family
+        if native_threads and native(family, np.array([sample.row]), native_threads)[0]:
+            family = NATIVE
+        by_family.setdefault(root(family), {}).setdefault(family, []).append(sample)
+    fits: dict[str, KernelFit] = {}
+    for family, leaves in by_family.items():
+        fits.update(_fit_family(family, leaves, multiprocessors))
+    return fits
+
+
+def _fit_family(
+    family: str, leaves: Mapping[str, Sequence[KernelSample]], multiprocessors: int
+) -> dict[str, KernelFit]:
+    pooled = [sample for samples in leaves.values() for sample in samples]
+    if len(pooled) < FEWEST:
+        return {}
+    # What the leaves differ by is taken off before the residual is fitted, which would otherwise call it noise.
+    plain = RooflineRegressor(family, multiprocessors).fit_roofline(*_averaged(pooled))
+    enough = APART.get(family, FEWEST_LEAF)
+    few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough}
+    scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
+    alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
+    general = _fit(family, alike, multiprocessors)
+    special = {
+        leaf: _fit(family, samples, multiprocessors)
+        for leaf, samples in leaves.items()
+        if leaf != family and len(samples) >= enough
+    }
+    return {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
+
+
+def _leaf_scale(plain: KernelFit, samples: Sequence[KernelSample]) -> float:
+    rows, times, _, beside = _averaged(samples)
+    return scale_leaf(plain, rows, times, beside)
+
+
+def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSample:
+    """A sample of a more special family as the family itself would have taken it."""
+    floor_us = min(plain.floor_us, 0.9 * sample.us)
+    return sample._replace(us=floor_us + (sample.us - floor_us) / scale)
+
+
+def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int) -> KernelFit:
+    return RooflineRegressor(family, multiprocessors, MOST_POINTS).fit(*_averaged(samples)).to_fit()
+
+
+def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats, Floats]:
+    """Rows, each once, with the median of its times, the sum of their weights, and what passes beside them."""
+    by_row: dict[tuple[float, ...], list[KernelSample]] = {}
+    for sample in samples:
+        by_row.setdefault(sample.row, []).append(sample)
+    times = [_middle(group) for group in by_row.values()]
+    # A row seen often is known better, but not without end: what is left is the regressor's own error.
+    weights = [min(4.0, sum(sample.weight for sample in group)) for group in by_row.values()]
+    beside = [float(np.median([sample.beside_us for sample in group])) for group in by_row.values()]
+    return np.array(list(by_row)), np.array(times), np.array(weights), np.array(beside)
+
+
+def _middle(samples: Sequence[KernelSample]) -> float:
+    """Median of times; those count more beside which less passes."""
+    ordered = sorted(samples, key=lambda sample: sample.us)
+    reached = np.cumsum([sample.weight / (sample.us + sample.beside_us) for sample in ordered])
+    return ordered[int(np.searchsorted(reached, 0.5 * reached[-1]))].us
+
+
+# Of a call's time that is taken for kernel at least. A kernel that cannot be told from its dispatch is known to be
+# short: without such calls a family's floor would be that of its longer ones.
+LEAST_SHARE = 0.02
+# Of a pass, that counts as passing beside each of its kernels. In a large network a short kernel finds nothing in the
+# caches and takes several times as long, which matters to no prediction; in a small one it does.
+PASS_SHARE = 0.03
+FEWEST_COLD, MOST_COLD_US = 24, 30.0  # calls without a kernel that tell what cold code takes, and the most of one
+SHORT_US = 5.0  # a kernel so long leaves half of what the shortest ones that leave anything do
+
+
+class Kernel(NamedTuple):
+    """One launching call: its op (None for several in one), its kernel's time, and its dispatch."""
+
+    op: Op | None
+    us: float
+    dispatch_us: float
+
+
+def placed_samples(
+    runs: Sequence[NetworkRun], dispatch: DispatchFit, watched: DispatchFit | None = None
+) -> list[KernelSample]:
+    """Samples of every kernel that had a call of its own.
+
+    Parameters
+    ----------
+    runs : sequence of NetworkRun
+        Of one precision, with the times of their calls.
+    dispatch : DispatchFit
+        Costs in tiny networks, and how much longer dispatch takes from cold caches.
+    watched : DispatchFit, optional
+        The same as the clock around each call has it, which is a little longer; default: `dispatch`.
+    """
+    kernels = [_kernels(run, watched or dispatch, _cold_us(run, dispatch)) for run in runs]
+    afterwork = _afterwork(runs, kernels, dispatch)
+    samples = []
+    for run, found in zip(runs, kernels, strict=True):
+        for op, us, dispatch_us in found:
+            if op is not None:
+                after_us = float(_terms(np.array([us]))[0] @ afterwork)
+                beside_us = dispatch_us + PASS_SHARE * run.total_us
+                row = row_of(op, run.batch, resident=run.resident)
+                each = 1.0 / op.launches
+                samples.append(KernelSample(op.family, row, (us + after_us) * each, 1.0, beside_us * each))
+    return samples
+
+
+def with_cold(
+    dispatch: DispatchFit, watched: DispatchFit, runs: Sequence[NetworkRun], half_bytes: float
+) -> DispatchFit:
+    """Dispatch with what it takes longer from cold caches: the same multiple, for every call, of what it takes warm.
+
+    Calls that compute nothing tell: what one takes beyond its dispatch is cold code's.
+    """
+    if not half_bytes:
+        return dispatch
+    all_cold = msgspec.structs.replace(dispatch, cold_costs_us=watched.costs_us, cold_bytes=half_bytes)
+    cold, extra = [], []
+    for run in runs:
+        for group, taken, cold_us in zip(calls(run.ops), run.calls_us, _cold_us(run, all_cold), strict=True):
+            if not any(op.launches for op in group):
+                cold.append(cold_us)
+                extra.append(min(taken - _dispatch_us(group, watched), MOST_COLD_US))
+    if len(cold) < FEWEST_COLD or not any(cold):
+        return dispatch
+    factor = max(float(np.dot(cold, extra) / np.dot(cold, cold)), 0.0)
+    costs_us = {name: round(factor * cost, 4) for name, cost in watched.costs_us.items()}
+    return msgspec.structs.replace(all_cold, cold_costs_us=costs_us)
+
+
+def host_us(run: NetworkRun, dispatch: DispatchFit) -> float:
+    """Dispatch of a whole forward pass."""
+    cold = sum(_cold_us(run, dispatch))
+    ops = sum(host_cost(dispatch, op.host_class) for op in run.ops)
+    modules = dispatch.module_call_us * sum(op.module_calls for op in run.ops)
+    python = dispatch.python_call_us * sum(op.python_calls for op in run.ops)
+    return dispatch.fixed_us + dispatch.scale * (ops + modules + python) + cold
+
+
+def _kernels(run: NetworkRun, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
+    """The launching calls of a run, without their dispatch and what that takes longer from cold caches."""
+    found = []
+    for group, taken, longer_us in zip(calls(run.ops), run.calls_us, cold_us, strict=True):
+        if any(op.launches for op in group):
+            cost = _dispatch_us(group, dispatch) + longer_us
+            us = max(taken - cost, LEAST_SHARE * taken)
+            alone = len(group) == 1 and not group[0].estimated
+            found.append(Kernel(group[0] if alone else None, us, cost))
+    return found
+
+
+def _dispatch_us(group: Sequence[Op], dispatch: DispatchFit) -> float:
+    return sum(host_cost(dispatch, op.host_class) for op in group) * dispatch.scale
+
+
+def _cold_us(run: NetworkRun, dispatch: DispatchFit) -> list[float]:
+    """What each call's dispatch takes longer because its code has left the caches."""
+    groups, ops = calls(run.ops), run.ops
+    cold = ColdDispatch.of(one_step_per_op("eager", ops), dispatch)
+    if cold is None:
+        return [0.0] * len(groups)
+    # What closes a pass belongs to no call and dispatches nothing; the others stand in order.
+    ends = np.cumsum([len(group) for group in groups])
+    total = np.concatenate(([0.0], np.cumsum(cold.at(np.array([float(run.batch)]))[:, 0])))
+    longer: list[float] = np.diff(total[ends], prepend=0.0).tolist()
+    return longer
+
+
+def _afterwork(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
+    """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
+    totals = np.array([run.total_us for run in runs])
+    explained = [host_us(run, dispatch) + sum(k.us for k in found) for run, found in zip(runs, kernels, strict=True)]
+    left = totals - np.array(explained)
+    terms = np.array([_terms(np.array([k.us for k in found])).sum(axis=0) for found in kernels])
+    coefficients: Floats = nnls(terms / totals[:, None], left / totals)[0]
+    return coefficients
+
+
+def _terms(us: Floats) -> Floats:
+    """What kernels leave behind: a constant part, but for the shortest ones, the root and a proportional part."""
+    return np.column_stack((us / (us + SHORT_US), np.sqrt(us), us))

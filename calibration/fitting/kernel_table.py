@@ -1,0 +1,140 @@
+"""Judges the kernel regression on a table of matrix products timed elsewhere: how exact after how many shapes.
+
+The library chooses the shapes itself and sees the times of no other; it is then held against all the rest, and, with
+some pairs of n and k kept from it altogether, against those.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from latpred.calibration.sampling import choose_shapes, regressor
+from latpred.errors import TableError
+from latpred.fit.roofline import RooflineRegressor
+from latpred.graph.features import Floats
+from latpred.profile import gpus
+
+COLUMNS = ("system", "m", "n", "k", "latency_us")
+BUDGETS = (100, 300, 1000)
+UNSEEN = 0.2  # share of the pairs of n and k that are kept from the choice
+ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
+
+
+class Score(NamedTuple):
+    """Errors of one fit: of which table, after how many shapes, on which products ("the rest" or "unseen n, k")."""
+
+    system: str
+    source: str
+    budget: int
+    tested: str
+    products: int
+    mean: float
+    median: float
+    within_10: float
+
+
+def evaluate_kernels(
+    table: str | os.PathLike[str] | pd.DataFrame, budgets: Sequence[int] = BUDGETS, *, seed: int = 0
+) -> list[Score]:
+    """Fit products of a table from shapes that the library chooses, and test on all others.
+
+    Parameters
+    ----------
+    table : DataFrame or path
+        Columns system (a GPU that `latpred.profile.gpus` knows), m, n, k and latency_us; where there are several, source and
+        dtype. Rows of one system and source are one device.
+    budgets : sequence of int
+        How many shapes to choose.
+    seed : int
+        Of the choice, and of the pairs that are kept out.
+
+    Raises
+    ------
+    TableError
+        When a column is missing or holds what no product has.
+    UnknownGpuError
+        When there is no datasheet of a system.
+    UsageError
+        When a budget does not fit a table.
+    """
+    frame = _checked(pd.read_csv(table) if not isinstance(table, pd.DataFrame) else table)
+    names = [name for name in ("system", "source") if name in frame]
+    scores: list[Score] = []
+    for _, part in frame.groupby(names, sort=False):
+        for budget in budgets:
+            scores.extend(_scores(part, budget, seed))
+    return scores
+
+
+def _checked(frame: pd.DataFrame) -> pd.DataFrame:
+    missing = [name for name in COLUMNS if name not in frame]
+    if missing:
+        raise TableError(
+            f"the table has no column {', '.join(missing)} (it has: {', '.join(map(str, frame.columns))}). "
+            f"A table of products has {', '.join(COLUMNS)}."
+        )
+    numbers = frame[list(COLUMNS[1:])].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=float)
+    wrong = ~(np.isfinite(numbers) & (numbers > 0)).all(axis=1)
+    if wrong.any():
+        raise TableError(
+            f"{int(wrong.sum())} rows hold no positive number, the first at row {int(np.argmax(wrong))}. "
+            "Sizes and microseconds must be above 0; drop those rows."
+        )
+    return frame
+
+
+def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
+    rows, times = _rows(part), part["latency_us"].to_numpy(dtype=float)
+    system, source = str(part["system"].iloc[0]), str(part["source"].iloc[0]) if "source" in part else ""
+    multiprocessors = gpus.spec(system).multiprocessors
+    hidden = _hidden(part, seed)
+    for tested, offered in (("the rest", np.ones(len(rows), dtype=bool)), ("unseen n, k", ~hidden)):
+        indices = np.flatnonzero(offered)
+        open_times = times[indices]
+        chosen = choose_shapes(
+            rows[indices],
+            budget,
+            open_times.__getitem__,
+            multiprocessors=multiprocessors,
+            seed=seed,
+        )
+        model = regressor("gemm", multiprocessors, budget).fit(rows[indices[chosen.indices]], chosen.times)
+        judged = hidden if tested != "the rest" else np.isin(np.arange(len(rows)), indices[chosen.indices], invert=True)
+        errors = np.abs(_predicted(model, rows[judged]) / times[judged] - 1.0)
+        yield Score(
+            system=system,
+            source=source,
+            budget=budget,
+            tested=tested,
+            products=int(judged.sum()),
+            mean=float(errors.mean()),
+            median=float(np.median(errors)),
+            within_10=float((errors <= 0.1).mean()),
+        )
+
+
+def _predicted(model: RooflineRegressor, rows: Floats) -> Floats:
+    parts = np.array_split(rows, max(1, len(rows) // 4000))
+    return np.concatenate([model.predict(part) for part in parts])
+
+
+def _rows(part: pd.DataFrame) -> Floats:
+    """Work and dimensions of each product."""
+    m, n, k = (part[name].to_numpy(dtype=float) for name in ("m", "n", "k"))
+    dtypes = part["dtype"] if "dtype" in part else pd.Series("bfloat16", index=part.index)
+    size = dtypes.map(ELEMENT_BYTES).fillna(2).to_numpy(dtype=float)
+    return np.column_stack((m * n * k, size * n * k, size * m * k, size * m * n, m, n, k))
+
+
+def _hidden(part: pd.DataFrame, seed: int) -> NDArray[np.bool_]:
+    """Rows of the pairs of n and k that are kept out."""
+    pairs = part[["n", "k"]].drop_duplicates().sort_values(["n", "k"])
+    kept = pairs.sample(frac=UNSEEN, random_state=seed)
+    keys = set(map(tuple, kept.to_numpy().tolist()))
+    return np.array([(n, k) in keys for n, k in zip(part["n"], part["k"], strict=True)])

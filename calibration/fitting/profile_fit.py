@@ -1,0 +1,224 @@
+"""Journal rows to a `DeviceProfile`: dispatch, kernels, and how far off networks were that no fit saw.
+
+One path for every device: where rows hold calls timed in place, those give the kernels, else kernel cells do. Nothing
+is measured here, so a profile can be fitted again from any journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from latpred.calibration.devices import constants
+from latpred.calibration.devices.constants import Clocks
+from latpred.calibration.fitting import acceptance as gate
+from latpred.calibration.fitting import acceptance as judging
+from latpred.calibration.fitting.acceptance import Verdict
+from latpred.calibration.fitting.dispatch_fit import (
+    NetworkRun,
+    call_costs,
+    class_costs,
+    fit_in_place,
+    fit_issued,
+    loop_costs,
+    with_parents,
+)
+from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, placed_samples, row_of, with_cold
+from latpred.calibration.schedules import CLOCK, network_spec
+from latpred.calibration.session import Row
+from latpred.calibration.timing import visits
+from latpred.calibration.timing.reference_speed import full_speed
+from latpred.calibration.workloads import networks, single_ops
+from latpred.errors import CalibrationError
+from latpred.graph.features import layout
+from latpred.prediction.kernel_times import resident_share
+from latpred.profile.document import SCHEMA_VERSION, Acceptance, DeviceInfo, DeviceProfile, DispatchFit, Machine, Sample
+from latpred.units import US_PER_S
+
+EAGER = "eager"
+FEWEST_NETWORKS = 4
+
+
+def fit_profile(
+    rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: str
+) -> tuple[DeviceProfile, list[Verdict]]:
+    """The profile that a journal's rows amount to, and how it did on the networks that were kept out of its fits.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Of one device; rows with errors, and those of other runtimes than eager, are left out.
+    machine : Machine
+        Where they were measured.
+    info : DeviceInfo
+        The device; its clock constants are filled in from the rows.
+    name : str
+        Name of the profile.
+
+    Raises
+    ------
+    CalibrationError
+        When there are too few rows to fit anything.
+    """
+    eager = [row for row in rows if row.cell.runtime == EAGER]
+    good = visits.at_one_speed(row for row in eager if not row.error)
+    info = constants.described(clocks_of(good).into(info) if info.asynchronous else info, good)
+    tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
+    chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]
+    if len(tiny) < FEWEST_NETWORKS or not chains:
+        raise CalibrationError(
+            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
+            "Give the calibration more time: latpred calibrate --budget 5m"
+        )
+    called = call_costs(chains)
+    if info.asynchronous:
+        dispatch = watched = fit_issued(_issue_costs(good, info.sync_us), tiny, called)
+    else:
+        watched = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
+        networks = [run for runs in _placed(good, info).values() for run in runs]
+        dispatch = with_cold(fit_in_place(tiny, called), watched, networks, float(info.resident_bytes))
+    profile = DeviceProfile(
+        name=name,
+        schema=SCHEMA_VERSION,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        provenance="measured",
+        machine=machine,
+        device=info,
+        protocol=dict(_PROTOCOL),
+        runtimes={EAGER: dispatch},
+        kernels={
+            precision: fits
+            for precision, samples in _samples(good, dispatch, watched, info).items()
+            if (fits := fit_kernels(samples, info.multiprocessors, native_threads=_native(machine, info, precision)))
+        },
+        samples=tuple(sample_of(row) for row in good),
+        acceptance=Acceptance(False, {}, ()),
+        seconds=round(sum(row.seconds for row in rows if row.cell.runtime == EAGER), 3),
+        speed=full_speed(row.speed for row in eager if row.speed),
+        disturbed=round(sum(map(visits.is_disturbed, eager)) / len(eager), 4),
+        slowed=round(sum(map(visits.is_slowed, eager)) / len(eager), 4),
+        failures=visits.failures(eager),
+    )
+    return _judged(profile, good, eager)
+
+
+def _judged(profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]) -> tuple[DeviceProfile, list[Verdict]]:
+    """The profile with the spread and the verdict of the networks that were kept out of its fits."""
+    holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).judge])
+    found = judging.verdicts(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})
+    models = judging.verdicts(profile, gate.model_runs(_at_full_speed([r for r in rows if r.cell.kind == gate.MODEL])))
+    spread = judging.network_spread(models if len(models) >= judging.FEWEST else found)
+    runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
+    timings = [timing for row in rows for timing in row.timings.values()]
+    stable = sum(timing.stable for timing in timings) / len(timings)
+    run = judging.RunQuality(stable, profile.disturbed, gate.shift(_at_full_speed(rows)), judging.missing(every))
+    acceptance = judging.accepted(found, models, run)
+    return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=acceptance), found
+
+
+def _at_full_speed(rows: Sequence[Row]) -> Sequence[Row]:
+    """Rows that were timed at full speed, which alone say how exact a profile is; all where those are too few."""
+    fast = [row for row in rows if not visits.is_slowed(row)]
+    return fast if len(fast) >= judging.FEWEST else rows
+
+
+_PROTOCOL = {
+    "latency": "single: synchronised after each forward pass",
+    "mode": "torch.inference_mode, evaluation mode, inputs on the device, caches warm",
+    "statistic": "median, with half the interquartile range as spread",
+}
+
+
+def run_of(row: Row, info: DeviceInfo) -> NetworkRun:
+    """A network row as a run: its latency where the device is synchronous, else the time to issue it."""
+    spec = network_spec(row.cell)
+    timing = row.timings.get("issue") or row.timings["single"]
+    graph = networks.graph(spec, row.cell.precision)
+    resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info)
+    return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us, resident)
+
+
+def _latency(row: Row, info: DeviceInfo) -> NetworkRun:
+    return run_of(row, info)._replace(total_us=row.timings["single"].median_s * US_PER_S)
+
+
+def clocks_of(rows: Iterable[Row]) -> Clocks:
+    """The clock constants that a journal holds.
+
+    Raises
+    ------
+    CalibrationError
+        When it holds none.
+    """
+    for row in rows:
+        if row.cell == CLOCK:
+            values = {name: timing.median_s * US_PER_S for name, timing in row.timings.items() if name != "queue"}
+            return msgspec.convert({**values, "queue": round(row.timings["queue"].median_s)}, Clocks)
+    raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
+
+
+def _networks(rows: Iterable[Row]) -> list[Row]:
+    """Rows of networks that issue ops."""
+    return [row for row in rows if row.cell.kind == "network" and not network_spec(row.cell).chain]
+
+
+def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
+    """Host microseconds of each dispatch class, from ops issued in loops of their own.
+
+    What an op waits for the idle device is no part of its cost.
+    """
+    issued: list[tuple[list[str], float]] = []
+    for row in rows:
+        if row.cell.kind == "dispatch":
+            graph, batch = single_ops.graph(row.cell)
+            ops = [op for op in graph.at(batch) if op.name != "python::return"]
+            waited_us = sync_us * sum(op.syncs for op in ops)
+            issued.append(([op.host_class for op in ops], row.timings["issue"].median_s * US_PER_S - waited_us))
+    return loop_costs(issued)
+
+
+def _samples(
+    rows: Sequence[Row], dispatch: DispatchFit, watched: DispatchFit, info: DeviceInfo
+) -> dict[str, list[KernelSample]]:
+    """Kernel samples by precision."""
+    found: dict[str, list[KernelSample]] = {}
+    for row in rows:
+        if row.cell.kind == "kernel":
+            found.setdefault(row.cell.precision, []).extend(_queued_sample(row, info.gap_us))
+    for precision, runs in _placed(rows, info).items():
+        found.setdefault(precision, []).extend(placed_samples(runs, dispatch, watched))
+    if "tf32" in found:
+        # TF32 is a way to multiply: all else is what it is in fp32.
+        found["tf32"] += [sample for sample in found.get("fp32", ()) if layout(sample.family).product is None]
+    return found
+
+
+def _placed(rows: Iterable[Row], info: DeviceInfo) -> dict[str, list[NetworkRun]]:
+    """Networks with the times of their calls, without those that judge, by precision."""
+    found: dict[str, list[NetworkRun]] = {}
+    for row in rows:
+        if row.calls_us and not network_spec(row.cell).judge:
+            found.setdefault(row.cell.precision, []).append(run_of(row, info))
+    return found
+
+
+def _native(machine: Machine, info: DeviceInfo, precision: str) -> int:
+    """Threads of a CPU that computes some convolutions without a library, which it does in float32 only."""
+    return machine.threads if info.kind == "cpu" and precision == "fp32" else 0
+
+
+def _queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
+    """A kernel timed in a queue: its period less the gap to its predecessor."""
+    graph, batch = single_ops.graph(row.cell)
+    launching = [op for op in graph.at(batch) if op.launches]
+    us = row.timings["queued"].median_s * US_PER_S - gap_us
+    if len(launching) == 1 and launching[0].launches == 1 and us > 0:
+        yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
+
+
+def sample_of(row: Row) -> Sample:
+    """What a profile keeps of a row."""
+    timing = next(iter(row.timings.values()))
+    return Sample(row.cell.key, round(timing.median_s * US_PER_S, 3), round(timing.spread_s * US_PER_S, 3), timing.n)

@@ -1,0 +1,1 @@
+"""Whole models measured: tables, recordings, validation, and checks of a profile."""

@@ -1,0 +1,180 @@
+"""Measure text generation: transformers' own `generate()`, greedy, timed whole and for its first token alone.
+
+How cells are visited in rounds is `measuring`'s business; here a call of `generate()` becomes a subject to measure, or
+its walk where the device is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import pandas as pd
+import torch
+from torch import nn
+
+from latpred.calibration.devices.base import Device, open_device
+from latpred.calibration.measurement.whole_models import REPEATS, Step, measure
+from latpred.calibration.timing import timer
+from latpred.calibration.workloads.workload import SEED, Inputs, Subject, keep_lively, moved
+from latpred.errors import UsageError
+from latpred.explanation.generation import GenerationCurve, input_kind
+from latpred.graph.graph import ModelGraph
+from latpred.sandbox.own_thread import without_modes
+from latpred.tables import OK
+from latpred.tracing.text_generation import decoder, demand_room, trace_generation
+
+
+@without_modes()
+def measure_generation(
+    model: nn.Module | str,
+    prompt: int,
+    new_tokens: int,
+    batches: Iterable[int],
+    *,
+    device: str | Device = "cpu",
+    precision: str = "fp32",
+    repeats: int = REPEATS,
+    plan: timer.Plan | None = None,
+    progress: Callable[[Step], None] | None = None,
+) -> pd.DataFrame:
+    """Time greedy text generation in eager PyTorch.
+
+    Parameters
+    ----------
+    model : nn.Module or str
+        A transformers model with a `generate()`, or the name of a decoder, which is built with random weights.
+    prompt, new_tokens : int
+        Tokens of each prompt, and tokens to generate for each.
+    batches : iterable of int
+        Batch sizes.
+    device, precision, repeats, plan, progress
+        As for `measure`; the simulated device runs the walk of what is generated.
+
+    Returns
+    -------
+    DataFrame
+        A measurement table: two rows per batch, all of it (`input_kind` "prompt+16" for 16 new tokens) and its first
+        token alone ("prompt+1"). `GenerationCurve.to_frame()` has the same keys.
+
+    Raises
+    ------
+    UsageError
+        As for `predict_generation` and `measure`.
+    DeviceError
+        When the device is not there.
+
+    Examples
+    --------
+    >>> measure_generation("gpt2", 128, 16, [1, 8])  # doctest: +SKIP
+    """
+    name, shape = decoder(model)
+    demand_room(name, shape, prompt, new_tokens)
+    sizes = tuple(batches)
+    live = open_device(device) if isinstance(device, str) else device
+    simulated = live.info().kind == "simulated"
+    tables = [
+        measure(
+            walked(model, prompt, tokens, precision) if simulated else generation_subject(model, prompt, tokens),
+            sizes,
+            device=live,
+            precision=precision,
+            repeats=repeats,
+            plan=plan,
+            progress=progress,
+        )
+        for tokens in dict.fromkeys((new_tokens, 1))
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
+    """Predicted beside measured: for each batch the first token, each further one (the mean), and all of it.
+
+    Parameters
+    ----------
+    curve : GenerationCurve
+        What was predicted.
+    measured : DataFrame
+        What `measure_generation` gave for the same question.
+    """
+    rows: list[dict[str, Any]] = []
+    for point in curve:
+        here = measured[measured["batch"] == point.batch].set_index("input_kind")
+        whole, first = here.loc[input_kind(point.new_tokens)], here.loc[input_kind(1)]
+        status = next((row["status"] for row in (whole, first) if row["status"] != OK), OK)
+        found: list[tuple[str, float, Any]] = [("first token", point.first_token_ms, first["latency_s"])]
+        if point.per_token_ms is not None:
+            each = (whole["latency_s"] - first["latency_s"]) / (point.new_tokens - 1)
+            found.append(("next token", point.per_token_ms, each))
+            found.append((f"{point.new_tokens} tokens", point.latency_ms, whole["latency_s"]))
+        for what, milliseconds, seconds in found:
+            seconds = float(seconds) if status == OK else None
+            rows.append(
+                {
+                    "batch": point.batch,
+                    "what": what,
+                    "predicted_s": milliseconds / 1e3,
+                    "measured_s": seconds,
+                    "error": milliseconds / 1e3 / seconds - 1 if seconds else None,
+                    "status": status,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def walked(model: nn.Module | str, prompt: int, new_tokens: int, precision: str) -> ModelGraph:
+    """A call of `generate()` as a device runs it that runs graphs."""
+    graph = trace_generation(model, prompt, new_tokens, precision=precision).whole
+    return msgspec.structs.replace(graph, input_kind=input_kind(new_tokens), input_size=prompt)
+
+
+def generation_subject(model: nn.Module | str, prompt: int, new_tokens: int) -> Subject:
+    """A call of `generate()` as something to measure."""
+    name, _ = decoder(model)
+
+    def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        if isinstance(model, str):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(SEED)
+                built = decoder(model, device, precision)[1]
+                keep_lively(built)
+        else:
+            built = moved(model, device, precision)
+        return _Generate(built.eval(), prompt, new_tokens), _prompts(built, prompt)
+
+    return Subject(name, input_kind(new_tokens), prompt, make)
+
+
+class _Generate(nn.Module):
+    """Its forward pass generates, and sees to it that nothing ended early."""
+
+    def __init__(self, model: Any, prompt: int, new_tokens: int) -> None:
+        super().__init__()
+        self.model = model
+        self._length = prompt + new_tokens
+        self._options: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
+        end = getattr(model.generation_config, "eos_token_id", None)
+        if end is not None and model.generation_config.pad_token_id is None:
+            self._options["pad_token_id"] = end[0] if isinstance(end, list) else end
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **self._options)
+        if out.shape[1] != self._length:
+            raise UsageError(
+                f"the model ended every sequence after {out.shape[1]} tokens, not {self._length}; set "
+                "generation_config.eos_token_id to None to measure what it takes to generate all of them"
+            )
+        return out
+
+
+def _prompts(model: Any, prompt: int) -> Inputs:
+    vocabulary = int(model.config.vocab_size)
+
+    def inputs(batch: int, device: Any) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(SEED)
+        ids = torch.randint(vocabulary // 2, (batch, prompt), generator=generator).to(device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    return inputs

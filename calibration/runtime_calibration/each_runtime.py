@@ -1,0 +1,201 @@
+"""Studies run one after the other: each runtime's cells measured within its share of the budget, fitted and judged.
+
+Which runtimes can be had is decided here; what is measured of each is its study's business, how rows are kept the
+session's. Eager comes before all this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+
+from latpred import runtimes
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices.base import Device
+from latpred.calibration.fitting import acceptance as judging
+from latpred.calibration.fitting import profile_fit
+from latpred.calibration.runtime_calibration import runs
+from latpred.calibration.runtime_calibration.base import Study
+from latpred.calibration.session import Row, Session
+from latpred.calibration.timing import visits
+from latpred.calibration.timing.visits import Visits
+from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
+from latpred.profile import store
+from latpred.profile.document import DeviceProfile
+from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuited
+
+EAGER = profile_fit.EAGER
+ALL = "all"
+FITTING_SHARE = 0.1  # of a study's time, set aside for walking networks again and fitting
+PREFERENCE = 3  # cells of the first precision for each one of another
+HOPELESS = 12  # cells that fail before any succeeds, after which there are no more
+
+Tell = Callable[[str, float, int], None]  # what is under way, seconds spent, rows measured
+
+
+def offered(device: Device) -> tuple[list[str], dict[str, str]]:
+    """The built-in runtimes that can be calibrated on a device, and for each of the others why not."""
+    able: list[str] = []
+    reasons: dict[str, str] = {}
+    for name in runtimes.built_in():
+        reason = hindrance(name, device)
+        if reason is None:
+            able.append(name)
+        else:
+            reasons[name] = reason
+    return able, reasons
+
+
+def hindrance(name: str, device: Device) -> str | None:
+    """Why a runtime cannot be calibrated on a device; None where it can.
+
+    The simulated device runs graphs, so nothing that only real models need has to be there.
+    """
+    kind = device.info().kind
+    runtime = runtimes.get(name)
+    reason = unsuited(name, target_of(kind))
+    if reason is None and kind == "simulated":
+        return None if hasattr(runtime, "needs") else runtime.available()
+    return reason or lacking(name, target_of(kind))
+
+
+def named(asked: str | Sequence[str], device: Device) -> tuple[str, ...]:
+    """Names of runtimes, each once, eager among them where it was asked for.
+
+    Raises
+    ------
+    UsageError
+        For a name that means nothing, or a runtime that the device cannot run.
+    MissingPackageError
+        For one that is not installed.
+    """
+    if asked == ALL:
+        return tuple(offered(device)[0])
+    names = tuple(dict.fromkeys((asked,) if isinstance(asked, str) else asked))
+    if not names:
+        raise UsageError(f"no runtime is named. Give one or more of {', '.join(runtimes.names())}, or {ALL}.")
+    for name in names:
+        demand_suited(name, target_of(device.info().kind))
+        reason = hindrance(name, device)
+        if reason is not None:
+            raise MissingPackageError(f"{name} cannot be calibrated here: {reason}")
+    return names
+
+
+def kept(name: str, device: Device, protocol: Callable[[DeviceProfile], DeviceProfile]) -> DeviceProfile | None:
+    """The finished profile of a name, where it is of this device, machine and stack, measured in the same way."""
+    path = store.path(name)
+    if not path.exists():
+        return None
+    try:
+        profile = store.load(path)
+    except ProfileError:
+        return None
+    machine, info = device.machine(), device.info()
+    same = profile.device.kind == info.kind and profile.device.name == info.name and EAGER in profile.runtimes
+    same = same and profile.machine.hostname_hash == machine.hostname_hash and not store.mismatch(profile, machine)
+    return profile if same and protocol(profile).protocol == profile.protocol else None
+
+
+@dataclass
+class Studies:
+    """Studies of a session, on top of a device's profile.
+
+    Attributes
+    ----------
+    device, session : Device, Session
+        What is measured, and where rows are kept.
+    precisions : tuple[str, ...]
+        The most important first.
+    """
+
+    device: Device
+    session: Session
+    precisions: tuple[str, ...]
+
+    def add(self, profile: DeviceProfile, study: Study, seconds: float, cells: float, tell: Tell) -> DeviceProfile:
+        """The profile with one more runtime, measured until its seconds or cells are spent.
+
+        A runtime that cannot be fitted stays out of the profile, whose gate then says why.
+        """
+        spent = self._measure(study, seconds, cells, tell)
+        tell(f"fitting {study.runtime}", spent(), len(self._rows(study.runtime)))
+        rows = self._good_rows(study.runtime)
+        taken_s = profile.seconds + round(spent(), 1)
+        try:
+            fit = study.fit(rows, profile)
+            # On an asynchronous device networks are timed whole, and its judges are many.
+            folds = 0 if profile.device.asynchronous else study.folds
+            left_out = runs.left_out(study, rows, profile, folds)
+            fit, verdicts = runs.judged(fit, rows, profile, study.runtime, left_out)
+        except (DeviceError, BusyError):
+            raise
+        except LatpredError as error:
+            reason = self._first_error(study.runtime) or str(error)
+            acceptance = judging.without(profile.acceptance, study.runtime, reason)
+            return msgspec.structs.replace(profile, acceptance=acceptance, seconds=taken_s)
+        if not fit.spread:
+            fit = msgspec.structs.replace(fit, spread=profile.runtimes[EAGER].spread)
+        others = [sample for sample in profile.samples if sample.cell.split("/")[1] != study.runtime]
+        return msgspec.structs.replace(
+            profile,
+            runtimes={**profile.runtimes, study.runtime: fit},
+            samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
+            acceptance=judging.with_runtime(profile.acceptance, study.runtime, verdicts),
+            seconds=taken_s,
+        )
+
+    def _measure(self, study: Study, seconds: float, cells: float, tell: Tell) -> Callable[[], float]:
+        start = time.monotonic() - sum(row.seconds for row in self._rows(study.runtime))
+
+        def spent() -> float:
+            return time.monotonic() - start
+
+        visited = Visits(
+            self.session,
+            self.device,
+            threads=self.device.machine().threads,
+            budget_s=seconds,
+            tell=lambda said: tell(said, spent(), len(self._rows(study.runtime))),
+        )
+        for cell in in_turns(study, self.device, self.precisions):
+            if self.session.holds(cell):
+                continue
+            rows = self._rows(study.runtime)
+            hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
+            if hopeless or spent() - visited.lost_s >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
+                break
+            tell(cell.key, spent() - visited.lost_s, len(rows))
+            visited.run(cell, lambda one: study.measure(one, self.device))
+        visited.finish()
+        return spent
+
+    def _rows(self, runtime: str) -> list[Row]:
+        return [row for row in self.session.rows if row.cell.runtime == runtime]
+
+    def _good_rows(self, runtime: str) -> list[Row]:
+        """Rows of a runtime without errors, that other work left alone."""
+        return visits.at_one_speed(row for row in self._rows(runtime) if not row.error)
+
+    def _first_error(self, runtime: str) -> str | None:
+        """Why nothing at all could be measured."""
+        rows = self._rows(runtime)
+        return rows[0].error if rows and all(row.error for row in rows) else None
+
+
+def in_turns(study: Study, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
+    """A study's cells, most of them in the first precision."""
+    main, *others = (study.cells(device, precision) for precision in precisions)
+    for number in count():
+        if not others or number % (PREFERENCE + 1) < PREFERENCE:
+            source = main
+        else:
+            source = others[number // (PREFERENCE + 1) % len(others)]
+        cell = next(source, None)
+        if cell is None:
+            return
+        yield cell

@@ -1,0 +1,1 @@
+"""How a cell is timed: timer, in-network timing, disturbance, reference speed, visits."""

@@ -1,0 +1,132 @@
+"""Times each op of a network in its place, while the network runs.
+
+On a synchronous device an op alone in a loop is not the op that a network runs: its operands and its code are in
+nearer caches. So the ops that Python issues are timed one by one during real forward passes. Ops that another op issues
+from C++ share the time of the one that Python called.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from latpred.calibration.timing import timer
+from latpred.calibration.timing.reference_speed import SpeedGauge
+from latpred.calibration.timing.timer import Timing
+from latpred.errors import CalibrationError
+from latpred.graph.graph import Op
+
+FEWEST = 3
+
+
+class Placed(NamedTuple):
+    """One forward pass, timed whole and op by op.
+
+    forward : without anybody watching. calls_us : for each op that Python issued, microseconds.
+    """
+
+    forward: Timing
+    calls_us: tuple[float, ...]
+
+
+def calls(ops: Sequence[Op]) -> list[list[Op]]:
+    """Ops grouped by the call from Python that issued them."""
+    groups: list[list[Op]] = []
+    for op in ops:
+        if op.name == "python::return":
+            continue
+        if not groups or ".nested." not in op.host_class:
+            groups.append([])
+        groups[-1].append(op)
+    return groups
+
+
+def time_ops(
+    model: Any,
+    inputs: Sequence[Any],
+    *,
+    repeats: int,
+    budget_s: float,
+    gauge: SpeedGauge,
+    between: Callable[[], object] | None = None,
+) -> Placed:
+    """Run a model in turns with and without a clock on every op; turns in slow moments do not count.
+
+    Parameters
+    ----------
+    model, inputs
+        A module and the arguments of its forward.
+    repeats, budget_s : int, float
+        Turns at full speed, and seconds after which there is no other once there were `FEWEST` of them.
+    gauge : SpeedGauge
+        Tells slow moments.
+    between : callable, optional
+        Called ahead of each pass, as to push its weights out of the cache. Without it passes follow each other, as
+        where a model is called again and again.
+
+    Raises
+    ------
+    CalibrationError
+        When two forward passes do not issue the same ops.
+    """
+    model(*inputs)
+    done, slow = timer.turns(
+        lambda: _turn(model, inputs, between), gauge, repeats=repeats, budget_s=budget_s, fewest=FEWEST
+    )
+    if any(turn.names != done[0].names for turn in done):
+        raise CalibrationError("a generated network issued other ops when run again. Please report its spec.")
+    calls_us = () if not done[0].calls else tuple((np.median([turn.calls for turn in done], axis=0) * 1e6).tolist())
+    return Placed(timer.summary([turn.forward for turn in done], slow), calls_us)
+
+
+class _Turn(NamedTuple):
+    """Seconds of a forward pass, and of each call of another; names of its ops."""
+
+    forward: float
+    calls: list[float]
+    names: list[str]
+
+
+def _turn(model: Any, inputs: Sequence[Any], between: Callable[[], object] | None) -> _Turn:
+    if between is None:
+        model(*inputs)  # brings back to the cache what looking at the speed has pushed out
+    else:
+        between()
+    forward = _seconds(lambda: model(*inputs))
+    if between is not None:
+        between()
+    with _Clocked() as clocked:
+        model(*inputs)
+    return _Turn(forward, clocked.seconds, clocked.names)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+class _Clocked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Times every op that Python issues, composite ops whole."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seconds: list[float] = []
+        self.names: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler, seconds of work, to keep this mode out of compiled code.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        start = time.perf_counter()
+        out = func(*args, **options)
+        self.seconds.append(time.perf_counter() - start)
+        self.names.append(func._schema.name)
+        return out

@@ -1,0 +1,248 @@
+"""Reference speed: how long small pieces of work take that are always the same, and whether this moment is a slow one.
+
+A core of a shared machine often shares its execution units with a neighbour's. While that one computes, everything
+here takes 1.2 to 1.6 times as long; that lasts for tenths of a second to minutes, and no counter of the system shows
+it. A `SpeedGauge` sees it in a tenth of a millisecond, so that what was timed in slow moments can be left out. A
+`ReferenceTimer` says how fast the machine is by kind of work: a profile holds for one stated speed. What another
+speed does to a prediction is `latpred.host`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise, repeat
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from latpred.host import CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
+
+PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
+STREAM_BYTES = 64 << 20  # more than a shared machine leaves of its last-level cache to one process
+CONVOLUTION_SHAPE = (1, 64, 28, 28)
+# Calls in each part of a loop. Where a large product ran before, the first hundred calls take 15 % longer, until their
+# code is near again; a slow moment lasts for all parts.
+PARTS, DISPATCH_CALLS, THREADED_CALLS = 4, 16, 3
+THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
+REPEATS = {PRODUCT: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
+FASTEST = 0.1  # quantile of readings that stands for the full speed of a run: most moments may be slow ones
+FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
+# Power of the threaded loop's slowdown that counts: where a neighbour slows another core than the one that dispatches,
+# only what is shared out among threads takes longer, and that by less.
+THREADED_POWER = 0.4
+SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
+
+
+Timed = TypeVar("Timed")
+
+
+class Moment(NamedTuple):
+    """How fast the processors are at one moment: microseconds of dispatch, and of a loop that all threads share."""
+
+    dispatch_us: float
+    threads_us: float = 0.0
+
+
+class SpeedGauge:
+    """Tells within a fraction of a millisecond how fast the processors are, against their fastest moments so far.
+
+    Parameters
+    ----------
+    threads : int
+        Threads that an op may use; of more than one the slowest sets the pace.
+
+    Examples
+    --------
+    >>> gauge = SpeedGauge(threads=1)
+    >>> gauge.slowdown(gauge.read()) >= 1.0
+    True
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._small, self._wide = torch.ones(8), torch.ones(THREADED_VALUES) if threads > 1 else None
+        self._seen: list[Moment] = []
+        self._fastest, self._looked_at = Moment(0.0), 0
+
+    def read(self) -> Moment:
+        """The speed of this moment."""
+        with torch.inference_mode():
+            moment = Moment(*(1e6 * seconds for seconds in (self._dispatch_s(), self._threads_s())))
+        self._seen.append(moment)
+        if len(self._seen) >= 1.1 * self._looked_at:  # sorting thousands anew for each would take longer than reading
+            self._fastest = Moment(*np.quantile(np.array(self._seen), FASTEST_OF_MANY, axis=0).tolist())
+            self._looked_at = len(self._seen)
+        return moment
+
+    @property
+    def fastest(self) -> Moment:
+        """The fastest moments so far; what was taken for full speed before they came was none."""
+        return self._fastest
+
+    def slowdown(self, moment: Moment) -> float:
+        """How many times slower a moment was than the fastest ones of this gauge; at least 1."""
+        return slower(moment, self._fastest)
+
+    def between(self, moments: Sequence[Moment]) -> list[float]:
+        """How slow it was between each moment and the next: as at the slower of the two."""
+        slow = [self.slowdown(moment) for moment in moments]
+        return [max(pair) for pair in pairwise(slow)]
+
+    def _dispatch_s(self) -> float:
+        small = self._small
+        return _in_parts(DISPATCH_CALLS, lambda: torch.relu(small).view(2, 4))
+
+    def _threads_s(self) -> float:
+        wide = self._wide
+        return 0.0 if wide is None else _in_parts(THREADED_CALLS, wide.neg_)
+
+
+def _in_parts(calls: int, call: Callable[[], object]) -> float:
+    """Seconds of a loop, as long as its fastest part says, after one that does not count."""
+    fastest_s = math.inf
+    for part in range(PARTS + 1):
+        start = time.perf_counter()
+        for _ in repeat(None, calls):
+            call()
+        if part:
+            fastest_s = min(fastest_s, time.perf_counter() - start)
+    return fastest_s * PARTS
+
+
+def slower(moment: Moment, other: Moment) -> float:
+    """How many times slower one moment was than another; at least 1.
+
+    >>> slower(Moment(150.0, 50.0), Moment(100.0, 50.0))
+    1.5
+    """
+    found = 1.0
+    if other.dispatch_us > 0:
+        found = max(found, moment.dispatch_us / other.dispatch_us)
+    if other.threads_us > 0:
+        found = max(found, (moment.threads_us / other.threads_us) ** THREADED_POWER)
+    return found
+
+
+@cache
+def gauge_of(threads: int) -> SpeedGauge:
+    """The process's gauge for so many threads: what it has seen of the machine serves all that is timed."""
+    return SpeedGauge(threads)
+
+
+def at_full_speed(
+    groups: Sequence[Sequence[Timed]], slow: Sequence[float], least: int = 1
+) -> tuple[list[Timed], float]:
+    """Timings taken at full speed; where those are fewer than `least`, also the least slowed of the others.
+
+    Parameters
+    ----------
+    groups : sequence of sequences
+        Timings, those together that were taken between two looks at the speed.
+    slow : sequence of float
+        How slow it was for each group.
+    least : int
+        Timings to keep in any case.
+
+    Returns
+    -------
+    tuple of list and float
+        The timings, and how slow it was for the slowest group among them.
+
+    Examples
+    --------
+    >>> at_full_speed([[1.0, 1.1], [1.6], [0.9]], [1.0, 1.5, 1.02])
+    ([1.0, 1.1, 0.9], 1.02)
+    >>> at_full_speed([[1.6], [1.3]], [1.5, 1.3])
+    ([1.3], 1.3)
+    """
+    used: list[int] = []
+    count = 0
+    for index in sorted(range(len(groups)), key=slow.__getitem__):
+        if slow[index] > SLOW and count >= least:
+            break
+        used.append(index)
+        count += len(groups[index])
+    return [value for index in sorted(used) for value in groups[index]], max(
+        [slow[index] for index in used], default=1.0
+    )
+
+
+class ReferenceTimer:
+    """Reference work by kind: dispatch, a product and a convolution in the cache, a stream, threads that meet.
+
+    All of it runs on the CPU: it is the host of a GPU, too.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._gauge = SpeedGauge(threads)
+        self._threads = threads
+        draw = torch.Generator().manual_seed(0)  # the user's own generator stays where it is
+        self._factor = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, generator=draw)
+        self._result = torch.empty_like(self._factor)
+        channels = CONVOLUTION_SHAPE[1]
+        self._image = torch.randn(CONVOLUTION_SHAPE, generator=draw)
+        self._window = torch.randn((channels, channels, 3, 3), generator=draw)
+        self._stream = torch.ones(STREAM_BYTES // 4)
+        self._work: dict[str, Callable[[], object]] = {
+            PRODUCT: lambda: torch.mm(self._factor, self._factor, out=self._result),
+            CONVOLUTION: lambda: torch.relu_(torch.conv2d(self._image, self._window, padding=1)),
+            STREAM: self._stream.sum,  # last: it leaves nothing of the others in the caches
+        }
+
+    def read(self) -> dict[str, float]:
+        """Microseconds that each reference takes now: the median of a few, after one that brings its code near."""
+        moments = [self._gauge.read() for _ in range(REPEATS[DISPATCH])]
+        dispatch_us, threads_us = np.median(np.array(moments), axis=0).tolist()
+        found = {DISPATCH: dispatch_us, **({THREADS: threads_us} if self._threads > 1 else {})}
+        with torch.inference_mode():
+            return found | {kind: self._us(kind) for kind in self._work}
+
+    def _us(self, kind: str) -> float:
+        work, taken = self._work[kind], []
+        work()
+        for _ in range(REPEATS[kind]):
+            start = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - start)
+        return float(np.median(taken)) * 1e6
+
+
+def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
+    """What each reference takes in a usual moment of the next second, in microseconds."""
+    before, timer = torch.get_num_threads(), ReferenceTimer(threads)
+    readings: list[dict[str, float]] = []
+    if before != threads:
+        torch.set_num_threads(threads)
+    try:
+        start = time.monotonic()
+        while not readings or time.monotonic() - start < seconds:
+            readings.append(timer.read())
+    finally:
+        if before != threads:
+            torch.set_num_threads(before)
+    return typical(readings)
+
+
+def full_speed(readings: Iterable[Mapping[str, float]], quantile: float = FASTEST) -> dict[str, float]:
+    """What each reference takes at the full speed of a run, in microseconds: the fastest fifth of many readings.
+
+    >>> full_speed([{"product": us} for us in (5.0, 5.0, 8.0, 8.0, 8.0, 8.0)])
+    {'product': 5.0}
+    """
+    by_kind: dict[str, list[float]] = {}
+    for reading in readings:
+        for kind, us in reading.items():
+            by_kind.setdefault(kind, []).append(us)
+    return {kind: round(float(np.quantile(values, quantile)), 3) for kind, values in by_kind.items()}
+
+
+def typical(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What each reference takes in a usual moment of a run, in microseconds.
+
+    >>> typical([{"product": us} for us in (5.0, 8.0, 8.0)])
+    {'product': 8.0}
+    """
+    return full_speed(readings, 0.5)

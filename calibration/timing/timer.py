@@ -1,0 +1,372 @@
+"""Times a call on any device: warm-up until stable, automatic loop count, median and interquartile range.
+
+Everything goes through the device's own `clock()` and `synchronize()`, so a virtual clock is read by the same code as
+a real one. What a call is, and what its time means, is the caller's business.
+
+A sample is a short loop of calls, and the answer is the median over samples. Loops are kept short on purpose: a
+hundredth of all calls being several times slower moves the median of short loops by nothing, the mean of long ones by
+several percent. With a gauge the speed of the processors is looked at between samples, and only those count that were
+taken at full speed.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from latpred.calibration.devices.base import Call, Device
+from latpred.calibration.timing.reference_speed import SLOW, SpeedGauge, at_full_speed
+from latpred.errors import UsageError
+
+PROTOCOLS = ("single", "pipelined")
+ENOUGH = 15  # samples before a median's own error says anything
+LEAD = 4  # forwards after which back-to-back ones have found their period
+GLANCE_S = 2e-3  # how often a gauge looks at the speed, which takes it a tenth of that
+FEWEST_TURNS = 3
+PATIENCE = 3.0  # times the budget that sampling may take where moments at full speed are few
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one call takes.
+
+    Attributes
+    ----------
+    median_s : float
+        Median over samples, seconds per call.
+    spread_s : float
+        Half the interquartile range over samples, seconds.
+    n : int
+        Samples.
+    stable : bool
+        True when the warm-up settled and the first half of the samples agrees with the second.
+    slow : float
+        How many times slower than in its fastest moments the machine was meanwhile; 1 where nothing told.
+    """
+
+    median_s: float
+    spread_s: float
+    n: int
+    stable: bool
+    slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much effort a timing is worth.
+
+    Attributes
+    ----------
+    sample_s : float
+        Shortest sample; quicker calls are looped until they fill it.
+    loops : int
+        Most calls in one sample.
+    least, most : int
+        Fewest and most samples.
+    precision : float
+        Sampling stops when the standard error of the median is below this share of it.
+    least_s : float
+        Sampling goes on for at least so long: shorter ones catch a passing mood of the machine.
+    budget_s : float
+        Sampling stops after so long, once it has `least` samples.
+    warmup_s : float
+        Longest warm-up.
+    tolerance : float
+        Two windows of samples agree when their medians differ by less than this share.
+    """
+
+    sample_s: float = 1e-4
+    loops: int = 48
+    least: int = 5
+    most: int = 200
+    precision: float = 0.003
+    least_s: float = 0.01
+    budget_s: float = 0.5
+    warmup_s: float = 0.3
+    tolerance: float = 0.03
+
+
+QUICK = Plan(most=50, precision=0.01, budget_s=0.15, warmup_s=0.1)
+
+Turn = TypeVar("Turn")
+Sampler = Callable[[int], float]  # calls in the sample -> seconds per call
+
+
+def single(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
+    """Time of one call with the device idle before and waited for after: what one request sees."""
+    return _collect(device, _single_sampler(device, call), plan or Plan(), gauge=gauge)
+
+
+def pipelined(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
+    """Period of calls issued back to back with one synchronisation: what a stream of requests sees.
+
+    On an asynchronous device the time of the first few calls is measured too and taken off, so that filling and
+    emptying the queue is not part of the period.
+    """
+    plan = plan or Plan()
+    if not device.asynchronous:
+        return _collect(device, _loop_sampler(device, call), plan, gauge=gauge)
+    with device.errors(), _no_garbage_collection():
+        edge_s = float(np.median([_back_to_back(device, call, LEAD) for _ in range(max(plan.least, 3) + 1)][1:]))
+    return _collect(device, _period_sampler(device, call, edge_s), plan, fewest_loops=2 * LEAD)
+
+
+def issue(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+    """Host time to issue one call, without waiting for the device; the call must not synchronise.
+
+    A sample issues at most `plan.loops` calls, which must fit the device's launch queue.
+    """
+    return _collect(device, _issue_sampler(device, call), plan or Plan())
+
+
+def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
+    """Device time of one call in a queue of them, the gap to its predecessor included."""
+
+    def sample(loops: int) -> float:
+        return device.time_queued(call, loops) / loops
+
+    return _collect(device, sample, plan or Plan(loops=16))
+
+
+def timed(
+    device: Device,
+    call: Call,
+    protocol: str = "single",
+    plan: Plan | None = None,
+    gauge: SpeedGauge | None = None,
+) -> Timing:
+    """`single` or `pipelined` by name.
+
+    Raises
+    ------
+    UsageError
+        When the protocol is neither.
+    """
+    if protocol == "single":
+        return single(device, call, plan, gauge)
+    if protocol == "pipelined":
+        return pipelined(device, call, plan, gauge)
+    raise UsageError(f"there is no protocol {protocol!r}. Use protocol='single' or protocol='pipelined'.")
+
+
+def over_runs(timings: Sequence[Timing]) -> Timing:
+    """One timing of repeated ones: the median of their medians, half the interquartile range between them, n runs.
+
+    Of runs between which other things were timed, the spread is the noise a repeated measurement has; the spread within
+    one run is smaller and flatters.
+    """
+    if not timings:
+        raise UsageError("there are no runs to summarise. Pass the timings of at least one run.")
+    median_s, spread_s = _middle([timing.median_s for timing in timings])
+    slow = float(np.median([timing.slow for timing in timings]))
+    return Timing(median_s, spread_s, len(timings), all(timing.stable for timing in timings), slow)
+
+
+def _single_sampler(device: Device, call: Call) -> Sampler:
+    clock, wait = device.clock, device.synchronize
+
+    def sample(loops: int) -> float:
+        wait()
+        start = clock()
+        for _ in repeat(None, loops):
+            call()
+            wait()
+        return (clock() - start) / loops
+
+    return sample
+
+
+def _issue_sampler(device: Device, call: Call) -> Sampler:
+    clock, wait = device.clock, device.synchronize
+
+    def sample(loops: int) -> float:
+        wait()
+        start = clock()
+        for _ in repeat(None, loops):
+            call()
+        taken = clock() - start
+        wait()
+        return taken / loops
+
+    return sample
+
+
+def _loop_sampler(device: Device, call: Call) -> Sampler:
+    return lambda loops: _back_to_back(device, call, loops) / loops
+
+
+def _period_sampler(device: Device, call: Call, edge_s: float) -> Sampler:
+    return lambda loops: (_back_to_back(device, call, LEAD + loops) - edge_s) / loops
+
+
+def _back_to_back(device: Device, call: Call, loops: int) -> float:
+    device.synchronize()
+    start = device.clock()
+    for _ in repeat(None, loops):
+        call()
+    device.synchronize()
+    return device.clock() - start
+
+
+def _collect(
+    device: Device, sample: Sampler, plan: Plan, fewest_loops: int = 1, gauge: SpeedGauge | None = None
+) -> Timing:
+    """Warm up, then sample until the median is precise enough or the budget is spent."""
+    with device.errors(), _no_garbage_collection():
+        loops, settled = _warm_up(device, sample, plan, fewest_loops)
+        if gauge is None:
+            samples, slow = _sampled(device, partial(sample, loops), plan), 1.0
+        else:
+            samples, slow = _gauged(device, partial(sample, loops), plan, gauge)
+    median_s, spread_s = _middle(samples)
+    return Timing(median_s, spread_s, len(samples), settled and _halves_agree(samples, plan.tolerance), slow)
+
+
+def _sampled(device: Device, sample: Callable[[], float], plan: Plan) -> list[float]:
+    start = device.clock()
+    samples: list[float] = []
+    next_look = ENOUGH
+    while len(samples) < plan.most:
+        samples.append(sample())
+        spent_s = device.clock() - start
+        if len(samples) >= plan.least and spent_s > plan.budget_s:
+            break
+        if len(samples) >= next_look and spent_s >= plan.least_s:
+            if _standard_error(samples) <= plan.precision:
+                break
+            next_look = len(samples) * 5 // 4  # looking takes time itself
+    return samples
+
+
+def _gauged(device: Device, sample: Callable[[], float], plan: Plan, gauge: SpeedGauge) -> tuple[list[float], float]:
+    """Samples taken at full speed, or the least slowed ones where those are too few, and how slow it was for them."""
+    start = device.clock()
+    groups: list[list[float]] = []
+    moments = [gauge.read()]
+    while True:
+        groups.append(_for_a_while(device, sample))
+        moments.append(gauge.read())
+        spent_s = device.clock() - start
+        kept, slow = at_full_speed(groups, gauge.between(moments), plan.least)
+        if len(kept) >= plan.most or (len(kept) >= plan.least and spent_s > PATIENCE * plan.budget_s):
+            return kept, slow
+        precise = spent_s >= plan.least_s and len(kept) >= ENOUGH and _standard_error(kept) <= plan.precision
+        if slow <= SLOW and len(kept) >= plan.least and (precise or spent_s > plan.budget_s):
+            return kept, slow
+
+
+def turns(
+    turn: Callable[[], Turn], gauge: SpeedGauge, *, repeats: int, budget_s: float, fewest: int = FEWEST_TURNS
+) -> tuple[list[Turn], float]:
+    """Do something again and again, and give what came of it at full speed.
+
+    Parameters
+    ----------
+    turn : callable
+        Done once in each turn.
+    gauge : SpeedGauge
+        Tells slow moments, before and after each.
+    repeats, budget_s : int, float
+        Turns at full speed, and seconds after which there is no other once there were `fewest` of them.
+    fewest : int
+        Turns to give in any case; where too few were at full speed, the least slowed of the others.
+
+    Returns
+    -------
+    tuple of list and float
+        Results, and how slow it was for the slowest of them.
+    """
+    start, moments = time.perf_counter(), [gauge.read()]
+    done: list[Turn] = []
+    while True:
+        done.append(turn())
+        moments.append(gauge.read())
+        slow, spent_s = gauge.between(moments), time.perf_counter() - start
+        good = sum(one <= SLOW for one in slow)
+        given_up = len(done) >= fewest and spent_s > PATIENCE * budget_s
+        if good >= repeats or (good >= fewest and spent_s > budget_s) or given_up:
+            return at_full_speed([[one] for one in done], slow, fewest)
+
+
+def _for_a_while(device: Device, sample: Callable[[], float]) -> list[float]:
+    """Samples until it is time to look at the speed again; at least one."""
+    start, samples = device.clock(), [sample()]
+    while device.clock() - start < GLANCE_S:
+        samples.append(sample())
+    return samples
+
+
+def _warm_up(device: Device, sample: Sampler, plan: Plan, fewest_loops: int) -> tuple[int, bool]:
+    """Run until two windows in a row agree; gives the calls per sample and whether they did."""
+    start = device.clock()
+    sample(1)  # pays for whatever the first call builds
+    once = sample(1)
+    window = max(1, min(5, int(plan.warmup_s / (10 * once)) if once > 0 else 5))
+    loops = _loops(once, plan, fewest_loops)
+    before = _window(sample, loops, window)
+    while True:
+        loops = _loops(before, plan, fewest_loops)
+        now = _window(sample, loops, window)
+        if abs(now - before) <= plan.tolerance * max(now, before):
+            return loops, True
+        if device.clock() - start > plan.warmup_s:
+            return loops, False
+        before = now
+
+
+def _loops(once_s: float, plan: Plan, fewest: int) -> int:
+    wanted = math.ceil(plan.sample_s / once_s) if once_s > 0 else plan.loops
+    # A call so long that `fewest` of them would eat the budget is its own average.
+    affordable = max(1, int(plan.budget_s / (plan.least * once_s))) if once_s > 0 else fewest
+    return max(1, min(plan.loops, max(wanted, min(fewest, affordable))))
+
+
+def _window(sample: Sampler, loops: int, count: int) -> float:
+    return float(np.median([sample(loops) for _ in range(count)]))
+
+
+def summary(seconds: Sequence[float], slow: float = 1.0) -> Timing:
+    """Seconds of single calls as a timing."""
+    median_s, spread_s = _middle(seconds)
+    return Timing(median_s, spread_s, len(seconds), True, slow)
+
+
+def _middle(samples: Sequence[float]) -> tuple[float, float]:
+    low, median, high = np.percentile(np.asarray(samples), (25, 50, 75))
+    return float(median), float(high - low) / 2
+
+
+def _standard_error(samples: Sequence[float]) -> float:
+    """Standard error of the median as a share of it, were the samples normal but for outliers."""
+    median, spread = _middle(samples)
+    return 1.86 * spread / math.sqrt(len(samples)) / median if median > 0 else 0.0
+
+
+def _halves_agree(samples: Sequence[float], tolerance: float) -> bool:
+    half = len(samples) // 2
+    if not half:
+        return True  # a single sample disagrees with nothing
+    first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
+    noise = 4 * _standard_error(samples)
+    return abs(first - second) <= max(tolerance, noise) * max(first, second)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the cyclic collector out of the samples; it runs again between timings."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,203 @@
+"""Visits: cells timed one after the other, with an eye on what else the machine does and how fast it is.
+
+A visit that other work disturbed is not believed, and one that found no moment at full speed is believed less: the
+cell is timed again later. Waiting and lost visits do not count as measuring time, up to `OVERTIME` of the budget; after
+that a run takes what it gets, brought to full speed as well as that goes, and its profile says how much was disturbed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices.base import Device
+from latpred.calibration.session import Measure, Row, Sampled, Session
+from latpred.calibration.timing.disturbance import Tally, Watch, wait_for_calm
+from latpred.calibration.timing.reference_speed import SLOW, Moment, ReferenceTimer, gauge_of, slower
+from latpred.calibration.timing.timer import Timing
+from latpred.host import SLOWED_POWER
+
+OVERTIME = 0.5  # of a budget, for visits that are lost to other work and for waiting until it ends
+PATIENCE_S = 4.0  # waited for a calm moment at once, ahead of the next visit
+FAST_WAIT_S, FAST_POLL_S = 0.5, 0.01  # waited for full speed ahead of a visit, which takes about as long by itself
+READ_EVERY_S = 1.5  # how often all references are timed, which takes some ms
+MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for without end
+CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
+HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
+
+SLOWED = "the processors ran slower than at other times"
+
+Tell = Callable[[str], None]
+
+
+class Visits:
+    """Times the cells of a session.
+
+    Parameters
+    ----------
+    session : Session
+        Where rows are kept.
+    device : Device
+        What is timed; of a simulated one nothing is watched.
+    threads : int
+        Threads that an op may use.
+    budget_s : float
+        What the run may take in calm; decides how long it may wait for calm.
+    tell : callable, optional
+        Told when the run waits for a calm moment.
+    """
+
+    def __init__(
+        self, session: Session, device: Device, *, threads: int, budget_s: float, tell: Tell | None = None
+    ) -> None:
+        self._session, self._tell = session, tell
+        self._live = device.info().kind != "simulated"
+        self._reference = ReferenceTimer(threads) if self._live else None
+        self._gauge = gauge_of(threads) if self._live and not device.asynchronous else None
+        self._threads = threads
+        self._watch = Watch(threads=threads, gpu=getattr(device, "state", None)) if self._live else None
+        self._read_at = -READ_EVERY_S
+        self._pending: deque[tuple[Cell, Measure]] = deque()
+        self._visits: dict[str, int] = {}
+        # Of each: how slow it was against the fastest moments known then, and those.
+        self._believed: dict[str, tuple[Cell, Measure, float, Moment]] = {}
+        self._overtime_s = OVERTIME * budget_s
+        self.tally = Tally()
+        self.lost_s = 0.0
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Everything that the session holds."""
+        return self._session.rows
+
+    def run(self, cell: Cell, measure: Measure) -> Row:
+        """Time a cell unless the session holds it; in calm also those that could not be timed well before."""
+        row = self._visit(cell, measure)
+        while self._pending and not row.disturbed:
+            row = self._visit(*self._pending.popleft(), again=True)
+        return row
+
+    def finish(self) -> None:
+        """Time what is still disturbed once more, as far as the overtime goes."""
+        for _ in range(len(self._pending)):
+            if self.lost_s >= self._overtime_s:
+                return
+            self._visit(*self._pending.popleft(), again=True)
+
+    def _visit(self, cell: Cell, measure: Measure, *, again: bool = False) -> Row:
+        row = self._session.run(cell, lambda one: self._watched(one, measure), again=again)
+        if not row.disturbed:
+            self._look_back()
+            if self._gauge is not None:
+                self._believed[cell.key] = cell, measure, _slow(row), self._gauge.fastest
+            return row
+        self._visits[cell.key] = self._visits.get(cell.key, 0) + 1
+        if self._visits[cell.key] < MOST_VISITS:
+            self._pending.append((cell, measure))
+        left_s = self._overtime_s - self.lost_s
+        self.lost_s += min(row.seconds, max(left_s, 0.0))
+        if left_s > 0 and row.disturbed != SLOWED:
+            self.lost_s += self._wait(min(PATIENCE_S, left_s), row.disturbed)
+        return row
+
+    def _look_back(self) -> None:
+        """Time again what was timed before the machine showed how fast it is."""
+        if self._gauge is None:
+            return
+        fastest = self._gauge.fastest
+        for key, (cell, measure, slow, then) in list(self._believed.items()):
+            if slow * slower(then, fastest) > SLOW:
+                self._pending.append((cell, measure))
+                del self._believed[key]
+
+    def _wait(self, limit_s: float, reason: str) -> float:
+        if self._tell is not None:
+            self._tell(f"waiting for a calm moment: {reason}")
+        start = time.monotonic()
+        wait_for_calm(limit_s, threads=self._threads)
+        return time.monotonic() - start
+
+    def _watched(self, cell: Cell, measure: Measure) -> Sampled:
+        """Measure a cell and say what else went on, and now and then how fast the machine is."""
+        if self._watch is None:
+            return _sampled(measure(cell))
+        self._await_full_speed()
+        self._watch.lap()
+        sampled = _sampled(measure(cell))
+        disturbance = self._watch.lap()
+        self.tally.add(disturbance)
+        return sampled._replace(speed=self._speed(), disturbed=disturbance.reason or _slowed(sampled.timings))
+
+    def _await_full_speed(self) -> None:
+        """Wait a moment where the processors are slow now; what is timed at full speed need not be timed again."""
+        if self._gauge is None or self.lost_s >= self._overtime_s:
+            return
+        start = time.monotonic()
+        while self._gauge.slowdown(self._gauge.read()) > SLOW and time.monotonic() - start < FAST_WAIT_S:
+            time.sleep(FAST_POLL_S)
+        self.lost_s += time.monotonic() - start
+
+    def _speed(self) -> dict[str, float]:
+        """What the references take now; nothing where that was said a moment ago."""
+        if self._reference is None or time.monotonic() - self._read_at < READ_EVERY_S:
+            return {}
+        self._read_at = time.monotonic()
+        return self._reference.read()
+
+
+def _sampled(found: object) -> Sampled:
+    return found if isinstance(found, Sampled) else Sampled(found)  # type: ignore[arg-type]
+
+
+def _slowed(timings: Mapping[str, Timing]) -> str:
+    """Why timings are not to be believed where they were taken in slow moments; "" where they were not."""
+    return SLOWED if any(timing.slow > SLOW for timing in timings.values()) else ""
+
+
+def is_disturbed(row: Row) -> bool:
+    """Whether a row is not to be believed at all: other work ran beside it, or hardly anything ran at all."""
+    return row.disturbed not in ("", SLOWED) or _slow(row) > HOPELESS
+
+
+def is_slowed(row: Row) -> bool:
+    """Whether a row found no moment at full speed."""
+    return _slow(row) > SLOW
+
+
+def _slow(row: Row) -> float:
+    return max((timing.slow for timing in row.timings.values()), default=1.0)
+
+
+def at_one_speed(rows: Iterable[Row]) -> list[Row]:
+    """Rows as they would have been at full speed, without those that other work disturbed.
+
+    Where too few would be left the disturbed ones stay.
+    """
+    rows = list(rows)
+    calm = [row for row in rows if not is_disturbed(row)]
+    return [_at_full_speed(row) for row in (calm if len(calm) >= CALM_ENOUGH * len(rows) else rows)]
+
+
+def _at_full_speed(row: Row) -> Row:
+    factor = min(_slow(row), HOPELESS) ** -SLOWED_POWER
+    if factor == 1.0:
+        return row
+    timings = {
+        name: msgspec.structs.replace(timing, median_s=timing.median_s * factor, spread_s=timing.spread_s * factor)
+        for name, timing in row.timings.items()
+    }
+    return msgspec.structs.replace(row, timings=timings, calls_us=tuple(us * factor for us in row.calls_us))
+
+
+def failures(rows: Sequence[Row]) -> dict[str, int]:
+    """How many cells could not be measured, by reason, the most frequent first."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        if row.error:
+            reason = row.error.partition(": already ")[0]
+            counts[reason] = counts.get(reason, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))

@@ -1,0 +1,1 @@
+"""What is timed: generated networks, single ops, and suites of whole models."""

@@ -1,0 +1,323 @@
+"""Generated networks: small random architectures whose ops are timed in place.
+
+An op timed alone in a loop finds its operands in the nearest cache and runs up to twice as fast as the same op inside a
+network, so on a synchronous device kernels are learned from whole forward passes. These networks are drawn at random,
+from the blocks that published architectures are made of, and belong to no suite that a profile is ever judged on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import lru_cache
+
+import msgspec
+import torch
+from torch import nn
+
+from latpred.calibration.workloads import blocks
+from latpred.graph.graph import ModelGraph
+
+
+class NetworkSpec(msgspec.Struct, frozen=True):
+    """One generated network: what `build` needs to make it again, anywhere.
+
+    `size` is the sequence length, the image side or the number of
+    features; `width` scales every layer. Before each forward pass of a `cold`
+    network the cache is filled with something else, as the layers of a larger model would.
+    """
+
+    kind: str
+    seed: int
+    width: int
+    size: int
+    batch: int
+    cold: bool = False
+
+    @property
+    def tiny(self) -> bool:
+        """So narrow that only dispatch takes time."""
+        return self.width == TINY_WIDTH
+
+    @property
+    def chain(self) -> bool:
+        """Issues no op at all."""
+        return self.kind in CHAINS
+
+    @property
+    def judge(self) -> bool:
+        """Kept out of every fit, to tell how well whole networks are predicted."""
+        return not self.tiny and self.seed // len(KINDS) % JUDGE_EVERY == JUDGE_EVERY - 1
+
+
+KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
+VERSION = 8  # of what a spec means; a journal of another version is not resumed
+TINY_WIDTH = 8
+JUDGE_EVERY = 6
+EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
+COLD_SHARE = 0.6  # of sized networks
+CHAINS = ("modules", "functions")  # do nothing but call, `size` times
+_IMAGE = ("residual", "mobile", "patch", "window", "dense")
+
+
+def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
+    """A random network; `tiny` ones are so narrow that only their dispatch takes time."""
+    rng = random.Random(seed)
+    kind = KINDS[seed % len(KINDS)]
+    if tiny:
+        return NetworkSpec(kind, seed, width=TINY_WIDTH, size=32 if kind in _IMAGE else 8, batch=1)
+    smallest, largest = (32, 320) if kind in ("residual", "mobile", "dense") else (64, 1280)
+    width = _log_uniform(rng, smallest, largest, 8)
+    if kind == "mlp":
+        size = _log_uniform(rng, 8, 1024, 8)
+    elif kind in _IMAGE:
+        size = rng.choice((32, 48, 64, 96, 112, 128, 160, 192, 224))
+    else:
+        size = _log_uniform(rng, 4, 384, 1 if rng.random() < 0.3 else 4)
+    batch = rng.choice((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+    return NetworkSpec(kind, seed, width, size, batch, cold=rng.random() < COLD_SHARE)
+
+
+def build(spec: NetworkSpec) -> nn.Module:
+    """The network of a spec, in eval mode, on the default device."""
+    if spec.chain:
+        chain = blocks.ModuleChain if spec.kind == "modules" else blocks.FunctionChain
+        return chain(spec.size).eval()
+    rng = random.Random(spec.seed * 7919 + 13)
+    maker: Callable[[random.Random, NetworkSpec], nn.Module] = {
+        "encoder": _encoder,
+        "decoder": _decoder,
+        "residual": _residual,
+        "mobile": _mobile,
+        "patch": _patch,
+        "window": _window,
+        "dense": _dense,
+        "audio": _audio,
+        "mixer": _mixer,
+        "recurrent": _recurrent,
+        "mlp": _mlp,
+    }[spec.kind]
+    return maker(rng, spec).eval().requires_grad_(False)
+
+
+def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+    """Random inputs of a spec's network at its own batch or another."""
+    count = spec.batch if batch is None else batch
+    if spec.kind in ("encoder", "decoder", "recurrent"):
+        return (torch.randint(0, blocks.VOCABULARY, (count, spec.size), device=device),)
+    if spec.kind == "audio":
+        return (torch.randn(count, spec.size * 160, device=device),)
+    if spec.chain:
+        return (torch.randn(count, TINY_WIDTH, device=device),)
+    if spec.kind == "mlp":
+        return (torch.randn(count, spec.size, device=device),)
+    if spec.kind == "mixer":
+        return (torch.randn(count, spec.size, _multiple(spec.width, 8), device=device),)
+    return (torch.randn(count, 3, spec.size, spec.size, device=device),)
+
+
+@lru_cache(maxsize=4096)
+def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
+    """What a spec's network does, walked like any model; a cold one counts the weights that pushed its own out."""
+    from latpred.tracing import trace
+
+    with torch.device("meta"):
+        model = build(spec)
+    walked = trace(model, inputs(spec, 2), precision=precision)
+    if not spec.cold:
+        return walked
+    return msgspec.structs.replace(walked, parameter_bytes=walked.parameter_bytes + EVICTING_BYTES)
+
+
+def _log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:
+    value: float = low * (high / low) ** rng.random()
+    return max(low, round(value / step) * step)
+
+
+def _multiple(value: float, step: int) -> int:
+    return max(step, round(value / step) * step)
+
+
+def _heads(rng: random.Random, width: int) -> tuple[int, int]:
+    """A width near the one asked for that splits into heads of a usual size."""
+    head = rng.choice([size for size in (16, 24, 32, 48, 64, 80, 96, 128) if size <= width] or [width])
+    heads = max(1, round(width / head))
+    return heads * head, heads
+
+
+def _encoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, heads = _heads(rng, spec.width)
+    hidden = _multiple(width * rng.choice((0.5, 1, 2, 3, 4, 4)), 8)
+    bottleneck = _multiple(width / rng.choice((1, 1, 1, 2, 4)), 8)
+    layers = [
+        blocks.EncoderLayer(
+            width,
+            heads,
+            hidden,
+            attention=rng.choice(("fused", "fused", "masked", "explicit", "module")),
+            activation=rng.choice(("gelu", "gelu", "relu", "tanh_gelu", "silu")),
+            norm=rng.choice(("layer", "layer", "affine", "rms")),
+            pre_norm=rng.random() < 0.5,
+        )
+        for _ in range(rng.choice((1, 2, 2)))
+    ]
+    return blocks.TokenNetwork(width, bottleneck, layers, classes=_multiple(spec.width, 8))
+
+
+def _decoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, heads = _heads(rng, spec.width)
+    hidden = _multiple(width * rng.choice((2, 8 / 3, 4)), 8)
+    layers = [
+        blocks.DecoderLayer(width, heads, hidden, rotary=rng.random() < 0.5, gated=rng.random() < 0.5)
+        for _ in range(rng.choice((1, 2)))
+    ]
+    return blocks.TokenNetwork(width, width, layers, classes=_multiple(spec.width * 2, 8))
+
+
+def strides(side: int, stages: int, *, pooled: bool) -> list[int]:
+    """Strides of the stages of a convolutional network, so that it is valid whatever was drawn.
+
+    Each stage but the first halves its map where that has two pixels to halve. Pooling gives no result on a single
+    pixel, and a convolution has nothing to stride over there, so such a stage keeps its map. Blocks need not look at
+    the size of what they get.
+
+    Parameters
+    ----------
+    side : int
+        Pixels along a side of the map that the first stage gets.
+    stages : int
+        How many there are.
+    pooled : bool
+        Whether blocks halve by pooling, which leaves out an odd pixel, rather than by a padded convolution.
+
+    Examples
+    --------
+    >>> strides(3, 3, pooled=False), strides(3, 3, pooled=True)
+    ([1, 2, 2], [1, 2, 1])
+    """
+    found = [1]
+    while len(found) < stages:
+        found.append(2 if side > 1 else 1)
+        side = max(1, side // 2 if pooled else (side + 1) // 2)
+    return found
+
+
+def _stages(
+    rng: random.Random, spec: NetworkSpec, block: Callable[[int, int, int], nn.Module], *, pooled: bool = False
+) -> nn.Module:
+    """A convolutional network: stem, two or three stages of growing width, pooling, classifier.
+
+    A stem of large stride leaves what the late stages of a deep network see: small maps of many channels.
+    """
+    kernel, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8)))
+    width = _multiple(spec.width / (2 if stride < 4 else 1), 8)
+    layers: list[nn.Module] = [blocks.conv_norm(3, width, kernel, stride, activation=rng.choice(("relu", "silu")))]
+    side = (spec.size + 2 * (kernel // 2) - kernel) // stride + 1
+    if rng.random() < 0.5:
+        layers.append(nn.MaxPool2d(3, 2, 1))
+        side = (side + 1) // 2
+    for stage, step in enumerate(strides(side, rng.choice((2, 3)), pooled=pooled)):
+        wider = _multiple(width * (1 if stage == 0 else 2), 8)
+        layers += [block(width, wider, step), block(wider, wider, 1)]
+        width = wider
+    return nn.Sequential(*layers, blocks.Classifier(width, classes=rng.choice((10, 100, 1000))))
+
+
+def _residual(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    style = rng.choice(("basic", "bottleneck", "plain"))
+    groups = rng.choice((1, 1, 1, 4, 8)) if style == "bottleneck" else 1
+    squeeze = rng.random() < 0.2
+    window = rng.choice((3, 3, 3, 5, 5, 7))
+
+    def block(c_in: int, c_out: int, stride: int) -> nn.Module:
+        if style == "plain":
+            bias = rng.random() < 0.5
+            return blocks.PlainBlock(c_in, c_out, stride, window, bias=bias)
+        return blocks.ResidualBlock(
+            c_in, c_out, stride, window, groups=groups, bottleneck=style == "bottleneck", squeeze=squeeze
+        )
+
+    return _stages(rng, spec, block, pooled=style == "plain")
+
+
+def _mobile(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    expand = rng.choice((1, 3, 4, 6))
+    kernel = rng.choice((3, 3, 5))
+    activation = rng.choice(("relu6", "hardswish", "silu", "relu"))
+    squeeze = rng.random() < 0.5
+
+    def block(c_in: int, c_out: int, stride: int) -> nn.Module:
+        return blocks.InvertedResidual(c_in, c_out, stride, expand, kernel, activation, squeeze)
+
+    narrow = msgspec.structs.replace(spec, width=max(16, spec.width // 2))
+    return _stages(rng, narrow, block)
+
+
+def _patch(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, heads = _heads(rng, spec.width)
+    side = rng.choice([side for side in (4, 8, 16, 32) if spec.size // side >= 2 and spec.size % side == 0] or [4])
+    layers = [
+        blocks.EncoderLayer(width, heads, 4 * width, attention="fused", activation="gelu", norm="layer", pre_norm=True)
+        for _ in range(rng.choice((1, 2)))
+    ]
+    return blocks.PatchNetwork(width, side, spec.size, layers, classes=rng.choice((10, 1000)))
+
+
+def _window(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width = _multiple(min(spec.width, 512), 32)
+    side = rng.choice((2, 4))
+    if rng.random() < 0.5:
+        layers: list[nn.Module] = [blocks.ConvNextBlock(width, rng.choice((3, 5, 7))) for _ in range(2)]
+        return blocks.PatchMap(width, side, layers, channels_last=False, classes=rng.choice((10, 1000)))
+    window = rng.choice((2, 4, 7, 8))
+    layers = [blocks.WindowBlock(width, max(1, width // 32), window, shift=shift) for shift in (0, window // 2)]
+    return blocks.PatchMap(width, side, layers, channels_last=True, classes=rng.choice((10, 1000)))
+
+
+def _dense(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    growth = _multiple(spec.width / 4, 8)
+    style = rng.choice(("concatenate", "shuffle", "fire"))
+
+    def block(c_in: int, c_out: int, stride: int) -> nn.Module:
+        if style == "concatenate":
+            return blocks.DenseBlock(c_in, c_out, stride, growth)
+        if style == "fire":
+            return blocks.FireBlock(c_in, c_out, stride)
+        return blocks.ShuffleBlock(c_in, c_out, stride)
+
+    return _stages(rng, spec, block, pooled=style != "shuffle")
+
+
+def _audio(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, heads = _heads(rng, min(spec.width, 768))
+    layer = blocks.EncoderLayer(
+        width, heads, 4 * width, attention="fused", activation="gelu", norm="layer", pre_norm=False
+    )
+    return blocks.AudioNetwork(_multiple(spec.width / 2, 16), width, layer, group_norm=rng.random() < 0.5)
+
+
+def _mixer(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width = _multiple(spec.width, 8)
+    style = rng.choice(("fourier", "tokens", "grouped", "grouped"))
+    return blocks.MixerNetwork(width, spec.size, style, groups=rng.choice((2, 4, 8)), classes=rng.choice((8, 128)))
+
+
+def _recurrent(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width = _multiple(min(spec.width, 256), 8)
+    recurrences = [
+        blocks.Recurrence(
+            rng.choice(("lstm", "lstm", "gru", "gru", "rnn")),
+            _multiple(width * rng.choice((0.25, 0.5, 1, 1)), 8),
+            rng.choice((1, 1, 2)),
+            rng.random() < 0.5,
+        )
+        for _ in range(rng.choice((1, 2, 3)))
+    ]
+    return blocks.RecurrentNetwork(width, recurrences)
+
+
+def _mlp(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    width, depth = _multiple(spec.width, 8), rng.choice((2, 3, 4, 6, 8, 12))
+    tapering, norm = rng.random() < 0.3, rng.choice(("none", "none", "none", "batch", "layer"))
+    widths = [spec.size, *(_multiple(width / 2 ** (layer if tapering else 0), 8) for layer in range(depth))]
+    return blocks.MlpNetwork(widths, rng.choice(("relu", "relu", "gelu", "silu", "tanh")), norm, rng.choice((1, 10)))

@@ -1,0 +1,221 @@
+"""What to measure on a GPU, in the order of its worth: the study of "The Framework Tax", and models kept out of fits.
+
+"check" is a minute or two in which everything is tried once.
+
+A plan is a list of stages, a stage a list of settings (one model at one batch size in one runtime and precision).
+Whoever runs out of time part-way has what matters most. Nothing is built here; `recorder` measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import transformers
+from torch import nn
+
+from latpred.calibration.workloads import suites
+from latpred.calibration.workloads.workload import Inputs, Subject, seeded, subjects_of, token_inputs
+from latpred.errors import MissingPackageError, UsageError
+
+CORE = (
+    "bert-base-uncased",
+    "distilbert-base-uncased",
+    "squeezebert-uncased",
+    "albert-base-v2",
+    "roberta-base",
+    "gpt2",
+    "resnet-18",
+    "resnet-50",
+    "mobilenet-v2",
+    "timm:efficientnet_lite0",
+    "vit-base-32",
+    "wavlm-base",
+)
+MORE = ("fnet-base", "resnet-101", "resnet-152", "bert-large-uncased")
+REPEATED = 4  # models that are measured again, for the repeat noise
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+WIDTHS = (128, 256, 512, 1024, 1536)
+DEPTHS = (2, 4, 8, 16, 24)
+CAPTURED = ("eager", "cuda-graphs")
+FIRST = (*CAPTURED, "torchscript")
+COMPILED = ("compile", "compile-reduce-overhead", "onnxruntime", "onnxruntime-cuda-graphs")
+TRIED = ("distilbert-base-uncased", "resnet-18")
+COUNTED = 0  # number of a setting that is not timed: a profiler counts what it launches
+PLANS = ("paper", "heldout", "check")
+_VOCABULARY, _LENGTH = 30522, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One model at one batch size in one runtime and precision.
+
+    Attributes
+    ----------
+    subject : Subject
+        The model.
+    batch : int
+        Batch size.
+    precision, runtime : str
+        How it is run.
+    number : int
+        1; 2 where it is measured again to learn the repeat noise; 0 where a profiler counts its launches instead.
+    """
+
+    subject: Subject
+    batch: int
+    precision: str
+    runtime: str
+    number: int = 1
+
+    @property
+    def counted(self) -> bool:
+        """Whether a profiler counts its launches and nothing is timed."""
+        return self.number == COUNTED
+
+    @property
+    def key(self) -> str:
+        """What a journal knows it by."""
+        size = f"{self.subject.name}@{self.subject.input_size}"
+        return f"{size}/{self.precision}/{self.runtime}/{self.batch}/{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Settings that are worth about the same."""
+
+    name: str
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stages, the most valuable first, no setting twice; `notes` say what could not be planned here."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...] = ()
+
+
+def plan(name: str) -> Plan:
+    """A plan by name.
+
+    Raises
+    ------
+    UsageError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> plan("gpu")
+    Traceback (most recent call last):
+    latpred.errors.UsageError: There is no plan to measure 'gpu' by. Use one of paper, heldout, check.
+    """
+    makers: dict[str, Callable[[], Plan]] = {"paper": _paper, "heldout": _heldout, "check": _check}
+    if name not in makers:
+        raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(PLANS)}.")
+    return makers[name]()
+
+
+def _paper() -> Plan:
+    core, notes = _named(CORE)
+    more, _ = _named(MORE)
+    lengths = [subject for length in LENGTHS for subject in subjects_of("bert-base-uncased", seq=length)]
+    shapes = [*(_bert(width, 12) for width in WIDTHS), *(_bert(768, layers) for layers in DEPTHS)]
+    every, fp16 = (*FIRST, *COMPILED), ("fp16",)
+    stages = (
+        ("core", _grid(core, (1, 4, 16, 64), fp16, FIRST)),
+        ("again", _grid(core[:REPEATED], (1, 16), fp16, FIRST, number=2)),
+        ("launches", _launches(core)),
+        ("shapes", _grid(shapes, (1, 16), fp16, CAPTURED)),
+        ("lengths", _grid(lengths, (1,), fp16, FIRST)),
+        ("compiled", _grid(core, (1, 16), fp16, COMPILED)),
+        ("batches", _grid(core, BATCHES, fp16, FIRST)),
+        ("more-models", _grid(more, BATCHES, fp16, FIRST)),
+        ("fp32", _grid(core, BATCHES, ("fp32",), FIRST)),
+        ("more-compiled", chain(_grid(lengths, (1,), fp16, COMPILED), _grid(core, (4, 64), fp16, COMPILED))),
+        ("other-precisions", _grid(core, (1, 4, 16, 64), ("bf16", "tf32"), CAPTURED)),
+        ("the-rest", _grid([*core, *more], BATCHES, ("fp16", "fp32", "bf16", "tf32"), every)),
+    )
+    return Plan("paper", _each_once(stages), notes)
+
+
+def _heldout() -> Plan:
+    models, notes = _named(suites.get("heldout").names)
+    stages = (
+        ("core", _grid(models, (1, 4, 16, 64), ("fp16",), FIRST)),
+        ("again", _grid(models[:REPEATED], (1, 16), ("fp16",), FIRST, number=2)),
+        ("launches", _launches(models)),
+        ("compiled", _grid(models, (1, 16), ("fp16",), COMPILED)),
+        ("batches", _grid(models, BATCHES, ("fp16",), FIRST)),
+        ("fp32", _grid(models, BATCHES, ("fp32",), FIRST)),
+        ("the-rest", _grid(models, BATCHES, ("fp16", "fp32", "bf16", "tf32"), (*FIRST, *COMPILED))),
+    )
+    return Plan("heldout", _each_once(stages), notes)
+
+
+def _check() -> Plan:
+    """Two models once in every runtime: does all of it work here?"""
+    models, notes = _named(TRIED)
+    settings = _grid(models, (1,), ("fp16",), (*FIRST, *COMPILED))
+    return Plan("check", _each_once([("every-runtime", settings), ("launches", _launches(models))]), notes)
+
+
+def _named(names: Sequence[str]) -> tuple[list[Subject], tuple[str, ...]]:
+    """Subjects of those names that can be built here, and a sentence about each of the others."""
+    found: list[Subject] = []
+    notes = []
+    for name in names:
+        try:
+            found += subjects_of(name)
+        except MissingPackageError as error:
+            notes.append(str(error))
+    return found, tuple(notes)
+
+
+def _bert(width: int, layers: int) -> Subject:
+    """BERT of another width or depth, heads of 64."""
+
+    def make() -> nn.Module:
+        config = transformers.BertConfig(
+            hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
+        )
+        return transformers.BertModel(config)
+
+    def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        return seeded(make, device, precision), token_inputs(_LENGTH, _VOCABULARY)
+
+    return Subject(f"bert-w{width}-l{layers}", "seq", _LENGTH, build, "bert")
+
+
+def _grid(
+    subjects: Sequence[Subject],
+    batches: Sequence[int],
+    precisions: Sequence[str],
+    runtimes: Sequence[str],
+    *,
+    number: int = 1,
+) -> Iterator[Setting]:
+    """All combinations, model by model, so that each is built once."""
+    for precision in precisions:
+        for subject in subjects:
+            for runtime in runtimes:
+                for batch in batches:
+                    yield Setting(subject, batch, precision, runtime, number)
+
+
+def _launches(subjects: Sequence[Subject]) -> Iterator[Setting]:
+    """What a profiler counts: batch 1, as dispatched and as captured."""
+    return _grid(subjects, (1,), ("fp16",), CAPTURED, number=COUNTED)
+
+
+def _each_once(stages: Iterable[tuple[str, Iterator[Setting]]]) -> tuple[Stage, ...]:
+    seen: set[str] = set()
+    kept = []
+    for name, settings in stages:
+        fresh = [setting for setting in settings if setting.key not in seen]
+        seen.update(setting.key for setting in fresh)
+        kept.append(Stage(name, tuple(fresh)))
+    return tuple(kept)

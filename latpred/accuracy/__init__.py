@@ -1,0 +1,1 @@
+"""Predicted against measured: comparison, metrics, recordings, adaptation and drift."""

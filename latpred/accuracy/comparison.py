@@ -1,0 +1,332 @@
+"""Predicted against measured: joins two tables and reports errors, order, curves, intervals, noise and baselines.
+
+Everything is computed from tables (`latpred.tables`); nothing here measures or traces. `report_text` renders a report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from latpred import tables
+from latpred.accuracy import baselines, metrics
+from latpred.accuracy.accuracy_report import CAPTURED, CurvePoint, Report, Score, Targets
+from latpred.accuracy.metrics import Coverage, Errors, Noise, Rank
+from latpred.errors import MissingPackageError, TableError
+
+if TYPE_CHECKING:
+    from latpred.accuracy.predicted import GraphKey
+    from latpred.graph.graph import ModelGraph
+    from latpred.profile.document import DeviceProfile
+
+__all__ = ["CurvePoint", "Report", "Score", "Targets", "compare", "evaluate"]
+
+GOOD_FACTOR = 1.25
+OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart, nor two units nearer
+SMALL_BATCH = 8  # up to which the host's share of latency is large
+_SIDES = ("predicted", "measured")
+_GROUP = ("machine", "device", "runtime", "precision", "protocol")
+_BUT_RUNTIME = ("machine", "device", "precision", "protocol", "model", "input_kind", "input_size", "batch")
+
+
+def compare(
+    predicted: tables.Source,
+    measured: tables.Source,
+    *,
+    reasons: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+    seed: int = 0,
+) -> Report:
+    """Hold a predicted table against a measured one.
+
+    Parameters
+    ----------
+    predicted, measured : DataFrame or path
+        Tables with the columns of `latpred.tables`; a path is read as CSV.
+    reasons : mapping, optional
+        Why a baseline that needs a device could not be had, by its name.
+    notes : sequence of str
+        Sentences for the report's readers.
+    seed : int
+        Of the bootstrap behind the range of the interval coverage.
+
+    Raises
+    ------
+    TableError
+        When a table breaks its schema, a cell stands in one twice, or no cell is in both.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> key = dict(machine="m", device="cpu", runtime="eager", precision="fp32", model="tiny", input_kind="seq",
+    ...            input_size=8, protocol="single")
+    >>> guess = pd.DataFrame([{**key, "batch": 1, "latency_s": 0.011}])
+    >>> truth = pd.DataFrame([{**key, "batch": 1, "latency_s": 0.010, "spread_s": 0, "n": 9, "run": "a", "stack": ""}])
+    >>> round(compare(guess, truth).overall.median, 3)
+    0.1
+    """
+    left = tables.read(predicted, tables.PREDICTED)
+    right = tables.merge_repeats(tables.read(measured, tables.MEASURED))
+    joined = tables.join(left, right)
+    if joined.rows.empty:
+        raise TableError(_nothing_in_common(joined))
+    return _report(joined, dict(reasons or {}), notes, seed)
+
+
+def evaluate(
+    table: tables.Source,
+    profile: DeviceProfile,
+    *,
+    graphs: Mapping[GraphKey, ModelGraph] | None = None,
+    progress: Callable[[str], None] | None = None,
+    seed: int = 0,
+) -> Report:
+    """Predict every cell of a measurement table made elsewhere and report how far off that is.
+
+    Models that need a package which is not there, or cannot be imported, are left out; the report's notes say which.
+
+    Parameters
+    ----------
+    table : DataFrame or path
+        At least model, batch and latency_s; other columns of a measurement table have defaults
+        (`latpred.tables.DEFAULTS`), and the device is taken to be the profile's.
+    profile : DeviceProfile
+        What to predict with.
+    graphs : mapping, optional
+        Walked models by `latpred.accuracy.predicted.GraphKey`; models that are not in it are traced by name.
+    progress : callable, optional
+        Told what is being traced.
+    seed : int
+        Of the bootstrap.
+
+    Raises
+    ------
+    TableError
+        When the table is not usable.
+    MissingPackageError
+        When none of the models can be walked.
+    UnknownModelError
+        When a model of the table has no graph and no name that latpred knows.
+    """
+    from latpred.accuracy.predicted import graph_key, left_out, predict_table, trace_models
+    from latpred.runtimes.legacy_torch import walked_for
+    from latpred.runtimes.lowering import target_of
+
+    outside = tables.complete(tables.load(table), {"device": profile.device.name})
+    cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
+    lacking: dict[GraphKey, str] = {}
+    with walked_for(profile.protocol.get("era", "")):
+        walked = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind), lacking)
+    reason = pd.Series([lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")], index=cells.index)
+    out = cells[reason != ""]
+    if len(out) == len(cells):
+        raise MissingPackageError(f"none of the table's models can be walked: {reason.iloc[0]}")
+    notes = left_out(list(out["model"]), list(reason[out.index]))
+    cells = cells.drop(out.index)
+    return compare(predict_table(cells, walked, profile), cells, notes=notes, seed=seed)
+
+
+def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
+    cells = joined.rows.assign(error=joined.rows["latency_s_predicted"] / joined.rows["latency_s_measured"] - 1)
+    noise, small = _noise(cells), cells[cells["batch"] <= SMALL_BATCH]
+    tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
+    notes = [
+        *joined.notes,
+        *remarks,
+        *_of_another_unit(cells),
+        *([] if noise.cells else ["Repeat noise was not measured: every pair of cells counts."]),
+    ]
+    return Report(
+        overall=_errors(cells),
+        at_speed=_errors_at_speed(cells),
+        by_runtime=_by(cells, cells["runtime"]),
+        by_batch=_by(cells.sort_values("batch", kind="stable"), cells["batch"]),
+        by_decade=_by(cells.sort_values("batch", kind="stable"), cells["batch"].map(metrics.decade)),
+        by_model=_by(cells, cells["model"]),
+        small_by_runtime=_by(small, small["runtime"]),
+        rank=_rank(cells, cells["latency_s_predicted"], tolerance),
+        rank_by_batch={
+            str(batch): _rank(group, group["latency_s_predicted"], tolerance)
+            for batch, group in cells.groupby("batch", sort=True)
+        },
+        fastest=_fastest(cells, tolerance),
+        speedups=_speedups(cells),
+        launches=_launches(cells),
+        crossover=_crossover(cells),
+        knee=_curve_point(
+            cells, metrics.knee, f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
+        ),
+        regime=_regime(cells),
+        coverage=_coverage(cells, seed),
+        noise=noise,
+        baselines=tuple(_score(one, cells, tolerance) for one in baselines.all_baselines(_judged(cells), reasons)),
+        only_predicted=joined.only_predicted,
+        only_measured=joined.only_measured,
+        failed=joined.failed,
+        notes=tuple(notes),
+        cells=cells,
+    )
+
+
+def _of_another_unit(cells: pd.DataFrame) -> Iterator[str]:
+    """A word on tables of which one can hardly be in seconds."""
+    ratio = float(np.median(cells["latency_s_measured"] / cells["latency_s_predicted"]))
+    for times, unit in ((1e3, "milliseconds"), (1e6, "microseconds")):
+        for side, more in zip(_SIDES, (1 / ratio, ratio), strict=True):
+            if times / OFF < more < times * OFF:
+                yield (
+                    f"The {side} latencies are about {more:,.0f} times the other table's, as if they were in {unit}: "
+                    "latency_s is in seconds."
+                )
+
+
+def _errors(cells: pd.DataFrame) -> Errors:
+    return metrics.errors(cells["latency_s_predicted"], cells["latency_s_measured"], list(cells["model"]))
+
+
+def _errors_at_speed(cells: pd.DataFrame) -> Errors | None:
+    """Errors of predictions for the speed that the machine had; None where nobody told it."""
+    if tables.AT_SPEED not in cells or not bool(cells[tables.AT_SPEED].notna().all()):
+        return None
+    return metrics.errors(cells[tables.AT_SPEED], cells["latency_s_measured"], list(cells["model"]))
+
+
+def _by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
+    return {str(name): _errors(group) for name, group in cells.groupby(key.loc[cells.index], sort=False)}
+
+
+def _rank(cells: pd.DataFrame, predicted: pd.Series[float], tolerance: float) -> Rank:
+    group = cells.groupby([*_present(cells, _GROUP), "batch"], sort=False).ngroup()
+    return metrics.rank(predicted, cells["latency_s_measured"], tolerance, group)
+
+
+def _fastest(cells: pd.DataFrame, tolerance: float) -> metrics.Fastest:
+    """Over runtimes: whether the one that is fastest for a model and batch is named."""
+    group = cells.groupby(_present(cells, _BUT_RUNTIME), sort=False).ngroup()
+    return metrics.fastest(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, group)
+
+
+def _speedups(cells: pd.DataFrame) -> dict[str, metrics.Speedups]:
+    """By runtime: how much faster than eager it is, where eager was measured too."""
+    latencies = [f"latency_s_{side}" for side in _SIDES]
+    same = _present(cells, _BUT_RUNTIME)
+    eager = cells[cells["runtime"] == "eager"]
+    pairs = cells[cells["runtime"] != "eager"].merge(eager[[*same, *latencies]], on=same, suffixes=("", "_eager"))
+    ratio = {name: pairs[f"{name}_eager"] / pairs[name] for name in latencies}
+    return {
+        str(runtime): metrics.speedups(*(ratio[name].loc[group.index] for name in latencies))
+        for runtime, group in pairs.groupby("runtime", sort=False)
+    }
+
+
+def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
+    """By runtime: launches as walked against those that a profiler saw, where one looked.
+
+    What a captured graph replays is launched by no op: its kernels are held against those that eager ran.
+    """
+    columns = [f"launches_{side}" for side in _SIDES]
+    found: dict[str, metrics.Launches] = {}
+    if set(columns) <= set(cells.columns):
+        for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False):
+            found[str(runtime)] = metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
+    if tables.KERNELS in cells:
+        known = cells.assign(kernels=pd.to_numeric(cells[tables.KERNELS], errors="coerce")).dropna(subset="kernels")
+        same = _present(cells, _BUT_RUNTIME)
+        eager, replayed = (known[known["runtime"] == runtime] for runtime in ("eager", CAPTURED))
+        pairs = replayed.merge(eager[[*same, "kernels"]], on=same, suffixes=("", "_eager"))
+        if len(pairs):
+            found[CAPTURED] = metrics.launches(pairs["kernels_eager"], pairs["kernels"], list(pairs["model"]))
+    return found
+
+
+def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in cells.columns]
+
+
+def _noise(cells: pd.DataFrame) -> Noise:
+    if "repeat_ratio" in cells and bool(cells["repeat_ratio"].notna().any()):
+        return metrics.noise(cells["repeat_ratio"], "two interleaved halves of the repeats of each cell")
+    ratio = 1 + 2 * cells["spread_s"] / cells["latency_s_measured"]
+    return metrics.noise(ratio, "the spread within each cell (its repeats were not kept apart)")
+
+
+def _coverage(cells: pd.DataFrame, seed: int) -> Coverage:
+    if "low_s" not in cells or "high_s" not in cells:
+        return metrics.coverage([], [], [], [])
+    known = cells[cells["low_s"].notna() & cells["high_s"].notna()]
+    return metrics.coverage(known["low_s"], known["high_s"], known["latency_s_measured"], known["model"], seed)
+
+
+def _regime(cells: pd.DataFrame) -> float:
+    if "regime_measured" not in cells or "regime_predicted" not in cells:
+        return math.nan
+    known = cells[(cells["regime_measured"] != "") & (cells["regime_predicted"] != "")]
+    # clocks tell whether the host or the device is slower; what the device waits for, they do not
+    predicted, measured = (known[f"regime_{side}"].str.startswith("framework") for side in _SIDES)
+    return float((predicted == measured).mean()) if len(known) else math.nan
+
+
+def _crossover(cells: pd.DataFrame) -> CurvePoint:
+    both = [f"{name}_s_{side}" for name in ("overhead", "compute") for side in _SIDES]
+    known = cells.dropna(subset=both) if set(both) <= set(cells.columns) else cells.iloc[:0]
+    if len(known) == 0:
+        return _curve_point(cells, metrics.elbow, "flat latency over the slope at the largest batches")
+    predicted, measured = (_per_curve(known, metrics.crossing, f"overhead_s_{s}", f"compute_s_{s}") for s in _SIDES)
+    return _factors(predicted, measured, "measured overhead and compute")
+
+
+def _curve_point(cells: pd.DataFrame, reader: Callable[..., float], basis: str) -> CurvePoint:
+    predicted, measured = (_per_curve(cells, reader, f"latency_s_{side}") for side in _SIDES)
+    return _factors(predicted, measured, basis)
+
+
+def _per_curve(cells: pd.DataFrame, reader: Callable[..., float], *columns: str) -> list[float]:
+    """What `reader` makes of the batches and those columns, curve by curve."""
+    curves = cells.groupby(_present(cells, tables.CURVE_KEYS), sort=False)
+    return [reader(curve["batch"], *(curve[name] for name in columns)) for _, curve in curves if len(curve) > 1]
+
+
+def _factors(predicted: Sequence[float], measured: Sequence[float], basis: str) -> CurvePoint:
+    p, m = np.asarray(predicted, float), np.asarray(measured, float)
+    both = np.isfinite(p) & np.isfinite(m)
+    either = int((np.isfinite(p) | np.isfinite(m)).sum())
+    off = np.array([metrics.factor(a, b) for a, b in zip(p[both], m[both], strict=True)])
+    return CurvePoint(
+        curves=int(both.sum()),
+        one_sided=either - int(both.sum()),
+        median=float(np.median(off)) if off.size else math.nan,
+        p90=float(np.quantile(off, 0.9)) if off.size else math.nan,
+        good=float((off <= GOOD_FACTOR).sum()) / either if either else math.nan,
+        basis=basis,
+    )
+
+
+def _judged(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells as baselines know them: measured latency, and work as the predicted table counted it."""
+    work = {f"{name}_predicted": name for name in baselines.FEATURES}
+    brought = [name for name in cells.columns if name.startswith(tables.BASELINE_PREFIX)]
+    sides = {name: name.removesuffix("_predicted").removesuffix("_measured") for name in brought}
+    return cells.rename(columns={"latency_s_measured": "latency_s", **work, **sides})
+
+
+def _score(baseline: baselines.Baseline, cells: pd.DataFrame, tolerance: float) -> Score:
+    if baseline.latency_s is None:
+        return Score(baseline.name, baseline.idea, None, None, baseline.reason)
+    known = np.isfinite(baseline.latency_s)
+    judged = cells[known].assign(latency_s_predicted=baseline.latency_s[known])
+    rank = _rank(judged, judged["latency_s_predicted"], tolerance)
+    reason = baseline.reason if len(judged) < len(cells) else ""
+    return Score(baseline.name, baseline.idea, _errors(judged), rank, reason)
+
+
+def _nothing_in_common(joined: tables.Joined) -> str:
+    first = joined.only_predicted[:1] + joined.only_measured[:1]
+    shown = f" Predicted: {first[0]}; measured: {first[1]}." if len(first) == 2 else ""
+    return (
+        f"No cell is in both tables.{shown} Predict the same models, input sizes, batches, runtime, precision, "
+        "device and protocol that were measured."
+    )

@@ -1,0 +1,184 @@
+"""What a check of a profile found: which of its parts still hold, what moved, and what of the machine is another.
+
+Records and their text only; `latpred.calibration.measurement.profile_check` measures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latpred.ops.families import root
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+SCHEMA = "latpred.check/1"
+HOLDS, MOVED, UNCLEAR = "holds", "moved", "unclear"
+BUSY = 0.25  # processors that other work may use before times are not to be believed
+MOST_NAMED = 8
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that a profile prices, timed again.
+
+    Attributes
+    ----------
+    clock : str
+        "host" for dispatch, "device" for kernels.
+    name : str
+        Precision and kernel family, class of op, or kind of call; "" for what all parts of the clock have in common.
+    ratio : float
+        Time now over the profile's, without what the clock's parts have in common.
+    low, high : float
+        Between which the ratio lies, all parts looked at being counted.
+    least : float
+        Smallest factor that would have been called moved.
+    anchors : int
+        Cells or kernels that were timed.
+    verdict : str
+        "holds", "moved", or "unclear" where noise hides a change of 15 %.
+    """
+
+    clock: str
+    name: str
+    ratio: float
+    low: float
+    high: float
+    least: float
+    anchors: int
+    verdict: str
+
+    @property
+    def group(self) -> str:
+        """The part without what is special about it: several classes of one kind of op are shown together."""
+        return root(self.name) if self.clock == "host" else self.name
+
+
+class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether a profile still holds.
+
+    Attributes
+    ----------
+    profile : str
+        Its name.
+    created : str
+        When it was calibrated.
+    parts : tuple of Part
+        Everything that was timed again.
+    changes : tuple of str
+        What differs between the machine now and the profile's, in sentences.
+    busy : float
+        Processors that other work used meanwhile; 0 where the system does not say.
+    seconds : float
+        What the check took.
+    """
+
+    profile: str
+    created: str
+    parts: tuple[Part, ...]
+    changes: tuple[str, ...]
+    busy: float
+    seconds: float
+
+    @property
+    def told(self) -> tuple[Part, ...]:
+        """The parts as they may be called: where other work used the processors, none is said to have moved."""
+        if self.busy <= BUSY:
+            return self.parts
+        return tuple(
+            msgspec.structs.replace(part, verdict=UNCLEAR) if part.verdict == MOVED else part for part in self.parts
+        )
+
+    @property
+    def moved(self) -> tuple[Part, ...]:
+        """Parts that are not what the profile says."""
+        return tuple(part for part in self.told if part.verdict == MOVED)
+
+    @property
+    def unclear(self) -> tuple[Part, ...]:
+        """Parts of which noise, or other work, leaves too little to tell by."""
+        return tuple(part for part in self.told if part.verdict == UNCLEAR)
+
+    @property
+    def verdict(self) -> str:
+        """One word for all: "holds", "moved", or "unclear" where other work or noise leaves too little to tell by."""
+        if self.moved:
+            return MOVED
+        if self.told != self.parts:
+            return UNCLEAR
+        return UNCLEAR if 2 * len(self.unclear) > len(self.parts) else HOLDS
+
+    @property
+    def sentence(self) -> str:
+        """The answer, and what to do about it."""
+        if self.verdict == HOLDS:
+            return f"profile {self.profile} holds: {self._counted(HOLDS)}"
+        if self.verdict == MOVED:
+            return f"profile {self.profile} does not hold: {self._counted(MOVED)}. Anew: latpred calibrate --fresh"
+        reason = f"other work used {self.busy:.1f} processors" if self.busy > BUSY else "times scatter too much"
+        return f"cannot tell whether profile {self.profile} holds: {reason}. Check again on an idle machine."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            **msgspec.to_builtins(self),
+            "parts": msgspec.to_builtins(self.told),
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row for each part."""
+        import pandas as pd
+
+        return pd.DataFrame([msgspec.structs.asdict(part) for part in self.told])
+
+    def print(self, console: Console) -> None:
+        """The answer, the parts that moved, those that cannot be told, and what changed on the machine."""
+        console.print(self.sentence)
+        if self.verdict == MOVED:
+            for part in self.parts:
+                if not part.name:
+                    console.print(f"all of the {part.clock}: x{part.ratio:.2f}, taken off below")
+            console.print(_table(self.moved))
+        if self.unclear:
+            what = "noise" if self.told == self.parts else "noise or other work"
+            console.print(f"{what} hides a change of 15 % in: {_named(self.unclear)}")
+        for said in self.changes:
+            console.print(f"changed: {said}")
+        if not self.changes:
+            console.print("nothing changed in processor, device, driver, threads and packages")
+
+    def _counted(self, verdict: str) -> str:
+        count = sum(part.verdict == verdict for part in self.parts)
+        return f"{count} of {len(self.parts)} parts are {'as they were' if verdict == HOLDS else 'not as they were'}"
+
+
+def _named(parts: tuple[Part, ...]) -> str:
+    names = list(dict.fromkeys(part.group or f"all of the {part.clock}" for part in parts))
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _table(parts: tuple[Part, ...]) -> Any:
+    """What moved, classes of one kind of op in one row."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("moved", "of the", "by", "between", "timed"):
+        table.add_column(name, justify="left" if name in ("moved", "of the") else "right")
+    groups: dict[tuple[str, str], list[Part]] = {}
+    for part in parts:
+        groups.setdefault((part.clock, part.group), []).append(part)
+    for (clock, name), group in groups.items():
+        middle = sorted(group, key=lambda part: part.ratio)[len(group) // 2]
+        shown = name or "everything"
+        shown += f" ({len(group)} classes)" if len(group) > 1 else ""
+        between = f"{min(part.low for part in group):.2f} to {max(part.high for part in group):.2f}"
+        table.add_row(shown, clock, f"x{middle.ratio:.2f}", between, str(sum(part.anchors for part in group)))
+    return table

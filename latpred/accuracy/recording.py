@@ -1,0 +1,268 @@
+"""A recording: measured cells and the models as they were walked where they were measured.
+
+Replaying one predicts every cell again and compares, with no device and without tracing anything, so the figures do not
+depend on the stack that replays. On disk it is a folder of three files: `recording.json` (what it is, and checksums),
+`table.csv` (the measurement table) and `graphs.json.gz` (the walked models).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pandas as pd
+
+from latpred import storage, tables
+from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, predict_table
+from latpred.errors import ProfileError, RecordingError, TableError
+from latpred.graph.graph import ModelGraph
+
+if TYPE_CHECKING:
+    from latpred.accuracy.comparison import Report
+    from latpred.profile.document import DeviceProfile
+
+SCHEMA = "latpred.accuracy.recording"
+VERSION = 1
+MANIFEST, TABLE, GRAPHS = "recording.json", "table.csv", "graphs.json.gz"
+_LARGEST = 1 << 30  # a graphs file that unpacks to more is refused
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `recording.json` says."""
+
+    schema: str
+    version: int
+    name: str
+    created: str  # ISO 8601, UTC
+    about: str
+    cells: int
+    models: int
+    reasons: dict[str, str]  # why a baseline that needs the device could not be had there
+    sha256: dict[str, str]  # by file name, and of this document under "recording.json" with that entry left out
+
+
+class Walked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of the graphs file: the key a table finds it by, and the graph."""
+
+    model: str
+    input_kind: str
+    input_size: int
+    precision: str
+    graph: ModelGraph
+    runtime: str = "eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Measured cells and walked models.
+
+    Attributes
+    ----------
+    name, about : str
+        What it is called, and a line for people: device, stack, what was measured and how.
+    table : DataFrame
+        The measurement table.
+    graphs : mapping
+        A walked model for every (model, input_kind, input_size, precision) and runtime of the table.
+    created : str
+        When it was made, ISO 8601, UTC.
+    reasons : mapping
+        Why a baseline that needs the device could not be had, by its name.
+    """
+
+    name: str
+    about: str
+    table: pd.DataFrame = field(repr=False, compare=False)
+    graphs: Mapping[GraphKey, ModelGraph] = field(repr=False)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the table, and that every cell has its graph.
+
+        Raises
+        ------
+        TableError
+            When the table breaks its schema.
+        RecordingError
+            When a model of the table was not walked.
+        """
+        object.__setattr__(self, "table", tables.check(self.table, tables.MEASURED))
+        missing = sorted(
+            {graph_key(cell).model for cell in _measured(self.table) if graph_of(self.graphs, cell) is None}
+        )
+        if missing:
+            raise RecordingError(f"No graph for {', '.join(missing)}. Walk every model that the table holds.")
+
+    def replay(self, profile: DeviceProfile, *, seed: int = 0) -> Report:
+        """Predict every cell with a profile and hold it against what was measured.
+
+        Cells in a runtime or a precision that the profile lacks are left out, and a note says so.
+
+        Raises
+        ------
+        ProfileError
+            When the profile covers no cell at all.
+        """
+        from latpred.accuracy.comparison import compare
+
+        measured, notes = _covered(tables.merge_repeats(self.table), profile)
+        predicted = predict_table(measured, self.graphs, profile)
+        return compare(predicted, measured, reasons=self.reasons, notes=notes, seed=seed)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the three files into a folder, the manifest last: without it there is no recording.
+
+        Raises
+        ------
+        RecordingError
+            When the folder cannot be written.
+        """
+        target = Path(folder)
+        files = {TABLE: tables.to_csv(self.table).encode(), GRAPHS: self._packed_graphs()}
+        manifest = Manifest(
+            schema=SCHEMA,
+            version=VERSION,
+            name=self.name,
+            created=self.created,
+            about=self.about,
+            cells=len(self.table),
+            models=len({key.model for key in self.graphs}),
+            reasons=dict(self.reasons),
+            sha256={name: _digest(body) for name, body in files.items()},
+        )
+        files[MANIFEST] = _encode(_signed(manifest))
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            (target / MANIFEST).unlink(missing_ok=True)
+            for name, body in files.items():
+                storage.write(target / name, body)
+        except OSError as error:
+            raise RecordingError(f"Cannot write {target}: {error.strerror or error}. Name another folder.") from error
+        return target
+
+    def _packed_graphs(self) -> bytes:
+        walked = [Walked(*key[:4], graph=graph, runtime=key.runtime) for key, graph in sorted(self.graphs.items())]
+        return gzip.compress(msgspec.json.encode(walked), mtime=0)
+
+
+def load(source: str | os.PathLike[str]) -> Recording:
+    """Read a recording and check it.
+
+    Parameters
+    ----------
+    source : str or path
+        A folder, or the name of a shipped recording.
+
+    Raises
+    ------
+    RecordingError
+        When it is not there, of a newer schema, damaged or changed since it was saved.
+    """
+    folder = _located(source)
+    manifest = _manifest(folder)
+    body = {name: _verified(folder, name, manifest) for name in (TABLE, GRAPHS)}
+    try:
+        table = tables.read(folder / TABLE, tables.MEASURED)
+        walked = msgspec.json.decode(_unpacked(body[GRAPHS]), type=list[Walked])
+    except (TableError, msgspec.DecodeError, OSError, EOFError) as error:
+        raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
+    graphs = {GraphKey(w.model, w.input_kind, w.input_size, w.precision, w.runtime): w.graph for w in walked}
+    return Recording(manifest.name, manifest.about, table, graphs, manifest.created, manifest.reasons)
+
+
+def _covered(table: pd.DataFrame, profile: DeviceProfile) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of a table that a profile can predict, and sentences about those that it cannot."""
+    from latpred.prediction.predictor import Predictor
+
+    predictor, kept, notes = Predictor(profile), [], []
+    reason: ProfileError | None = None
+    for (runtime, precision), rows in table.groupby(["runtime", "precision"], sort=False):
+        try:
+            predictor.check(str(runtime), str(precision))
+            kept.append(rows)
+        except ProfileError as error:
+            reason = error
+            notes.append(f"{len(rows)} rows of {runtime} in {precision} are left out: {error}")
+    if reason is not None and not kept:
+        raise reason
+    return (pd.concat(kept).sort_index() if notes else table), notes
+
+
+def _located(source: str | os.PathLike[str]) -> Path:
+    folder = Path(source)
+    if folder.exists():
+        return folder
+    shipped = Path(str(resources.files("latpred.models"))) / "recordings" / folder.name
+    return shipped if str(source) == folder.name and shipped.exists() else folder
+
+
+def _manifest(source: Path) -> Manifest:
+    try:
+        body = (source / MANIFEST).read_bytes()
+    except OSError:
+        raise RecordingError(f"There is no recording in {source}. Give a folder that holds {MANIFEST}.") from None
+    try:
+        claim = msgspec.json.decode(body, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise RecordingError(f"{source / MANIFEST} is damaged: {error}. Copy or make the recording anew.") from error
+    if claim.get("schema") != SCHEMA:
+        raise RecordingError(f"{source / MANIFEST} is no recording but {claim.get('schema')!r}.")
+    version = claim.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise RecordingError(
+            f"{source} is a recording of version {version}; this latpred reads up to {VERSION}. Upgrade latpred."
+        )
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise RecordingError(f"{source / MANIFEST} is damaged: {error}. Copy or make the recording anew.") from error
+    if _signed(manifest) != manifest:
+        raise RecordingError(f"{source / MANIFEST} was changed since it was saved. Copy or make the recording anew.")
+    return manifest
+
+
+def _verified(source: Path, name: str, manifest: Manifest) -> bytes:
+    try:
+        body = (source / name).read_bytes()
+    except OSError:
+        raise RecordingError(f"{source} lacks {name}. Copy or make the recording anew.") from None
+    if _digest(body) != manifest.sha256.get(name):
+        raise RecordingError(f"{source / name} was changed since it was saved. Copy or make the recording anew.")
+    return body
+
+
+def _signed(manifest: Manifest) -> Manifest:
+    bare = {name: digest for name, digest in manifest.sha256.items() if name != MANIFEST}
+    unsigned = msgspec.structs.replace(manifest, sha256=bare)
+    return msgspec.structs.replace(manifest, sha256={**bare, MANIFEST: _digest(_encode(unsigned))})
+
+
+def _encode(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _unpacked(body: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise OSError(f"graphs of more than {_LARGEST >> 20} MiB.")
+    return text
+
+
+def _measured(table: pd.DataFrame) -> list[dict[object, object]]:
+    kept = table[table["status"] == tables.OK] if "status" in table else table
+    return list(kept.to_dict("records"))

@@ -1,0 +1,573 @@
+"""`latpred.predict_generation`: from a decoder and a prompt's length to how long its text takes.
+
+The walk is `latpred.tracing.text_generation`'s, the clocks are the predictor's. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred import runtimes
+from latpred.errors import RuntimeRefusalError
+from latpred.prediction import prediction
+from latpred.prediction.find import located, predictor_of
+from latpred.prediction.prediction import Curve, Prediction, Provenance
+from latpred.prediction.predictor import Predictor, checked_batches, is_one
+from latpred.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "latpred.explanation.generation/1"
+CURVE_SCHEMA = "latpred.explanation.generation-curve/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration of the loop: a forward pass, the choice of a token, and whether to go on.
+
+    Attributes
+    ----------
+    cached : int
+        Tokens in the cache when it starts; 0 for the prefill.
+    latency_ms, overhead_ms, compute_ms : float
+        As for a `Prediction`.
+    interval_ms : tuple[float, float]
+        90 % interval of the latency.
+    regime : str
+        "framework-bound", "compute-bound" or "memory-bound".
+    """
+
+    cached: int
+    latency_ms: float
+    interval_ms: tuple[float, float]
+    overhead_ms: float
+    compute_ms: float
+    regime: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GenerationPrediction:
+    """How long generating text takes at one batch size.
+
+    Attributes
+    ----------
+    model, runtime, device, precision : str
+        What generates, and where.
+    prompt, new_tokens : int
+        Tokens of each prompt, and tokens generated for each sequence.
+    batch : int
+        Sequences generated together.
+    cache : str
+        "dynamic", or "static" where the runtime needs a cache of fixed length.
+    prefill : Step
+        From the call to the first new token.
+    steps : tuple[Step, ...]
+        One for each further token.
+    peak_bytes : int
+        Parameters and the most activations and cache alive at once.
+    fits : bool or None
+        Whether that fits the device's memory; None when its size is not known.
+    provenance : Provenance
+        Profile the prediction rests on, and what may not hold.
+    """
+
+    model: str
+    runtime: str
+    device: str
+    precision: str
+    prompt: int
+    new_tokens: int
+    batch: int
+    cache: str
+    prefill: Step
+    steps: tuple[Step, ...]
+    peak_bytes: int
+    fits: bool | None
+    provenance: Provenance
+
+    @property
+    def first_token_ms(self) -> float:
+        """Time to the first token."""
+        return self.prefill.latency_ms
+
+    @property
+    def step_ms(self) -> NDArray[np.float64]:
+        """Milliseconds of each further token."""
+        return np.array([step.latency_ms for step in self.steps])
+
+    @property
+    def per_token_ms(self) -> float | None:
+        """Mean time of a further token; None when there is none."""
+        return float(self.step_ms.mean()) if self.steps else None
+
+    @property
+    def latency_ms(self) -> float:
+        """All of it."""
+        return sum(step.latency_ms for step in self._all)
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """Its 90 % interval: what is wrong with one step is wrong with all, so that their ends add up."""
+        low, high = (sum(step.interval_ms[end] for step in self._all) for end in (0, 1))
+        return low, high
+
+    @property
+    def overhead_ms(self) -> float:
+        """Dispatch time of all of it."""
+        return sum(step.overhead_ms for step in self._all)
+
+    @property
+    def compute_ms(self) -> float:
+        """Device time of all of it."""
+        return sum(step.compute_ms for step in self._all)
+
+    @property
+    def overhead_share(self) -> float:
+        """Dispatch as a share of the latency, at most 1."""
+        return min(1.0, self.overhead_ms / self.latency_ms) if self.latency_ms else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens per second, of all sequences together."""
+        return self.batch * self.new_tokens * 1e3 / self.latency_ms if self.latency_ms else 0.0
+
+    @property
+    def regime(self) -> tuple[str, ...]:
+        """Regime of the prefill and of each step."""
+        return tuple(step.regime for step in self._all)
+
+    @property
+    def _all(self) -> tuple[Step, ...]:
+        return (self.prefill, *self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values that JSON can hold."""
+        return {"schema": SCHEMA, **_asked(self), **_point(self)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """A predicted table (see `latpred.tables`): all of it, and its first token."""
+        return frame((self,))
+
+    def __repr__(self) -> str:
+        """A few lines for a terminal."""
+        return "\n".join([_title(self), *(f"  {name:<13}{text}" for name, text in _facts(self))])
+
+    def _repr_html_(self) -> str:
+        return _card(_title(self), _facts(self))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GenerationCurve:
+    """Text generation over batch sizes, a sequence of `GenerationPrediction`."""
+
+    points: tuple[GenerationPrediction, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values that JSON can hold."""
+        return {"schema": CURVE_SCHEMA, **_asked(self.points[0]), "points": [_point(point) for point in self.points]}
+
+    def to_frame(self) -> pd.DataFrame:
+        """A predicted table (see `latpred.tables`): for each batch all of it, and its first token."""
+        return frame(self.points)
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.points)
+
+    def __iter__(self) -> Iterator[GenerationPrediction]:
+        """Predictions in order."""
+        return iter(self.points)
+
+    def __getitem__(self, index: int) -> GenerationPrediction:
+        """The prediction at a position."""
+        return self.points[index]
+
+    def __repr__(self) -> str:
+        """A table for a terminal."""
+        rows = [HEAD, *(row(point) for point in self.points)]
+        widths = [max(len(cells[column]) for cells in rows) for column in range(len(HEAD))]
+        lines = ["  " + "  ".join(c.rjust(w) for c, w in zip(cells, widths, strict=True)) for cells in rows]
+        return "\n".join([title(self.points[0]), *lines, *(f"  {name:<13}{text}" for name, text in _basis(self[0]))])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in HEAD)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row(point))}</tr>" for point in self.points)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return _card(title(self.points[0]), _basis(self[0]), table)
+
+
+HEAD = ("batch", "latency", "90 % interval", "first", "next", "tokens/s", "overhead", "regime")
+
+
+def row(point: GenerationPrediction) -> tuple[str, ...]:
+    """One line of a table, under `HEAD`."""
+    low, high = (_ms(end) for end in point.interval_ms)
+    if low.split()[-1] == high.split()[-1]:
+        low = low.split()[0]
+    each = point.per_token_ms
+    return (
+        str(point.batch) + ("" if point.fits is not False else "*"),
+        _ms(point.latency_ms),
+        f"{low} to {high}",
+        _ms(point.first_token_ms),
+        "-" if each is None else _ms(each),
+        _rate(point.tokens_per_s),
+        f"{point.overhead_share:.0%}",
+        (point.steps[-1] if point.steps else point.prefill).regime.removesuffix("-bound"),
+    )
+
+
+def title(point: GenerationPrediction) -> str:
+    """What was asked, without the batch."""
+    plural = "" if point.new_tokens == 1 else "s"
+    kept = "" if point.cache == "dynamic" else f", {point.cache} cache"
+    return (
+        f"{point.model}: {point.new_tokens} new token{plural} after {point.prompt}, {point.precision}, "
+        f"{point.runtime} on {point.device}{kept}"
+    )
+
+
+def input_kind(new_tokens: int) -> str:
+    """What tables call the input of a generation; its size is the prompt's.
+
+    >>> input_kind(16)
+    'prompt+16'
+    """
+    return f"prompt+{new_tokens}"
+
+
+def frame(points: tuple[GenerationPrediction, ...]) -> pd.DataFrame:
+    """A predicted table: all of it, and beside it the first token, which is a generation of one token."""
+    import pandas as pd
+
+    rows = [
+        _row(point, tokens, steps)
+        for point in points
+        for tokens, steps in {point.new_tokens: (point.prefill, *point.steps), 1: (point.prefill,)}.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> dict[str, Any]:
+    from latpred.tables import machine_name
+
+    return {
+        "machine": machine_name(point.provenance.machine),
+        "device": point.device,
+        "runtime": point.runtime,
+        "precision": point.precision,
+        "model": point.model,
+        "batch": point.batch,
+        "input_kind": input_kind(tokens),
+        "input_size": point.prompt,
+        "protocol": "single",
+        "latency_s": sum(step.latency_ms for step in steps) / 1e3,
+        "low_s": sum(step.interval_ms[0] for step in steps) / 1e3,
+        "high_s": sum(step.interval_ms[1] for step in steps) / 1e3,
+        "overhead_s": sum(step.overhead_ms for step in steps) / 1e3,
+        "compute_s": sum(step.compute_ms for step in steps) / 1e3,
+        "regime": steps[-1].regime,
+    }
+
+
+def _title(point: GenerationPrediction) -> str:
+    return f"{title(point)}, batch {point.batch}"
+
+
+def _facts(point: GenerationPrediction) -> list[tuple[str, str]]:
+    low, high = point.interval_ms
+    room = {True: ", fits", False: ", does not fit the device", None: ""}[point.fits]
+    facts = [
+        ("latency", f"{_ms(point.latency_ms)} (90 %: {_ms(low)} to {_ms(high)}), {_rate(point.tokens_per_s)} tokens/s"),
+        ("first token", f"{_ms(point.first_token_ms)}, {point.prefill.regime}"),
+    ]
+    if point.steps:
+        first, last = point.steps[0], point.steps[-1]
+        regimes = first.regime if first.regime == last.regime else f"{first.regime}, at last {last.regime}"
+        facts.append(("next tokens", f"{_ms(first.latency_ms)} to {_ms(last.latency_ms)} each, {regimes}"))
+    clocks = f"{_ms(point.overhead_ms)} dispatching, {_ms(point.compute_ms)} computing"
+    facts.append(("clocks", f"{clocks}, overhead {point.overhead_share:.0%} of the latency"))
+    facts.append(("memory", f"{format_bytes(point.peak_bytes)} at the peak{room}"))
+    return [*facts, *_basis(point)]
+
+
+def _basis(point: GenerationPrediction) -> list[tuple[str, str]]:
+    provenance = point.provenance
+    where = provenance.machine.accelerator or provenance.machine.cpu
+    rests = f"{provenance.profile}, {provenance.source} on {where}, {provenance.created[:10]}"
+    return [("profile", rests), *(("caveat", caveat) for caveat in provenance.caveats)]
+
+
+def _asked(point: GenerationPrediction) -> dict[str, Any]:
+    return {
+        "model": point.model,
+        "runtime": point.runtime,
+        "device": point.device,
+        "precision": point.precision,
+        "prompt": point.prompt,
+        "new_tokens": point.new_tokens,
+        "cache": point.cache,
+        "provenance": prediction.origin(point.provenance),
+    }
+
+
+def _point(point: GenerationPrediction) -> dict[str, Any]:
+    return {
+        "batch": point.batch,
+        "latency_ms": point.latency_ms,
+        "interval_ms": list(point.interval_ms),
+        "first_token_ms": point.first_token_ms,
+        "per_token_ms": point.per_token_ms,
+        "tokens_per_s": point.tokens_per_s,
+        "overhead_ms": point.overhead_ms,
+        "compute_ms": point.compute_ms,
+        "overhead_share": point.overhead_share,
+        "peak_bytes": point.peak_bytes,
+        "fits": point.fits,
+        "steps": [
+            {
+                "cached": step.cached,
+                "latency_ms": step.latency_ms,
+                "interval_ms": list(step.interval_ms),
+                "overhead_ms": step.overhead_ms,
+                "compute_ms": step.compute_ms,
+                "regime": step.regime,
+            }
+            for step in (point.prefill, *point.steps)
+        ],
+    }
+
+
+def _card(heading: str, facts: list[tuple[str, str]], above: str = "") -> str:
+    rows = "".join(f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(t)}</td></tr>" for n, t in facts)
+    return f"<div><strong>{escape(heading)}</strong>{above}<table>{rows}</table></div>"
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.3g}"
+
+
+def _ms(milliseconds: float) -> str:
+    return format_duration(milliseconds / 1e3)
+
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+
+    from latpred.tracing.text_generation import GenerationGraph, Stage
+
+    Model = torch.nn.Module | str
+    Device = torch.device | str | os.PathLike[str]
+
+REPLAYED = ("cuda-graphs", "compile", "compile-reduce-overhead")
+_MOST_PRICED = 33  # decode steps that are priced one by one; between them times are taken as straight lines
+
+
+@overload
+def predict_generation(
+    model: Model,
+    prompt: int,
+    new_tokens: int,
+    batch: int = 1,
+    runtime: str = "eager",
+    *,
+    device: Device | None = None,
+    precision: str | None = None,
+) -> GenerationPrediction: ...
+@overload
+def predict_generation(
+    model: Model,
+    prompt: int,
+    new_tokens: int,
+    batch: Sequence[int],
+    runtime: str = "eager",
+    *,
+    device: Device | None = None,
+    precision: str | None = None,
+) -> GenerationCurve: ...
+def predict_generation(
+    model: Model,
+    prompt: int,
+    new_tokens: int,
+    batch: int | Sequence[int] = 1,
+    runtime: str = "eager",
+    *,
+    device: Device | None = None,
+    precision: str | None = None,
+) -> GenerationPrediction | GenerationCurve:
+    """Predict how long greedy text generation takes: the prefill, and one step for each further token.
+
+    What is predicted is a call of transformers' `generate()` with prompts of equal length and no padding, all of it:
+    besides the forward passes also the choice of each token and the check whether to stop, which waits for the device.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or str
+        A transformers model with a `generate()`, or the name of a decoder ("gpt2", "llama-3.2-1b").
+    prompt : int
+        Tokens of each prompt.
+    new_tokens : int
+        Tokens to generate for each; no sequence ends before.
+    batch : int or sequence of int
+        One batch size for a `GenerationPrediction`, several for a `GenerationCurve`.
+    runtime : str
+        "eager". In "cuda-graphs", "compile" and "compile-reduce-overhead" the forward passes of the decode steps run in
+        that runtime, with a cache of fixed length, and everything else in eager: an estimate, which says so.
+    device : str, path or torch.device, optional
+        As for `predict`.
+    precision : str, optional
+        fp32, tf32, fp16, bf16 or fp64; without it, that of the model's parameters.
+
+    Returns
+    -------
+    GenerationPrediction or GenerationCurve
+        Time to the first token, of each further one and of all, with interval and regimes.
+
+    Raises
+    ------
+    UsageError
+        When an argument is wrong, the model generates no text, or it does not take so many tokens.
+    RuntimeRefusalError
+        When nothing can be told of generation in the runtime.
+    TraceError, ProfileError
+        As for `predict`.
+
+    Examples
+    --------
+    >>> predict_generation("gpt2", prompt=128, new_tokens=16, batch=[1, 8, 64])  # doctest: +SKIP
+    """
+    one = is_one(batch)
+    sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
+    _check_runtime(runtime)
+    predictor = predictor_of(located(device))
+    predictor.check(runtime)
+    from latpred.tracing.text_generation import trace_generation
+
+    cache = "static" if runtime in REPLAYED else "dynamic"
+    graph = trace_generation(model, prompt, new_tokens, precision=precision, cache=cache)
+    curve = generation_curve(predictor, graph, sizes, runtime)
+    return curve[0] if one else curve
+
+
+def generation_curve(
+    predictor: Predictor, graph: GenerationGraph, batches: NDArray[np.int64], runtime: str = "eager"
+) -> GenerationCurve:
+    """Predict a walk of text generation with one profile.
+
+    Parameters
+    ----------
+    predictor : Predictor
+        Of a device.
+    graph : GenerationGraph
+        What `latpred.tracing.text_generation.trace_generation` gives.
+    batches : ndarray of int
+        Batch sizes.
+    runtime : str
+        Of the decode steps' forward passes.
+    """
+    prefill = predictor.curve(graph.prefill.graph, batches)
+    chosen = _chosen(len(graph.steps))
+    priced = [_step_curves(predictor, graph.steps[index], batches, runtime) for index in chosen]
+    notes = _notes(graph, runtime)
+    points = []
+    for position in range(len(batches)):
+        first = prefill[position]
+        known = [
+            _step(graph.steps[index].before, [curve[position] for curve in curves])
+            for index, curves in zip(chosen, priced, strict=True)
+        ]
+        peaks = [first, *(curve[position] for curves in priced for curve in curves)]
+        caveats = dict.fromkeys([*notes, *(caveat for point in peaks for caveat in point.provenance.caveats)])
+        points.append(
+            GenerationPrediction(
+                model=first.model,
+                runtime=runtime,
+                device=first.device,
+                precision=first.precision,
+                prompt=graph.prompt,
+                new_tokens=graph.new_tokens,
+                batch=first.batch,
+                cache=graph.cache,
+                prefill=_step(0, [first]),
+                steps=tuple(_filled(known, [step.before for step in graph.steps])),
+                peak_bytes=max(point.peak_bytes for point in peaks),
+                fits=_all_fit(peaks),
+                provenance=_with(first.provenance, tuple(caveats)),
+            )
+        )
+    return GenerationCurve(tuple(points))
+
+
+def _check_runtime(runtime: str) -> None:
+    runtimes.get(runtime)  # a misspelt one is said as such
+    if runtime != "eager" and runtime not in REPLAYED:
+        raise RuntimeRefusalError(
+            f"Text generation in {runtime} is not predicted: it needs a model exported together with its cache, which "
+            f"latpred does not build. Ask for eager, or for an estimate in one of: {', '.join(REPLAYED)}."
+        )
+
+
+def _step_curves(predictor: Predictor, stage: Stage, batches: NDArray[np.int64], runtime: str) -> list[Curve]:
+    """What adds up to a step: all of it, or the forward pass in its runtime and the rest in eager."""
+    if runtime == "eager":
+        return [predictor.curve(stage.graph, batches)]
+    return [predictor.curve(stage.forward, batches, runtime=runtime), predictor.curve(stage.loop, batches)]
+
+
+def _step(cached: int, parts: list[Prediction]) -> Step:
+    """One step from the parts that it consists of, the longest of which gives its regime."""
+    low, high = (sum(part.interval_ms[end] for part in parts) for end in (0, 1))
+    overhead, compute = sum(part.overhead_ms for part in parts), sum(part.compute_ms for part in parts)
+    regime = max(parts, key=lambda part: part.compute_ms).regime
+    if len(parts) > 1:
+        bound = next((part.regime for part in parts if part.regime != "framework-bound"), "compute-bound")
+        regime = "framework-bound" if overhead > compute else bound
+    return Step(cached, sum(part.latency_ms for part in parts), (low, high), overhead, compute, regime)
+
+
+def _chosen(count: int) -> list[int]:
+    if count <= _MOST_PRICED:
+        return list(range(count))
+    return sorted({round(index) for index in np.linspace(0, count - 1, _MOST_PRICED).tolist()})
+
+
+def _filled(known: list[Step], lengths: list[int]) -> Iterable[Step]:
+    """A step for each length: the known ones, and straight lines between them."""
+    if len(known) == len(lengths):
+        return known
+    at = [step.cached for step in known]
+    rows = [(s.latency_ms, *s.interval_ms, s.overhead_ms, s.compute_ms) for s in known]
+    columns = [np.interp(lengths, at, column).tolist() for column in zip(*rows, strict=True)]
+    nearest = np.abs(np.subtract.outer(lengths, at)).argmin(axis=1).tolist()
+    return [
+        Step(length, latency, (low, high), overhead, compute, known[near].regime)
+        for length, near, latency, low, high, overhead, compute in zip(lengths, nearest, *columns, strict=True)
+    ]
+
+
+def _notes(graph: GenerationGraph, runtime: str) -> list[str]:
+    if runtime == "eager":
+        return []
+    return [
+        f"an estimate: the forward passes of the decode steps run in {runtime} with a static cache of "
+        f"{graph.prompt + graph.new_tokens - 1} tokens, the prefill and the rest of generate() in eager; the two are "
+        "added up, as if neither ran while the other does"
+    ]
+
+
+def _all_fit(points: list[Prediction]) -> bool | None:
+    fits = [point.fits for point in points]
+    return None if None in fits else all(fits)
+
+
+def _with(provenance: Provenance, caveats: tuple[str, ...]) -> Provenance:
+    return Provenance(provenance.profile, provenance.source, provenance.created, provenance.machine, caveats)

@@ -1,0 +1,1 @@
+"""Estimators: the roofline with its residual, tile constants, and corrections from measured latencies."""

@@ -1,0 +1,321 @@
+"""Corrections of a profile: factors on its host costs and kernel times that bring its law nearer to measured latencies.
+
+The law stays the profile's own, two clocks over a schedule. Its host classes and kernel families get factors, and
+kernels powers of their size (`latpred.prediction.tiles`), believed to be 1 and 0 and the less free the finer they are; rows move
+them by damped Gauss-Newton steps on soft relative errors.
+What every architecture would have been predicted at without its own rows follows from the same solution. How free
+the factors are is `latpred.accuracy.adaptation`'s choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.graph.graph import ModelGraph
+from latpred.ops.classes import kind_of
+from latpred.ops.families import root
+from latpred.prediction import clocks, tiles
+from latpred.prediction.clocks import Floats, Ints, Timeline
+from latpred.prediction.predictor import Predictor
+from latpred.prediction.pricing import CALL, host_cost
+from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, Tilt
+
+MODULE, PYTHON = "module calls", "python calls"
+GENERAL = ""  # what no measured row has takes this factor
+
+SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
+MISFIT = 0.04  # what a right profile is still off by, whatever the noise of the row
+MOST_STEPS = 12
+_LARGEST_STEP = 1.0
+_ENOUGH = 1e-3  # a step that moves no factor by more was the last
+_NUDGE = 0.01
+
+
+class Level(NamedTuple):
+    """How free factors are: standard deviations of their logs, 0 for none.
+
+    whole : one factor on everything. host, device : on one of the clocks. classes : on each host class and kernel
+    family. sizes : of the exponents of kernels' sizes.
+    """
+
+    name: str
+    whole: float
+    host: float
+    device: float
+    classes: float
+    sizes: float = 0.0
+
+
+class Row(NamedTuple):
+    """One measured forward pass; `architecture` tells rows of one model from those of others.
+
+    noise : standard deviation of the log of the measurement.
+    """
+
+    architecture: int
+    graph: ModelGraph
+    batch: int
+    protocol: str
+    latency_us: float
+    noise: float
+
+
+class Factors(NamedTuple):
+    """What host costs by class and kernel times by family are multiplied by; "" is for all others.
+
+    tilts : what kernel times are multiplied by according to their size, beside.
+    """
+
+    host: dict[str, float]
+    kernel: dict[str, float]
+    tilts: tuple[Tilt, ...] = ()
+
+
+class Fit(NamedTuple):
+    """A level's solution: its factors, and how far off each row is, in log latency, without its architecture's rows."""
+
+    level: Level
+    factors: Factors
+    left_out: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A row's forward pass: host time of each step by group, and time, group and sizes of each kernel.
+
+    sizes : logs of `tilting.OF` over their centres, 0 where a kernel has no such size.
+    """
+
+    timeline: Timeline
+    host_us: Floats
+    kernel_us: Floats
+    kernel_group: Ints
+    sizes: Floats
+    device: DeviceInfo
+    protocol: str
+
+    def evaluate(self, host: Floats, kernel: Floats, exponents: Floats) -> tuple[float, Floats]:
+        """Log latency and its slopes in the logs of the groups' factors and in the exponents."""
+        times = self.kernel_us * kernel[self.kernel_group] * np.exp(self.sizes @ exponents)
+        if not self.device.asynchronous:
+            by_group = np.bincount(self.kernel_group, times, len(kernel))
+            spent = np.concatenate((self.host_us.sum(axis=0) * host, by_group))
+            total = float(spent.sum()) + float(self.timeline.sync.sum()) * self.device.sync_us
+            return float(np.log(total)), np.concatenate((spent, times @ self.sizes)) / total
+        steps, groups = self.host_us @ host, len(kernel)
+        nudged = np.repeat(times[:, None], 1 + groups + len(exponents), axis=1)
+        nudged[np.arange(len(times)), self.kernel_group + 1] *= 1.0 + _NUDGE
+        nudged[:, 1 + groups :] *= (1.0 + _NUDGE) ** self.sizes
+        latency = self._latency(steps, nudged)
+        slower = [self._host_nudged(steps, times, host[group], group) for group in range(len(host))]
+        slopes = np.log(np.array([*(latency[0] if us is None else us for us in slower), *latency[1:]]) / latency[0])
+        return float(np.log(latency[0])), slopes / np.log1p(_NUDGE)
+
+    def _host_nudged(self, steps: Floats, times: Floats, factor: float, group: int) -> float | None:
+        """Latency with one host group slower; None where the forward pass has none of it."""
+        own = self.host_us[:, group]
+        if not own.any():
+            return None
+        return float(self._latency(steps + _NUDGE * factor * own, times[:, None])[0])
+
+    def _latency(self, steps: Floats, kernels: Floats) -> Floats:
+        return clocks.latency(self.timeline, steps, kernels, self.device, self.protocol)
+
+
+class Law:
+    """Latencies of measured rows in one runtime, as functions of factors.
+
+    Parameters
+    ----------
+    predictor : Predictor
+        Of the profile to be corrected.
+    rows : sequence of Row
+        What was measured.
+    runtime : str
+        In which all of them ran.
+    """
+
+    def __init__(self, predictor: Predictor, rows: Sequence[Row], runtime: str) -> None:
+        parts = [_Parts.of(predictor, row, runtime) for row in rows]
+        self.host = tuple(sorted({name for part in parts for name in part.host_us}))
+        self.kernel = tuple(sorted({name for part in parts for name in part.families}))
+        self._centres, self._ranges = _spans(parts)
+        self._cells = [
+            part.cell(self.host, self.kernel, self._centres, row.protocol)
+            for part, row in zip(parts, rows, strict=True)
+        ]
+        self._measured = np.log([row.latency_us for row in rows])
+        self._architecture = np.array([row.architecture for row in rows])
+        # Rows of one model share its error: n of them count as the square root of n.
+        count = np.bincount(self._architecture)[self._architecture]
+        self._weight = 1.0 / (np.sqrt(count) * (MISFIT**2 + np.array([row.noise for row in rows]) ** 2))
+
+    def unchanged(self, level: Level) -> Fit:
+        """The profile as it is."""
+        errors, _ = self._errors(np.zeros(len(self.host) + len(self.kernel) + len(tiles.OF)))
+        return Fit(level, Factors({}, {}), errors)
+
+    def fit(self, level: Level) -> Fit:
+        """The factors that rows and beliefs together make likeliest."""
+        every, widths = self._beliefs(level)
+        free = widths > 0
+        design, precision = every[:, free], 1.0 / widths[free] ** 2
+        theta = np.zeros(len(precision))
+        for _ in range(MOST_STEPS):
+            errors, slopes, pull, curvature = self._pulled(theta, design, precision)
+            step = np.linalg.solve(curvature, slopes.T @ (pull * errors) - precision * theta)
+            theta = theta + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
+            if np.abs(step).max() < _ENOUGH:
+                break
+        parameters = np.zeros(len(widths))
+        parameters[free] = theta
+        return Fit(level, self._factors(every, parameters), self._left_out(theta, design, precision))
+
+    def _errors(self, logs: Floats) -> tuple[Floats, Floats]:
+        """Log measured over predicted, and the slopes of the prediction."""
+        host, kernel, exponents = np.split(logs, np.cumsum((len(self.host), len(self.kernel))))
+        found = [cell.evaluate(np.exp(host), np.exp(kernel), exponents) for cell in self._cells]
+        return self._measured - np.array([log for log, _ in found]), np.array([slopes for _, slopes in found])
+
+    def _pulled(self, theta: Floats, design: Floats, precision: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Errors, slopes in the parameters, weights of the rows, and the curvature of the loss."""
+        errors, slopes = self._errors(design @ theta)
+        slopes = slopes @ design
+        pull = self._weight / np.sqrt(1.0 + (errors / SOFT) ** 2)
+        return errors, slopes, pull, slopes.T @ (pull[:, None] * slopes) + np.diag(precision)
+
+    def _beliefs(self, level: Level) -> tuple[Floats, Floats]:
+        """What each parameter does to the groups' log factors and the exponents, and how far it may be from 0."""
+        kinds = np.repeat((0, 1, 2), (len(self.host), len(self.kernel), len(tiles.OF)))
+        design = np.column_stack((kinds < 2, kinds == 0, kinds == 1, np.eye(len(kinds))))
+        own = np.where(kinds < 2, level.classes, level.sizes)
+        return design.astype(float), np.concatenate(([level.whole, level.host, level.device], own))
+
+    def _left_out(self, theta: Floats, design: Floats, precision: Floats) -> Floats:
+        """Errors that each architecture's rows would have, had they had no part: exact where the law is linear."""
+        errors, slopes, pull, curvature = self._pulled(theta, design, precision)
+        influence = slopes @ np.linalg.solve(curvature, slopes.T * pull)
+        left_out = np.empty(len(errors))
+        for one in np.unique(self._architecture):
+            own = np.flatnonzero(self._architecture == one)
+            left_out[own] = np.linalg.solve(np.eye(len(own)) - influence[np.ix_(own, own)], errors[own])
+        return left_out
+
+    def _factors(self, design: Floats, parameters: Floats) -> Factors:
+        logs = design @ parameters
+        factors = np.exp(logs).tolist()
+        whole, host, device = parameters[:3].tolist()
+        found = zip(tiles.OF, logs[-len(tiles.OF) :].tolist(), self._centres.tolist(), self._ranges, strict=True)
+        tilts = tuple(
+            Tilt(of, exponent, centre, low, high)
+            for of, exponent, centre, (low, high) in found
+            if exponent and low < high
+        )
+        return Factors(
+            {GENERAL: float(np.exp(whole + host)), **dict(zip(self.host, factors, strict=False))},
+            {GENERAL: float(np.exp(whole + device)), **dict(zip(self.kernel, factors[len(self.host) :], strict=False))},
+            tilts,
+        )
+
+
+class _Parts(NamedTuple):
+    """A row's forward pass before groups have numbers: host time of each step by class, kernels by family."""
+
+    timeline: Timeline
+    host_us: dict[str, Floats]
+    kernel_us: Floats
+    families: tuple[str, ...]
+    sizes: Floats  # of `tilting.OF`; NaN where a kernel has no such size
+    device: DeviceInfo
+
+    @classmethod
+    def of(cls, predictor: Predictor, row: Row, runtime: str) -> _Parts:
+        schedule, priced, device = predictor.priced(row.graph, row.batch, runtime=runtime)
+        fit = predictor.profile.runtimes[runtime]
+        classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
+        costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * fit.scale
+        if priced.cold is not None:
+            costs += priced.cold.at(np.array([float(row.batch)]))[:, 0]
+        steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
+        steps[MODULE] = schedule.module_calls * (fit.module_call_us * fit.scale)
+        steps[PYTHON] = schedule.python_calls * (fit.python_call_us * fit.scale)
+        host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
+        host_us[CALL] = np.concatenate(([fit.fixed_us], np.zeros(len(costs))))
+        us = priced.rows_at(np.array([float(row.batch)])).us[priced.kernel_row, 0]
+        families = tuple(root(family) for family in schedule.kernel_family)
+        ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
+        told = [{tiles.TIME: time, **tiles.sizes(op)} for op, time in zip(ops, us.tolist(), strict=True)]
+        sizes = np.array([one.get(name, math.nan) for one in told for name in tiles.OF])
+        spent = {name: own for name, own in host_us.items() if own.any()}
+        times = us * priced.kernel_share
+        return cls(priced.timeline, spent, times, families, sizes.reshape(-1, len(tiles.OF)), device)
+
+    def cell(self, host: Sequence[str], kernel: Sequence[str], centres: Floats, protocol: str) -> _Cell:
+        nothing = np.zeros(len(self.timeline.sync))
+        steps = np.column_stack([self.host_us.get(name, nothing) for name in host])
+        number = {name: index for index, name in enumerate(kernel)}
+        groups: NDArray[np.int64] = np.array([number[name] for name in self.families], dtype=np.int64)
+        sizes = np.nan_to_num(np.log(self.sizes / centres))
+        return _Cell(self.timeline, steps, self.kernel_us, groups, sizes, self.device, protocol)
+
+
+def _spans(parts: Sequence[_Parts]) -> tuple[Floats, list[tuple[float, float]]]:
+    """Of each of `tilting.OF`: its geometric mean over all kernels, by their time, and its ends; 1 without any."""
+    sizes, us = np.concatenate([part.sizes for part in parts]), np.concatenate([part.kernel_us for part in parts])
+    centres, ends = np.ones(len(tiles.OF)), [(1.0, 1.0)] * len(tiles.OF)
+    for index, column in enumerate(sizes.T):
+        known = np.isfinite(column)
+        if us[known].sum() > 0:
+            centres[index] = np.exp(np.average(np.log(column[known]), weights=us[known]))
+            ends[index] = float(column[known].min()), float(column[known].max())
+    return centres, ends
+
+
+def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceProfile:
+    """The profile with one runtime's host costs and kernel times multiplied; other runtimes stay as they are."""
+    fit = profile.runtimes[runtime]
+    host, kernel = factors.host, factors.kernel
+    usual = host.get(GENERAL, 1.0)
+    own = {
+        precision: {name: _slower(kernels, _of(kernel, root(name))) for name, kernels in fits.items()}
+        for precision, fits in fit.kernels.items()
+    }
+    changed = msgspec.structs.replace(
+        fit,
+        costs_us=_multiplied(fit.costs_us, host, usual),
+        cold_costs_us=_multiplied(fit.cold_costs_us, host, usual),
+        module_call_us=fit.module_call_us * host.get(MODULE, usual),
+        python_call_us=fit.python_call_us * host.get(PYTHON, usual),
+        fixed_us=fit.fixed_us * host.get(CALL, usual),
+        host_spread=0.0,  # the rows are of the host that is asked about
+        kernels=own,
+        kernel_scales=_scales(fit, kernel),
+        kernel_tilts=(*fit.kernel_tilts, *factors.tilts),
+    )
+    return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: changed})
+
+
+def _multiplied(costs_us: dict[str, float], host: dict[str, float], usual: float) -> dict[str, float]:
+    return {name: cost * host.get(kind_of(name), usual) for name, cost in costs_us.items()}
+
+
+def _scales(fit: DispatchFit, kernel: dict[str, float]) -> dict[str, float]:
+    """The runtime's scales of shared kernels, times the factors; a family keeps what it had from the general one."""
+    known = fit.kernel_scales
+    names = dict.fromkeys([GENERAL, *known, *kernel])
+    return {name: known.get(name, known.get(GENERAL, 1.0)) * _of(kernel, name) for name in names}
+
+
+def _of(kernel: dict[str, float], family: str) -> float:
+    return kernel.get(family, kernel.get(GENERAL, 1.0))
+
+
+def _slower(fit: KernelFit, factor: float) -> KernelFit:
+    return msgspec.structs.replace(fit, scale=fit.scale * factor)

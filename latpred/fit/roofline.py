@@ -1,0 +1,331 @@
+"""RooflineRegressor: a scikit-learn estimator of kernel times, and its numbers as a `KernelFit`.
+
+The time of a kernel is a floor plus the quadrature of its compute and memory time, fitted on relative errors, times the
+exponential of a Gaussian process over log features. This module fits; `latpred.prediction.kernel_times` evaluates without scipy or
+scikit-learn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
+
+from latpred.fit import tile_fit
+from latpred.fit.residual import HYPER_POINTS, Residual, fit_residual
+from latpred.graph.features import Floats, Inputs, layout, read
+from latpred.ops.families import root
+from latpred.prediction.kernel_times import (
+    FLAGS,
+    TINY_US,
+    KernelModel,
+    evaluate,
+    extra_features,
+    extra_names,
+    flags_of,
+    idleness,
+    roofline,
+)
+from latpred.profile.document import KernelFit
+
+__all__ = ["RooflineRegressor", "evaluate", "scale_leaf"]
+
+_SOFT = 0.1  # log errors beyond which a sample pulls less than quadratically
+_RIDGE = 0.03  # pull of each log parameter towards its starting value, so that unseen terms stay finite
+_HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
+_OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
+_WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
+_BESIDE_DOUBT = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
+# Terms that the samples of a family cannot tell from others. Steps of a recurrence read the same weights again and
+# again (an effort), and sizes of state and input hardly vary apart.
+_UNTOLD = {"rnn": ("weights", "activations", "n", "k")}
+_LEAF_SHRINKAGE = 2.0  # samples' worth of belief that a leaf costs what its parent does
+
+
+class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Time of one kernel family in microseconds, from its work and dimensions.
+
+    Parameters
+    ----------
+    family : str
+        Kernel family, which names the columns of X: macs, weight_bytes, read_bytes, write_bytes, then `DIMS[family]`.
+    multiprocessors : int
+        Of a GPU, so that a product too small to fill them is known to be slower; 0 for a CPU.
+    max_points : int
+        Most samples that the residual keeps; nearby ones are averaged.
+    hyper_points : int
+        Most samples that the residual's length scales are learned from.
+
+    Attributes
+    ----------
+    fit_ : KernelFit
+        The fitted numbers.
+    n_features_in_ : int
+        Number of columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> m = np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
+    >>> X = np.column_stack([m * 64 * 64, np.full(5, 16384.0), m * 256, m * 256, m, np.full((5, 2), 64.0)])
+    >>> y = 2.0 + m * 64 * 64 / 1e5
+    >>> model = RooflineRegressor("gemm").fit(X, y)
+    >>> bool(np.all(np.abs(model.predict(X) / y - 1) < 0.1))
+    True
+    """
+
+    def __init__(
+        self,
+        family: str = "gemm",
+        multiprocessors: int = 0,
+        max_points: int = 400,
+        hyper_points: int = HYPER_POINTS,
+    ) -> None:
+        self.family = family
+        self.multiprocessors = multiprocessors
+        self.max_points = max_points
+        self.hyper_points = hyper_points
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, beside: Any = None) -> RooflineRegressor:  # noqa: N803
+        """Fit roofline and residual.
+
+        Parameters
+        ----------
+        X : array, shape (n, columns)
+            Work and dimensions; nothing negative.
+        y : array, shape (n,)
+            Microseconds, positive.
+        sample_weight : array, shape (n,), optional
+            Relative precision of the samples.
+        beside : array, shape (n,), optional
+            Microseconds that pass with every sample, as its dispatch does. The roofline is then fitted to the error of
+            both together: how short a kernel is that its dispatch hides does not matter.
+
+        Raises
+        ------
+        ValueError
+            When X has the wrong columns, or a time is not positive.
+        """
+        rows, times = check_X_y(X, y, dtype=float)
+        self._check_columns(rows)
+        if (times <= 0).any():
+            raise ValueError("Every time in y must be positive; drop kernels that took nothing.")
+        weights = np.ones(len(times)) if sample_weight is None else check_array(sample_weight, ensure_2d=False)
+        weights = weights / weights.mean()
+        inputs = read(self.family, rows)
+        hidden = np.zeros(len(times)) if beside is None else np.asarray(beside, dtype=float)
+        law = self._law(inputs, times, weights, hidden)
+        terms = roofline(law, inputs)
+        base = np.maximum(terms.floor + np.hypot(terms.compute, terms.memory), TINY_US)
+        extras = extra_features(inputs, base, self.multiprocessors, terms.tiles)
+        extras += [flag(inputs) for name, flag in FLAGS.items() if name in law.features]
+        points = np.column_stack((inputs.logs, *extras))
+        off, certain = _log_residuals(times, base, hidden)
+        weights = weights * certain
+        weights = weights / weights.mean()
+        residual = fit_residual(points, off, weights, self.max_points, self.hyper_points, jumps=law.jumps)
+        self.fit_ = _with_residual(law, residual)
+        self.n_features_in_ = rows.shape[1]
+        self._model = KernelModel(self.fit_)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+        """Microseconds; with `return_std`, also the standard deviation of their logarithm."""
+        check_is_fitted(self, "fit_")
+        rows = check_array(X, dtype=float)
+        self._check_columns(rows)
+        times = self._model.times(rows)
+        return (times.us, times.spread) if return_std else times.us
+
+    def to_fit(self) -> KernelFit:
+        """The fitted numbers, for a profile."""
+        check_is_fitted(self, "fit_")
+        return self.fit_
+
+    def _check_columns(self, rows: Floats) -> None:
+        columns = layout(self.family).columns
+        if rows.shape[1] != len(columns):
+            raise ValueError(
+                f"X has {rows.shape[1]} features, but RooflineRegressor is expecting {len(columns)} features as input "
+                f"for family {self.family!r}: {', '.join(columns)}."
+            )
+        if (rows < 0).any():
+            raise ValueError("Negative values in data passed to RooflineRegressor: work and dimensions are counts.")
+
+    def fit_roofline(self, X: Any, y: Any, sample_weight: Any, beside: Any) -> KernelFit:  # noqa: N803
+        """The numbers of a roofline alone, which no residual corrects; arguments as for `fit`."""
+        weights = np.asarray(sample_weight, dtype=float)
+        return self._law(read(self.family, np.asarray(X)), np.asarray(y), weights / weights.mean(), np.asarray(beside))
+
+    def _law(self, inputs: Inputs, times: Floats, weights: Floats, beside: Floats) -> KernelFit:
+        """The fit without a residual: a roofline, or tiles where they explain a GPU's products far better."""
+        one_row = "one_row" in flags_of(self.family, self.multiprocessors)
+        guess = _first_guess(inputs, times, self.multiprocessors)
+        guess = {name: value for name, value in guess.items() if name not in _UNTOLD.get(root(self.family), ())}
+        terms = _fit_terms(inputs, times, weights, beside, guess, self.multiprocessors, one_row)
+        product = inputs.product is not None
+        floor, tiling = terms.floor, {}
+        if self.multiprocessors and root(self.family) in tile_fit.FAMILIES and len(times) >= tile_fit.FEWEST:
+            plain = np.sqrt(weights) * np.log(terms.at(inputs, self.multiprocessors, one_row) / times)
+            found = tile_fit.fit_constants(inputs, times, weights, self.multiprocessors)
+            if found.cost < _WORTH_TILES * tile_fit.robust_cost(plain):
+                floor, tiling = found.floor, found.values
+        return KernelFit.plain(
+            family=self.family,
+            floor_us=_short(floor),
+            macs_per_us=_rate(terms.compute),
+            weight_bytes_per_us=_rate(terms.weights),
+            activation_bytes_per_us=_rate(terms.activations),
+            saturation={name: _short(size) for name, size in terms.half_sizes.items()},
+            multiprocessors=self.multiprocessors,
+            features=(
+                *layout(self.family).names,
+                *extra_names(product, self.multiprocessors, bool(tiling)),
+                *flags_of(self.family, self.multiprocessors),
+            ),
+            tiling={name: _short(value) for name, value in tiling.items()},
+            efforts=_shorts(terms.efforts),
+            jumps=bool(tiling),
+        )
+
+
+def _with_residual(law: KernelFit, residual: Residual) -> KernelFit:
+    errors = residual.errors
+    return msgspec.structs.replace(
+        law,
+        length_scales=_shorts(residual.length_scales),
+        amplitude=_short(residual.amplitude),
+        noise=_short(residual.noise),
+        points=tuple(_shorts(point) for point in residual.points),
+        targets=_shorts(residual.targets),
+        noise_factors=_shorts(residual.noise_factors),
+        error=_short(float(np.median(np.abs(np.expm1(errors))))),
+        spread=_short(float(np.sqrt(np.mean(errors**2)))),
+    )
+
+
+def _log_residuals(times: Floats, base: Floats, beside: Floats) -> tuple[Floats, Floats]:
+    """Log ratios of times to their roofline, and how well each is known.
+
+    Of a kernel that its dispatch hides the ratio may be anything. What is known is the ratio of both together, which
+    the kernel's moves by its share of them.
+    """
+    share = base / (base + beside)
+    alone, together = np.log(times / base), np.log((times + beside) / (base + beside)) / share
+    nearest: Floats = np.where(np.abs(alone) < np.abs(together), alone, together)
+    return nearest, 1.0 / (1.0 + (_BESIDE_DOUBT * beside / base) ** 2)
+
+
+def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any = 0.0) -> float:
+    """Time above the floor of a more special family over that of `fit`, from a few samples of it.
+
+    The median ratio, drawn towards 1 where samples are few. Keep it in `KernelFit.leaf_scales`.
+    """
+    measured = np.asarray(times, dtype=float)
+    expected = evaluate(fit, np.asarray(rows, dtype=float))
+    floor = np.minimum(fit.floor_us * fit.scale, 0.9 * np.minimum(measured, expected))
+    hidden = np.broadcast_to(np.asarray(beside, dtype=float), measured.shape)
+    logs, certain = _log_residuals(measured - floor, expected - floor, floor + hidden if hidden.any() else hidden)
+    order = np.argsort(logs)
+    reached = np.cumsum(certain[order])
+    middle = float(np.interp(0.5 * reached[-1], reached - 0.5 * certain[order], logs[order]))
+    return _short(float(np.exp(middle * reached[-1] / (reached[-1] + _LEAF_SHRINKAGE))))
+
+
+class _Terms:
+    """A roofline's parameters, as microseconds per unit of work and half sizes."""
+
+    def __init__(self, logs: Floats, active: tuple[str, ...], count: int) -> None:
+        values = dict(zip(active, np.exp(logs).tolist(), strict=True))
+        self.floor: float = values.pop("floor")
+        self.compute: float = values.pop("compute", 0.0)
+        self.weights: float = values.pop("weights", 0.0)
+        self.activations: float = values.pop("activations", 0.0)
+        self.efforts: Floats = np.array([values.pop(name, 0.0) for name in _efforts(count)])
+        self.half_sizes: dict[str, float] = values
+
+    def at(self, inputs: Inputs, multiprocessors: int, one_row: bool) -> Floats:
+        """Roofline time of each row."""
+        work = inputs.work
+        compute = work[:, 0] * self.compute
+        if inputs.product is not None:
+            compute = compute * idleness(self.half_sizes, inputs.product, multiprocessors, one_row)
+        compute = compute + inputs.efforts @ self.efforts
+        memory = work[:, 1] * self.weights + (work[:, 2] + work[:, 3]) * self.activations
+        time: Floats = np.maximum(self.floor + np.hypot(compute, memory), TINY_US)
+        return time
+
+
+def _fit_terms(
+    inputs: Inputs,
+    times: Floats,
+    weights: Floats,
+    beside: Floats,
+    guess: dict[str, float],
+    multiprocessors: int,
+    one_row: bool,
+) -> _Terms:
+    """Least squares of soft log errors, from a high and a low floor."""
+    from scipy.optimize import least_squares
+
+    active, efforts = tuple(guess), inputs.efforts.shape[1]
+    middle = np.log(list(guess.values()))
+    # Weights say how well a kernel is known apart from what passes beside it; both together are known well.
+    precision = np.where(beside > 0, 1.0, np.sqrt(weights))
+
+    def errors(logs: Floats) -> Floats:
+        us = _Terms(logs, active, efforts).at(inputs, multiprocessors, one_row)
+        off = precision * np.log((us + beside) / (times + beside))
+        both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
+        return both
+
+    best = None
+    for floor in (1.0, 0.2):
+        start = middle + np.where(np.array(active) == "floor", np.log(floor), 0.0)
+        found = least_squares(errors, start, loss="soft_l1", f_scale=_SOFT, bounds=(middle - 14.0, middle + 14.0))
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    return _Terms(best.x, active, efforts)
+
+
+def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[str, float]:
+    """Starting values of the terms that the samples have work for: the best rates that any of them reached."""
+    work = inputs.work
+    guess = {"floor": 0.8 * float(times.min())}
+    activations = work[:, 2] + work[:, 3]
+    moved = work[:, 1] + activations
+    # All bytes come from the same memory: a vector of weights beside large activations says nothing of its own rate.
+    columns = {"compute": (work[:, 0],) * 2, "weights": (work[:, 1], moved), "activations": (activations, moved)}
+    for name, (own, amount) in columns.items():
+        if (own > 0).any():
+            guess[name] = float(np.quantile(times[own > 0] / amount[own > 0], 0.1))
+    for name, counts in zip(_efforts(inputs.efforts.shape[1]), inputs.efforts.T, strict=True):
+        if (counts > 0).any():
+            guess[name] = float(np.quantile(times[counts > 0] / counts[counts > 0], 0.1))
+    if inputs.product is not None and "compute" in guess:
+        guess |= dict.fromkeys(("m", "n", "k"), _HALF_SIZE)
+        if multiprocessors:
+            guess |= {"waves": 0.1, "outputs": _OUTPUTS * multiprocessors}
+    return guess
+
+
+def _efforts(count: int) -> list[str]:
+    """Names of the parameters of so many efforts."""
+    return [f"effort {index}" for index in range(count)]
+
+
+def _rate(us_per_unit: float) -> float:
+    return _short(1.0 / us_per_unit) if us_per_unit else 0.0
+
+
+def _short(value: float) -> float:
+    """Six digits: what a measurement can bear, and a third of the file."""
+    return float(f"{value:.6g}")
+
+
+def _shorts(values: Floats) -> tuple[float, ...]:
+    return tuple(_short(value) for value in values.tolist())

@@ -1,0 +1,231 @@
+"""What a kernel's time depends on: the columns of work and dimensions, and the log features made of them.
+
+Every feature is a product of powers of dimensions, so all of them are one matrix product over log dimensions.
+Convolutions and attention are also read as matrix products (m, n, k and a number of copies), which is what fills a
+device. Nothing here knows how long anything takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.graph.graph import Line
+from latpred.ops.families import CONV_DIMS, DIMS, root
+
+Floats = NDArray[np.float64]
+Powers = Mapping[str, Mapping[str, int]]
+
+WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
+TILE = 128  # output rows and columns that one multiprocessor takes at a time in a large product
+
+_CONV_FEATURES: Powers = {
+    "batch": {"batch": 1},
+    "pixels": {"h_out": 1, "w_out": 1},
+    "c_in": {"c_in": 1},
+    "c_out": {"c_out": 1},
+    "window": {"kernel_h": 1, "kernel_w": 1},
+    "stride": {"stride": 1},
+    "groups": {"groups": 1},
+}
+_CONV_PRODUCT: Powers = {
+    "m": {"batch": 1, "h_out": 1, "w_out": 1},
+    "n": {"c_out": 1, "groups": -1},
+    "k": {"c_in": 1, "groups": -1, "kernel_h": 1, "kernel_w": 1},
+    "copies": {"groups": 1},
+}
+# PyTorch's own loops take the samples of a batch one after the other.
+_NATIVE_PRODUCT: Powers = {
+    "m": {"h_out": 1, "w_out": 1},
+    "n": {"c_out": 1, "groups": -1},
+    "k": {"c_in": 1, "groups": -1, "kernel_h": 1, "kernel_w": 1},
+    "copies": {"batch": 1, "groups": 1},
+}
+_CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
+# Counts of what a family's loops do to each value, which take time of their own.
+EFFORTS = {"generated": ("plain", "math", "strided", "looked_up"), "rnn": ("layers", "calls", "reread")}
+NATIVE = "conv_native"
+_VECTOR = 16  # values that one instruction of a CPU takes
+_MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}
+_LIBRARY_BATCH = 16  # pointwise convolutions of fewer samples are not worth oneDNN to one thread
+_LIBRARY_PIXELS = 20480  # nor are single images of fewer values, on any number of threads
+
+_FEATURES: dict[str, Powers] = {
+    **{family: {name: {name: 1} for name in dims} for family, dims in DIMS.items()},
+    **dict.fromkeys(_CONVOLUTIONS, _CONV_FEATURES),
+    # What its loops do is in the roofline.
+    "generated": {name: {name: 1} for name in ("numel", "cols", "parts")},
+    "rnn": {name: {name: 1} for name in ("batch", "steps", "hidden", "inputs", "layers")},
+    "attention": {
+        "heads": {"batch": 1, "heads": 1},
+        **{name: {name: 1} for name in ("queries", "keys", "head_dim", "masked")},
+    },
+    "pooling": {
+        "planes": {"batch": 1, "channels": 1},
+        "pixels": {"h_out": 1, "w_out": 1},
+        "window": {"window": 1},
+    },
+}
+_PRODUCTS: dict[str, Powers] = {
+    "gemm": {"m": {"m": 1}, "n": {"n": 1}, "k": {"k": 1}, "copies": {}},
+    "bmm": {"m": {"m": 1}, "n": {"n": 1}, "k": {"k": 1}, "copies": {"batch": 1}},
+    **dict.fromkeys(_CONVOLUTIONS, _CONV_PRODUCT),
+    NATIVE: _NATIVE_PRODUCT,
+    "attention": {"m": {"queries": 1}, "n": {"keys": 1}, "k": {"head_dim": 1}, "copies": {"batch": 1, "heads": 1}},
+    "rnn": {"m": {"batch": 1}, "n": {"hidden": 1}, "k": {"inputs": 1}, "copies": {}},
+}
+
+
+class Layout(NamedTuple):
+    """How the columns of a family become features.
+
+    columns : work, then dimensions. names : features before the roofline's own. powers : (dims, features) exponents.
+    product : (dims, 4) exponents of m, n, k and copies; None for families that multiply nothing. efforts : columns
+    of the counts that `EFFORTS` names.
+    """
+
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    powers: Floats
+    product: Floats | None
+    efforts: slice
+
+
+class Inputs(NamedTuple):
+    """Rows of a family, ready for the roofline: work, log features, m, n, k and copies, and counts of efforts."""
+
+    work: Floats
+    logs: Floats
+    product: Floats | None
+    efforts: Floats
+
+
+@cache
+def layout(family: str) -> Layout:
+    """The layout of a family, or of the family it is a special case of; "other" when it is unknown.
+
+    >>> layout("gemm").columns
+    ('macs', 'weight_bytes', 'read_bytes', 'write_bytes', 'm', 'n', 'k')
+    >>> layout("norm.layer_norm").names
+    ('rows', 'cols', 'bytes')
+    """
+    name = name_of(family)
+    dims = DIMS[name]
+    features, product = _FEATURES[name], _PRODUCTS.get(name)
+    names = tuple(features) if product is not None else (*features, "bytes")
+    names = (*names, "padding") if name == NATIVE else names
+    counted = EFFORTS.get(name, ())
+    first = len(WORK) + (dims.index(counted[0]) if counted else len(dims))
+    return Layout(
+        columns=(*WORK, *dims),
+        names=names,
+        powers=_matrix(dims, features),
+        product=None if product is None else _matrix(dims, product),
+        efforts=slice(first, first + len(counted)),
+    )
+
+
+def name_of(family: str) -> str:
+    """The key of `DIMS` that describes a family; "other" when it is unknown."""
+    return root(family) if root(family) in DIMS else "other"
+
+
+def read(family: str, rows: Floats) -> Inputs:
+    """Split rows of columns into work, log features and the product they amount to.
+
+    Parameters
+    ----------
+    family : str
+        Kernel family.
+    rows : ndarray, shape (n, columns)
+        In the order of `layout(family).columns`.
+    """
+    form = layout(family)
+    work = rows[:, : len(WORK)]
+    # A dimension may be 0 or 1 as a flag (masked); half keeps both apart on a log axis.
+    log_dims = np.log(np.maximum(rows[:, len(WORK) :], 0.5))
+    logs = log_dims @ form.powers
+    if form.product is None:
+        moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
+        return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, rows[:, form.efforts])
+    product = np.exp(log_dims @ form.product)
+    if name_of(family) == NATIVE:
+        logs = np.concatenate((logs, _padding(product[:, 0])[:, None]), axis=1)
+    return Inputs(work, logs, product, rows[:, form.efforts])
+
+
+def _padding(count: Floats) -> Floats:
+    """Log of how much longer a row of values is in whole vectors: small maps leave most of one empty."""
+    padded: Floats = np.log(np.ceil(np.round(count) / _VECTOR) * _VECTOR / count)
+    return padded
+
+
+def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
+    """Which convolutions in float32 PyTorch computes itself on a CPU, where it gives all others to oneDNN.
+
+    The choice falls by shape and number of threads (`use_mkldnn` in ATen's Convolution.cpp), so it changes with batch,
+    and with it the time, by up to several times.
+
+    Examples
+    --------
+    >>> pointwise = np.array([[0, 0, 0, 0, batch, 8, 8, 4, 4, 4, 4, 1, 1, 1, 1] for batch in (2, 15, 16)], dtype=float)
+    >>> native("conv", pointwise, threads=1).tolist(), native("conv", pointwise, threads=2).tolist()
+    ([True, True, False], [False, False, False])
+    """
+    if root(family) not in _MAYBE_NATIVE:
+        return np.zeros(len(rows), dtype=bool)
+    batch, c_in, _, h_in, w_in, _, _, kernel_h, kernel_w, stride, groups = rows[:, len(WORK) :].T
+    pointwise = (kernel_h == 1) & (kernel_w == 1) & (stride == 1) & (batch < _LIBRARY_BATCH)
+    large_window = (kernel_h > 3) & (kernel_w > 3)
+    small = (batch == 1) & (groups == 1) & ~large_window & (c_in * h_in * w_in <= _LIBRARY_PIXELS)
+    chosen: NDArray[np.bool_] = pointwise | small if threads == 1 else small
+    return chosen
+
+
+def waves(product: Floats, multiprocessors: int) -> Floats:
+    """Rounds of tiles a product takes over all multiprocessors; below 1 some of them idle."""
+    tiles = np.ceil(product[:, 0] / TILE) * np.ceil(product[:, 1] / TILE) * product[:, 3]
+    return np.maximum(tiles, 1.0) / multiprocessors
+
+
+def _matrix(dims: tuple[str, ...], features: Powers) -> Floats:
+    matrix = np.zeros((len(dims), len(features)))
+    for column, powers in enumerate(features.values()):
+        for name, power in powers.items():
+            matrix[dims.index(name), column] = power
+    return matrix
+
+
+POINTWISE, SQUARE, MANY = "pointwise", "3x3", "many"
+CAT = "cat"
+
+
+def kind(family: str, dims: Mapping[str, Line]) -> str:
+    """The kind of an op's kernel: its family where there is nothing finer, or where it is a special one already.
+
+    >>> one, three = Line(1), Line(3)
+    >>> kind("conv", {"kernel_h": three, "kernel_w": three, "stride": one})
+    'conv.3x3'
+    >>> kind("cat", {"numel": Line(8), "parts": Line(3)})
+    'cat.many'
+    >>> kind("elementwise.add", {"numel": Line(8)})
+    'elementwise.add'
+    >>> kind("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
+    'conv.nchwc'
+    """
+    if family == CAT and "parts" in dims:
+        # PyTorch gives every part as many threads as the largest, most of which have nothing to do.
+        return f"{CAT}.{MANY}" if dims["parts"].constant > 2 else CAT
+    if family not in ("conv", "conv_grouped") or "kernel_h" not in dims:
+        return family
+    window = dims["kernel_h"].constant, dims["kernel_w"].constant
+    if window == (1, 1):
+        return f"{family}.{POINTWISE}"
+    # Winograd's algorithm and its like serve only this one.
+    if window == (3, 3) and dims["stride"].constant == 1 and family == "conv":
+        return f"{family}.{SQUARE}"
+    return family

@@ -1,0 +1,228 @@
+"""ModelGraph: what one forward pass of a model does, op by op, as a function of batch.
+
+Work is affine in batch, not proportional (Funnel has gigaMACs that no sample adds to), so every count is a `Line`.
+Some models differ at batch 1, where a reshape needs no copy; those carry exact rows for it. Nothing here walks a model
+(see `latpred.tracing`) or knows how long anything takes.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from latpred.caches import hash_of
+from latpred.errors import UsageError
+
+
+class Line(NamedTuple):
+    """A whole number affine in batch: `constant + per_sample * batch`."""
+
+    constant: int
+    per_sample: int = 0
+
+    def at(self, batch: int) -> int:
+        """Value at one batch size.
+
+        >>> Line(2, 3).at(10)
+        32
+        """
+        return self.constant + self.per_sample * batch
+
+
+ZERO = Line(0, 0)
+
+
+class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One aten (or custom) op of a forward pass.
+
+    Attributes
+    ----------
+    name : str
+        Qualified op name, as "aten::linear"; "python::return" closes a graph whose Python goes on after its last op.
+    module : str
+        Dotted path of the module that issued it ("" for the root).
+    host_class : str
+        Class of dispatch cost, most general part first, as "view.transpose" or "gemm.linear".
+    family : str
+        Kernel family, most general part first, as "gemm" or "elementwise.gelu"; "" when nothing is launched.
+    dtype : str
+        torch name of the computation's dtype, as "float32".
+    dims : dict[str, Line]
+        Dimensions that set the kernel's time (m, n, k; rows, cols; conv geometry …); names per family in `latpred.ops`.
+    macs : Line
+        Multiply-adds of one forward.
+    weight_bytes, read_bytes, write_bytes : Line
+        Bytes of parameters read, of activations read and of activations written.
+    live_bytes : Line
+        Activation bytes alive just after the op, inputs and outputs included.
+    launches : int
+        Device launches (0 for views and host-only ops).
+    syncs : int
+        Host synchronisations, as `.item()` makes.
+    module_calls, python_calls : int
+        nn.Module calls and other Python function calls made since the previous op.
+    estimated : bool
+        True when no formula knows the op and only its bytes are counted.
+    """
+
+    name: str
+    module: str
+    host_class: str
+    family: str
+    dtype: str
+    dims: dict[str, Line]
+    macs: Line = ZERO
+    weight_bytes: Line = ZERO
+    read_bytes: Line = ZERO
+    write_bytes: Line = ZERO
+    live_bytes: Line = ZERO
+    launches: int = 0
+    syncs: int = 0
+    module_calls: int = 0
+    python_calls: int = 0
+    estimated: bool = False
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """How much of a graph rests on formulas: shares in [0, 1], and the names of the ops that do not."""
+
+    launches: float
+    bytes: float
+    estimated_ops: dict[str, int]
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
+
+class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
+    """One forward pass of a model for every batch size.
+
+    `ops` holds for batch >= 2; `ops_at_one` serves batch 1 where it is off the line, else it is None. Where the work
+    is no line in batch, `walked` has graphs of single batches, and the line is no more than a guess for the others.
+    A model that takes certain batch sizes alone has these in `only`, and no line at all.
+
+    The ops are what `runtime` runs: aten ops in eager, nodes or fused kernels elsewhere. Where those depend on the kind
+    of device, `target` says which it is ("cpu" or "cuda"). `notes` are sentences about what in it is an estimate.
+    """
+
+    model: str
+    input_kind: str  # "seq", "image", "audio" or "custom"
+    input_size: int  # tokens, pixels or samples; 0 for custom inputs
+    precision: str  # fp32, tf32, fp16, bf16
+    memory_format: str  # contiguous or channels_last
+    parameters: int
+    parameter_bytes: int
+    input_bytes: Line
+    ops: tuple[Op, ...]
+    ops_at_one: tuple[Op, ...] | None = None
+    stack: dict[str, str] = {}
+    runtime: str = "eager"
+    target: str = ""
+    notes: tuple[str, ...] = ()
+    only: tuple[int, ...] = ()  # the batch sizes that it holds for; empty where it holds for all
+    walked: dict[int, ModelGraph] = {}  # graphs of single batch sizes, where the line does not serve them
+
+    def __hash__(self) -> int:
+        """Of what tells it from others without looking at all of its ops."""
+        return hash(
+            (self.model, self.input_size, self.precision, self.runtime, self.parameters, self.ops[:1], self.only)
+        )
+
+    def __repr__(self) -> str:
+        """One line; the ops themselves are in `ops`."""
+        size = f", {self.input_kind} {self.input_size}" if self.input_size else ""
+        batch = self.only[0] if self.only else 1
+        return (
+            f"ModelGraph({self.model}{size}, {self.precision}, {self.runtime}: {self.macs(batch) / 1e9:.3f} GMACs and "
+            f"{self.launches(batch)} launches at batch {batch})"
+        )
+
+    def own(self, batch: int) -> int:
+        """The batch itself where it has ops of its own, 0 where the line serves it: a key for what is made of them."""
+        return batch if batch in self.walked or (batch == 1 and self.ops_at_one is not None) else 0
+
+    def at(self, batch: int) -> tuple[Op, ...]:
+        """The ops that serve a batch size."""
+        if batch in self.walked:
+            return self.walked[batch].ops
+        return self.ops_at_one if batch == 1 and self.ops_at_one is not None else self.ops
+
+    def check_batches(self, batches: Iterable[int]) -> None:
+        """Refuse batch sizes that the model was not seen to take.
+
+        Raises
+        ------
+        UsageError
+            Naming those that it does take.
+        """
+        wrong = [int(batch) for batch in batches if self.only and int(batch) not in self.only]
+        if wrong:
+            taken = ", ".join(map(str, self.only))
+            raise UsageError(
+                f"{self.model} takes batch {taken} and no other, so batch {wrong[0]} cannot be predicted. Ask for "
+                f"batch={self.only[0]}, or give a model, or an export of it, with an open first dimension."
+            )
+
+    def macs(self, batch: int = 1) -> int:
+        """Multiply-adds of one forward pass."""
+        lines = [op.macs for op in self.at(batch)]
+        return sum([line[0] for line in lines]) + batch * sum([line[1] for line in lines])
+
+    def launches(self, batch: int = 1) -> int:
+        """Device launches of one forward pass."""
+        return sum([op.launches for op in self.at(batch)])
+
+    def syncs(self, batch: int = 1) -> int:
+        """Host synchronisations inside one forward pass."""
+        return sum(op.syncs for op in self.at(batch))
+
+    def bytes(self, batch: int = 1) -> int:
+        """Bytes read and written by one forward pass, weights included."""
+        return sum(total_bytes(op, batch) for op in self.at(batch))
+
+    def peak_bytes(self, batch: int = 1) -> int:
+        """Parameters and the most activations alive at once."""
+        ops = self.at(batch)
+        live = max((op.live_bytes.at(batch) for op in ops), default=0)
+        return self.parameter_bytes + max(live, self.input_bytes.at(batch))
+
+    def coverage(self, batch: int = 1) -> Coverage:
+        """Share of launches and bytes that cost formulas cover."""
+        ops = [op for op in self.at(batch) if op.launches]
+        unknown = [op for op in ops if op.estimated]
+        return Coverage(
+            launches=_share_left(sum(o.launches for o in unknown), sum(o.launches for o in ops)),
+            bytes=_share_left(_bytes(unknown, batch), _bytes(ops, batch)),
+            estimated_ops=dict(Counter(op.name for op in unknown)),
+        )
+
+    def to_json(self) -> str:
+        """JSON text that `from_json` reads back."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | builtins.bytes) -> ModelGraph:
+        """Read what `to_json` wrote."""
+        return msgspec.json.decode(text, type=cls)
+
+
+def total_bytes(op: Op, batch: int) -> int:
+    """Bytes one op moves: weights, activations read and activations written."""
+    return op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)
+
+
+def _bytes(ops: Iterable[Op], batch: int) -> int:
+    return sum(total_bytes(op, batch) for op in ops)
+
+
+def _share_left(part: int, whole: int) -> float:
+    return 1.0 if whole == 0 else 1.0 - part / whole

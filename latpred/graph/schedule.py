@@ -1,0 +1,54 @@
+"""Schedule: what a runtime makes of a graph, as flat arrays the predictor can run its two clocks over.
+
+One step is what the host dispatches at a time (an aten op in eager); a step launches zero or more kernels. A schedule
+knows classes and counts, not costs: those come from a profile when it is priced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.graph.graph import Op
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Schedule:
+    """n host steps launching m kernels, in order.
+
+    Attributes
+    ----------
+    runtime : str
+        Name of the runtime that lowered it.
+    ops : tuple[Op, ...]
+        The graph's ops, which `kernel_op` points into.
+    host_class : tuple[str, ...]
+        n dispatch-cost classes.
+    module_calls, python_calls : ndarray of int, shape (n,)
+        Python work done by the host before each step.
+    sync : ndarray of int, shape (n,)
+        Host synchronisations made by each step.
+    kernel_step : ndarray of int, shape (m,)
+        Which step launches each kernel; never decreases.
+    kernel_op : ndarray of int, shape (m,)
+        Which op's work each kernel does, an index into `ops`.
+    kernel_share : ndarray of float, shape (m,)
+        Share of that op's work done by the kernel (1.0 unless an op takes several kernels).
+    kernel_family : tuple[str, ...]
+        m kernel families.
+    """
+
+    runtime: str
+    ops: tuple[Op, ...]
+    host_class: tuple[str, ...]
+    module_calls: Ints
+    python_calls: Ints
+    sync: Ints
+    kernel_step: Ints
+    kernel_op: Ints
+    kernel_share: NDArray[np.float64]
+    kernel_family: tuple[str, ...]

@@ -1,0 +1,100 @@
+"""A graph as it would be of a wider model: more channels and more heads of the same size, everywhere but at the ends.
+
+An estimate from the graph alone: every dimension that follows the width grows with it, the work of products with its
+square. What stays: image channels, vocabularies, sequence lengths, and everything computed on integers. A real wider
+model may differ by what it rounds to.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.ops.families import root
+
+IMAGE_CHANNELS = 4  # a convolution of at most so many inputs reads an image, whose channels a wider model leaves alone
+
+
+class Growth(NamedTuple):
+    """How the work of a family follows the width: exponents of its multiply-adds and weights, and which dims grow."""
+
+    macs: int
+    weights: int
+    dims: tuple[str, ...]
+
+
+_PRODUCT = Growth(2, 2, ("n", "k"))
+_CHANNELS = ("c_in", "c_out")
+GROWTHS: dict[str, Growth] = {
+    "gemm": _PRODUCT,
+    "bmm": Growth(1, 1, ("batch",)),
+    "conv": Growth(2, 2, _CHANNELS),
+    "conv_grouped": Growth(2, 2, _CHANNELS),
+    "conv_transpose": Growth(2, 2, _CHANNELS),
+    "conv_depthwise": Growth(1, 1, (*_CHANNELS, "groups")),
+    "attention": Growth(1, 1, ("heads",)),
+    "norm": Growth(1, 1, ("cols",)),
+    "batch_norm": Growth(1, 1, ("channels",)),
+    "softmax": Growth(1, 1, ("rows",)),
+    "reduction": Growth(1, 1, ("rows",)),
+    "elementwise": Growth(1, 1, ("numel",)),
+    "copy": Growth(1, 1, ("numel",)),
+    "cat": Growth(1, 1, ("numel",)),
+    "index": Growth(1, 1, ("cols",)),
+    "embedding": Growth(1, 1, ("cols",)),
+    "pooling": Growth(1, 1, ("channels",)),
+    "fft": Growth(1, 1, ("cols",)),
+    "rnn": Growth(2, 2, ("hidden", "inputs")),
+    "other": Growth(1, 1, ("numel",)),
+}
+_INTEGERS = ("int", "uint", "bool")
+
+
+def widened(graph: ModelGraph, factor: float) -> ModelGraph:
+    """The graph of the same model, so many times as wide.
+
+    Examples
+    --------
+    >>> import torch, latpred
+    >>> graph = latpred.trace(torch.nn.Linear(64, 64), torch.zeros(1, 64))
+    >>> widened(graph, 2.0).macs() / graph.macs()
+    4.0
+    """
+    parameters = sum(op.weight_bytes.constant for op in graph.ops)
+    ops = tuple(_wide(op, factor) for op in graph.ops)
+    grown = sum(op.weight_bytes.constant for op in ops) / parameters if parameters else 1.0
+    return msgspec.structs.replace(
+        graph,
+        ops=ops,
+        ops_at_one=None if graph.ops_at_one is None else tuple(_wide(op, factor) for op in graph.ops_at_one),
+        parameters=round(graph.parameters * grown),
+        parameter_bytes=round(graph.parameter_bytes * grown),
+    )
+
+
+def _wide(op: Op, factor: float) -> Op:
+    growth = GROWTHS.get(root(op.family))
+    if growth is None or op.dtype.startswith(_INTEGERS):
+        return op
+    first = growth.macs == 2 and "c_in" in op.dims and op.dims["c_in"].constant <= IMAGE_CHANNELS
+    power = 1 if first else growth.macs
+    return msgspec.structs.replace(
+        op,
+        dims={
+            name: _times(line, factor) if name in growth.dims and not (first and name == "c_in") else line
+            for name, line in op.dims.items()
+        },
+        macs=_times(op.macs, factor**power),
+        weight_bytes=_times(op.weight_bytes, factor ** (1 if first else growth.weights)),
+        read_bytes=op.read_bytes if first else _times(op.read_bytes, factor),
+        write_bytes=_times(op.write_bytes, factor),
+        live_bytes=_times(op.live_bytes, factor),
+    )
+
+
+def _times(line: Line, factor: float) -> Line:
+    """A line that many times as steep; nothing that there is becomes nothing."""
+    constant, per_sample = round(line.constant * factor), round(line.per_sample * factor)
+    return Line(constant or int(line.constant > 0), per_sample or int(line.per_sample > 0))

@@ -1,0 +1,279 @@
+"""Formulas of elementwise ops: each has its own family, all have the same dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from latpred.ops.registry import Formula, Work, cost
+from latpred.ops.shapes import Tensor, first, is_tensor, nbytes, numel, rows_of
+
+
+def elementwise(kind: str) -> Formula:
+    """Formula of an elementwise op; `operands` counts the tensors as large as the result that it reads."""
+    family = f"elementwise.{kind}"
+
+    def formula(*args: Any, out: Any, **options: Any) -> Work:
+        size = numel(first(out))
+        tensors = [value for value in (*args, *options.values()) if is_tensor(value)]
+        operands = sum(numel(tensor) == size for tensor in tensors)
+        return Work(family, {"numel": size, "operands": operands})
+
+    return formula
+
+
+# Elementwise ops that torch does not tag as pointwise.
+UNTAGGED = (
+    "hardswish",
+    "rsub",
+    "floor_divide",
+    "tril",
+    "triu",
+    "complex",
+    "polar",
+    "prelu",
+    "_prelu_kernel",
+    "rrelu",
+    "rrelu_with_noise",
+    "log_sigmoid_forward",
+    "log_sigmoid",
+    "bernoulli",
+    "heaviside",
+    "_conj_physical",
+    "nan_to_num",
+    "isin",
+    "masked_fill",
+    "dropout",
+    "native_dropout",
+)
+for _name in UNTAGGED:
+    cost(f"aten::{_name}")(elementwise(_name))
+
+
+@cost("aten::fill_", "aten::zero_", "aten::fill", "aten::zero")
+def fill(self: Any, *_: Any, out: Any) -> Work:
+    """Overwritten without being read."""
+    return Work("elementwise.fill", {"numel": numel(self), "operands": 0}, reads={0: 0})
+
+
+@cost("aten::uniform_", "aten::normal_", "aten::bernoulli_", "aten::random_", "aten::exponential_")
+def random(self: Any, *_: Any, out: Any, **__: Any) -> Work:
+    """Overwritten with random numbers."""
+    return Work("elementwise.random", {"numel": numel(self), "operands": 0}, reads={0: 0})
+
+
+@cost("aten::glu")
+def glu(self: Any, *_: Any, out: Any) -> Work:
+    """Half of the input gates the other half."""
+    return Work("elementwise.glu", {"numel": numel(out), "operands": 2})
+
+
+@cost("aten::_transform_bias_rescale_qkv")
+def split_heads(qkv: Any, qkv_bias: Any, *_: Any, out: Any) -> Work:
+    """Bias and scale, with the three parts and the heads moved apart."""
+    return Work("elementwise.transform_bias_rescale_qkv", {"numel": numel(qkv), "operands": 1})
+
+
+def _norm(kind: str, tensor: Tensor, cols: int) -> Work:
+    return Work(f"norm.{kind}", {"rows": numel(tensor) // cols if cols else 0, "cols": cols})
+
+
+@cost("aten::layer_norm", "aten::native_layer_norm")
+def layer_norm(input: Tensor, normalized_shape: Sequence[int], *_: Any, out: Any) -> Work:
+    """Statistics over the trailing dimensions."""
+    return _norm("layer_norm", input, prod(normalized_shape))
+
+
+@cost("aten::rms_norm", "aten::_fused_rms_norm")
+def rms_norm(input: Tensor, normalized_shape: Sequence[int], *_: Any, out: Any) -> Work:
+    """Root mean square over the trailing dimensions."""
+    return _norm("rms_norm", input, prod(normalized_shape))
+
+
+@cost("aten::group_norm")
+def group_norm(input: Tensor, num_groups: int, *_: Any, out: Any) -> Work:
+    """Statistics over each group of channels."""
+    return _norm("group_norm", input, numel(input) // (input.shape[0] * num_groups))
+
+
+@cost("aten::instance_norm")
+def instance_norm(input: Tensor, *_: Any, out: Any) -> Work:
+    """Statistics over each channel of each sample."""
+    return _norm("instance_norm", input, prod(input.shape[2:]))
+
+
+@cost(
+    "aten::batch_norm",
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit_no_training",
+    "aten::cudnn_batch_norm",
+    "aten::_batch_norm_impl_index",
+)
+def batch_norm(input: Tensor, *_: Any, out: Any) -> Work:
+    """Scale and shift by running statistics."""
+    dims = {"batch": input.shape[0], "channels": input.shape[1], "spatial": prod(input.shape[2:])}
+    return Work("batch_norm", dims)
+
+
+def _softmax(kind: str) -> Any:
+    def formula(self: Tensor, dim: int, *_: Any, out: Any, **__: Any) -> Work:
+        rows, cols = rows_of(self, dim)
+        return Work(f"softmax.{kind}", {"rows": rows, "cols": cols})
+
+    return formula
+
+
+cost("aten::softmax", "aten::_softmax", "aten::_safe_softmax")(_softmax("softmax"))
+cost("aten::log_softmax", "aten::_log_softmax")(_softmax("log_softmax"))
+
+
+@cost("aten::_masked_softmax")
+def masked_softmax(self: Tensor, mask: Tensor, dim: int | None = None, *_: Any, out: Any) -> Work:
+    """Softmax with the mask applied on the way."""
+    rows, cols = rows_of(self, -1 if dim is None else dim)
+    return Work("softmax.masked", {"rows": rows, "cols": cols})
+
+
+@cost("aten::_weight_norm", "aten::_weight_norm_interface")
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0, *, out: Any) -> Work:
+    """A weight rescaled to a learned length, recomputed in each forward."""
+    rows = numel(g)
+    return Work("norm.weight_norm", {"rows": rows, "cols": numel(v) // rows})
+
+
+def reduction(kind: str) -> Formula:
+    """Formula of an op whose every result stands for `cols` elements."""
+    family = f"reduction.{kind}"
+
+    def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+        rows = numel(first(out))
+        return Work(family, {"rows": rows, "cols": numel(self) // rows if rows else 0})
+
+    return formula
+
+
+REDUCTIONS = (
+    *(
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "aminmax",
+        "max",
+        "min",
+        "any",
+        "all",
+        "prod",
+        "std",
+        "var",
+        "std_mean",
+        "var_mean",
+    ),
+    *("argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "nansum", "median", "mode", "count_nonzero"),
+    *(
+        "cumsum",
+        "cumprod",
+        "cummax",
+        "cummin",
+        "logcumsumexp",
+        "diff",
+        "histc",
+        "bincount",
+        "equal",
+        "cosine_similarity",
+    ),
+)
+for _name in REDUCTIONS:
+    cost(f"aten::{_name}")(reduction(_name))
+
+
+def _sort(kind: str) -> Formula:
+    def formula(self: Tensor, *args: Any, out: Any, dim: int | None = None, **_: Any) -> Work:
+        position = 1 if kind in ("topk", "kthvalue") else 0
+        integers = [value for value in args if isinstance(value, int) and not isinstance(value, bool)]
+        if kind == "multinomial":
+            integers = []  # how many are drawn, along the last dimension
+        along = dim if dim is not None else integers[position] if len(integers) > position else -1
+        rows, cols = rows_of(self, along)
+        return Work(f"sort.{kind}", {"rows": rows, "cols": cols})
+
+    return formula
+
+
+for _name in ("sort", "argsort", "topk", "kthvalue", "msort", "searchsorted", "bucketize", "multinomial"):
+    cost(f"aten::{_name}")(_sort(_name))
+
+
+@cost("aten::unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::nonzero")
+def distinct(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """Values or places picked out of a whole tensor."""
+    return Work("sort.unique", {"rows": 1, "cols": numel(self)})
+
+
+def _fft(kind: str) -> Formula:
+    def formula(self: Tensor, dim: int | Sequence[int] = -1, *_: Any, out: Any, **__: Any) -> Work:
+        dims = [dim] if isinstance(dim, int) else dim
+        cols = prod(self.shape[d] for d in dims)
+        return Work(f"fft.{kind}", {"rows": numel(self) // cols if cols else 0, "cols": cols})
+
+    return formula
+
+
+cost("aten::_fft_c2c")(_fft("c2c"))
+cost("aten::_fft_r2c")(_fft("r2c"))
+cost("aten::_fft_c2r")(_fft("c2r"))
+
+
+def _work(kind: str, out: Tensor, spatial: int, window: int) -> Work:
+    shape = list(out.shape)
+    lead = shape[:-spatial]
+    plane = shape[-spatial:]
+    dims = {
+        "batch": prod(lead[:-1]),
+        "channels": lead[-1] if lead else 1,
+        "h_out": prod(plane[:-1]),
+        "w_out": plane[-1],
+        "window": window,
+    }
+    return Work(f"pooling.{kind}", dims)
+
+
+def _windowed(kind: str, spatial: int) -> Formula:
+    def formula(self: Tensor, kernel_size: Any, *_: Any, out: Any, **__: Any) -> Work:
+        sides = [kernel_size] if isinstance(kernel_size, int) else list(kernel_size)
+        window = sides[0] ** spatial if len(sides) == 1 else prod(sides)
+        return _work(kind, first(out), spatial, window)
+
+    return formula
+
+
+def _adaptive(kind: str, spatial: int) -> Formula:
+    def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+        y = first(out)
+        window = prod(self.shape[-spatial:]) // max(1, prod(y.shape[-spatial:]))
+        return _work(kind, y, spatial, max(1, window))
+
+    return formula
+
+
+for _n in (1, 2, 3):
+    cost(f"aten::max_pool{_n}d", f"aten::max_pool{_n}d_with_indices")(_windowed("max", _n))
+    cost(f"aten::avg_pool{_n}d")(_windowed("avg", _n))
+    cost(f"aten::adaptive_avg_pool{_n}d", f"aten::_adaptive_avg_pool{_n}d")(_adaptive("adaptive_avg", _n))
+    cost(f"aten::adaptive_max_pool{_n}d")(_adaptive("adaptive_max", _n))
+
+
+def _upsample(kind: str, spatial: int, taps: int) -> Formula:
+    def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+        work = _work(kind, first(out), spatial, taps)
+        return work._replace(reads={0: min(nbytes(self), taps * nbytes(first(out)))})
+
+    return formula
+
+
+for _n, _mode, _taps in ((1, "linear", 2), (2, "bilinear", 4), (3, "trilinear", 8), (2, "bicubic", 16)):
+    cost(f"aten::upsample_{_mode}{_n}d", f"aten::_upsample_{_mode}{_n}d_aa")(_upsample(f"upsample_{_mode}", _n, _taps))
+for _n in (1, 2, 3):
+    cost(f"aten::upsample_nearest{_n}d", f"aten::_upsample_nearest_exact{_n}d")(_upsample("upsample_nearest", _n, 1))
+cost("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d")(_upsample("grid_sample", 2, 4))

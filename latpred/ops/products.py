@@ -1,0 +1,189 @@
+"""Formulas of matrix products: one weight matrix for all rows (gemm) or a batch of independent products (bmm)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from latpred.ops.registry import Work, cost
+from latpred.ops.shapes import Tensor, first, numel
+
+
+def gemm(m: int, n: int, k: int, family: str = "gemm") -> Work:
+    """One (m, k) x (k, n) product."""
+    return Work(family, {"m": m, "n": n, "k": k}, macs=m * n * k)
+
+
+def bmm(batch: int, m: int, n: int, k: int) -> Work:
+    """`batch` independent (m, k) x (k, n) products."""
+    return Work("bmm", {"batch": batch, "m": m, "n": n, "k": k}, macs=batch * m * n * k)
+
+
+@cost("aten::linear")
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Any) -> Work:
+    """`input @ weight.T + bias`."""
+    k = weight.shape[-1]
+    n = weight.shape[0] if len(weight.shape) == 2 else 1
+    return gemm(numel(input) // k if k else 0, n, k)
+
+
+@cost("aten::mm", "aten::_int_mm", "aten::_scaled_mm")
+def mm(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """Plain matrix product."""
+    return gemm(self.shape[0], mat2.shape[1], self.shape[1])
+
+
+@cost("aten::addmm", "aten::_addmm_activation")
+def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, out: Any, **_: Any) -> Work:
+    """`beta * self + alpha * mat1 @ mat2`."""
+    return gemm(mat1.shape[0], mat2.shape[1], mat1.shape[1])
+
+
+@cost("aten::mv", "aten::dot", "aten::vdot", "aten::inner")
+def mv(self: Tensor, vec: Tensor, *, out: Any) -> Work:
+    """Matrix or vector times vector."""
+    return gemm(numel(self) // self.shape[-1] if self.shape[-1] else 0, 1, self.shape[-1])
+
+
+@cost("aten::addmv")
+def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, out: Any, **_: Any) -> Work:
+    """`self + mat @ vec`."""
+    return gemm(mat.shape[0], 1, mat.shape[1])
+
+
+@cost("aten::addr", "aten::outer", "aten::ger")
+def outer(*args: Tensor, out: Tensor, **_: Any) -> Work:
+    """Outer product of two vectors."""
+    return gemm(out.shape[0], out.shape[1], 1)
+
+
+@cost("aten::bmm")
+def batched(self: Tensor, mat2: Tensor, *_: Any, out: Any) -> Work:
+    """Batched matrix product."""
+    return bmm(self.shape[0], self.shape[1], mat2.shape[2], self.shape[2])
+
+
+@cost("aten::baddbmm", "aten::addbmm")
+def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, out: Any, **_: Any) -> Work:
+    """Batched matrix product added to a tensor."""
+    return bmm(batch1.shape[0], batch1.shape[1], batch2.shape[2], batch1.shape[2])
+
+
+@cost("aten::matmul")
+def matmul(self: Tensor, other: Tensor, *, out: Tensor) -> Work:
+    """Product over the last two dimensions; a single matrix on the right makes it one gemm."""
+    k = self.shape[-1]
+    if len(other.shape) <= 2:
+        n = other.shape[1] if len(other.shape) == 2 else 1
+        return gemm(numel(self) // k if k else 0, n, k)
+    m = self.shape[-2] if len(self.shape) > 1 else 1
+    n = other.shape[-1]
+    return bmm(numel(out) // (m * n) if m * n else 0, m, n, k)
+
+
+@cost("aten::_grouped_mm")
+def grouped_mm(self: Tensor, mat2: Tensor, *_: Any, out: Any, **__: Any) -> Work:
+    """Rows sorted by expert, each times its expert's matrix."""
+    k, n = self.shape[-1], mat2.shape[-1]
+    return gemm(prod(self.shape[:-1]), n, k, "gemm.grouped")
+
+
+@cost("aten::bilinear", "aten::_trilinear")
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, *_: Any, out: Tensor, **__: Any) -> Work:
+    """`x1 A x2 + b` for each output feature."""
+    return gemm(numel(out), weight.shape[-1], weight.shape[-2])
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool) -> Work:
+    """Scores and weighted sum. A causal mask is counted in full: only some backends skip the upper half."""
+    heads = query.shape[-3] if len(query.shape) > 2 else 1
+    queries, head_dim = query.shape[-2], query.shape[-1]
+    keys = key.shape[-2]
+    dims = {
+        "batch": prod(query.shape[:-3]),
+        "heads": heads,
+        "queries": queries,
+        "keys": keys,
+        "head_dim": head_dim,
+        "masked": int(masked),
+    }
+    macs = prod(query.shape[:-1]) * keys * (head_dim + value.shape[-1])
+    return Work("attention.causal" if causal else "attention", dims, macs)
+
+
+@cost("aten::scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    out: Any,
+    **_: Any,
+) -> Work:
+    """Torch's attention, whichever backend serves it."""
+    return attention(query, key, value, attn_mask is not None, is_causal)
+
+
+@cost(
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+)
+def named_backend(query: Tensor, key: Tensor, value: Tensor, *rest: Any, out: Any, **options: Any) -> Work:
+    """One backend, called by name."""
+    mask = options.get("attn_mask", next((item for item in rest if hasattr(item, "shape")), None))
+    return attention(query, key, value, mask is not None, bool(options.get("is_causal", False)))
+
+
+_GATES = {4: "rnn.lstm", 3: "rnn.gru"}  # libraries run each by code of its own
+
+
+@cost("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
+def recurrent(
+    input: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+    *,
+    out: Any,
+) -> Work:
+    """All gates of all steps: every weight matrix meets every element of the sequence once.
+
+    The recurrent ones are read again in every step, which waits for the one before.
+    """
+    time = 1 if batch_first and len(input.shape) == 3 else 0
+    steps = input.shape[time]
+    batch = numel(input) // (steps * input.shape[-1]) if steps * input.shape[-1] else 0
+    matrices = sum(numel(weight) for weight in params if len(weight.shape) == 2)
+    hidden, layers = first(hx).shape[-1], num_layers * (2 if bidirectional else 1)
+    gates = params[0].shape[0] // hidden if params and hidden else 0
+    dims = {
+        "batch": batch,
+        "steps": steps,
+        "hidden": hidden,
+        "inputs": input.shape[-1],
+        "layers": layers,
+        "calls": steps * layers,
+        "reread": steps * layers * gates * hidden * hidden,
+    }
+    return Work(_GATES.get(gates, "rnn.plain"), dims, macs=batch * steps * matrices)
+
+
+@cost("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell")
+def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, *_: Any, out: Any) -> Work:
+    """One step of one layer."""
+    batch = numel(input) // input.shape[-1] if input.shape[-1] else 0
+    hidden, inputs = w_hh.shape[-1], input.shape[-1]
+    dims = {"batch": batch, "steps": 1, "hidden": hidden, "inputs": inputs, "layers": 1, "calls": 1}
+    dims["reread"] = numel(w_hh)
+    return Work("rnn.cell", dims, macs=batch * (numel(w_ih) + numel(w_hh)))

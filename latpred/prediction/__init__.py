@@ -1,0 +1,1 @@
+"""From a graph and a profile to a latency: kernel times, pricing, the two clocks, crossover. Numpy only."""

@@ -1,0 +1,216 @@
+"""Two clocks over a schedule: when the host has dispatched everything, and when the device has executed it.
+
+Arrays of device times have a batch axis; host times have none but on a synchronous device. All times are microseconds.
+Nothing here knows where costs come from.
+
+With dispatch d, kernel times k, launch latency L, gap g and synchronisation cost s the recurrence is
+
+    host    H_i = H_{i-1} + d_i, at least the start of the kernel that is `queue` before the one it launches;
+            at a synchronisation H_i = max(H_i, G) + s
+    device  G_j = max(G_{j-1} + g, H_{i(j)} + L) + k_j
+
+Between synchronisations, and while no more kernels than `queue` are under way, G after a stretch of m kernels is
+max_j(H_{i(j)} + L + sum_{l>=j} k_l + (m - j) g): sums and a maximum that cover a whole batch axis at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.graph.schedule import Schedule
+from latpred.profile.document import DeviceInfo
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_WARM_PERIODS = 4
+_PERIODS = 12  # a multiple of every likely cycle of the recurrence
+
+
+class Stretches(NamedTuple):
+    """A schedule cut after each step that synchronises; the last stretch may be empty.
+
+    steps, kernels : bounds, one more than there are stretches. syncs : synchronisations that end each stretch.
+    """
+
+    steps: Ints
+    kernels: Ints
+    syncs: Ints
+
+
+class Stretch(NamedTuple):
+    """What one stretch does to the clocks.
+
+    host : time it takes the host. busy : time it takes the device at least. through : when an idle device is through
+    with it, counted from when the host entered it. The last two have a batch axis.
+    """
+
+    host: float
+    busy: Floats
+    through: Floats
+    syncs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The order of things in a schedule: which step launches which kernel and which steps synchronise."""
+
+    kernel_step: Ints
+    sync: Ints
+    stretches: Stretches
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Timeline:
+        """The timeline of a schedule."""
+        cuts = np.flatnonzero(schedule.sync) + 1
+        steps = np.concatenate(([0], cuts, [len(schedule.sync)]))
+        kernels = np.searchsorted(schedule.kernel_step, steps)
+        syncs = np.append(schedule.sync[cuts - 1], 0)
+        return cls(schedule.kernel_step, schedule.sync, Stretches(steps, kernels, syncs))
+
+
+def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, protocol: str) -> Floats:
+    """Microseconds of one forward pass at each batch.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        Of the schedule.
+    host : ndarray, shape (n,)
+        Dispatch time of each step, what Python does before it included; (n, batches) where it depends on the batch, as
+        it may on a synchronous device.
+    kernels : ndarray, shape (m, batches)
+        Device time of each kernel.
+    device : DeviceInfo
+        Constants of the device's clock.
+    protocol : str
+        "single": synchronised after each forward. "pipelined": the period when forwards follow each other.
+    """
+    if not device.asynchronous:
+        waits = float(timeline.sync.sum()) * device.sync_us
+        together: Floats = host.sum(axis=0) + kernels.sum(axis=0) + waits
+        return together
+    if protocol == "single":
+        return _single(timeline, host, kernels, device)
+    return _pipelined(timeline, host, kernels, device)
+
+
+def _single(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
+    if _most_under_way(timeline.stretches) > device.queue:
+        last_step, last_kernel = _step_by_step(timeline, host, kernels, device, periods=1)[0]
+    else:
+        stretches = _stretches(timeline.stretches, timeline.kernel_step, host, kernels, device)
+        last_step, last_kernel = _run(stretches, _at_rest(kernels), device)
+    return np.maximum(last_step, last_kernel) + device.sync_us
+
+
+def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
+    cuts = timeline.stretches
+    if len(cuts.syncs) == 1:
+        slower = _joined(float(host.sum()), kernels.sum(axis=0) + len(kernels) * device.gap_us, device.knee)
+        if _queue_is_long(len(kernels), slower, device):
+            return slower
+        return _mean_period(timeline, host, kernels, device)
+    around = int(cuts.kernels[-1] - cuts.kernels[-2] + cuts.kernels[1])
+    if max(around, _most_under_way(cuts)) > device.queue:
+        return _mean_period(timeline, host, kernels, device)
+    # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
+    stretches = _stretches(cuts, timeline.kernel_step, host, kernels, device)
+    clocks = _at_rest(kernels)
+    ends = []
+    for _ in range(3):
+        clocks = _run(stretches, clocks, device)
+        ends.append(clocks[0])
+    return ends[-1] - ends[-2]
+
+
+def _joined(host: float, busy: Floats, knee: float) -> Floats:
+    """The slower clock; where a profile says how round its knees are, with a smooth bend between the two."""
+    slower: Floats = np.maximum(host, busy)
+    if not knee:
+        return slower
+    smooth: Floats = slower * ((host / slower) ** knee + (busy / slower) ** knee) ** (1.0 / knee)
+    return smooth
+
+
+def _queue_is_long(count: int, period: Floats, device: DeviceInfo) -> bool:
+    """Whether a full queue changes the period by less than a thousandth.
+
+    Going once through the queue, from a kernel's start to the host and back to the device, costs one launch latency and
+    skips `queue` kernels, so that each forward pays at most `count / queue` of it.
+    """
+    extra = device.launch_us * count / device.queue
+    return count <= device.queue and extra <= 1e-3 * float(period.min(initial=np.inf))
+
+
+def _mean_period(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
+    clocks = _step_by_step(timeline, host, kernels, device, _WARM_PERIODS + _PERIODS)
+    first, last = (np.maximum(*clocks[index]) for index in (_WARM_PERIODS - 1, -1))
+    mean: Floats = (last - first) / _PERIODS
+    return mean
+
+
+def _at_rest(kernels: Floats) -> tuple[Floats, Floats]:
+    batches = kernels.shape[1]
+    return np.zeros(batches), np.full(batches, -np.inf)
+
+
+def _most_under_way(cuts: Stretches) -> int:
+    return int(np.diff(cuts.kernels).max())
+
+
+def _stretches(cuts: Stretches, step: Ints, host: Floats, kernels: Floats, device: DeviceInfo) -> list[Stretch]:
+    total = np.concatenate(([0.0], np.cumsum(host)))
+    launched = total[step + 1] + device.launch_us
+    found = []
+    for index, syncs in enumerate(cuts.syncs.tolist()):
+        first, last = cuts.kernels[index], cuts.kernels[index + 1]
+        start, end = total[cuts.steps[index]], total[cuts.steps[index + 1]]
+        if first == last:
+            nothing = np.zeros(kernels.shape[1])
+            found.append(Stretch(float(end - start), nothing, nothing - np.inf, syncs))
+            continue
+        with_gaps = kernels[first:last] + device.gap_us
+        rest = np.cumsum(with_gaps[::-1], axis=0)[::-1]  # from each kernel on, one gap too many: the one before it
+        through = (launched[first:last, None] - start + rest).max(axis=0) - device.gap_us
+        found.append(Stretch(float(end - start), rest[0], through, syncs))
+    return found
+
+
+def _run(stretches: list[Stretch], clocks: tuple[Floats, Floats], device: DeviceInfo) -> tuple[Floats, Floats]:
+    last_step, last_kernel = clocks
+    for host, busy, through, syncs in stretches:
+        last_kernel = np.maximum(last_kernel + busy, last_step + through)
+        last_step = last_step + host
+        if syncs:
+            last_step = np.maximum(last_step, last_kernel) + syncs * device.sync_us
+    return last_step, last_kernel
+
+
+def _step_by_step(
+    timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, periods: int
+) -> list[tuple[Floats, Floats]]:
+    """Host and device clock after each period, by the recurrence itself: what a full launch queue needs."""
+    batches = kernels.shape[1]
+    launches = np.searchsorted(timeline.kernel_step, np.arange(len(host) + 1)).tolist()
+    costs, syncs = host.tolist(), timeline.sync.tolist()
+    ring = np.full((max(device.queue, 1), batches), -np.inf)
+    last_step, last_kernel = _at_rest(kernels)
+    issued, ends = 0, []
+    for _ in range(periods):
+        for step, cost in enumerate(costs):
+            last_step = last_step + cost
+            for kernel in range(launches[step], launches[step + 1]):
+                slot = issued % len(ring)
+                last_step = np.maximum(last_step, ring[slot])
+                start = np.maximum(last_kernel + device.gap_us, last_step + device.launch_us)
+                ring[slot], last_kernel = start, start + kernels[kernel]
+                issued += 1
+            if syncs[step]:
+                last_step = np.maximum(last_step, last_kernel) + syncs[step] * device.sync_us
+        ends.append((last_step, last_kernel))
+    return ends

@@ -1,0 +1,134 @@
+"""Landmarks of a curve: the crossover and knee batches with their intervals, and the largest batch within a limit.
+
+Each is the smallest batch at which something becomes true; finding it takes a few dozen points, so they are computed
+when first asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.errors import UsageError
+from latpred.prediction.clocks import Floats
+
+MOST = 2**16  # largest batch that is looked at
+KNEE = 1.1
+Z90 = 1.6448536269514722  # half width of the central 90 % of a normal distribution, in standard deviations
+
+_POINTS = 8  # batches evaluated at once while a bracket is narrowed
+
+
+class Landmark(NamedTuple):
+    """A batch size, and the 90 % interval it lies in; None stands for "not up to the largest batch looked at"."""
+
+    batch: int | None
+    low: int | None
+    high: int | None
+
+
+class Course(NamedTuple):
+    """What landmarks depend on, at some batches: microseconds of host, of device and of all."""
+
+    overhead_us: Floats
+    compute_us: Floats
+    latency_us: Floats
+
+
+Sampler = Callable[[NDArray[np.int64], float], Course]
+"""Gives the course at some batches, with device times multiplied by exp(shift * their spread)."""
+
+
+class Landmarks:
+    """Crossover and knee of one model in one runtime on one device.
+
+    Pickling keeps the answers and drops what they were computed from.
+    """
+
+    def __init__(self, sample: Sampler) -> None:
+        self._sample: Sampler | None = sample
+        self._known: dict[tuple[str, float], Landmark] = {}
+
+    def crossover(self) -> Landmark:
+        """The smallest batch at which the device takes at least as long as the host."""
+        return self._find("crossover", 1.0, _not_framework_bound)
+
+    def knee(self, ratio: float = KNEE) -> Landmark:
+        """The smallest batch whose latency exceeds `ratio` times that of batch 1.
+
+        Raises
+        ------
+        UsageError
+            When `ratio` is not above 1, or the prediction was pickled before this ratio was asked for.
+        """
+        if not ratio > 1.0:
+            raise UsageError(f"A knee needs a ratio above 1, not {ratio}; use 1.1 for 10 % over the flat latency.")
+        return self._find("knee", ratio, _above(ratio))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Answers only."""
+        if self._sample is not None:
+            self.crossover()
+            self.knee()
+        return {"_sample": None, "_known": self._known}
+
+    def _find(self, kind: str, ratio: float, test: Callable[[Course, Course], NDArray[np.bool_]]) -> Landmark:
+        key = (kind, ratio)
+        if key not in self._known:
+            self._known[key] = self._search(test, ratio)
+        return self._known[key]
+
+    def _search(self, test: Callable[[Course, Course], NDArray[np.bool_]], ratio: float) -> Landmark:
+        sample = self._sample
+        if sample is None:
+            raise UsageError(
+                f"This prediction came from another process, without its knee at {ratio}. Ask for it there."
+            )
+
+        def where(shift: float) -> int | None:
+            flat = sample(np.array([1]), shift)
+            return first_true(lambda batches: test(sample(batches, shift), flat))
+
+        # A slower device reaches both landmarks at a smaller batch.
+        ends = sorted((where(Z90), where(0.0), where(-Z90)), key=lambda batch: math.inf if batch is None else batch)
+        return Landmark(ends[1], ends[0], ends[2])
+
+
+def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int = MOST) -> int | None:
+    """The smallest batch at which a test that stays true becomes true; None if it does not up to `most`.
+
+    >>> first_true(lambda batches: batches >= 37)
+    37
+    """
+    batches = np.unique(np.append(2 ** np.arange(int(math.log2(most)) + 1), most))
+    hits = np.flatnonzero(test(batches))
+    if not len(hits):
+        return None
+    high = int(batches[hits[0]])
+    low = int(batches[hits[0] - 1]) if hits[0] else 0
+    while high - low > 1:
+        inside = np.unique(np.linspace(low, high, _POINTS + 2)[1:-1].round().astype(np.int64))
+        inside = inside[(inside > low) & (inside < high)]
+        hits = np.flatnonzero(test(inside))
+        if len(hits):
+            high = int(inside[hits[0]])
+            low = int(inside[hits[0] - 1]) if hits[0] else low
+        else:
+            low = int(inside[-1])
+    return high
+
+
+def _not_framework_bound(course: Course, _flat: Course) -> NDArray[np.bool_]:
+    return course.compute_us >= course.overhead_us
+
+
+def _above(ratio: float) -> Callable[[Course, Course], NDArray[np.bool_]]:
+    def test(course: Course, flat: Course) -> NDArray[np.bool_]:
+        over: NDArray[np.bool_] = course.latency_us > ratio * flat.latency_us
+        return over
+
+    return test

@@ -1,0 +1,168 @@
+"""What stands in for kernels that a profile has no measurements of: a plain roofline from those that it has."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from latpred.errors import ProfileError
+from latpred.graph.features import Floats, layout, read
+from latpred.graph.graph import Op
+from latpred.ops.families import root
+from latpred.prediction.crossover import Z90
+from latpred.prediction.kernel_times import KernelModel, Times, roofline
+from latpred.profile import gpus
+from latpred.profile.datasheet import mode_of
+from latpred.profile.document import DeviceProfile, KernelFit
+
+STAND_INS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # what models in these are priced as
+KNOWN_SPREAD, GUESSED_SPREAD = 0.3, 0.7  # log standard deviation of a time with a known rate, and without one
+# Results per clock and multiprocessor of fp32 over those of fp64, by compute capability: CUDA C++ Programming Guide,
+# "Throughput of Native Arithmetic Instructions". Libraries multiply in fp64 on the tensor cores of 8.0 and 9.0, which
+# do as much as fp32 without them.
+FP64_OVER_FP32 = {
+    (6, 0): 2.0,
+    (6, 1): 32.0,
+    (7, 0): 2.0,
+    (7, 5): 32.0,
+    (8, 0): 1.0,
+    (8, 6): 64.0,
+    (8, 9): 64.0,
+    (9, 0): 1.0,
+    (10, 0): 2.0,
+    (12, 0): 64.0,
+}
+WIDE = 2.0  # a CPU's vectors hold half as many numbers of twice the size
+COMPLEX = 4.0  # multiply-adds of real numbers in one of complex numbers
+INTEGERS = 8.0  # PyTorch has no library for products of integers: 8 times as long as fp32 on the CPU it was measured on
+
+_COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+_MEASURED = frozenset({"float32", "float16", "bfloat16"})
+_SCALED = frozenset({"aten::_scaled_mm", "aten::_int_mm"})  # have kernels of their own on GPUs
+
+
+class Format(NamedTuple):
+    """How much longer the arithmetic of an op takes than in the format it is priced as, how sure that is, and a caveat.
+
+    macs : what its multiply-adds are counted as.
+    """
+
+    slower: float
+    macs: float
+    spread: float
+    caveat: str
+
+
+def format_of(op: Op, profile: DeviceProfile) -> Format | None:
+    """What is known of an op whose format was not measured; None for all others."""
+    if op.dtype in _MEASURED or not op.family or layout(op.family).product is None:
+        return None
+    if op.dtype in _COMPLEX:
+        part = _COMPLEX[op.dtype]
+        slower = _double(op, profile) if part == "float64" else 1.0
+        caveat = f"products in {op.dtype} were not measured: priced as {COMPLEX:.0f} in {part}"
+        return Format(COMPLEX * slower, COMPLEX, KNOWN_SPREAD, caveat)
+    if op.dtype == "float64":
+        slower = _double(op, profile)
+        rate = "the rate of fp32" if slower == 1.0 else f"1/{slower:.0f} of the rate of fp32"
+        return Format(slower, 1.0, KNOWN_SPREAD, f"products in float64 were not measured: priced at {rate}")
+    if op.name in _SCALED or not op.name.startswith("aten::"):
+        return Format(1.0, 1.0, GUESSED_SPREAD, f"{op.name} in {op.dtype} was not measured: its speed is a guess")
+    if op.dtype.startswith("float8") or profile.device.kind != "cpu":
+        raise ProfileError(
+            f"PyTorch has no {op.name} in {op.dtype} on {profile.device.name}, so the model cannot run there. Convert "
+            "the operands to a floating-point format that it has: float32, float16 or bfloat16."
+        )
+    caveat = f"products in {op.dtype} have no library on a CPU: priced at {INTEGERS:.0f} times fp32's, a guess"
+    return Format(INTEGERS, 1.0, GUESSED_SPREAD, caveat)
+
+
+class OtherFormat(KernelModel):
+    """A kernel model whose arithmetic takes longer than what it was fitted to."""
+
+    def __init__(self, model: KernelModel, other: Format) -> None:
+        super().__init__(model.fit)
+        self._model, self._format, self.caveat = model, other, other.caveat
+
+    def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> Times:
+        """Times of rows, their arithmetic drawn out; memory is as fast as ever."""
+        rows = rows.copy()
+        rows[:, 0] /= self._format.macs
+        times = self._model.times(rows, leaf_scales)
+        terms = roofline(self.fit, read(self.fit.family, rows))
+        compute = terms.compute * self._format.slower
+        ratio = (terms.floor + np.hypot(compute, terms.memory)) / (terms.floor + np.hypot(terms.compute, terms.memory))
+        spread = np.maximum(times.spread, self._format.spread)
+        return Times(times.us * ratio, spread, terms.memory >= compute)
+
+
+def _double(op: Op, profile: DeviceProfile) -> float:
+    """Rate of an op's products in fp32 over that in float64."""
+    if profile.device.kind == "cpu":
+        return WIDE
+    name = profile.machine.accelerator or profile.device.name
+    gpu = gpus.spec(name) if gpus.known(name) else None
+    if gpu is None or gpu.compute_capability not in FP64_OVER_FP32:
+        raise ProfileError(
+            f"Nothing tells how fast {name} is in float64: it was not measured, and there is no datasheet. "
+            "Predict the model in another format, as precision='fp32'."
+        )
+    mode = mode_of(gpu, "fp32", root(op.family))  # PyTorch lets convolutions in fp32 use TF32
+    return FP64_OVER_FP32[gpu.compute_capability] * gpu.peak_macs_per_s(mode) / gpu.peak_macs_per_s("fp32")
+
+
+UNJUDGED_SPREAD = math.log(10.0) / Z90  # nothing says how wrong a profile is: a factor of ten either way
+_MEDIAN_OF_NORMAL = 0.6745  # median of the absolute value of a standard normal variable
+_FOUND = re.compile(r"([\d.]+|inf|nan)%: (passed|failed)")
+_MOST_LOW = 0.99  # a prediction that is 100 % too low is none
+
+
+def least_spread(profile: DeviceProfile, runtime: str) -> float:
+    """Standard deviation of the log error that the gate found, where it failed; 0 where it passed or there is none.
+
+    Only measured profiles have such a gate. Fits of published tables and datasheets state their own spreads.
+    """
+    gate = profile.acceptance
+    if profile.provenance != "measured" or (gate.passed and gate.runtimes.get(runtime, True)):
+        return 0.0
+    prefix = f"{runtime}: "
+    own = {name.removeprefix(prefix): said for name, said in gate.checks.items() if name.startswith(prefix)}
+    judged = [own] if own else []
+    if not gate.passed or not own:  # what is wrong with the device's kernels is wrong in every runtime
+        judged.append(gate.checks)
+    return max(map(_spread, judged))
+
+
+def _spread(checks: dict[str, str]) -> float:
+    errors = _values(checks, "p90 error of ")
+    shifts = _values(checks, "median shift between two timings", failed=True)
+    if not errors or not all(map(math.isfinite, errors)):
+        return UNJUDGED_SPREAD
+    # A relative error may be of either sign: 50 % is up to a factor of two.
+    error = max(errors)
+    log_error = max(math.log1p(error), -math.log1p(-min(error, _MOST_LOW)) if error < 1 else 0.0)
+    return math.hypot(log_error / Z90, max(shifts, default=0.0) / _MEDIAN_OF_NORMAL)
+
+
+def _values(checks: dict[str, str], start: str, *, failed: bool = False) -> list[float]:
+    """Shares that checks of a name found."""
+    found = [_FOUND.match(said) for name, said in checks.items() if name.startswith(start)]
+    return [float(match[1]) / 100 for match in found if match and (match[2] == "failed" or not failed)]
+
+
+def guess(profile: DeviceProfile, fits: dict[str, KernelFit], spread: float) -> KernelFit:
+    """A fit for families never measured, from the rates of those that were; `spread`: how wrong it may be."""
+    rates = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
+    widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
+    width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
+    return KernelFit.plain(
+        family="other",
+        floor_us=float(np.median([fit.floor_us for fit in fits.values()])),
+        macs_per_us=float(np.median(rates)) if rates else 0.0,
+        weight_bytes_per_us=width,
+        activation_bytes_per_us=width,
+        spread=spread if rates else UNJUDGED_SPREAD,  # without any rate, multiply-adds come out for free
+    )

@@ -1,0 +1,180 @@
+"""Swaps the host of a profile: its dispatch costs are scaled by a measured factor, its kernels stay as they are.
+
+A factor comes as a number, or from two hosts whose dispatch was measured. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from latpred.errors import HostError, NoProfileError, UsageError
+from latpred.ops.families import root
+from latpred.prediction.pricing import host_cost
+from latpred.profile import host_profile, store
+from latpred.profile.document import DeviceProfile, DispatchFit
+from latpred.profile.store import Owner, owner
+
+THIS = "this"
+QUIET = ("view", "free")  # classes that launch nothing: they cost the same whatever device there is
+FEWEST = 4  # classes that two hosts must share
+LEAST_US = 0.05  # a cost below that is what a fit left over, and says nothing of the host
+SMALLEST, LARGEST = 0.05, 20.0
+# Standard deviations of a log factor: of a given number, and of what one factor for all classes leaves out.
+NUMBER_SPREAD = 0.10
+LEAST_SPREAD = 0.05
+
+
+class Swap(NamedTuple):
+    """A host in place of the profile's.
+
+    factor : its dispatch over that of the profile's host. spread : standard deviation of the log of that. label : what
+    to call it.
+    """
+
+    factor: float
+    spread: float
+    label: str
+
+    @property
+    def caveat(self) -> str:
+        """What a prediction says of it."""
+        return (
+            f"host swapped for {self.label}: dispatch is {self.factor:.2f} times that of the profile's host; "
+            "kernel times are unchanged"
+        )
+
+
+def find(host: float | str, profile: DeviceProfile) -> Swap:
+    """What `--host` stands for.
+
+    Parameters
+    ----------
+    host : float or str
+        A factor (this host's dispatch over the profile's), "this" for the host that asks, or the name or file of a host
+        profile, or of a device profile whose host is meant.
+    profile : DeviceProfile
+        Whose host is swapped.
+
+    Raises
+    ------
+    UsageError
+        When a factor is no sensible number.
+    HostError
+        When no such host was measured, or the two have too few dispatch classes in common.
+
+    Examples
+    --------
+    >>> find(1.3, profile).factor  # doctest: +SKIP
+    1.3
+    """
+    number = _number(host)
+    if number is not None:
+        if not SMALLEST <= number <= LARGEST:
+            raise UsageError(
+                f"a host factor of {number:g} is not possible: give this host's dispatch over the profile's, "
+                f"from {SMALLEST:g} to {LARGEST:g}, as in --host 1.3."
+            )
+        return Swap(number, NUMBER_SPREAD, "a host of the factor given")
+    name = str(host) if isinstance(host, str | float) else os.fspath(host)
+    dispatch, label = _measured(name)
+    factor, spread = ratio(dispatch, _eager(profile), quiet=profile.device.asynchronous)
+    return Swap(factor, spread, label)
+
+
+def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float, float]:
+    """One host's dispatch over another's, and the spread of its log.
+
+    The median over the classes that both know, a special one by its general class if need be; where only one of the two
+    fed a GPU, over those that launch nothing (`quiet`), with module and Python calls.
+
+    Raises
+    ------
+    HostError
+        When they share too few classes.
+    """
+    shared = [
+        name
+        for name in sorted(host.costs_us)
+        if "." in name and root(name) in other.costs_us and (not quiet or root(name) in QUIET)
+    ]
+    pairs = [(host_cost(host, name) * host.scale, host_cost(other, name) * other.scale) for name in shared]
+    pairs += [
+        (host.module_call_us * host.scale, other.module_call_us * other.scale),
+        (host.python_call_us * host.scale, other.python_call_us * other.scale),
+    ]
+    logs = np.array([math.log(mine / theirs) for mine, theirs in pairs if min(mine, theirs) > LEAST_US])
+    if len(logs) < FEWEST:
+        raise HostError(
+            f"the two hosts share {len(logs)} dispatch classes, too few to compare them by (at least {FEWEST}). "
+            "Give the factor itself, as in --host 1.3, or measure anew with: latpred calibrate --host-only"
+        )
+    middle = float(np.median(logs))
+    # 1.4826 median deviations are a standard deviation; the median of n classes is 1.25 / sqrt(n) of it off.
+    deviation = 1.4826 * float(np.median(np.abs(logs - middle)))
+    return math.exp(middle), max(LEAST_SPREAD, 1.25 * deviation / math.sqrt(len(logs)))
+
+
+def swapped(profile: DeviceProfile, swap: Swap) -> DeviceProfile:
+    """The profile on another host: dispatch of every runtime scaled, intervals as wide as the factor may be off."""
+    runtimes = {name: _scaled(fit, swap) for name, fit in profile.runtimes.items()}
+    return msgspec.structs.replace(profile, runtimes=runtimes)
+
+
+def _scaled(fit: DispatchFit, swap: Swap) -> DispatchFit:
+    return msgspec.structs.replace(
+        fit,
+        costs_us={name: cost * swap.factor for name, cost in fit.costs_us.items()},
+        module_call_us=fit.module_call_us * swap.factor,
+        python_call_us=fit.python_call_us * swap.factor,
+        fixed_us=fit.fixed_us * swap.factor,
+        host_spread=swap.spread,
+    )
+
+
+def _number(host: float | str) -> float | None:
+    try:
+        return float(host)
+    except (TypeError, ValueError):
+        return None
+
+
+def _measured(name: str) -> tuple[DispatchFit, str]:
+    """A host's dispatch by name, and what to call it."""
+    if name == THIS:
+        return _this()
+    if name in host_profile.names() or name.endswith(host_profile.SUFFIX) or os.sep in name:
+        found = host_profile.load(name)
+        return found.dispatch, f"{found.name} ({found.machine.cpu})"
+    if any(entry.name == name and entry.profile is not None for entry in store.listing()):
+        device = store.load(name)
+        return _eager(device), f"that of profile {name} ({device.machine.cpu})"
+    return host_profile.load(name).dispatch, name  # raises, with what is near
+
+
+def _this() -> tuple[DispatchFit, str]:
+    """Costs of the host that asks: measured alone, else with the CPU."""
+    own = [host for host in host_profile.listing() if owner(host.machine) is not Owner.ANOTHER]
+    if own:
+        latest = max(own, key=lambda host: (owner(host.machine) is Owner.THIS, host.created))
+        return latest.dispatch, f"this host ({latest.machine.cpu})"
+    try:
+        device = store.find("cpu")
+    except NoProfileError:
+        raise HostError(
+            "this host was not measured yet. Measure it, in seconds, with: latpred calibrate --host-only"
+        ) from None
+    return _eager(device), f"this host ({device.machine.cpu})"
+
+
+def _eager(profile: DeviceProfile) -> DispatchFit:
+    if "eager" not in profile.runtimes:
+        raise HostError(
+            f"profile {profile.name!r} has no eager dispatch to compare hosts by. "
+            "Give the factor itself, as in --host 1.3."
+        )
+    return profile.runtimes["eager"]

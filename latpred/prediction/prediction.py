@@ -1,0 +1,470 @@
+"""Prediction and Curve: what a user reads, at one batch size and over many.
+
+They hold numbers; `latpred.prediction.predictor` makes them. How they look in a terminal and in a notebook is `latpred.render.prediction_text`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latpred.graph.graph import Coverage
+from latpred.prediction.crossover import KNEE, Z90, Course, Landmark, Landmarks
+from latpred.profile.document import Machine
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from latpred.plot.curves import Measured
+
+
+def question_dict(setting: Setting) -> dict[str, Any]:
+    """What a prediction or curve was asked for, and what it rests on."""
+    return {
+        "model": setting.model,
+        "input_kind": setting.input_kind,
+        "input_size": setting.input_size,
+        "precision": setting.precision,
+        "runtime": setting.runtime,
+        "device": setting.device,
+        "protocol": setting.protocol,
+        "inputs_on": setting.inputs_on,
+        "provenance": origin(setting.provenance),
+    }
+
+
+def origin(provenance: Provenance) -> dict[str, Any]:
+    """The profile that a prediction rests on."""
+    return {
+        "profile": provenance.profile,
+        "source": provenance.source,
+        "created": provenance.created,
+        "cpu": provenance.machine.cpu,
+        "accelerator": provenance.machine.accelerator,
+        "caveats": list(provenance.caveats),
+    }
+
+
+def point_dict(point: Prediction) -> dict[str, Any]:
+    """The numbers at one batch size."""
+    return {
+        "batch": point.batch,
+        "latency_ms": point.latency_ms,
+        "interval_ms": list(point.interval_ms),
+        "throughput_per_s": point.throughput_per_s,
+        "overhead_ms": point.overhead_ms,
+        "compute_ms": point.compute_ms,
+        "device_busy": point.device_busy,
+        "regime": point.regime,
+        "peak_bytes": point.peak_bytes,
+        "fits": point.fits,
+        "breakdown": [
+            {"name": share.name, "ops": share.ops, "host_ms": share.host_ms, "device_ms": share.device_ms}
+            for share in point.breakdown
+        ],
+        "coverage": {
+            "launches": point.coverage.launches,
+            "bytes": point.coverage.bytes,
+            "estimated_ops": dict(point.coverage.estimated_ops),
+        },
+    }
+
+
+def landmarks_dict(setting: Setting) -> dict[str, Any]:
+    """Crossover and knee with their intervals."""
+    crossover, knee = setting.landmarks.crossover(), setting.landmarks.knee()
+    return {
+        "crossover_batch": crossover.batch,
+        "crossover_interval": [crossover.low, crossover.high],
+        "knee_batch": knee.batch,
+        "knee_interval": [knee.low, knee.high],
+    }
+
+
+def frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
+    """A predicted table (see `latpred.tables`), one row per point."""
+    import pandas as pd
+
+    from latpred.tables import machine_name
+
+    rows = [
+        {
+            "machine": machine_name(point.provenance.machine),
+            "device": point.device,
+            "runtime": point.runtime,
+            "precision": point.precision,
+            "model": point.model,
+            "batch": point.batch,
+            "input_kind": point.setting.input_kind,
+            "input_size": point.setting.input_size,
+            "protocol": point.protocol,
+            "latency_s": point.latency_ms / 1e3,
+            "low_s": point.interval_ms[0] / 1e3,
+            "high_s": point.interval_ms[1] / 1e3,
+            "overhead_s": point.overhead_ms / 1e3,
+            "compute_s": point.compute_ms / 1e3,
+            "regime": point.regime,
+        }
+        for point in points
+    ]
+    return pd.DataFrame(rows)
+
+
+SCHEMA = "latpred.prediction.prediction/1"
+CURVE_SCHEMA = "latpred.curve/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One line of a breakdown: a class of ops, how many there are, and the host and device time they take."""
+
+    name: str
+    ops: int
+    host_ms: float
+    device_ms: float
+
+
+class ClassCosts(NamedTuple):
+    """Names of the classes of ops, how many ops each has, and microseconds of host and device."""
+
+    names: tuple[str, ...]
+    ops: NDArray[np.int64]
+    host_us: NDArray[np.float64]
+    device_us: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a prediction rests on.
+
+    profile : its name. source : "measured", "fitted from published measurements" or "datasheet", with ", adapted" where
+    measured architectures corrected it. created : ISO 8601.
+    machine : where it was measured. caveats : plain sentences about what may not hold.
+    """
+
+    profile: str
+    source: str
+    created: str
+    machine: Machine
+    caveats: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What was asked: the same for all points of a curve."""
+
+    model: str
+    input_kind: str
+    input_size: int
+    precision: str
+    runtime: str
+    device: str
+    protocol: str
+    inputs_on: str
+    provenance: Provenance
+    landmarks: Landmarks = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prediction:
+    """How long one forward pass takes at one batch size, why, and how sure that is.
+
+    Attributes
+    ----------
+    setting : Setting
+        Model, runtime, device, precision, protocol and provenance.
+    batch : int
+        Batch size.
+    latency_ms : float
+        Milliseconds of one forward pass.
+    interval_ms : tuple[float, float]
+        Its 90 % interval.
+    overhead_ms : float
+        Dispatch: what the host does, whatever the batch.
+    compute_ms : float
+        What the device does, gaps between kernels included.
+    device_busy : float
+        Share of the latency in which the device executes kernels, 0 to 1.
+    regime : str
+        "framework-bound", "compute-bound" or "memory-bound".
+    peak_bytes : int
+        Parameters and the most activations alive at once.
+    fits : bool or None
+        Whether that fits the device's memory; None when its size is not known.
+    coverage : Coverage
+        How much of the model rests on cost formulas.
+    costs : ClassCosts
+        What `breakdown` is read from.
+    """
+
+    setting: Setting
+    batch: int
+    latency_ms: float
+    interval_ms: tuple[float, float]
+    overhead_ms: float
+    compute_ms: float
+    device_busy: float
+    regime: str
+    peak_bytes: int
+    fits: bool | None
+    coverage: Coverage
+    costs: ClassCosts = field(repr=False, compare=False)
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.setting.model
+
+    @property
+    def runtime(self) -> str:
+        """Runtime it was predicted in."""
+        return self.setting.runtime
+
+    @property
+    def device(self) -> str:
+        """Device it was predicted on."""
+        return self.setting.device
+
+    @property
+    def precision(self) -> str:
+        """fp32, tf32, fp16, bf16 or fp64."""
+        return self.setting.precision
+
+    @property
+    def protocol(self) -> str:
+        """Whether each forward is waited for (single) or they follow each other (pipelined)."""
+        return self.setting.protocol
+
+    @property
+    def provenance(self) -> Provenance:
+        """Profile the prediction rests on."""
+        return self.setting.provenance
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Samples per second."""
+        return self.batch * 1e3 / self.latency_ms if self.latency_ms else 0.0
+
+    @property
+    def breakdown(self) -> tuple[Share, ...]:
+        """Time by class of op, the most expensive first."""
+        costs = self.costs
+        lines = zip(costs.names, costs.ops.tolist(), costs.host_us.tolist(), costs.device_us.tolist(), strict=True)
+        shares = [Share(name, ops, host / 1e3, device / 1e3) for name, ops, host, device in lines]
+        return tuple(sorted(shares, key=lambda share: -(share.host_ms + share.device_ms)))
+
+    @property
+    def crossover_batch(self) -> int | None:
+        """Smallest batch that is not framework-bound; None if there is none up to 65,536."""
+        return self.crossover.batch
+
+    @property
+    def knee_batch(self) -> int | None:
+        """Smallest batch whose latency exceeds 1.1 times that of batch 1; None if there is none up to 65,536."""
+        return self.knee().batch
+
+    @property
+    def crossover(self) -> Landmark:
+        """Crossover batch with its 90 % interval."""
+        return self.setting.landmarks.crossover()
+
+    def knee(self, ratio: float = KNEE) -> Landmark:
+        """Smallest batch whose latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
+        return self.setting.landmarks.knee(ratio)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values that JSON can hold."""
+        asked, marks = question_dict(self.setting), landmarks_dict(self.setting)
+        return {"schema": SCHEMA, **asked, **point_dict(self), **marks}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row of a predicted table (see `latpred.tables`)."""
+        return frame((self,))
+
+    def __repr__(self) -> str:
+        """A few lines for a terminal."""
+        from latpred.render.prediction_text import prediction_text
+
+        return prediction_text(self)
+
+    def _repr_html_(self) -> str:
+        from latpred.render.prediction_text import prediction_html
+
+        return prediction_html(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Curve:
+    """Predictions over batch sizes, a sequence of `Prediction`.
+
+    Attributes
+    ----------
+    setting : Setting
+        Model, runtime, device, precision, protocol and provenance.
+    points : tuple[Prediction, ...]
+        In the order of the batches asked for.
+    """
+
+    setting: Setting
+    points: tuple[Prediction, ...]
+
+    @property
+    def batches(self) -> NDArray[np.int64]:
+        """Batch sizes."""
+        return np.array([point.batch for point in self.points], dtype=np.int64)
+
+    @property
+    def latency_ms(self) -> NDArray[np.float64]:
+        """Milliseconds at each batch."""
+        return np.array([point.latency_ms for point in self.points])
+
+    @property
+    def overhead_ms(self) -> NDArray[np.float64]:
+        """Dispatch time at each batch."""
+        return np.array([point.overhead_ms for point in self.points])
+
+    @property
+    def compute_ms(self) -> NDArray[np.float64]:
+        """Device time at each batch."""
+        return np.array([point.compute_ms for point in self.points])
+
+    @property
+    def interval_ms(self) -> NDArray[np.float64]:
+        """Low and high ends of the 90 % interval, shape (batches, 2)."""
+        return np.array([point.interval_ms for point in self.points])
+
+    @property
+    def throughput_per_s(self) -> NDArray[np.float64]:
+        """Samples per second at each batch."""
+        return np.array([point.throughput_per_s for point in self.points])
+
+    @property
+    def regime(self) -> tuple[str, ...]:
+        """Regime at each batch."""
+        return tuple(point.regime for point in self.points)
+
+    @property
+    def crossover_batch(self) -> int | None:
+        """Smallest batch that is not framework-bound; None if there is none up to 65,536."""
+        return self.crossover.batch
+
+    @property
+    def knee_batch(self) -> int | None:
+        """Smallest batch whose latency exceeds 1.1 times that of batch 1; None if there is none up to 65,536."""
+        return self.knee().batch
+
+    @property
+    def crossover(self) -> Landmark:
+        """Crossover batch with its 90 % interval."""
+        return self.setting.landmarks.crossover()
+
+    def knee(self, ratio: float = KNEE) -> Landmark:
+        """Smallest batch whose latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
+        return self.setting.landmarks.knee(ratio)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values that JSON can hold."""
+        return {
+            "schema": CURVE_SCHEMA,
+            **question_dict(self.setting),
+            **landmarks_dict(self.setting),
+            "points": [point_dict(point) for point in self.points],
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """A predicted table (see `latpred.tables`), one row per batch."""
+        return frame(self.points)
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.points)
+
+    def __iter__(self) -> Iterator[Prediction]:
+        """Predictions in order."""
+        return iter(self.points)
+
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, index: slice) -> Curve: ...
+    def __getitem__(self, index: int | slice) -> Prediction | Curve:
+        """The prediction at a position, or a part of the curve."""
+        if isinstance(index, slice):
+            return Curve(self.setting, self.points[index])
+        return self.points[index]
+
+    def plot(self, ax: Axes | None = None, *, measured: Measured | None = None) -> Axes:
+        """Draw latency against batch: interval, overhead and compute, regimes and crossover; measured points over it.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; a new figure without it.
+        measured : mapping, DataFrame or path, optional
+            Measured milliseconds by batch, or a measurement table (`latpred measure -o measured.csv`).
+
+        Raises
+        ------
+        MissingPackageError
+            When matplotlib is not installed.
+        TableError
+            When the table holds nothing of this model, runtime, precision and protocol.
+
+        Examples
+        --------
+        >>> latpred.predict("bert-base-uncased", batch=[1, 8, 64]).plot()  # doctest: +SKIP
+        """
+        from latpred import plot
+
+        return plot.curve(self, ax, measured=measured)
+
+    def __repr__(self) -> str:
+        """A table with a sparkline for a terminal."""
+        from latpred.render.prediction_text import curve_text
+
+        return curve_text(self)
+
+    def _repr_html_(self) -> str:
+        from latpred.render.prediction_text import curve_html
+
+        return curve_html(self)
+
+
+_COARSE = "crossover and knee are read off straight lines through the batches asked for"
+
+
+def joined(points: Sequence[Prediction], notes: Sequence[str] = ()) -> Curve:
+    """The curve of predictions at one batch each, with the caveats of all and the notes of what they have in common."""
+    first = points[0].setting
+    own = (caveat for point in points for caveat in point.provenance.caveats)
+    caveats = dict.fromkeys([*own, *notes, _COARSE])
+    setting = replace(
+        first,
+        provenance=replace(first.provenance, caveats=tuple(caveats)),
+        landmarks=Landmarks(_Lines(points)),
+    )
+    return Curve(setting, tuple(replace(point, setting=setting) for point in points))
+
+
+class _Lines:
+    """The course of a curve as straight lines between its points, and in proportion to the batch outside of them."""
+
+    def __init__(self, points: Sequence[Prediction]) -> None:
+        ordered = sorted(points, key=lambda point: point.batch)
+        self._batches = np.array([point.batch for point in ordered], dtype=float)
+        self._compute = np.array([point.compute_ms for point in ordered]) * 1e3
+        self._overhead = np.array([point.overhead_ms for point in ordered]) * 1e3
+        self._rest = np.array([point.latency_ms for point in ordered]) * 1e3 - np.maximum(self._compute, 0.0)
+        self._spread = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
+
+    def __call__(self, batches: NDArray[np.int64], shift: float) -> Course:
+        at = batches.astype(float)
+        inside = np.clip(at, self._batches[0], self._batches[-1])
+        compute = np.interp(inside, self._batches, self._compute) * (at / inside) * np.exp(shift * self._spread)
+        overhead = np.interp(inside, self._batches, self._overhead)
+        return Course(overhead, compute, compute + np.interp(inside, self._batches, self._rest))

@@ -1,0 +1,261 @@
+"""Profiles from datasheets: a stated guess for a GPU that nobody measured.
+
+Peaks, bandwidth, sizes and multiprocessors are the datasheet's. What part of them PyTorch's kernels reach, and what a
+server's processor takes to dispatch an op, is what GPUs with published latencies have in common: see `Shared`. Nothing
+here is a measurement of the GPU asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from math import exp, hypot, log, sqrt
+
+import msgspec
+
+from latpred.ops.families import DIMS
+from latpred.profile.document import (
+    SCHEMA_VERSION,
+    Acceptance,
+    DeviceInfo,
+    DeviceProfile,
+    DispatchFit,
+    KernelFit,
+    Machine,
+)
+from latpred.profile.gpus import ARCHITECTURES, GIB, Spec
+
+# What a kernel's time is made of. floor: microseconds. compute, weights, activations: times per multiply-add or byte
+# over what the datasheet promises. waves, outputs, k, n: sizes of half use, results per multiprocessor.
+SLOTS = ("floor", "compute", "weights", "activations", "waves", "outputs", "k", "n")
+PRODUCT_ONLY = ("compute", "weights", "waves", "outputs", "k", "n")
+# Multiply-adds of one multiprocessor's tensor cores in a cycle, at the full rate of most architectures.
+TENSOR_MACS = {"fp16": 512.0, "tf32": 256.0}
+
+
+def mode_of(gpu: Spec, precision: str, family: str) -> str:
+    """What a product's units compute in: "fp32", "tf32", "fp16" (tensor cores) or "half" (fp32 units).
+
+    PyTorch lets convolutions in fp32 use TF32 where there is any, and other products not.
+
+    >>> from latpred.profile.gpus import spec
+    >>> [mode_of(spec(name), "fp32", "conv") for name in ("a100", "v100")]
+    ['tf32', 'fp32']
+    """
+    if precision in ("fp16", "bf16"):
+        return "fp16" if gpu.tensor_cores else "half"
+    dense = family.startswith("conv") and family != "conv_depthwise"
+    return "tf32" if "tf32" in gpu.macs_per_s and (dense or precision == "tf32") else "fp32"
+
+
+def log_promise(gpu: Spec, mode: str, slot: str) -> float:
+    """Logarithm of what the datasheet says of a slot: microseconds per multiply-add or byte, or multiprocessors."""
+    if slot == "compute":
+        return -log(macs_per_us(gpu, mode))
+    if slot in ("weights", "activations"):
+        return -log(gpu.bandwidth_bytes_per_us)
+    return log(gpu.multiprocessors) if slot == "outputs" else 0.0
+
+
+def macs_per_us(gpu: Spec, mode: str) -> float:
+    """What units could compute, if nothing held them up.
+
+    Tensor cores wait for operands, which reach them at the pace of multiprocessors and clock: a card whose tensor cores
+    run at half rate is not half as fast. The middle of both paces, in logarithms, is right for GPUs that were left out.
+    Tensor cores that are faster than that pace are fed faster too.
+    """
+    peak = gpu.peak_macs_per_us("fp32" if mode == "half" else mode)
+    fed = TENSOR_MACS.get(mode, 0.0) * gpu.multiprocessors * gpu.tensor_clock_hz / 1e6
+    return sqrt(peak * max(peak, fed))
+
+
+PROVENANCE = "datasheet"
+CAVEAT = "nothing was measured: datasheet peaks with typical efficiencies, and dispatch of a typical server CPU"
+ADVICE = "latpred calibrate on a machine that has one"
+
+LAUNCH_US, SYNC_US = 5.0, 10.0
+COPY_BYTES_PER_US = 12_000.0  # PCIe 3.0 x16, pinned
+QUEUE = 1024
+# Standard deviation of the log of what no table tells: other years of PyTorch and architectures. Not measured.
+ELSEWHERE = 0.3
+ANY = ""  # architecture of which no GPU was measured
+
+# Families that no table tells apart from others with the same work.
+STAND_INS = {
+    "embedding": "index",
+    "factory": "elementwise",
+    "other": "elementwise",
+    "sort": "elementwise",
+    "fft": "elementwise",
+    "attention": "bmm",
+}
+# Families that no table has, and what they are guessed to be like.
+GUESSES = {"rnn": "gemm", "conv_transpose": "conv", "conv_native": "conv", "generated": "elementwise"}
+
+
+class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What GPUs of a table have in common, as `examples/framework_tax/datasheets.py` wrote it down.
+
+    Attributes
+    ----------
+    created, source : str
+        When, and from what.
+    kernels : dict
+        By architecture (`ANY` for others), kernel family, mode and slot of `latpred.profile.datasheet`: the slot over what a
+        datasheet promises.
+    dispatch : DispatchFit
+        Of eager, on the middle of the hosts; its spreads are those of GPUs left out, and how far hosts lie apart.
+    knee : float
+        Exponent that joins host and device.
+    error : float
+        Median error on GPUs left out, their hosts not known.
+    """
+
+    created: str
+    source: str
+    kernels: dict[str, dict[str, dict[str, dict[str, float]]]]
+    dispatch: DispatchFit
+    knee: float
+    error: float
+
+
+@cache
+def shared() -> Shared:
+    """What ships with latpred."""
+    return msgspec.json.decode((files("latpred.models") / "datasheets.json").read_bytes(), type=Shared)
+
+
+def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
+    """A profile of a GPU in a typical server, from its datasheet.
+
+    Parameters
+    ----------
+    spec : Spec
+        The datasheet.
+    common : Shared, optional
+        What kernels reach and dispatch takes; default: what ships.
+
+    Examples
+    --------
+    >>> from latpred.profile.gpus import spec
+    >>> profile = profile_of(spec("a100"))
+    >>> profile.provenance, sorted(profile.kernels)
+    ('datasheet', ['bf16', 'fp16', 'fp32', 'tf32'])
+    """
+    common = common or shared()
+    dispatch = msgspec.structs.replace(
+        common.dispatch, spread=_wider(common.dispatch.spread), busy_spread=_busy(common)
+    )
+    families = sorted({*DIMS, *common.kernels[ANY]})
+    return DeviceProfile(
+        name=spec.name,
+        schema=SCHEMA_VERSION,
+        created=common.created,
+        provenance=PROVENANCE,
+        machine=_machine(spec),
+        device=device_of(spec, common.knee),
+        protocol={"source": spec.source, "efficiencies": common.source},
+        runtimes={"eager": dispatch},
+        kernels={
+            precision: {family: _kernel(common, spec, precision, family) for family in families}
+            for precision in spec.precisions
+        },
+        samples=(),
+        acceptance=Acceptance(False, {"measured": "no: from a datasheet"}, (f"Measure it: {ADVICE}",)),
+        seconds=0.0,
+    )
+
+
+def _kernel(common: Shared, spec: Spec, precision: str, family: str) -> KernelFit:
+    measured = common.kernels[_nearest(spec.architecture, common)]
+    like = family if family in measured else (STAND_INS | GUESSES)[family]
+    mode = mode_of(spec, precision, like)
+    numbers = {slot: exp(log_promise(spec, mode, slot)) * share for slot, share in measured[like][mode].items()}
+    return kernel_fit(family, numbers, spec, common.error, _busy(common))
+
+
+def _busy(common: Shared) -> float:
+    """Spread where the device sets the latency."""
+    own = common.dispatch.busy_spread
+    return _wider(common.dispatch.spread if own is None else own)
+
+
+def _wider(spread: float) -> float:
+    return short(hypot(spread, ELSEWHERE))
+
+
+def _nearest(architecture: str, common: Shared) -> str:
+    """The architecture whose numbers to take: its own, the newest for a newer one, else what all have in common."""
+    known = [name for name in ARCHITECTURES if name in common.kernels]
+    if architecture in known:
+        return architecture
+    newer = known and ARCHITECTURES.index(architecture) > ARCHITECTURES.index(known[-1])
+    return known[-1] if newer else ANY
+
+
+def kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, error: float, spread: float) -> KernelFit:
+    """A plain roofline of one family.
+
+    Parameters
+    ----------
+    family : str
+        Its name.
+    numbers : mapping
+        By slot of `latpred.profile.datasheet`: microseconds, microseconds per multiply-add or byte, sizes of half use. Without
+        "compute" it multiplies nothing.
+    spec : Spec
+        Of the GPU.
+    error, spread : float
+        Median error, and standard deviation of the log of its times.
+    """
+    product = "compute" in numbers
+    moved = short(1.0 / numbers["activations"])
+    return KernelFit.plain(
+        family=family,
+        floor_us=short(numbers["floor"]),
+        macs_per_us=short(1.0 / numbers["compute"]) if product else 0.0,
+        weight_bytes_per_us=short(1.0 / numbers["weights"]) if product else moved,
+        activation_bytes_per_us=moved,
+        saturation={name: short(numbers[name]) for name in ("waves", "outputs", "k", "n") if product},
+        multiprocessors=spec.multiprocessors if product else 0,
+        error=error,
+        spread=spread,
+    )
+
+
+def device_of(spec: Spec, knee: float) -> DeviceInfo:
+    """A device whose launches and synchronisations take what they usually do; gaps between kernels are in floors."""
+    return DeviceInfo(
+        name=spec.name,
+        kind="cuda",
+        asynchronous=True,
+        memory_bytes=min(spec.memory_bytes, 1024 * GIB),
+        multiprocessors=spec.multiprocessors,
+        launch_us=LAUNCH_US,
+        gap_us=0.0,
+        sync_us=SYNC_US,
+        queue=QUEUE,
+        bandwidth_bytes_per_us=spec.bandwidth_bytes_per_us,
+        copy_bytes_per_us=COPY_BYTES_PER_US,
+        knee=short(knee),
+    )
+
+
+def short(value: float) -> float:
+    """A number at the precision that is worth writing down."""
+    return float(f"{value:.6g}")
+
+
+def _machine(spec: Spec) -> Machine:
+    return Machine(
+        hostname_hash="",
+        cpu="a typical server CPU",
+        cores=0,
+        memory_bytes=0,
+        system="",
+        accelerator=spec.title,
+        driver="",
+        stack={},
+        threads=0,
+    )

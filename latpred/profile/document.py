@@ -1,0 +1,285 @@
+"""DeviceProfile: everything measured about one device on one machine, as a JSON document of numbers.
+
+Only structures live here: `latpred.profile.store` finds, reads, checks and writes them, `calibration` measures them and
+`latpred.prediction.predictor` uses them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from latpred.caches import hash_of
+
+SCHEMA_VERSION = 2
+THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to
+FITTED = "fitted from published measurements"  # a provenance
+ADAPTED = "adapted"  # key of a protocol: what the profile was corrected by
+OLDEST_SCHEMA = 1  # fields that came later have defaults
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What must match for a profile to hold: host, device and software stack."""
+
+    hostname_hash: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    system: str
+    accelerator: str  # "" on a CPU
+    driver: str
+    stack: dict[str, str]  # python, torch, transformers, …
+    threads: int
+    # Whose machine it is. Names do not tell: clouds call all hosts and processors the same. "" in older profiles.
+    machine_id: str = ""
+    cpu_model: str = ""  # vendor, family, model, stepping, digest of the vector instructions
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The device that executes, and the constants of its clock."""
+
+    name: str  # "cpu", "nvidia-h200", "simulated"
+    kind: str  # cpu, cuda or simulated
+    asynchronous: bool
+    memory_bytes: int
+    multiprocessors: int = 0
+    launch_us: float = 0.0
+    gap_us: float = 0.0
+    sync_us: float = 0.0
+    queue: int = 1024
+    bandwidth_bytes_per_us: float = 0.0
+    copy_bytes_per_us: float = 0.0  # host to device, for inputs_on="host"
+    cache_bytes: int = 0  # last level; weights that fit stay there between forward passes
+    resident_bytes: int = (
+        0  # a pass that touches no more finds its weights in the cache again; 0: as `cache_bytes` says
+    )
+    knee: float = 0.0  # exponent that joins the two clocks of pipelined forwards; 0 takes the slower one
+
+
+class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
+    """Numbers of one fitted `RooflineRegressor`, for one kernel family in one precision.
+
+    The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process over log
+    features, kept as its training points so that numpy alone can evaluate it. On a synchronous device the host cost
+    of the op is not in these times: latency is the sum of both.
+
+    Attributes
+    ----------
+    family : str
+        Kernel family the columns and features are those of.
+    floor_us : float
+        Time of a kernel that does nothing.
+    macs_per_us, weight_bytes_per_us, activation_bytes_per_us : float
+        Throughput and bandwidths at full use; 0 where no training sample had such work.
+    saturation : dict[str, float]
+        For each dimension of the product, its size at which half the throughput is reached; "waves" is in rounds of
+        tiles over all multiprocessors, "outputs" in results.
+    multiprocessors : int
+        Of the device it was fitted on; 0 leaves waves out.
+    features : tuple[str, ...]
+        Names of the residual's inputs, natural logarithms.
+    length_scales : tuple[float, ...]
+        One for each feature.
+    amplitude, noise : float
+        Variances of the log residual: prior, and observation noise.
+    points, targets : tuple
+        Training features and log residuals.
+    noise_factors : tuple[float, ...]
+        What multiplies `noise` at each point; above 1 for points that disagree with all their neighbours.
+    error : float
+        Median absolute relative error over the training samples, each predicted without itself.
+    spread : float
+        Standard deviation of the log of those errors.
+    scale : float
+        Time inside a network over time in a loop of its own.
+    leaf_scales : dict[str, float]
+        For more special families that have too few samples for a fit of their own: their time above the floor over
+        this family's.
+    tiling : dict[str, float]
+        Constants of `latpred.prediction.tiles`, which then stand for the rates and the saturation; empty where a roofline fits
+        as well.
+    efforts : tuple[float, ...]
+        Microseconds of each thing that `latpred.graph.features.EFFORTS` counts for the family; empty where it counts none.
+    jumps : bool
+        Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
+        choice of tiles; else Matern 3/2.
+    """
+
+    family: str
+    floor_us: float
+    macs_per_us: float
+    weight_bytes_per_us: float
+    activation_bytes_per_us: float
+    saturation: dict[str, float]
+    multiprocessors: int
+    features: tuple[str, ...]
+    length_scales: tuple[float, ...]
+    amplitude: float
+    noise: float
+    points: tuple[tuple[float, ...], ...]
+    targets: tuple[float, ...]
+    noise_factors: tuple[float, ...]
+    error: float
+    spread: float
+    scale: float = 1.0
+    leaf_scales: dict[str, float] = {}
+    tiling: dict[str, float] = {}
+    efforts: tuple[float, ...] = ()
+    jumps: bool = False
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
+    @classmethod
+    def plain(
+        cls,
+        family: str,
+        floor_us: float,
+        *,
+        macs_per_us: float,
+        weight_bytes_per_us: float,
+        activation_bytes_per_us: float,
+        saturation: dict[str, float] | None = None,
+        multiprocessors: int = 0,
+        features: tuple[str, ...] = (),
+        error: float = 0.0,
+        spread: float = 0.0,
+        tiling: dict[str, float] | None = None,
+        efforts: tuple[float, ...] = (),
+        jumps: bool = False,
+    ) -> KernelFit:
+        """A roofline that no residual corrects."""
+        return cls(
+            family=family,
+            floor_us=floor_us,
+            macs_per_us=macs_per_us,
+            weight_bytes_per_us=weight_bytes_per_us,
+            activation_bytes_per_us=activation_bytes_per_us,
+            saturation=saturation or {},
+            multiprocessors=multiprocessors,
+            features=features,
+            length_scales=(),
+            amplitude=0.0,
+            noise=0.0,
+            points=(),
+            targets=(),
+            noise_factors=(),
+            error=error,
+            spread=spread,
+            tiling=tiling or {},
+            efforts=efforts,
+            jumps=jumps,
+        )
+
+
+class Tilt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Kernels' times are multiplied by (size / centre) ** exponent; sizes beyond `low` and `high` count as those.
+
+    `of` is the size: "time" in microseconds, or "window" and "channels" of convolutions; see `latpred.prediction.tiles`.
+    """
+
+    of: str
+    exponent: float
+    centre: float
+    low: float
+    high: float
+
+
+class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is a runtime's own: its host costs, and where its kernels are not PyTorch's.
+
+    `costs_us` maps a host class to microseconds; a class that is missing falls back to its own prefix
+    ("view.transpose" to "view") and at last to "". `scale` is what the same op costs inside a network over what it
+    costs in a loop of its own. `cold_costs_us` is what a dispatch takes longer at most whose code has left the
+    caches, half of it once `cold_bytes` have passed since the last of its class (see `latpred.prediction.pricing`).
+
+    `kernels` (precision, then family) come before those of the profile. What is not in it takes the profile's times,
+    times `kernel_scales` of the family ("" for all others). All of them take `kernel_tilts`, one after the other, which
+    an adaptation to measured architectures may find. `gap_us` replaces the stream's gap between two kernels.
+    """
+
+    costs_us: dict[str, float]
+    module_call_us: float
+    python_call_us: float
+    fixed_us: float
+    scale: float = 1.0
+    cold_costs_us: dict[str, float] = {}
+    cold_bytes: float = 0.0
+    spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
+    busy_spread: float | None = None  # the same where the device sets the pace; None where it is not known apart
+    # Standard deviation of the log of what the asker's host takes over the profile's: of hosts with such a GPU, where
+    # nobody said which one it is; 0 where the profile is of that host.
+    host_spread: float = 0.0
+    kernels: dict[str, dict[str, KernelFit]] = {}
+    kernel_scales: dict[str, float] = {}
+    kernel_tilts: tuple[Tilt, ...] = ()
+    gap_us: float | None = None
+    untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
+
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One timed cell: median and half the interquartile range in microseconds, over n repeats."""
+
+    cell: str
+    median_us: float
+    spread_us: float
+    n: int
+
+
+class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Verdict of the acceptance gate: what was checked, what was found, what to do.
+
+    `passed` is about the device and eager; `runtimes` says the same of each other runtime that was calibrated.
+    """
+
+    passed: bool
+    checks: dict[str, str]
+    advice: tuple[str, ...]
+    runtimes: dict[str, bool] = {}
+
+    def __hash__(self) -> int:
+        """Of everything but its dictionaries."""
+        return hash_of(self)
+
+
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a calibration stood: seconds spent, cells measured, and the median error on networks that no fit saw."""
+
+    seconds: float
+    cells: int
+    error: float
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One device on one machine, ready to predict with."""
+
+    name: str
+    schema: int
+    created: str  # ISO 8601, UTC
+    provenance: str  # "measured", "fitted from published measurements" or "datasheet"
+    machine: Machine
+    device: DeviceInfo
+    protocol: dict[str, str]
+    runtimes: dict[str, DispatchFit]
+    kernels: dict[str, dict[str, KernelFit]]  # precision, then family
+    samples: tuple[Sample, ...]
+    acceptance: Acceptance
+    seconds: float  # what the calibration took
+    learning: tuple[Checkpoint, ...] = ()
+    speed: dict[str, float] = {}  # microseconds of the reference work at the speed that all times hold for
+    disturbed: float = 0.0  # share of the cells that other work disturbed until the end
+    slowed: float = 0.0  # share of the cells that found no moment at full speed
+    failures: dict[str, int] = {}  # cells that could not be measured, by reason
+    sha256: str = ""
+
+    def __hash__(self) -> int:
+        """Of what tells it from others without looking at all of it."""
+        return hash((self.name, self.created, self.machine, self.device, self.sha256))

@@ -1,0 +1,408 @@
+"""The profile store: finds, reads and writes device profiles, and says whether one fits a machine.
+
+A profile is one JSON document. Reading is strict and never executes anything; writing is atomic, so a reader sees the
+old document or the new one. Nothing here measures or predicts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from enum import Enum
+from importlib.resources import files
+from pathlib import Path
+
+from latpred import host, storage
+from latpred.errors import NoProfileError, ProfileError
+from latpred.profile import datasheet, gpus
+from latpred.profile.codec import REPAIR, decode, encode
+from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, THREADS, DeviceProfile, Machine
+
+MEMORY_TOLERANCE = 0.03  # kernels keep more or less of it to themselves
+
+
+class Owner(Enum):
+    """Whose a machine is."""
+
+    THIS = "this machine"
+    ALIKE = "the same hardware as far as is known, but perhaps another machine"
+    ANOTHER = "another machine"
+
+
+def owner(machine: Machine) -> Owner:
+    """Whose a profile's machine is.
+
+    The hardware must agree: the processor with its model and vector instructions, the number of cores, the memory. An
+    id that differs makes it another machine of the same hardware, as nodes of a cluster are; so may be the machine of
+    an older profile, which has neither model nor id.
+    """
+    if difference(machine):
+        return Owner.ANOTHER
+    here = host.machine_id()
+    if not machine.cpu_model or (machine.machine_id and here and machine.machine_id != here):
+        return Owner.ALIKE
+    return Owner.THIS
+
+
+def difference(machine: Machine) -> str:
+    """The first thing about the hardware that is not as here, as "here …"; "" where all that is known agrees."""
+    if machine.cpu != host.cpu_name():
+        return f"here {host.cpu_name()}"
+    if machine.cpu_model and machine.cpu_model != host.cpu_model():
+        return f"model {machine.cpu_model}, here {host.cpu_model()}"
+    if machine.cores != host.cores():
+        return f"{machine.cores} cores, here {host.cores()}"
+    memory = host.memory_bytes()
+    if abs(machine.memory_bytes - memory) > MEMORY_TOLERANCE * max(memory, machine.memory_bytes):
+        return f"{machine.memory_bytes / 2**30:.1f} GiB of memory, here {memory / 2**30:.1f}"
+    return ""
+
+
+def caveat(machine: Machine) -> str:
+    """What predictions from a profile say where its machine is not certainly this one; "" where it is."""
+    whose = owner(machine)
+    if whose is Owner.THIS:
+        return ""
+    if whose is Owner.ANOTHER:
+        where = machine.accelerator or machine.cpu
+        return (
+            f"measured on another machine ({machine.cpu}, {difference(machine)}): kernel times hold on {where}, "
+            "dispatch costs may differ"
+        )
+    if machine.cpu_model:
+        return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
+    return (
+        "perhaps measured on another machine: names, cores and memory are those of this one, and older profiles say "
+        "no more. Make sure with: latpred calibrate"
+    )
+
+
+SUFFIX = ".json"
+LIVE_KINDS = ("cuda", "cpu", "simulated")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of the store.
+
+    Attributes
+    ----------
+    name : str
+        What `load` and `--device` take.
+    path : Path
+        Where it lies.
+    source : str
+        "user" (calibrated here) or "shipped".
+    profile : DeviceProfile or None
+        None when the file cannot be read.
+    problem : str
+        Why not; "" when it can.
+    """
+
+    name: str
+    path: Path
+    source: str
+    profile: DeviceProfile | None
+    problem: str
+
+
+def directory() -> Path:
+    """Directory of the user's profiles; it need not exist yet."""
+    return storage.profiles_dir()
+
+
+def path(name: str) -> Path:
+    """File a user profile of this name is kept in, whether or not it exists.
+
+    Raises
+    ------
+    ProfileError
+        When the name is not a plain file name.
+
+    Examples
+    --------
+    >>> path("cpu").name
+    'cpu.json'
+    """
+    return _file_of(name)
+
+
+def listing() -> list[Entry]:
+    """All profiles in sight, the user's first, unreadable ones included with the reason."""
+    entries = [_entry(file, "user") for file in _json_files(directory())]
+    own = {entry.name for entry in entries}
+    return entries + [_entry(file, "shipped") for file in _json_files(_shipped()) if file.stem not in own]
+
+
+def load(source: str | os.PathLike[str]) -> DeviceProfile:
+    """Read a profile by path or name; a GPU that only its datasheet is known of gets a stated guess.
+
+    Parameters
+    ----------
+    source : str or path
+        A file, the name of a user or shipped profile, or a name of a GPU that `latpred.profile.gpus` knows.
+
+    Raises
+    ------
+    ProfileError
+        When there is none, or it is damaged, of a newer schema, or not a profile.
+    """
+    sheet = _sheet_of(source)
+    return _read(locate(source)) if sheet is None else datasheet.profile_of(sheet)
+
+
+def locate(source: str | os.PathLike[str]) -> Path:
+    """The file a path or a profile's name stands for.
+
+    Raises
+    ------
+    ProfileError
+        When no profile goes by the name; the message lists the nearest.
+    """
+    text = os.fspath(source)
+    if not _is_name(source):
+        return Path(text)
+    found = _file_called(text)
+    if found is not None:
+        return found
+    if gpus.known(text):
+        raise ProfileError(
+            f"{text!r} is known from its datasheet only, so there is no file of it. Measure one with: latpred calibrate"
+        )
+    raise ProfileError(_unknown(text))
+
+
+def _is_name(source: str | os.PathLike[str]) -> bool:
+    return isinstance(source, str) and not source.endswith(SUFFIX) and os.sep not in source
+
+
+def _file_called(name: str) -> Path | None:
+    """File of a profile by its name, or by any other name of the GPU that it is called after."""
+    called = [name, gpus.spec(name).name] if gpus.known(name) else [name]
+    for candidate in called:
+        for file in (_file_of(candidate), _shipped() / f"{candidate}{SUFFIX}"):
+            if file.exists():
+                return file
+    return None
+
+
+def _sheet_of(source: str | os.PathLike[str]) -> gpus.Spec | None:
+    """The datasheet that a name stands for, where no profile goes by it."""
+    name = os.fspath(source)
+    if not _is_name(source) or not gpus.known(name) or _file_called(name) is not None:
+        return None
+    return gpus.spec(name)
+
+
+def find(
+    device: str | os.PathLike[str] | None = None, *, threads: int | None = None, cudnn_benchmark: bool | None = None
+) -> DeviceProfile:
+    """The profile that predictions for a device rest on.
+
+    Parameters
+    ----------
+    device : str, optional
+        "cpu", "cuda", "cuda:0" or "simulated" for a profile calibrated on this machine; anything else is the name of a
+        profile, a path to one, or a GPU's name, whose datasheet stands in where it has no profile. Without it, this
+        machine's own: its GPU's if calibrated, else its CPU's. A shipped profile is used only when named.
+    threads : int, optional
+        Only a profile measured with so many threads per op. Without it, one that was measured with PyTorch's own number
+        comes first.
+    cudnn_benchmark : bool, optional
+        Only a profile measured with `torch.backends.cudnn.benchmark` so; one without it comes first.
+
+    Raises
+    ------
+    NoProfileError
+        When nothing was calibrated yet, or nothing in this way; the message says how to.
+    ProfileError
+        When the one named, or the only one there is, cannot be read.
+    """
+    wanted = {"threads": threads, "cudnn_benchmark": cudnn_benchmark}
+    if device is not None and (not isinstance(device, str) or device.partition(":")[0] not in LIVE_KINDS):
+        return _measured_so(load(device), wanted)
+    anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
+    kinds = (device.partition(":")[0],) if device else anywhere
+    entries = [_entry(file, "user") for file in _json_files(directory())]
+    readable = [entry.profile for entry in entries if entry.profile is not None]
+    for kind in kinds:
+        own = _usable([profile for profile in readable if profile.device.kind == kind])
+        fitting = [profile for profile in own if not _differing(profile, wanted)]
+        if own and not fitting:
+            raise NoProfileError(_not_measured_so(own, wanted))
+        if own:
+            return max(
+                fitting, key=lambda profile: (not _as_asked(profile), ADAPTED not in profile.protocol, profile.created)
+            )
+    damaged = [entry for entry in entries if entry.problem]
+    if damaged:
+        raise ProfileError(damaged[0].problem)
+    raise NoProfileError(_nothing_found(device, entries))
+
+
+def cudnn_benchmarked(profile: DeviceProfile) -> bool:
+    """Whether cudnn timed its convolutions, and kept the fastest, while a profile was measured."""
+    return profile.protocol.get(CUDNN) == BENCHMARK
+
+
+def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write a profile atomically, with its checksum.
+
+    Parameters
+    ----------
+    profile : DeviceProfile
+        What to write; its own `sha256` is ignored.
+    path : path, optional
+        Default: the user's directory, under the profile's name.
+
+    Returns
+    -------
+    Path
+        The file written.
+
+    Raises
+    ------
+    ProfileError
+        When a number is not finite or the directory cannot be written.
+    """
+    target = _file_of(profile.name) if path is None else Path(path)
+    data = encode(profile)
+    try:
+        storage.write(target, data)
+    except OSError as error:
+        raise ProfileError(
+            f"cannot write {target}: {error.strerror or error}. "
+            f"Make {target.parent} writable, or choose another directory with {storage.VARIABLE}=DIR."
+        ) from error
+    return target
+
+
+def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
+    """What differs between the machine of a profile and another, as plain sentences; empty when nothing does."""
+    then, now = profile.machine, machine
+    said = [
+        f"{label} is {_shown(new)}, the profile's is {_shown(old)}"
+        for label, old, new in (
+            ("the host CPU", then.cpu, now.cpu),
+            ("the processor's model", then.cpu_model or now.cpu_model, now.cpu_model),
+            ("the number of cores", then.cores, now.cores),
+            ("the accelerator", then.accelerator, now.accelerator),
+            ("the driver", then.driver, now.driver),
+            ("the operating system", then.system, now.system),
+            ("the number of threads", then.threads, now.threads),
+        )
+        if old != new
+    ]
+    packages = sorted(then.stack.keys() & now.stack.keys())
+    said += [
+        f"{name} is {now.stack[name]}, the profile's is {then.stack[name]}"
+        for name in packages
+        if then.stack[name] != now.stack[name]
+    ]
+    return said
+
+
+def _read(file: Path) -> DeviceProfile:
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise ProfileError(f"there is no profile at {file}. List what there is with: latpred profiles list") from None
+    except IsADirectoryError:
+        raise ProfileError(f"{file} is a directory, not a profile. Name the .json file in it.") from None
+    except OSError as error:
+        raise ProfileError(f"cannot read {file}: {error.strerror or error}. {REPAIR}") from error
+    return decode(data, str(file))
+
+
+def _entry(file: Path, source: str) -> Entry:
+    try:
+        return Entry(file.stem, file, source, _read(file), "")
+    except ProfileError as error:
+        return Entry(file.stem, file, source, None, str(error))
+
+
+def _usable(found: list[DeviceProfile]) -> list[DeviceProfile]:
+    """Profiles of this machine; where there are none, those of machines that are like it."""
+    owners = [(owner(profile.machine), profile) for profile in found]
+    own = [profile for whose, profile in owners if whose is Owner.THIS]
+    return own or [profile for whose, profile in owners if whose is Owner.ALIKE]
+
+
+def _file_of(name: str) -> Path:
+    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+        raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
+    return directory() / f"{name}{SUFFIX}"
+
+
+def _shipped() -> Path:
+    return Path(str(files("latpred.models"))) / "profiles"
+
+
+def _json_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob(f"*{SUFFIX}") if not file.name.startswith("."))
+
+
+def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> list[str]:
+    """What of how a profile was measured is not as wanted, in the words of the command line."""
+    found = {"threads": profile.machine.threads, "cudnn_benchmark": cudnn_benchmarked(profile)}
+    return [name for name, value in wanted.items() if value is not None and value != found[name]]
+
+
+def _as_asked(profile: DeviceProfile) -> bool:
+    """Whether somebody asked for threads or cudnn to be other than they are by themselves."""
+    return THREADS in profile.protocol or cudnn_benchmarked(profile)
+
+
+def _measured_so(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> DeviceProfile:
+    if _differing(profile, wanted):
+        raise NoProfileError(_not_measured_so([profile], wanted))
+    return profile
+
+
+def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:
+    threads, benchmark = wanted["threads"], wanted["cudnn_benchmark"]
+    if benchmark and own[0].device.kind != "cuda":
+        kind = own[0].device.kind
+        return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
+    said, flags, name = [], "", own[0].device.kind
+    if threads is not None:
+        said.append(f"{threads} thread{'' if threads == 1 else 's'}")
+        flags, name = f" --threads {threads}", f"{name}-{threads}"
+    if benchmark is not None:
+        said.append(f"cudnn.benchmark {'on' if benchmark else 'off'}")
+        flags, name = f"{flags}{' --cudnn-benchmark' * benchmark}", f"{name}{'-benchmark' * benchmark}"
+    there = ", ".join(f"{profile.name}: {_how(profile)}" for profile in own)
+    return (
+        f"no profile of {own[0].device.kind} was measured with {' and '.join(said)} (there is {there}). "
+        f"Make one with: latpred calibrate --device {own[0].device.kind}{flags} --name {name}"
+    )
+
+
+def _how(profile: DeviceProfile) -> str:
+    threads = profile.machine.threads
+    said = f"{threads} thread{'' if threads == 1 else 's'}"
+    return f"{said}, cudnn.benchmark on" if cudnn_benchmarked(profile) else said
+
+
+def _unknown(name: str) -> str:
+    if name.lower() in ("gpu", "nvidia"):
+        return (
+            f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
+        )
+    names = [entry.name for entry in listing()]
+    near = [*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)]
+    hint = f"Did you mean {', '.join(dict.fromkeys(near))}? " if near else ""
+    return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
+
+
+def _nothing_found(device: str | None, entries: list[Entry]) -> str:
+    flag = f" --device {device}" if device else ""
+    readable = [entry.profile for entry in entries if entry.profile is not None]
+    foreign = [profile.name for profile in readable if owner(profile.machine) is Owner.ANOTHER]
+    hint = f" (another machine's can be named, as in --device {foreign[0]})" if foreign else ""
+    return f"no profile of {device or 'this machine'} in {directory()}{hint}. Make one with: latpred calibrate{flag}"
+
+
+def _shown(value: object) -> str:
+    return str(value) if value not in ("", 0) else "none"

@@ -1,0 +1,1 @@
+"""Results as text: rich tables on a terminal, HTML in a notebook, plain text elsewhere. Computes nothing new."""

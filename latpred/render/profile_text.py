@@ -1,0 +1,141 @@
+"""A profile for people: what was measured, on what, and how well it was fitted. Computes nothing new."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from latpred import host
+from latpred.profile.document import ADAPTED
+from latpred.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit
+
+
+def summary(profile: DeviceProfile, now: datetime | None = None) -> str:
+    """One line: the device, how it was run, and how old the figures are."""
+    threads = profile.machine.threads
+    parts = [profile.device.name, f"{threads} thread{'' if threads == 1 else 's'}"]
+    verb = "calibrated" if profile.provenance == "measured" else profile.provenance
+    adapted = ["adapted"] if ADAPTED in profile.protocol else []
+    return ", ".join([*parts, f"{verb} {age(profile.created, now)}", *adapted])
+
+
+def age(created: str, now: datetime | None = None) -> str:
+    """How long ago an ISO 8601 time was, as a person would say it.
+
+    >>> age("2026-01-01T00:00:00+00:00", datetime(2026, 1, 1, 0, 3, 5, tzinfo=UTC))
+    '3 minutes ago'
+    """
+    then = datetime.fromisoformat(created)
+    then = then if then.tzinfo else then.replace(tzinfo=UTC)
+    seconds = ((now or datetime.now(UTC)) - then).total_seconds()
+    for unit, length in (("year", 31_557_600), ("month", 2_629_800), ("day", 86_400), ("hour", 3600), ("minute", 60)):
+        count = int(seconds // length)
+        if count >= 1:
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
+
+
+def kernel_rows(profile: DeviceProfile) -> list[dict[str, Any]]:
+    """One row per precision and kernel family: throughput, bandwidth, floor and cross-validated error."""
+    return [
+        {"precision": precision, "family": family, **_kernel_fields(fit)}
+        for precision, fits in profile.kernels.items()
+        for family, fit in fits.items()
+    ]
+
+
+def describe(profile: DeviceProfile, console: Console) -> None:
+    """Print a profile."""
+    for line in _facts(profile):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print()
+    console.print(_kernel_table(profile))
+
+
+def _facts(profile: DeviceProfile) -> list[str]:
+    machine, device = profile.machine, profile.device
+    driver = f" (driver {machine.driver})" if machine.driver else ""
+    accelerator = f", {machine.accelerator}{driver}" if machine.accelerator else ""
+    cores = f", {machine.cores} cores" if machine.cores else ""
+    memory = f", {format_bytes(machine.memory_bytes)}" if machine.memory_bytes else ""
+    lines = [
+        f"{profile.name}: {summary(profile)}",
+        f"machine     {machine.cpu}{cores}{accelerator}{memory}",
+        f"stack       {', '.join(f'{name} {version}' for name, version in machine.stack.items())}",
+        *(f"{name:<11} {value}" for name, value in profile.protocol.items()),
+        f"calibration {len(profile.samples)} cells in {format_duration(profile.seconds)}",
+    ]
+    if profile.speed:
+        times = ", ".join(f"{host.MEANINGS[kind]} {us:.0f} us" for kind, us in profile.speed.items())
+        lines.append(f"full speed  {times}")
+    if profile.disturbed:
+        lines.append(f"disturbed   {profile.disturbed:.0%} of the cells, by other work until the end")
+    if profile.slowed:
+        lines.append(f"slowed      {profile.slowed:.0%} of the cells, which found no moment at full speed")
+    lines += [f"failed      {count} cells: {reason}" for reason, count in profile.failures.items()]
+    if device.asynchronous:
+        clock = f"launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"
+        lines.append(f"clock       {clock}")
+    return [*lines, *_runtime_lines(profile), *_gate_lines(profile)]
+
+
+def _runtime_lines(profile: DeviceProfile) -> list[str]:
+    width = max(11, *(len(name) for name in profile.runtimes)) if profile.runtimes else 11
+    return [f"{runtime:<{width}} {_runtime_line(fit)}" for runtime, fit in profile.runtimes.items()]
+
+
+def _runtime_line(fit: DispatchFit) -> str:
+    costs = [cost for name, cost in fit.costs_us.items() if name]
+    said = [f"{min(costs):.1f} to {max(costs):.1f} us per op"] if costs else []
+    if fit.module_call_us or fit.python_call_us:
+        said += [f"module call {fit.module_call_us:.2f} us, Python call {fit.python_call_us:.3f} us"]
+    said += [f"{fit.fixed_us:.1f} us per call"]
+    if fit.kernel_scales:
+        scales = fit.kernel_scales.values()
+        said += [f"kernels {min(scales):.2f} to {max(scales):.2f} times eager's"]
+    if fit.gap_us is not None:
+        said += [f"gap {fit.gap_us:.2f} us"]
+    return ", ".join(said)
+
+
+def _gate_lines(profile: DeviceProfile) -> list[str]:
+    gate = profile.acceptance
+    checks = [f"            {name}: {verdict}" for name, verdict in gate.checks.items()]
+    advice = [f"            {advice}" for advice in gate.advice]
+    passed = gate.passed and all(gate.runtimes.values())
+    return [f"gate        {'passed' if passed else 'failed'}", *checks, *advice]
+
+
+def _kernel_fields(fit: KernelFit) -> dict[str, float]:
+    return {
+        "gmacs_per_s": fit.macs_per_us / 1e3,
+        "weight_gb_per_s": fit.weight_bytes_per_us / 1e3,
+        "activation_gb_per_s": fit.activation_bytes_per_us / 1e3,
+        "floor_us": fit.floor_us,
+        "error": fit.error,
+    }
+
+
+def _number(value: float) -> str:
+    if not value:
+        return "-"
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _kernel_table(profile: DeviceProfile) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("kernel family", no_wrap=True)
+    # Heads of two lines leave the names of families room on a terminal of 80 columns.
+    for column in ("precision", "GMAC/s", "weights\nGB/s", "activations\nGB/s", "floor\nus", "error"):
+        table.add_column(column, justify="right")
+    for row in kernel_rows(profile):
+        numbers = (row["gmacs_per_s"], row["weight_gb_per_s"], row["activation_gb_per_s"], row["floor_us"])
+        table.add_row(row["family"], row["precision"], *(_number(n) for n in numbers), f"{row['error']:.1%}")
+    return table

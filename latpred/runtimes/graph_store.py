@@ -1,0 +1,232 @@
+"""Keeps the graphs that runtimes' own tools took seconds to make, by the structure of the model.
+
+Two models of one structure have one key whatever they are called: the key is a digest of the eager walk, the runtime,
+the kind of device, and the versions and the code that matter. In memory for this process, on disk in the user's cache,
+both bounded; a cache that cannot be written is done without, several processes may share one, and what another version
+wrote is made again. joblib.Memory keeps results across processes as well, but as pickles, which run whatever code was
+put into them, under keys of pickled arguments, and grows until somebody trims it; graphs are small JSON documents. Who
+knows a walk's key without the walk uses `look_up` and
+`keep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import re
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latpred import storage
+from latpred.graph.graph import ModelGraph
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_IN_MEMORY = 256
+MOST_ON_DISK_BYTES = 256 << 20
+VERSION = 2
+
+_MEMORY: OrderedDict[str, ModelGraph] = OrderedDict()
+
+
+def structure(graph: ModelGraph) -> str:
+    """Digest of everything in a walk but what it is called and which software made it.
+
+    >>> import torch, latpred
+    >>> a, b = (latpred.trace(torch.nn.Linear(4, 4), torch.zeros(size, 4)) for size in (1, 2))
+    >>> structure(a) == structure(b)
+    True
+    """
+    bare = msgspec.structs.replace(graph, model="", stack={})
+    return hashlib.sha256(msgspec.json.encode(bare)).hexdigest()
+
+
+def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Callable[[], ModelGraph]) -> ModelGraph:
+    """What `make` gives for a model of this structure, made at most once.
+
+    Parameters
+    ----------
+    graph : ModelGraph
+        The eager walk of the model.
+    runtime, target, options : str
+        What else the result depends on.
+    make : callable
+        Takes the model apart; may take seconds. What it raises is not kept.
+
+    Returns
+    -------
+    ModelGraph
+        Under the name of `graph`.
+    """
+    key = _key((structure(graph), runtime, target, options, _public(graph.stack.get("torch", ""))))
+    found = _MEMORY.get(key) or _read(_file(runtime, key))
+    if found is None:
+        found = make()
+        _write(_file(runtime, key), found)
+    _remember(key, found)
+    return found if found.model == graph.model else msgspec.structs.replace(found, model=graph.model)
+
+
+def look_up(parts: Sequence[str]) -> ModelGraph | None:
+    """The eager walk that `keep` kept under the same parts; None where there is none."""
+    return _read(_file("eager", _key(parts)))
+
+
+def keep(parts: Sequence[str], graph: ModelGraph) -> None:
+    """Keep an eager walk on disk, under everything that it depends on.
+
+    >>> import torch, latpred
+    >>> keep(("linear", "1"), latpred.trace(torch.nn.Linear(4, 4), torch.zeros(1, 4)))
+    >>> look_up(("linear", "1")).launches(), look_up(("linear", "2")) is None
+    (1, True)
+    """
+    _write(_file("eager", _key(parts)), graph)
+
+
+def forget() -> None:
+    """Drop what this process holds in memory; the files stay."""
+    _MEMORY.clear()
+
+
+def folder() -> Path:
+    """Where the files are, one folder for each runtime."""
+    return storage.cache_dir() / "graphs"
+
+
+def _public(version: str) -> str:
+    """A version of PyTorch without what it was built for: models are taken apart alike with and without CUDA.
+
+    >>> _public("2.11.0+cu130"), _public("2.11.0+cpu"), _public("2.12.0a0+git1f3a")
+    ('2.11.0', '2.11.0', '2.12.0a0+git1f3a')
+    """
+    return re.sub(r"\+(cpu|cu\d+)$", "", version)
+
+
+def _key(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join((str(VERSION), *parts)).encode()).hexdigest()[:32]
+
+
+def _remember(key: str, graph: ModelGraph) -> None:
+    _MEMORY[key] = graph
+    _MEMORY.move_to_end(key)
+    while len(_MEMORY) > MOST_IN_MEMORY:
+        _MEMORY.popitem(last=False)
+
+
+def _file(runtime: str, key: str) -> Path:
+    return folder() / runtime / f"{key}.json.gz"
+
+
+def _read(path: Path) -> ModelGraph | None:
+    try:
+        graph = ModelGraph.from_json(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError, zlib.error):  # not there, damaged, or written by another version
+        return None
+    with contextlib.suppress(OSError):  # a folder that can only be read serves as well
+        os.utime(path)  # what was used last is deleted last
+    return graph
+
+
+def _write(path: Path, graph: ModelGraph) -> None:
+    body = gzip.compress(graph.to_json().encode(), compresslevel=4, mtime=0)
+    with contextlib.suppress(OSError):
+        storage.write(path, body, durable=False)
+        _trim()
+
+
+def _trim() -> None:
+    """Delete what was used longest ago until the folder is within its bound."""
+    files = [(file.stat(), file) for file in folder().rglob("*.json.gz")]
+    excess = sum(stat.st_size for stat, _ in files) - MOST_ON_DISK_BYTES
+    for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime):
+        if excess <= 0:
+            return
+        file.unlink(missing_ok=True)
+        excess -= stat.st_size
+
+
+_OWN = "torch"  # top-level package whose version is part of every key
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    """Digest of the code of a model.
+
+    >>> import torch
+    >>> digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.Linear(4, 4))
+    True
+    """
+    found: dict[CodeType, str] = {}
+    waiting = list(_methods(model))
+    while waiting:
+        function = waiting.pop()
+        code = function.__code__
+        if code not in found and not _is_own(function.__module__):
+            found[code] = _digest(code)
+            waiting += (value for value in _named(function, code) if isinstance(value, FunctionType))
+    return hashlib.sha256("".join(sorted(found.values())).encode()).hexdigest()
+
+
+def _methods(model: torch.nn.Module) -> Iterator[FunctionType]:
+    """Functions of the classes of all modules, and those put on a module itself."""
+    classes: dict[type, None] = {}
+    for module in model.modules():
+        yield from _functions(vars(module).values())
+        classes.update(dict.fromkeys(kind for kind in type(module).__mro__ if not _is_own(kind.__module__)))
+    for kind in classes:
+        yield from _functions(vars(kind).values())
+
+
+def _functions(values: Any) -> Iterator[FunctionType]:
+    for value in values:
+        inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        while inner is not None:
+            if isinstance(inner, FunctionType):
+                yield inner
+            inner = getattr(inner, "__wrapped__", None)
+
+
+def _named(function: FunctionType, code: CodeType) -> Iterator[Any]:
+    """What a function's code, and the code within it, names of the globals; what it was wrapped around."""
+    for part in _codes(code):
+        yield from (function.__globals__[name] for name in part.co_names if name in function.__globals__)
+    yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _codes(value)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+@lru_cache(4096)
+def _digest(code: CodeType) -> str:
+    """Of what code does, wherever it is written."""
+    constants = [_digest(value) if isinstance(value, CodeType) else _text(value) for value in code.co_consts]
+    whole = (code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants)
+    return hashlib.sha256(repr(whole).encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _is_own(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == _OWN

@@ -1,0 +1,276 @@
+"""What Inductor's scheduler decided to run, as entries: library calls and generated kernels, in order.
+
+Library calls ("extern" kernels) get the formula of the op they come from, so that they are priced like eager's.
+Generated kernels get a family of their own: what limits them is the bytes they move, which follow from the
+scheduler's dependencies. Nothing is generated or run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx.node import Node, map_arg
+
+from latpred.errors import RuntimeRefusalError
+from latpred.ops.families import DIMS, root
+from latpred.tracing.op_record import Entry, Kind, describe, dtype_name, launching, leaves, quiet
+
+MATH = frozenset(
+    {
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "erfinv", "tanh", "sigmoid"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "pow", "lgamma"),
+    }
+)
+MOVES = frozenset({"load", "store", "get_index", "index_expr", "constant", "to_dtype", "output", "placeholder"})
+
+
+def number(graph: Any, sizes: Iterable[Any]) -> int:
+    """Product of sizes, symbolic ones by their hint."""
+    return prod(int(graph.sizevars.optimization_hint(size, fallback=1)) for size in sizes)
+
+
+def evaluations(graph: Any, parts: Iterable[Any]) -> tuple[int, int]:
+    """How many plain operations and how many exponentials and the like the loops evaluate."""
+    plain = costly = 0
+    for part in parts:
+        points = _points(graph, part)
+        for name, times in part._body.op_counts.items():
+            if name in MATH:
+                costly += times * points
+            elif name not in MOVES:
+                plain += times * points
+    return plain, costly
+
+
+def scattered(graph: Any, parts: Iterable[Any]) -> tuple[int, int]:
+    """How many values the loops reach that lie apart from their neighbours, and how many they look up by an index."""
+    apart = looked_up = 0
+    for part in parts:
+        for dep in (*part.read_writes.reads, *part.read_writes.writes):
+            if type(dep).__name__ == "MemoryDep":
+                # What an index reaches is as large as a table may be; it is looked up for every point.
+                looked_up += _points(graph, part) if dep.is_indirect() else 0
+                apart += number(graph, dep.size) if _apart(dep) else 0
+    return apart, looked_up
+
+
+def _points(graph: Any, part: Any) -> int:
+    outer, inner = part.get_ranges()
+    return number(graph, [*outer, *inner])
+
+
+def _apart(dep: Any) -> bool:
+    """Whether the innermost loop goes through memory in steps of more than one value."""
+    if dep.is_indirect() or not dep.var_names:
+        return False
+    return dep.var_names[-1] in dep.index.free_symbols and not dep.stride1_for_last_dim(False)
+
+
+GENERATED = "inductor::generated"
+EXTERN_CLASS, GENERATED_CLASS = "kernel.extern", "kernel.generated"
+# A generated kernel that C++ runs in the same call as the one before it.
+JOINED_CLASS = f"{GENERATED_CLASS}.joined"
+
+# Extern nodes that stand for no call on the device.
+_NO_CALL = frozenset({"MultiOutput", "AssertScalar", "DynamicScalar", "DynamicSelectStorageOffset", "DynamicSliceSize"})
+_NESTED = frozenset({"Conditional", "WhileLoop", "InvokeSubgraph"})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of the wrapper that Inductor writes around its kernels.
+
+    Attributes
+    ----------
+    entry : Entry
+        What it amounts to.
+    freed : int
+        Bytes of activations that nothing reads after it.
+    """
+
+    entry: Entry
+    freed: int
+
+
+def steps_of(graph: Any, static: Iterable[int], cpu: bool) -> list[Step]:
+    """The calls of a scheduled graph."""
+    names = list(graph.graph_inputs)
+    weights = frozenset(names[index] for index in static)
+    steps: list[Step] = []
+    joined = False
+    for node in graph.scheduler.nodes:
+        kind = type(node).__name__
+        if kind == "NopKernelSchedulerNode" or (node.is_extern() and type(node.node).__name__ in _NO_CALL):
+            continue
+        extern = node.is_extern()
+        entry = _extern(node, graph, weights) if extern else _generated(node, graph, weights, joined and cpu)
+        joined = not extern
+        freed = sum(_buffer_bytes(graph, name) for name in node.last_usage if name in graph.name_to_buffer)
+        steps.append(Step(entry, freed))
+    return steps
+
+
+def _entry(name: str, host_class: str, family: str, dtype: str, dims: dict[str, int], work: tuple[int, ...]) -> Entry:
+    return Entry(
+        name=name,
+        host_class=host_class,
+        nested_class=host_class,
+        family=family,
+        dtype=dtype,
+        dims=tuple(dims),
+        counts=(*work, *dims.values()),
+        launches=1,
+        syncs=0,
+        estimated=False,
+    )
+
+
+def _extern(node: Any, graph: Any, weights: frozenset[str]) -> Entry:
+    """A library call, by the formula of the op it comes from."""
+    if type(node.node).__name__ in _NESTED:
+        raise RuntimeRefusalError(
+            f"torch.compile keeps {type(node.node).__name__} as a graph within the graph; its kernels are not counted."
+        )
+    read, written, new = _moved(node, graph, weights)
+    short = _op_name(node.node)
+    origin = _origin(node.node, short)
+    if origin is None:
+        dtype = node.node.get_dtype() if node.node.has_tensor_output() else torch.float32
+        dims = {"numel": max(1, *read, written) // dtype.itemsize}
+        work = (0, *read, written, new)
+        unknown = _entry(f"aten::{short}", f"{EXTERN_CLASS}.other", "other", dtype_name(dtype), dims, work)
+        return replace(unknown, estimated=True)
+    info = describe(origin.target)  # type: ignore[arg-type]
+    if info.kind is Kind.BOUNDARY:
+        raise RuntimeRefusalError(f"torch.compile leaves {info.name} as one call, whose own kernels are not counted.")
+    if info.kind is Kind.VIEW:
+        return replace(quiet(info, view=True), host_class=f"{EXTERN_CLASS}.view")
+    args: Any = map_arg(origin.args, lambda one: one.meta["val"])
+    options: Any = map_arg(dict(origin.kwargs), lambda one: one.meta["val"])
+    given = [one for value in (*origin.args, *origin.kwargs.values()) for one in _tensors(value)]
+    inputs = {dep.name for dep in node.read_writes.reads}
+    entry = launching(info, args, options, origin.meta["val"], [_is_weight(one, weights & inputs) for one in given])
+    counts = (*entry.counts[:4], new, *entry.counts[5:])
+    return replace(entry, host_class=f"{EXTERN_CLASS}.{root(entry.family)}", counts=counts)
+
+
+def _op_name(kernel: Any) -> str:
+    """Name of the aten op that a library call serves, without namespace and overload."""
+    overload = getattr(kernel, "op_overload", None)
+    if overload is not None:
+        return str(overload).split(".")[1] if "." in str(overload) else str(overload)
+    name = getattr(kernel, "python_kernel_name", None) or type(kernel).__name__
+    parts = [part for part in name.split(".") if part not in ("default", "out")]
+    return parts[-1].removeprefix("bias_")
+
+
+def _origin(kernel: Any, short: str) -> Node | None:
+    """The traced op a library call comes from."""
+    found = [one for one in kernel.origins if one.op == "call_function" and hasattr(one.target, "_schema")]
+    own: Node | None = kernel.get_origin_node()
+    named: list[Node] = [one for one in found if one.target._schema.name.rpartition("::")[2] == short]
+    if own in named or not named:
+        return own if own in found else None
+    return named[0]
+
+
+def _tensors(value: Any) -> Iterator[Node]:
+    """The nodes among an argument that are tensors, in the order in which their values are found."""
+    if isinstance(value, Node):
+        for _ in leaves(value.meta["val"]):
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _is_weight(node: Node, weights: frozenset[str]) -> bool:
+    """Whether a value is a parameter as it lies in memory, or a view of one."""
+    while node.op == "call_function" and getattr(node.target, "is_view", False) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder" and node.name in weights
+
+
+def _generated(node: Any, graph: Any, weights: frozenset[str], joined: bool) -> Entry:
+    parts = [part for part in node.get_nodes() if hasattr(part, "get_ranges")]
+    sizes = [(number(graph, part.get_ranges()[0]), number(graph, part.get_ranges()[1])) for part in parts]
+    points = max((outer * inner for outer, inner in sizes), default=1)
+    cols = max((inner for _, inner in sizes), default=1)
+    read, written, new = _moved(node, graph, weights)
+    loops = (*evaluations(graph, parts), *scattered(graph, parts))
+    dims = dict(zip(DIMS["generated"], (points, cols, len(parts), *loops), strict=True))
+    family = f"generated.{_kind(parts)}"
+    host_class = JOINED_CLASS if joined else GENERATED_CLASS
+    dtype = dtype_name(_dtype(node, parts, graph))
+    return _entry(GENERATED, host_class, family, dtype, dims, (0, *read, written, new))
+
+
+def _kind(parts: list[Any]) -> str:
+    """What sets a generated kernel's speed beside its bytes."""
+    used = {name for part in parts for name in part._body.op_counts}
+    reduces, costly = any(part.is_reduction() for part in parts), bool(used & MATH)
+    if reduces:
+        return "softmax" if costly else "reduction"
+    if costly:
+        return "math"
+    return "pointwise" if used - MOVES else "copy"
+
+
+def _dtype(node: Any, parts: list[Any], graph: Any) -> torch.dtype:
+    """The floating-point dtype a kernel writes or reads in memory, else that of anything it touches."""
+    written = [dep.name for part in parts for dep in part.read_writes.writes if _used_outside(node, dep.name)]
+    names = (*written, *(dep.name for part in parts for dep in part.read_writes.reads))
+    touched = [graph.get_dtype(name) for name in names]
+    return next((dtype for dtype in touched if dtype.is_floating_point), touched[0] if touched else torch.float32)
+
+
+def _moved(node: Any, graph: Any, weights: frozenset[str]) -> tuple[tuple[int, int], int, int]:
+    """Bytes of parameters and of activations read, bytes written, and bytes of new storage.
+
+    A buffer that only the kernel itself uses never reaches memory. Of each other one a kernel reads what its
+    indices reach, but no element twice: the rows that a lookup picks, not the whole table.
+    """
+    inside = {name for part in node.get_nodes() for name in part.get_buffer_names()}
+    kept = {name for name in inside if _used_outside(node, name)}
+    reads = _reached(node, graph, "reads", lambda name: name not in inside)
+    writes = _reached(node, graph, "writes", lambda name: name in kept or name not in inside)
+    from_weights = sum(size for name, size in reads.items() if name in weights)
+    return (
+        (from_weights, sum(reads.values()) - from_weights),
+        sum(writes.values()),
+        sum(_buffer_bytes(graph, name) for name in kept),
+    )
+
+
+def _reached(node: Any, graph: Any, which: str, wanted: Any) -> dict[str, int]:
+    deps: dict[str, dict[Any, int]] = {}
+    for part in node.get_nodes():
+        for dep in getattr(part.read_writes, which):
+            if wanted(dep.name) and type(dep).__name__ in ("MemoryDep", "StarDep"):
+                deps.setdefault(dep.name, {})[dep] = _dep_bytes(dep, graph)
+    return {name: min(_buffer_bytes(graph, name), sum(found.values())) for name, found in deps.items()}
+
+
+def _dep_bytes(dep: Any, graph: Any) -> int:
+    if type(dep).__name__ == "MemoryDep" and dep.is_indirect():
+        return number(graph, dep.size) * int(graph.get_dtype(dep.name).itemsize)
+    return int(dep.numbytes_hint())
+
+
+def _used_outside(node: Any, name: str) -> bool:
+    own = {id(part) for part in node.get_nodes()}
+    buffer = node.scheduler.name_to_buf.get(name)
+    return buffer is None or any(id(user.node) not in own for user in buffer.users)
+
+
+def _buffer_bytes(graph: Any, name: str) -> int:
+    if name in graph.removed_buffers:
+        return 0
+    try:
+        return number(graph, [graph.get_numel(name)]) * int(graph.get_dtype(name).itemsize)
+    except (KeyError, NotImplementedError):  # several results, whose own nodes are counted
+        return 0

@@ -1,0 +1,322 @@
+"""The calls of one forward pass under torch.compile, found with its own front end and Inductor's own scheduler.
+
+Dynamo and AOTAutograd trace a real model on the CPU; Inductor's passes, lowering and scheduler then decide what to run,
+and nothing is generated. For a CUDA device the traced graph is moved to a fake one in between. While the traced graphs
+run in the model's place, every call of one is counted, and every op that runs between them: graph breaks cost what they
+cost. What the calls mean for other batch sizes is `latpred.runtimes.inductor.torch_compile`'s business.
+
+Dynamo keeps its results on code objects. A walk keeps its own apart from those of the user's compiled models, and
+removes them when it ends; no setting of torch is different afterwards. What other threads compile meanwhile is compiled
+as ever; walks themselves take turns (`latpred.runtimes.lowering`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from latpred.errors import RuntimeRefusalError
+from latpred.runtimes.inductor import fake_cuda
+from latpred.runtimes.inductor.compiled_ops import Step, steps_of
+from latpred.sandbox.own_thread import replaced, silenced
+from latpred.tracing.op_record import Entry, Kind, OpInfo, describe, launching, leaves, quiet, sync
+
+REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def compiled(model: torch.nn.Module, most: int, **options: Any) -> Any:
+    """`torch.compile` with static shapes, for at most so many compilations of one function.
+
+    Older versions have no limit of a model's own, so there the process's own is raised where it is lower.
+    """
+    if REGIONS:
+        options |= {"isolate_recompiles": True, "recompile_limit": most}
+    else:
+        import torch._dynamo.config as dynamo
+
+        dynamo.recompile_limit = max(dynamo.recompile_limit, most)
+    return torch.compile(model, dynamic=False, **options)
+
+
+@contextlib.contextmanager
+def removed_afterwards() -> Iterator[Callable[..., Any]]:
+    """A form of `compiled` whose results, and what it sets, are gone when the context ends."""
+    import torch._dynamo.config as dynamo
+    import torch._dynamo.eval_frame as frames
+
+    backends, limit = set(frames.cached_backends), dynamo.recompile_limit
+    before = set() if REGIONS else {code for code in _codes() if _entries(code)}
+    made: list[Any] = []
+
+    def compile_with(model: torch.nn.Module, most: int, **options: Any) -> Any:
+        made.append(compiled(model, most, **options))
+        return made[-1]
+
+    try:
+        yield compile_with
+    finally:
+        dynamo.recompile_limit = limit
+        for code in _codes():
+            if _all_from(made, code) if REGIONS else _entries(code) and code not in before:
+                frames.reset_code(code)  # type: ignore[attr-defined]
+        for backend in set(frames.cached_backends) - backends:
+            del frames.cached_backends[backend]
+
+
+def _codes() -> list[Any]:
+    """Code objects that Dynamo has looked at and that still live."""
+    from torch._dynamo.convert_frame import input_codes
+
+    return [code for code in (reference() for reference in input_codes.seen) if code is not None]
+
+
+def _entries(code: Any) -> int:
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return len(_debug_get_cache_entry_list(code))
+
+
+def _all_from(made: list[Any], code: Any) -> bool:
+    """Whether all results that are kept on a code object, and at least one, are from these compiled models."""
+    import torch._dynamo.eval_frame as frames
+
+    regions = [one.dynamo_ctx._isolate_recompiles_id for one in made]
+    own = sum(len(frames._get_cache_entries_for_region(code, region)) for region in regions)
+    return bool(own) and own == frames._get_total_cache_entry_count(code)
+
+
+SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
+MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
+_DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
+_INDUCTOR = {
+    "force_disable_caches": True,
+    "joint_graph_constant_folding": False,
+    "shape_padding": False,  # would time products with and without it on the device
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """One graph that Dynamo captured: what Inductor runs for it, and how many tensors it takes."""
+
+    steps: list[Step]
+    inputs: int
+
+
+@dataclass(slots=True)
+class Forward:
+    """One forward pass: graphs that were called and entries of ops that ran by themselves, in order."""
+
+    events: list[Compiled | Entry] = field(default_factory=list)
+    input_bytes: int = 0
+
+
+def supported() -> None:
+    """Refuse a torch whose Inductor nobody looked into."""
+    version = ".".join(torch.__version__.split(".")[:2])
+    if version not in SUPPORTED:
+        raise RuntimeRefusalError(
+            f"What torch.compile runs is counted with torch {', '.join(SUPPORTED)}, and this is {torch.__version__}. "
+            f"Install torch=={SUPPORTED[-1]}.* to have it counted."
+        )
+
+
+def forward(model: torch.nn.Module, inputs: Any, target: str) -> Forward:
+    """Count one forward pass.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the CPU in evaluation mode; run once.
+    inputs : tuple or dict
+        Real, on the CPU.
+    target : str
+        "cpu" or "cuda": the kind of device to lower for.
+
+    Raises
+    ------
+    RuntimeRefusalError
+        When Dynamo or Inductor cannot take the model; says why.
+    """
+    supported()
+    positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    done = Forward(input_bytes=sum(t.numel() * t.element_size() for t in leaves([*positional, *named.values()])))
+    recorder = _Recorder(done)
+    try:
+        with silenced(), _isolated() as compile_with, torch.inference_mode():
+            from torch._inductor.compile_fx import compile_fx
+
+            with _capturing(recorder, target):
+                compiled = compile_with(model, MANY, backend=partial(compile_fx, inner_compile=recorder.inner))
+                with recorder:
+                    compiled(*positional, **named)
+    except RuntimeRefusalError:
+        raise
+    except Exception as error:
+        raise _refusal(error, target) from error
+    return done
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees the ops that run between compiled graphs, and is told of the graphs."""
+
+    def __init__(self, done: Forward) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.done = done
+        self.lowered: list[Step] = []
+        self._infos: dict[Any, OpInfo] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def inner(self, module: Any, inputs: Sequence[Any], **options: Any) -> Any:
+        """Takes the place of Inductor's own inner compiler: everything but the generation of code."""
+        self.lowered = _lower(module, inputs, options.get("static_input_idxs", ()))
+        return lambda *_: None
+
+    def run(self, compiled: Compiled, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """Run a captured graph as a compiled one would be."""
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        self.done.events.append(compiled)
+        with _disable_current_modes():
+            return function(*values)
+
+    def __torch_dispatch__(
+        self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        info = self._infos.get(func)
+        if info is None:
+            info = self._infos[func] = describe(func)
+        if info.kind in (Kind.DECOMPOSE, Kind.MATMUL) and func._can_decompose():
+            with self:
+                return func.decompose(*args, **options)
+        out = func(*args, **options)
+        self.done.events.append(_entry(info, args, options, out))
+        return out
+
+
+def _entry(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> Entry:
+    given = [tensor for value in (*args, *options.values()) for tensor in leaves(value)]
+    if info.kind is Kind.ITEM:
+        return sync(info, given[0])
+    storages = {tensor.untyped_storage()._cdata for tensor in given}
+    shared = all(tensor.untyped_storage()._cdata in storages for tensor in leaves(out))
+    if info.kind is Kind.FREE or (shared and info.kind is not Kind.MUTABLE):
+        return quiet(info, view=info.kind is not Kind.FREE)
+    return launching(info, args, options, out, [isinstance(one, torch.nn.Parameter) for one in given])
+
+
+@contextlib.contextmanager
+def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
+    """Let Inductor lower a copy of each traced graph, and run the graph itself."""
+    import torch._inductor.compile_fx as compile_fx
+
+    original = compile_fx.compile_fx_forward
+
+    def forward_compiler(gm: Any, example_inputs: Sequence[Any], *rest: Any, **options: Any) -> Callable[..., Any]:
+        twin, fakes = _copied(gm), list(example_inputs)
+        with contextlib.ExitStack() as stack:
+            if target == "cuda":
+                twin, fakes, mode = fake_cuda.moved(twin, fakes)
+                stack.enter_context(fake_cuda.present())
+                stack.enter_context(_believing(mode))
+            original(twin, fakes, *rest, **options)
+        compiled = Compiled(recorder.lowered, sum(isinstance(one, torch.Tensor) for one in fakes))
+
+        def run(values: list[Any]) -> Any:
+            taken = list(values)
+            values.clear()
+            return recorder.run(compiled, gm.forward, taken)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    with replaced(compile_fx, "compile_fx_forward", forward_compiler):
+        yield
+
+
+def _copied(module: Any) -> Any:
+    """A graph module of its own over the same constants."""
+    twin = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    twin.meta = dict(module.meta)
+    for old, new in zip(module.graph.nodes, twin.graph.nodes, strict=True):
+        new.meta = dict(old.meta)
+    return twin
+
+
+@contextlib.contextmanager
+def _believing(mode: Any) -> Iterator[None]:
+    """Make the fake tensors' own mode Inductor's and AOTAutograd's."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.virtualized import V
+
+    context, outer = TracingContext(mode), TracingContext.try_get()
+    context.fw_metadata = None if outer is None else outer.fw_metadata  # says which inputs are parameters
+    with tracing(context), V.set_fake_mode(mode):
+        yield
+
+
+def _lower(module: Any, inputs: Sequence[Any], static: Sequence[int]) -> list[Step]:
+    """Passes, lowering and scheduling of one graph, as Inductor goes about them before it generates code."""
+    import torch._inductor.compile_fx as inductor
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), V.set_debug_handler(DebugContext()), torch.no_grad():
+        view_to_reshape(module)  # type: ignore[no-untyped-call]
+        mode = inductor.fake_tensor_prop(module, inputs)
+        inductor._recursive_record_original_output_strides(module)
+        with V.set_fake_mode(mode), inductor.maybe_disable_comprehensive_padding(inputs):
+            inductor._recursive_post_grad_passes(module, is_inference=True)
+            graph = GraphLowering(
+                module,
+                example_inputs=inputs,
+                shape_env=inductor.shape_env_from_inputs(inputs),  # type: ignore[attr-defined]
+                is_inference=True,
+            )
+            graph.freeze_runtime_asserts()
+            with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
+                graph.run(*inputs)
+                graph.init_wrapper_code()
+                graph._update_scheduler()
+                return steps_of(graph, static, cpu=graph.device_type == "cpu")
+
+
+@contextlib.contextmanager
+def _isolated() -> Iterator[Callable[..., Any]]:
+    """torch.compile whose results and settings are gone when the context ends."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    patches = (dynamo.patch(_DYNAMO), functorch.patch(enable_autograd_cache=False), inductor.patch(_INDUCTOR))
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield stack.enter_context(removed_afterwards())
+
+
+def _refusal(error: Exception, target: str) -> RuntimeRefusalError:
+    """What went wrong in one sentence: Dynamo and Inductor wrap errors, and explain them further down."""
+    cause: BaseException = getattr(error, "inner_exception", None) or error
+    if isinstance(cause, RuntimeRefusalError):
+        return cause
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("Explanation:")), lines[0] if lines else "")
+    said = f"{type(cause).__name__}: {told.removeprefix('Explanation: ')}".strip()
+    return RuntimeRefusalError(f"torch.compile could not be followed through this model for {target}: {said[:300]}")

@@ -1,0 +1,267 @@
+"""The graph that a runtime's predictions start from: the eager walk, or what the runtime's own tools make of the model.
+
+A model that those tools refuse, and a graph without a model, get the runtime's estimate, which says so in its notes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latpred import runtimes
+from latpred.caches import IdentityCache
+from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.graph.graph import ModelGraph
+from latpred.runtimes import graph_store, legacy_torch
+from latpred.runtimes.base import Walker
+from latpred.runtimes.onnx import onnx_file
+
+if TYPE_CHECKING:
+    import torch
+
+    from latpred.runtimes.source import Source
+
+TARGETS = ("cpu", "cuda")
+_REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
+_TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
+_UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager walk"
+MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
+_estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
+
+
+def walked_by(runtime: str) -> str:
+    """Name of the runtime whose graphs a runtime lowers; within `latpred.runtimes.legacy_torch.walked_for` that may be eager.
+
+    >>> walked_by("eager")
+    'eager'
+    """
+    found = runtimes.get(runtime)
+    if legacy_torch.current() and runtime in legacy_torch.REWRITTEN:
+        return "eager"
+    return found.walked_by if _is_walker(found) else "eager"  # type: ignore[attr-defined, arg-type]
+
+
+@cache
+def _is_walker(runtime: object) -> bool:
+    """Asked once: to compare an object with a protocol takes as long as to price a layer."""
+    return isinstance(runtime, Walker)
+
+
+def target_of(device_kind: str) -> str:
+    """Which kind of device a runtime's tools have to think of: "cuda" for everything that is asynchronous."""
+    return "cpu" if device_kind == "cpu" else "cuda"
+
+
+def unsuited(runtime: str, target: str) -> str | None:
+    """None where a runtime can run on a kind of device, else why it cannot and what to ask for instead.
+
+    >>> unsuited("eager", "cpu") is None
+    True
+    """
+    needs = getattr(runtimes.get(runtime), "needs", target)
+    if needs == target:
+        return None
+    name = needs.upper()
+    return (
+        f"{runtime} needs a {name} device; ask for --device simulated or the profile of a {name} device "
+        f"(latpred profiles list), or for another runtime, as runtime='eager'"
+    )
+
+
+def lacking(runtime: str, target: str) -> str | None:
+    """None when a runtime can build models on a kind of device that is here, else what is missing and how to get it.
+
+    >>> lacking("eager", "cpu") is None
+    True
+    """
+    found = runtimes.get(runtime)
+    asked = getattr(found, "available_on", None)
+    missing: str | None = found.available() if asked is None else asked(target)
+    return missing
+
+
+def demand_suited(runtime: str, target: str) -> None:
+    """Refuse a runtime on a kind of device that it cannot run on.
+
+    Raises
+    ------
+    UsageError
+        For such a runtime, and for one that nobody knows.
+    """
+    reason = unsuited(runtime, target)
+    if reason is not None:
+        raise UsageError(f"{reason}.")
+
+
+def walk(
+    model: torch.nn.Module | str | os.PathLike[str],
+    inputs: Any = None,
+    *,
+    runtime: str = "eager",
+    target: str = "cpu",
+    seq: int | None = None,
+    image: int | None = None,
+    precision: str | None = None,
+    memory_format: str = "contiguous",
+    strict: bool = False,
+    batches: Sequence[int] = (),
+) -> ModelGraph:
+    """What a runtime runs for a model.
+
+    Parameters
+    ----------
+    model, inputs, seq, image, precision, memory_format, strict, batches
+        As for `latpred.trace`; for a runtime that runs ONNX also the path of an .onnx file.
+    runtime : str
+        Name of a runtime.
+    target : str
+        Kind of device: "cpu" or "cuda".
+
+    Raises
+    ------
+    UsageError, TraceError
+        As for `latpred.trace`; UsageError also for an unknown runtime, and one that needs another kind of device.
+    MissingPackageError
+        When the runtime's tools are not installed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> walk(torch.nn.Linear(64, 10), torch.zeros(1, 64)).launches()
+    1
+    """
+    from latpred.sandbox.own_thread import without_modes
+
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
+    given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
+    with without_modes():
+        demand_suited(runtime, target)  # said before anything takes time
+        if isinstance(model, str) and onnx_file.is_file(model):
+            return _of_file(model, inputs, runtime, target, **given)
+        given |= {"memory_format": memory_format, "strict": strict, "batches": batches}
+        if walked_by(runtime) == "eager":
+            from latpred.tracing import trace
+
+            return trace(model, inputs, **given)
+        from latpred.runtimes.source import source_of
+
+        return of_source(source_of(model, inputs, **given), runtime, target)
+
+
+def _of_file(
+    path: str, inputs: Any, runtime: str, target: str, *, seq: int | None, image: int | None, precision: str | None
+) -> ModelGraph:
+    walker = runtimes.get(runtime)
+    if not isinstance(walker, Walker) or walker.walked_by != "onnxruntime":
+        raise onnx_file.refuse(path, runtime)
+    return onnx_file.walk_file(
+        path, inputs, target=target, options=walker.options, seq=seq, image=image, precision=precision
+    )
+
+
+def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
+    """As `walk`, for a source; models of one structure and one code are taken apart once.
+
+    Where `batch` is the only batch size that will be asked for, a runtime with a `walk_at` need not find out about
+    others.
+    """
+    demand_suited(runtime, target)
+    walker = runtimes.get(runtime)
+    if not isinstance(walker, Walker):
+        return source.graph
+    if source.graph.walked:
+        return _at_each(source, runtime, target)
+    if source.graph.only:
+        (batch,) = source.graph.only
+        if not hasattr(walker, "walk_at") or batch > MOST_REAL:
+            return _noted(walker.estimate(source.graph, target), _UNASKED.format(batch=batch, runtime=runtime))
+    once = getattr(walker, "walk_at", None) if batch is not None else None
+    options = walker.options if once is None else f"{walker.options}@{batch}"
+
+    def guess(error: RuntimeRefusalError) -> ModelGraph:
+        return _noted(walker.estimate(source.graph, target), f"{_REFUSED}{error}")
+
+    def make() -> ModelGraph:
+        from latpred.sandbox.own_thread import without_modes
+        from latpred.sandbox.restore import put_back
+
+        try:
+            with without_modes(), _TURN, put_back(source.roots, numbers=False):
+                return walker.walk(source, target) if once is None else once(source, target, batch)
+        except RuntimeRefusalError as error:
+            if _passing(error):
+                raise
+            return guess(error)
+
+    try:
+        return graph_store.kept(source.graph, walker.walked_by, target, f"{options}; {source.code}", make)
+    except RuntimeRefusalError as error:
+        return guess(error)
+
+
+def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
+    """The graphs of the batches at which an eager walk that is no line in batch was made."""
+    alone = {batch: replace(source, graph=graph) for batch, graph in source.graph.walked.items()}
+    graphs = {batch: of_source(given, runtime, target) for batch, given in alone.items()}
+    first = graphs[min(graphs)]
+    notes = dict.fromkeys([*source.graph.notes, *(note for graph in graphs.values() for note in graph.notes)])
+    return msgspec.structs.replace(first, only=source.graph.only, walked=graphs, notes=tuple(notes))
+
+
+def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
+    """The graph a runtime can lower: this one, or an estimate from it where it is an eager walk.
+
+    Raises
+    ------
+    UsageError
+        When the graph was walked for another runtime or kind of device, or the runtime needs another kind of device.
+    """
+    demand_suited(runtime, target)
+    wanted = walked_by(runtime)
+    if graph.runtime == wanted:
+        if graph.target not in ("", target):
+            raise UsageError(
+                f"This graph is what {graph.runtime} runs on a {graph.target} device; walk the model for {target}."
+            )
+        return graph
+    if graph.runtime != "eager":
+        raise UsageError(
+            f"This graph is what {graph.runtime} runs, which says nothing of {runtime}. Pass the model itself, "
+            "or its eager walk (latpred.trace)."
+        )
+    known = _estimates.get(graph, lambda _: {})
+    if (wanted, target) not in known:
+        walker = runtimes.get(runtime)
+        assert isinstance(walker, Walker)
+        from latpred.tracing.tracer import as_written
+
+        known[wanted, target] = walker.estimate(as_written(graph), target)
+    return known[wanted, target]
+
+
+def refusal(graph: ModelGraph) -> str | None:
+    """Why the graph's runtime would not take the model, which was then estimated; None where it took it.
+
+    >>> import torch
+    >>> refusal(walk(torch.nn.Linear(4, 4), torch.zeros(1, 4))) is None
+    True
+    """
+    return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
+
+
+def _passing(error: RuntimeRefusalError) -> bool:
+    """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever."""
+    cause = error.__cause__
+    no_memory = isinstance(cause, MemoryError) or "DefaultCPUAllocator" in str(error)
+    return no_memory or (isinstance(cause, OSError) and cause.errno is not None)
+
+
+def _noted(graph: ModelGraph, note: str) -> ModelGraph:
+    return msgspec.structs.replace(graph, notes=(note, *graph.notes))

@@ -1,0 +1,339 @@
+"""Copies of what a model holds, in which its forward pass may write as it likes.
+
+Modules, containers and objects written in Python are copied without calling anything of theirs, each once, so that what
+was shared stays shared and identity holds among the copies. What becomes of a tensor is the caller's business. Shared
+with the original is what has no copy: files, locks, generators that have started, objects with a finalizer (a copy
+would run it once more), enumerations and sentinels, and whatever holds more than `MOST` objects.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import itertools
+import random
+import sys
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from latpred.sandbox.own_thread import running
+
+Tensor = torch.Tensor
+
+MOST = 50_000  # objects in one attribute of a module; with more of them it is a data set or a trainer
+LIBRARIES = frozenset({"torch", "torchvision", "timm", "transformers", "numpy", "latpred", *sys.stdlib_module_names})
+_STATELESS = sys.stdlib_module_names - {"argparse", "types"}
+_LARGEST_ARRAY = 1 << 23  # bytes of a numpy array that is copied
+_IMMUTABLE = frozenset(
+    {
+        *(str, int, float, complex, bool, bytes, range, type(None), type(Ellipsis), type, object),
+        *(BuiltinFunctionType, ModuleType),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    }
+)
+_CONTAINERS = frozenset({list, tuple, set, dict, OrderedDict})
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_UNUSED = frozenset({"_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"})
+_COMPILED = "_compiled_call_impl"  # what nn.Module.compile() sets
+_WITH_STATE = (random.Random, np.random.Generator, np.random.RandomState, itertools.count, itertools.cycle)
+_ITERATORS = frozenset({type(iter(())), type(iter([])), type(iter(range(0)))})
+# What an object is laid out as in memory, the most special first.
+_LAYOUTS = (defaultdict, OrderedDict, dict, list, set, deque, tuple, frozenset, SimpleNamespace, object)
+_CHANGEABLE = (dict, list, set, deque)
+_unfinalized: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+
+
+class _TooMuchError(Exception):
+    """There is more than anybody wants to have copied."""
+
+
+class Copier:
+    """Copies objects, each once.
+
+    Parameters
+    ----------
+    make : callable
+        From a tensor, and whether an object holds it that is neither a module nor a container, to its copy.
+
+    Attributes
+    ----------
+    compiled : bool
+        Whether `torch.compile` was at a module or function; the copy is as it was before.
+    kinds : set[type]
+        Classes of the modules and objects that were copied.
+    functions : list
+        Functions that were met, copied or not, and objects that are called like one.
+    """
+
+    def __init__(self, make: Callable[[Tensor, bool], Tensor]) -> None:
+        self.compiled = False
+        self.kinds: set[type] = set()
+        self.functions: list[Any] = []
+        self._make = make
+        self._done: dict[int, Any] = {}
+        self._held: list[Any] = []  # keeps the ids above from being reused
+        self._left = MOST
+        self._within_object = False
+
+    @property
+    def roots(self) -> tuple[Any, ...]:
+        """Classes and functions whose code runs with the copy."""
+        return (*self.kinds, *self.functions)
+
+    def module(self, source: torch.nn.Module) -> torch.nn.Module:
+        """A module in evaluation mode, its parts and everything they hold."""
+        known = self._done.get(id(source))
+        if known is not None:
+            return known  # type: ignore[no-any-return]
+        inner = source.__dict__.get("_modules", {}).get("_orig_mod")
+        if inner is not None:  # torch.compile's wrapper
+            self.compiled = True
+            return self._remember(source, self.module(inner))  # type: ignore[no-any-return]
+        self.kinds.add(type(source))
+        twin: torch.nn.Module = self._remember(source, object.__new__(_without_finalizer(type(source))))
+        state = twin.__dict__
+        state.update(source.__dict__)
+        for name, value in source.__dict__.items():
+            kind = type(value)
+            if kind in _IMMUTABLE:
+                continue
+            if kind in _CONTAINERS and not value:
+                state[name] = kind()  # the hooks that a module does not have, a dozen of them
+            elif name in _REGISTERED:
+                state[name] = kind([(key, self._part(part)) for key, part in value.items()])
+            elif name in _UNUSED:
+                state[name] = kind(value)
+            elif name == _COMPILED:
+                state[name] = None
+                self.compiled = True
+            else:
+                state[name] = self.attribute(running(value) if name == "_forward_hooks" else value)
+        state["training"] = False
+        return twin
+
+    def _part(self, part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return self.tensor(part)
+        return self.module(part) if isinstance(part, torch.nn.Module) else part
+
+    def tensor(self, source: Tensor) -> Tensor:
+        """A tensor's copy."""
+        known = self._done.get(id(source))
+        if known is None:
+            known = self._remember(source, self._make(source, self._within_object))
+        return known  # type: ignore[no-any-return]
+
+    def attribute(self, value: Any) -> Any:
+        """The copy of what a module has under a name; the very same where it holds too much."""
+        outer = self._left, self._within_object
+        self._left, self._within_object, before = MOST, False, len(self._held)
+        try:
+            return self.any(value)
+        except (_TooMuchError, RecursionError):
+            for source in self._held[before:]:
+                self._done.pop(id(source), None)
+            del self._held[before:]
+            return value
+        finally:
+            self._left, self._within_object = outer
+
+    def any(self, value: Any) -> Any:
+        """The copy of anything, or the thing itself where it has none."""
+        kind = type(value)
+        if kind in _IMMUTABLE:
+            return value
+        if issubclass(kind, Tensor):
+            return self.tensor(value)
+        if issubclass(kind, torch.nn.Module):
+            return self.module(value)
+        known = self._done.get(id(value))
+        if known is not None:
+            return known
+        self._left -= len(value) if kind in _CONTAINERS else 1
+        if self._left < 0:
+            raise _TooMuchError
+        if kind is FunctionType:
+            return self._function(value)
+        if kind is MethodType:
+            return self._remember(value, MethodType(self.any(value.__func__), self.any(value.__self__)))
+        if kind is weakref.ref:
+            return value if value() is None else self._remember(value, weakref.ref(self.any(value())))
+        if kind in (weakref.ProxyType, weakref.CallableProxyType):
+            return self._remember(value, weakref.proxy(self.any(value.__repr__.__self__)))
+        if kind is partial:
+            given = self.any(value.args), self.any(value.keywords)
+            return self._remember(value, partial(self.any(value.func), *given[0], **given[1]))
+        return self._object(value, kind)
+
+    def _object(self, value: Any, kind: type) -> Any:
+        if isinstance(value, _WITH_STATE) or kind in _ITERATORS or kind is torch.Generator:
+            return self._remember(value, _twin_of_a_generator(value))
+        if kind is np.ndarray:
+            return self._remember(value, value.copy()) if value.nbytes <= _LARGEST_ARRAY else value
+        if hasattr(kind, "__deepcopy__"):
+            return self._remember(value, _by_itself(value))
+        if issubclass(kind, (type, enum.Enum)) or hasattr(kind, "__del__"):
+            return value
+        layout = next(base for base in kind.__mro__ if base in _LAYOUTS)
+        if layout is object and kind.__module__.partition(".")[0] in _STATELESS:
+            return value  # a logger holds all loggers
+        if layout in (tuple, frozenset):
+            return self._frozen(value, kind, layout)
+        try:
+            made = layout.__new__(kind)
+        except TypeError:  # of a class written in C, or an abstract one
+            if callable(value):
+                self.functions.append(value)
+            return value
+        if layout is object and _is_sentinel(value, kind):
+            return value
+        self.kinds.add(kind)
+        self._remember(value, made)
+        outer = self._within_object
+        self._within_object = outer or layout is object
+        self._fill(value, made, layout)
+        self._within_object = outer
+        return made
+
+    def _fill(self, value: Any, made: Any, layout: Any) -> None:
+        """Put copies of what an object has into one that is empty."""
+        if layout in (dict, OrderedDict, defaultdict):
+            for key, item in layout.items(value):
+                layout.__setitem__(made, self.any(key), self.any(item))
+            if layout is defaultdict:
+                made.default_factory = self.any(value.default_factory)
+        elif layout is deque:
+            deque.__init__(made, map(self.any, deque.__iter__(value)), value.maxlen)
+        elif layout in (list, set):
+            layout.__init__(made, map(self.any, layout.__iter__(value)))
+        self._settle(value, made)
+
+    def _frozen(self, value: Any, kind: type, layout: Any) -> Any:
+        items = [self.any(item) for item in layout.__iter__(value)]
+        if all(new is old for new, old in zip(items, layout.__iter__(value), strict=True)):
+            return value
+        made = self._remember(value, layout.__new__(kind, items))
+        self._settle(value, made)
+        return made
+
+    def _settle(self, value: Any, made: Any) -> None:
+        """Give a copy the attributes of the original."""
+        for name, item in getattr(value, "__dict__", {}).items():
+            made.__dict__[name] = self.any(item)
+        for slot in _slots(type(value)):
+            try:
+                slot.__set__(made, self.any(slot.__get__(value)))
+            except AttributeError:
+                continue  # it has no value
+
+    def _function(self, value: FunctionType) -> Any:
+        """A function over copies of what it closes over."""
+        inner = value.__dict__.get("_torchdynamo_orig_callable")
+        if inner is not None:
+            self.compiled = True
+            return self._remember(value, self.any(inner))
+        self.functions.append(value)
+        if (value.__module__ or "").partition(".")[0] in LIBRARIES:
+            return value
+        if not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__):
+            return value
+        cells = tuple(self._done.get(id(cell)) or CellType() for cell in value.__closure__ or ())
+        made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+        self._remember(value, made)
+        for cell, new in zip(value.__closure__ or (), cells, strict=True):
+            if id(cell) not in self._done:
+                self._remember(cell, new)
+                for content in contents(cell):
+                    new.cell_contents = self.any(content)
+        made.__defaults__, made.__kwdefaults__ = self.any(value.__defaults__), self.any(value.__kwdefaults__)
+        made.__dict__.update(self.any(value.__dict__))
+        made.__qualname__, made.__module__ = value.__qualname__, value.__module__
+        return made if _differ(made, value) else self._remember(value, value)
+
+    def _remember(self, source: Any, made: Any) -> Any:
+        self._done[id(source)] = made
+        self._held.append(source)
+        return made
+
+
+def _differ(made: FunctionType, value: FunctionType) -> bool:
+    """Whether anything of a function was really copied."""
+    pairs = zip(made.__closure__ or (), value.__closure__ or (), strict=True)
+    same = (
+        made.__defaults__ is value.__defaults__
+        and not value.__kwdefaults__
+        and not value.__dict__
+        and all(new is old for one, other in pairs for new, old in zip(contents(one), contents(other), strict=True))
+    )
+    return not same
+
+
+def contents(cell: CellType) -> list[Any]:
+    """What a variable that functions share holds; nothing where it has no value yet."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def copied(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
+    """The copy of anything, with a function for its tensors; the thing itself where it holds too much.
+
+    >>> copied([torch.zeros(2)], torch.ones_like)
+    [tensor([1., 1.])]
+    """
+    return Copier(lambda tensor, _: make(tensor)).attribute(value)
+
+
+def _twin_of_a_generator(value: Any) -> Any:
+    """One that gives the same numbers and leaves the original where it is."""
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    return _by_itself(value)
+
+
+def _by_itself(value: Any) -> Any:
+    """The copy that an object makes of itself."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
+def _without_finalizer(kind: type) -> type:
+    """The class; where it has a `__del__`, one that is the same without: a copy owns none of what that would close."""
+    if not hasattr(kind, "__del__"):
+        return kind
+    if kind not in _unfinalized:
+        namespace = {"__del__": lambda self: None, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        try:
+            _unfinalized[kind] = type(kind)(kind.__name__, (kind,), namespace)
+        except Exception:  # a class that allows no other below it
+            return kind
+    return _unfinalized[kind]
+
+
+def _is_sentinel(value: Any, kind: type) -> bool:
+    """Whether an object without anything in it stands for something by being the one under some name."""
+    if getattr(value, "__dict__", None) or next(_slots(kind), None) is not None:
+        return False
+    home = sys.modules.get(kind.__module__)
+    return home is not None and any(known is value for known in list(vars(home).values()))
+
+
+def _slots(kind: type) -> Iterator[Any]:
+    """Descriptors of the slots that a class and its bases have."""
+    for base in kind.__mro__:
+        names = base.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            slot = base.__dict__.get(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+            if slot is not None and hasattr(slot, "__set__"):
+                yield slot

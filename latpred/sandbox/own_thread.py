@@ -1,0 +1,275 @@
+"""Changes to the process that only the calling thread sees: silence, and functions replaced.
+
+Users predict beside threads that train, compile, log and print. Python and PyTorch keep warning filters, log handlers
+and the functions of their modules for the whole process; what is put there from here acts on the thread that asked for
+it and passes everybody else through. No torch here.
+"""
+
+from __future__ import annotations
+
+import dis
+import logging
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+_LOCK = threading.Lock()
+_INHERITED = object()
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Drop the warnings and log records of this thread; those of other threads come through.
+
+    >>> with silenced():
+    ...     warnings.warn("nobody hears this")
+    """
+    here = _Here()
+    ignore: Any = ("ignore", here, Warning, None, 0)  # a filter of `warnings` matches whatever its `match` says
+    filters: Any = warnings.filters
+    handlers = _handlers()
+    with _LOCK:
+        filters.insert(0, ignore)
+    for handler in handlers:
+        handler.addFilter(here)
+    try:
+        yield
+    finally:
+        here.over = True
+        for handler in handlers:
+            handler.removeFilter(here)
+        with _LOCK:
+            # Another thread within `catch_warnings` works on a copy, and puts the original back.
+            current: Any = warnings.filters
+            for known in (filters, current):
+                if ignore in known:
+                    known.remove(ignore)
+
+
+class _Here(logging.Filter):
+    """Matches a warning, and holds back a log record, of the thread that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = False
+        self._thread = threading.get_ident()
+
+    def match(self, text: str) -> bool:
+        """Whether a warning is this thread's."""
+        return not self.over and threading.get_ident() == self._thread
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a log record is another thread's."""
+        return self.over or threading.get_ident() != self._thread
+
+
+def _handlers() -> list[logging.Handler]:
+    """Everything that writes log records."""
+    known = [logging.root, *list(logging.root.manager.loggerDict.values())]
+    found = [handler for logger in known if isinstance(logger, logging.Logger) for handler in logger.handlers]
+    last = [] if logging.lastResort is None else [logging.lastResort]
+    return list(dict.fromkeys((*found, *last)))
+
+
+@contextmanager
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let this thread find another function under an attribute of a module or class; other threads call the usual one.
+
+    >>> with replaced(threading, "active_count", lambda: -1):
+    ...     threading.active_count()
+    -1
+    """
+    thread = threading.get_ident()
+    with _LOCK:
+        switch = vars(owner).get(name)
+        if not isinstance(switch, _Switch):
+            switch = _Switch(vars(owner).get(name, _INHERITED), getattr(owner, name))
+            setattr(owner, name, switch)
+        switch.own.setdefault(thread, []).append(function)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            switch.own[thread].pop()
+            if not switch.own[thread]:
+                del switch.own[thread]
+            if not switch.own and vars(owner).get(name) is switch:
+                if switch.before is _INHERITED:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, switch.before)
+
+
+class _Switch:
+    """Stands where a function was, and calls the function that the calling thread has there.
+
+    Attributes
+    ----------
+    before : Any
+        What the owner's dictionary held, as a staticmethod; `_INHERITED` where it held nothing.
+    own : dict[int, list[Callable]]
+        Functions of threads that replaced it, the last one valid.
+    """
+
+    def __init__(self, before: Any, usual: Callable[..., Any]) -> None:
+        self.before, self._usual = before, usual
+        self.own: dict[int, list[Callable[..., Any]]] = {}
+        self.__name__ = getattr(usual, "__name__", "")
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        mine = self.own.get(threading.get_ident())
+        return (mine[-1] if mine else self._usual)(*args, **options)
+
+
+SWITCHING: CodeType = _Switch.__call__.__code__  # runs wherever a function is replaced
+
+
+def running(hooks: OrderedDict[int, Callable[..., Any]]) -> OrderedDict[int, Callable[..., Any]]:
+    """The hooks that change what a module gives; those that collect features or print are left out."""
+    return OrderedDict((number, hook) for number, hook in hooks.items() if not looks_on(hook))
+
+
+def looks_on(hook: Any) -> bool:
+    """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own.
+
+    >>> looks_on(lambda module, args, out: None), looks_on(lambda module, args, out: 2 * out)
+    (True, False)
+    """
+    while isinstance(hook, (partial, MethodType)):
+        hook = hook.func if isinstance(hook, partial) else hook.__func__
+    if not isinstance(hook, FunctionType):
+        hook = vars(type(hook)).get("__call__")  # one that it inherits is rare, and then it runs
+    if not isinstance(hook, FunctionType) or (hook.__module__ or "").partition(".")[0] == "torch":
+        return False
+    return not _returns(hook.__code__) and not any(_in_place(name) for name in hook.__code__.co_names)
+
+
+def _in_place(name: str) -> bool:
+    """Whether a method of this name writes into its tensor, as `add_`."""
+    return name.endswith("_") and not name.startswith("_")
+
+
+def _returns(code: CodeType) -> bool:
+    """Whether a function may return anything but None."""
+    steps = list(dis.get_instructions(code))
+    for before, step in zip([None, *steps], steps, strict=False):
+        if step.opname == "RETURN_CONST" and step.argval is not None:
+            return True
+        if step.opname == "RETURN_VALUE" and not (
+            before is not None and before.opname == "LOAD_CONST" and before.argval is None
+        ):
+            return True
+    return False
+
+
+_MODULE = torch.nn.modules.module
+_FORWARD = ("_global_forward_pre_hooks", "_global_forward_hooks")
+_BACKWARD = ("_global_backward_pre_hooks", "_global_backward_hooks")  # of which no forward pass makes use
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Within it, this thread is in none of the modes that it has entered.
+
+    >>> with torch.device("meta"), without_modes():
+    ...     torch.zeros(1).device
+    device(type='cpu')
+    """
+    with ExitStack() as away:
+        modes: list[Any] = []
+        if _len_torch_dispatch_stack():
+            modes += away.enter_context(_disable_current_modes())
+        functions = [_pop_mode() for _ in range(_len_torch_function_stack())]  # type: ignore[no-untyped-call]
+        away.callback(_enter_again, functions)
+        if modes or functions:
+            _unhook([*modes, *functions], away)
+        yield
+
+
+def _enter_again(modes: list[TorchFunctionMode]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def _unhook(modes: Sequence[Any], away: ExitStack) -> None:
+    """Take away the hooks on all modules that belong to some modes, as a counter's which follows modules by them."""
+    held = [part for mode in modes for part in _parts(mode)]
+    owners = {id(part) for one in (*modes, *held) for part in (one, *_parts(one))}
+    for name in (*_FORWARD, *_BACKWARD):
+        hooks: OrderedDict[int, Any] = getattr(_MODULE, name)
+        theirs = {key: hook for key, hook in hooks.items() if id(getattr(hook, "__self__", None)) in owners}
+        for key in theirs:
+            del hooks[key]
+        if theirs:
+            away.callback(_hook_again, hooks, theirs)
+
+
+def _parts(holder: Any) -> list[Any]:
+    return list(getattr(holder, "__dict__", {}).values())
+
+
+def _hook_again(hooks: OrderedDict[int, Any], theirs: dict[int, Any]) -> None:
+    hooks.update(theirs)
+    for key in sorted(hooks):  # the order in which they were set
+        hooks.move_to_end(key)
+
+
+def leave_hooks_out(module: torch.nn.Module) -> None:
+    """Have a copy of a module run without the hooks on all modules that only look on, as a counter's."""
+    call = _call()
+    if call is not None:
+        module.__dict__["_call_impl"] = MethodType(call, module)
+
+
+def _call() -> Callable[..., Any] | None:
+    """What calls a module, with other hooks on all modules; None where there are none to leave out.
+
+    It is PyTorch's own code, so that nothing else about a call is different.
+    """
+    hooks: dict[str, OrderedDict[int, Any]] = {name: getattr(_MODULE, name) for name in (*_FORWARD, *_BACKWARD)}
+    kept = {name: OrderedDict[int, Any]() for name in _BACKWARD}
+    for name in _FORWARD:
+        kept[name] = running(OrderedDict((key, hook) for key, hook in hooks[name].items() if not _of_torch(hook)))
+    if kept == hooks:
+        return None
+    usual: Any = torch.nn.Module._call_impl
+    return FunctionType(usual.__code__, {**usual.__globals__, **kept}, usual.__name__, usual.__defaults__)
+
+
+def _of_torch(hook: Any) -> bool:
+    """Whether a hook on all modules is PyTorch's own: one of its counters follows through it where it is."""
+    return (getattr(hook, "__module__", None) or "").partition(".")[0] == "torch"
+
+
+@contextmanager
+def uncompiled() -> Iterator[set[str]]:
+    """Within it, Dynamo leaves what this thread runs alone; a walk would make it trace the walk.
+
+    Gives a set that is empty as long as nothing was called that is compiled. The same for all threads would be
+    `torch.compiler.set_stance("force_eager")`.
+    """
+    met: set[str] = set()
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:  # nothing was compiled in this process
+        yield met
+        return
+
+    def eager(callback: object) -> object:
+        if callback in (None, False):  # of a function that is never to be compiled
+            return callback
+        met.add("compiled")
+        return None
+
+    with replaced(frames, "_callback_from_stance", eager):
+        yield met

@@ -1,0 +1,1 @@
+"""Predictions for searches: many candidates, workers, resume, ranking, latency budgets and supernets."""

@@ -1,0 +1,194 @@
+"""Choice: the place of a network where a search chooses between layers; and what is seen of it during a walk.
+
+A choice behaves like the layer that is chosen. While a network is walked, a `Probe` decides for all choices what they
+run, and notes where in the walk each of them began and ended. What is made of that is `latpred.search.supernet`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from latpred.errors import TraceError, UsageError
+from latpred.tracing.python_calls import HostWork
+
+Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class Choice(torch.nn.Module):
+    """One of several layers, which take the same tensor and give tensors of one shape.
+
+    Parameters
+    ----------
+    label : str
+        What is chosen by. Choices of one label take the same option.
+    options : mapping of str to nn.Module or None
+        The layers by name. None is no layer at all, as in an nn.Sequential that goes without it.
+
+    Attributes
+    ----------
+    chosen : str
+        The option that `forward` runs, the first unless it is set to another.
+
+    Examples
+    --------
+    >>> layer = Choice("kernel", {"3": torch.nn.Conv2d(4, 4, 3, padding=1), "5": torch.nn.Conv2d(4, 4, 5, padding=2)})
+    >>> layer.chosen = "5"
+    >>> layer(torch.zeros(1, 4, 8, 8)).shape
+    torch.Size([1, 4, 8, 8])
+    """
+
+    def __init__(self, label: str, options: Mapping[str, torch.nn.Module | None]) -> None:
+        super().__init__()
+        if not any(isinstance(layer, torch.nn.Module) for layer in options.values()):
+            raise UsageError(f"choice {label!r} has no layer to choose; give at least one nn.Module among its options")
+        self.label = label
+        self.names = tuple(options)
+        self.chosen = self.names[0]
+        self.options = torch.nn.ModuleList(options.values())  # type: ignore[arg-type]
+        self.probe: Probe | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the chosen layer makes of a tensor."""
+        probe = self.probe
+        if probe is None:
+            chosen: Any = self.options[self.names.index(self.chosen)]
+            out: torch.Tensor = x if chosen is None else chosen(x)
+            return out
+        # Nothing else may be called here: Python calls are being counted.
+        layer = probe.enter(self, x)
+        return probe.leave(x, layer(x))
+
+
+class Place(NamedTuple):
+    """Where in a walk: how many ops were before, and module and Python calls since the last of them."""
+
+    ops: int
+    module_calls: int
+    python_calls: int
+
+
+NOWHERE = Place(0, 0, 0)
+
+
+class Span(NamedTuple):
+    """One call of a choice.
+
+    path : of the choice. option : the name of what it ran. taken, given : shape, strides and dtype of its tensor and of
+    what it gave. begin, end : its place in the walk. source, made : the op that made the memory of the one and of the
+    other; None for memory that was there before.
+    """
+
+    choice: Choice
+    path: str
+    option: str
+    taken: Spec
+    given: Spec
+    begin: Place
+    end: Place
+    source: int | None
+    made: int | None
+
+
+class Probe:
+    """Decides what the choices of one network run, and notes what they did.
+
+    Attributes
+    ----------
+    decide : callable
+        From a choice to the number of the option that it runs.
+    blanks : list[Spec] or None
+        For a walk without options: what each call gives instead, as new memory.
+    expected : dict[int, list[Span]]
+        By batch size, calls of an earlier walk whose shapes must come again.
+    spans : list[Span]
+        The calls of the walk that was started last.
+    """
+
+    def __init__(self, paths: dict[int, str]) -> None:
+        self.decide: Callable[[Choice], int] = lambda _: 0
+        self.blanks: list[Spec] | None = None
+        self.expected: dict[int, list[Span]] = {}
+        self.spans: list[Span] = []
+        self._paths = paths
+        self._host: HostWork | None = None
+        self._batch = 0
+        self._open: list[tuple[Choice, int, Place, int | None]] = []
+
+    def start(self, batch: int, host: HostWork | None) -> None:
+        """Forget the last walk."""
+        self.spans, self._open = [], []
+        self._host, self._batch = host, batch
+
+    def enter(self, choice: Choice, tensor: torch.Tensor) -> Any:
+        """Note where a choice begins, and give what it runs."""
+        host = self._host
+        if host is not None:
+            host.pause()
+        if self._open:
+            raise UsageError(f"choice {choice.label!r} lies within another one; list their combinations as options")
+        begin, source, number = NOWHERE, None, self.decide(choice)
+        if host is not None:
+            host.forget_module()  # an architecture has the layer where its choice is
+            begin, source = Place(*host.so_far()), host.maker(tensor)
+        self._open.append((choice, number, begin, source))
+        layer: Any = choice.options[number] if self.blanks is None else _blank(self.blanks[len(self.spans)])
+        if host is not None:
+            host.resume()
+        return layer
+
+    def leave(self, tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Note where it ends, and pass on what it gave."""
+        host = self._host
+        if host is not None:
+            host.pause()
+        choice, number, begin, source = self._open.pop()
+        path = self._paths[id(choice)]
+        end, made = NOWHERE, None
+        if host is not None:
+            end, made = Place(*host.so_far()), host.maker(out)
+        span = Span(choice, path, choice.names[number], spec(tensor), spec(out), begin, end, source, made)
+        self._check(span)
+        self.spans.append(span)
+        if host is not None:
+            host.resume()
+        return out
+
+    def _check(self, span: Span) -> None:
+        """Refuse what would make another network of what comes behind it."""
+        if self._batch not in self.expected:
+            return
+        known = self.expected[self._batch]
+        number = len(self.spans)
+        if number >= len(known) or known[number].path != span.path:
+            raise TraceError(f"the network calls its layers in another order once {span.path!r} has another option")
+        before = known[number]
+        for verb, ours, theirs in (("takes", span.taken, before.taken), ("gives", span.given, before.given)):
+            if ours != theirs:
+                raise UsageError(
+                    f"the options of choice {span.choice.label!r} at {span.path!r} do not fit each other: "
+                    f"{before.option!r} {verb} {shown(theirs)}, {span.option!r} {shown(ours)}; "
+                    "what options give must be of one shape"
+                )
+
+
+def _blank(given: Spec) -> Callable[[torch.Tensor], Any]:
+    shape, strides, dtype = given
+    return lambda _: torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def spec(tensor: torch.Tensor) -> Spec:
+    """Shape, strides and dtype."""
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def shown(given: Spec) -> str:
+    """A spec as a sentence names it.
+
+    >>> shown(spec(torch.zeros(2, 3)))
+    '(2, 3) in float32 with strides (3, 1)'
+    """
+    shape, strides, dtype = given
+    return f"{shape} in {str(dtype).rpartition('.')[2]} with strides {strides}"

@@ -1,0 +1,155 @@
+"""Candidates in the order of their predicted latency, and how well such an order agrees with a measured one.
+
+Predicting is `latpred.api`'s; the pairs that noise leaves in doubt are left out as in an accuracy report, by
+`latpred.accuracy.metrics`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from latpred.accuracy import metrics
+from latpred.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+_QUESTION = ["batch", "runtime"]
+
+
+def rank(
+    candidates: Iterable[Any] | pd.DataFrame,
+    *,
+    batch: int | Sequence[int] = 1,
+    runtime: str | Sequence[str] = "eager",
+    device: torch.device | str | os.PathLike[str] | None = None,
+    precision: str | None = None,
+    protocol: str = "single",
+    inputs: Any = None,
+    seq: int | None = None,
+    image: int | None = None,
+) -> pd.DataFrame:
+    """Candidates from the fastest to the slowest, as predicted.
+
+    Parameters
+    ----------
+    candidates : iterable or DataFrame
+        What `latpred.predict_many` takes, or a table that it gave; the other parameters are then ignored.
+    batch, runtime, device, precision, protocol, inputs, seq, image
+        As for `latpred.predict_many`.
+
+    Returns
+    -------
+    DataFrame
+        The table of `latpred.predict_many` with a column rank in front, sorted by it. Each batch and runtime has an
+        order of its own, from 1 on; candidates that are predicted alike share a rank, and those that could not be
+        predicted stand last and have none.
+
+    Raises
+    ------
+    UsageError, ProfileError
+        As for `latpred.predict_many`.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"candidate": [0, 1, 2], "batch": 1, "runtime": "eager", "latency_ms": [3.0, 1.0, 3.0]})
+    >>> rank(table)[["rank", "candidate"]].values.tolist()
+    [[1, 1], [2, 0], [2, 2]]
+    """
+    import pandas as pd
+
+    from latpred.api import predict_many
+
+    if isinstance(candidates, pd.DataFrame):
+        table = candidates
+    else:
+        asked: dict[str, Any] = {"batch": batch, "runtime": runtime, "device": device, "precision": precision}
+        asked |= {"protocol": protocol, "inputs": inputs, "seq": seq, "image": image}
+        table = predict_many(candidates, **asked)
+    question = table.groupby(_QUESTION, sort=False)
+    place = question["latency_ms"].rank(method="min").astype("Int64")
+    ordered = table.assign(rank=place, _question=question.ngroup())
+    ordered = ordered.sort_values(["_question", "rank", "candidate"], na_position="last", ignore_index=True)
+    return ordered[["rank", *table.columns]]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How well predictions put candidates into the measured order, from -1 (reversed) over 0 (no better than chance).
+
+    Attributes
+    ----------
+    kendall : float
+        Kendall's tau over the pairs that noise leaves in no doubt.
+    pairs, left_out : int
+        How many pairs those are, and how many are in doubt.
+    kendall_b : float
+        Kendall's tau-b over all pairs.
+    spearman : float
+        Spearman's rank correlation.
+    """
+
+    kendall: float
+    pairs: int
+    left_out: int
+    kendall_b: float
+    spearman: float
+
+
+def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> Agreement:
+    """Rank correlations between predictions (or anything that should tell the order) and measured latencies.
+
+    Parameters
+    ----------
+    predicted : array_like
+        Latencies, or multiply-adds, parameters and the like; above zero. A tie between two of them counts as half
+        right.
+    measured : array_like
+        Latencies of the same candidates, at one batch size in one runtime.
+    noise : float
+        Repeat noise as a share; 0.02 leaves pairs out of `kendall` whose latencies are less than 2 % apart.
+
+    Raises
+    ------
+    UsageError
+        When the two are not as long as each other, a value is not a finite number above zero, or the noise is none.
+
+    Examples
+    --------
+    >>> found = agreement([1, 2, 4, 3], [1.0, 2.0, 3.0, 3.01], noise=0.02)
+    >>> found.kendall, found.pairs, found.left_out, round(found.kendall_b, 2), round(found.spearman, 2)
+    (1.0, 5, 1, 0.67, 0.8)
+    """
+    from scipy import stats
+
+    p, m = _checked("predicted", predicted), _checked("measured", measured)
+    if p.shape != m.shape:
+        raise UsageError(f"{p.size} predictions cannot be compared with {m.size} measurements; give one of each.")
+    if not 0 <= noise < np.inf:
+        raise UsageError(f"noise={noise!r} is no share; give 0.02 for 2 %, or 0 to count every pair.")
+    clear = metrics.rank(p, m, noise)
+    varied = p.size > 1 and bool(np.ptp(p)) and bool(np.ptp(m))  # else nothing has an order
+    return Agreement(
+        kendall=clear.tau,
+        pairs=clear.pairs,
+        left_out=clear.left_out,
+        kendall_b=float(stats.kendalltau(p, m).statistic) if varied else float("nan"),
+        spearman=float(stats.spearmanr(p, m).statistic) if varied else float("nan"),
+    )
+
+
+def _checked(name: str, values: ArrayLike) -> metrics.Floats:
+    found = np.asarray(values, float).ravel()
+    wrong = ~(np.isfinite(found) & (found > 0))
+    if wrong.any():
+        where = int(np.flatnonzero(wrong)[0])
+        raise UsageError(f"{name} holds {found[where]:g} at position {where}; leave out what is not a number above 0.")
+    return found

@@ -1,0 +1,343 @@
+"""A table of finished predictions in a Parquet file, so that a run that was cut off goes on where it stopped.
+
+Every row has a key: a digest of its candidate (see `latpred.search.resume`), of what was asked, of the profile with all
+its numbers, and of the versions of latpred, torch and transformers. Rows are read back only under the very same key;
+others stay in the file. Candidates that failed are tried again. The file is replaced as a whole, so that a reader, or a
+crash, never meets half of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from latpred.errors import MissingPackageError, TableError
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.profile import codec
+from latpred.progress import Pace
+from latpred.sandbox.restore import UntoldError, library, named
+from latpred.search import many
+from latpred.search.many import Question, Row
+from latpred.storage import demand_writable, locked, replacing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_PARTS = 200_000
+MOST_BYTES = 2**26  # of one tensor, by whose values a candidate is told
+_CACHED = type(functools.cache(len))
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training", "_forward_hooks", "_forward_pre_hooks"}
+_CODE = (FunctionType, staticmethod, classmethod, property)
+_SLOTS = (GetSetDescriptorType, MemberDescriptorType)
+
+
+def fingerprint(candidate: Any) -> str | None:
+    """What tells a candidate from all others, the same in every process; None where nothing does.
+
+    Examples
+    --------
+    >>> fingerprint("bert-base-uncased") == fingerprint("bert-base-uncased")
+    True
+    >>> one, other = (lambda: torch.nn.Linear(4, 4)), (lambda: torch.nn.Linear(4, 8))
+    >>> fingerprint(one) == fingerprint(other)
+    False
+    """
+    digest = hashlib.sha256()
+    try:
+        for count, part in enumerate(_Parts().of(candidate)):
+            if count > MOST_PARTS:
+                return None
+            digest.update(len(part).to_bytes(8, "little") + part)
+    except Exception:  # whatever an object that nobody knows raises when it is looked at
+        return None
+    return digest.hexdigest()
+
+
+class _Parts:
+    """What values consist of, as bytes. Functions, classes and objects that were seen are only numbered again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, Any]] = {}  # with the object itself, whose identity would be used again
+        self._in_code = 0
+
+    def of(self, value: Any) -> Iterator[bytes]:
+        """What one value consists of."""
+        yield type(value).__qualname__.encode()
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+            yield from _plain(value)
+        elif isinstance(value, os.PathLike):
+            yield from _plain(os.fspath(value))
+        elif isinstance(value, ModelGraph):
+            yield msgspec.json.encode(value)
+        elif isinstance(value, torch.Tensor):
+            yield from self._tensor(value)
+        elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, range, type(...))):
+            yield repr(value).encode()
+        elif isinstance(value, CodeType):
+            yield from self._each((value.co_code, value.co_consts, value.co_names, value.co_freevars))
+        elif type(value) in (list, tuple):
+            yield from self._each(value)
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted(b"".join(self.of(item)) for item in value)
+        elif id(value) in self._seen:
+            yield b"again %d" % self._seen[id(value)][0]
+        else:
+            self._seen[id(value)] = (len(self._seen), value)
+            yield from self._held(value)
+
+    def _held(self, value: Any) -> Iterator[bytes]:
+        """What a value that others may hold too consists of."""
+        if isinstance(value, torch.nn.Module):
+            yield from self._module(value)
+        elif hasattr(type(value), "to_json_string"):  # a transformers config
+            yield value.to_json_string(use_diff=False).encode()
+        elif isinstance(value, functools.partial):
+            yield from self._each((value.func, value.args, value.keywords))
+        elif isinstance(value, _CACHED):
+            yield from self.of(value.__wrapped__)
+        elif isinstance(value, MethodType):
+            yield from self._each((value.__self__, value.__func__))
+        elif isinstance(value, (FunctionType, BuiltinFunctionType)):
+            yield from self._function(value)
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif type(value) in (dict, MappingProxyType):
+            yield from self._each(value.items())
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield from self.of(value.__func__)
+        elif isinstance(value, (property, functools.cached_property)):
+            yield from self.of(value.fget if isinstance(value, property) else value.func)
+        else:
+            yield from self._object(value)
+
+    def _each(self, values: Iterable[Any]) -> Iterator[bytes]:
+        for value in values:
+            yield b"next"
+            yield from self.of(value)
+
+    def _module(self, module: torch.nn.Module) -> Iterator[bytes]:
+        yield repr(module).encode()
+        yield from self._each(dict.fromkeys(type(part) for part in module.modules()))
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
+        for part in module.modules():
+            self._seen.setdefault(id(part), (len(self._seen), part))
+        for part in module.modules():
+            own = sorted((name, value) for name, value in vars(part).items() if name not in _OF_MODULES)
+            yield repr([setting for setting in own if _is_setting(setting[1])]).encode()
+            yield from self._each(setting for setting in own if not _is_setting(setting[1]))
+
+    def _tensor(self, value: torch.Tensor) -> Iterator[bytes]:
+        if value.is_nested:
+            raise UntoldError("a nested tensor")
+        yield f"{tuple(value.shape)} {value.dtype} {value.device.type}".encode()
+        # Token ids and masks may steer a model, and so may anything that the code which builds it reads.
+        if value.device.type != "cpu" or (value.is_floating_point() and not self._in_code):
+            return
+        if value.layout != torch.strided or value.nbytes > MOST_BYTES:
+            raise UntoldError("a tensor")
+        yield value.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+    def _class(self, value: type) -> Iterator[bytes]:
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+        known = library(value.__module__)
+        if known is not None:
+            yield known.encode()
+            return
+        for name, member in sorted(vars(value).items()):
+            if not isinstance(member, _SLOTS) and (not _is_special(name) or isinstance(member, _CODE)):
+                yield name.encode()
+                yield from self._inside(member)
+        yield from self._each(value.__bases__)
+
+    def _inside(self, value: Any) -> Iterator[bytes]:
+        """What belongs to code: there the values of tensors count."""
+        self._in_code += 1
+        yield from self.of(value)
+        self._in_code -= 1
+
+    def _function(self, value: FunctionType | BuiltinFunctionType) -> Iterator[bytes]:
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+        owner = getattr(value, "__self__", None)  # of a method written in C, as [].append
+        if owner is not None and not isinstance(owner, ModuleType):
+            yield from self._inside(owner)
+        known = library(value.__module__) if value.__module__ else "built in"
+        if known is not None:
+            yield known.encode()
+            return
+        if not isinstance(value, FunctionType):
+            raise UntoldError(value.__qualname__)
+        held = tuple(map(_contents, value.__closure__ or ()))
+        yield from self._inside((value.__code__, value.__defaults__, value.__kwdefaults__, held))
+        for name, found in named(value.__code__, value.__globals__):
+            yield name.encode()
+            if isinstance(found, ModuleType):
+                yield from _whole(found)
+            else:
+                yield from self._inside(found)
+
+    def _object(self, value: Any) -> Iterator[bytes]:
+        """An object by its class and by the state that a copy of it would be made from."""
+        yield from self.of(type(value))
+        try:
+            state = value.__reduce_ex__(4)
+        except Exception:  # whatever an object raises that cannot be copied
+            raise UntoldError(type(value).__qualname__) from None
+        if isinstance(state, str):
+            yield state.encode()
+            return
+        make, arguments, *rest = state
+        held, *items = (*rest, None, None, None)[:3]
+        yield from self._each((make, arguments, held, *(None if part is None else tuple(part) for part in items)))
+
+
+def _plain(value: Any) -> Iterator[bytes]:
+    yield repr(value).encode()
+    if isinstance(value, str) and value:
+        path = Path(value.partition(":")[0] if ".py:" in value else value)
+        if path.suffix in (".py", ".onnx") and path.is_file():
+            yield path.read_bytes()
+
+
+def _whole(module: ModuleType) -> Iterator[bytes]:
+    """A module that is used as a whole: a library's counts by its version, and all else may be read of another."""
+    known = library(module.__name__)
+    if known is None:
+        raise UntoldError(module.__name__)
+    yield f"{module.__name__} {known}".encode()
+
+
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    """What a function closes over, where it is there yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _is_special(name: str) -> bool:
+    """Names that Python gives a meaning; `_abc_impl` is its too."""
+    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _is_setting(value: Any) -> bool:
+    return _is_plain(value) or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+KEY = "key"
+WRITE_EVERY_S = 10.0
+_PACKAGES = ("latpred", "torch", "transformers", "torchvision", "timm")  # whose models go by names too
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], predictor: Predictor, asked: Question) -> Iterator[Kept]:
+    """The finished rows of a file, which is written every few seconds and at the end, however that comes."""
+    if find_spec("pyarrow") is None:
+        raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
+    demand_writable(path)
+    busy = f"another process writes to {path}. Wait for it, or name another file."
+    with locked(Path(f"{os.fspath(path)}.lock"), busy):
+        kept = Kept(Path(path), _setting(predictor, asked))
+        try:
+            yield kept
+        finally:
+            kept.write()
+
+
+class Kept:
+    """Finished rows by key."""
+
+    def __init__(self, path: Path, setting: str | None) -> None:
+        self._path, self._setting = path, setting
+        self._rows: dict[str, list[Row]] = {}
+        self._pace, self._changed = Pace(""), False
+        if path.exists():
+            self._read()
+
+    def key(self, candidate: Any) -> str | None:
+        """Of a candidate; None where nothing tells it from others."""
+        own = fingerprint(candidate)
+        if own is None or self._setting is None:
+            return None
+        return hashlib.sha256(f"{self._setting} {own}".encode()).hexdigest()
+
+    def rows(self, key: str | None, position: int) -> list[Row] | None:
+        """Finished rows of a key, for a candidate that now has this position; None where there are none."""
+        found = self._rows.get(key) if key is not None else None
+        return None if found is None else [row._replace(candidate=position) for row in found]
+
+    def add(self, key: str | None, rows: list[Row]) -> None:
+        """Keep the rows of a candidate, unless it failed."""
+        if key is None or any(row.error is not None for row in rows):
+            return
+        self._rows[key] = rows
+        self._changed = True
+        if self._pace.seconds > WRITE_EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Put all rows into the file."""
+        if not self._changed:
+            return
+        table = many.frame(row for rows in self._rows.values() for row in rows)
+        table[KEY] = [key for key, rows in self._rows.items() for _ in rows]
+        with replacing(self._path) as part:
+            table.to_parquet(part, index=False)
+        self._pace, self._changed = Pace(""), False
+
+    def _read(self) -> None:
+        for entry in _table(self._path).to_dict("records"):
+            key = str(entry.pop(KEY))
+            entry["error"] = None
+            self._rows.setdefault(key, []).append(Row(**{str(name): value for name, value in entry.items()}))
+
+
+def _table(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(path)
+    except Exception as error:  # pyarrow raises what it likes
+        text = " ".join(str(error).split())
+        raise TableError(f"{path} is no Parquet table: {text}. Name another file, or remove this one.") from None
+    if [*table.columns] != [*many.COLUMNS, KEY]:
+        raise TableError(f"{path} holds another table than predictions of candidates. Name another file.")
+    return table
+
+
+def _setting(predictor: Predictor, asked: Question) -> str | None:
+    """A digest of everything but the candidate; None where the inputs cannot be told."""
+    inputs = fingerprint(asked.inputs)
+    if inputs is None:
+        return None
+    question = [asked.batches, asked.runtimes, asked.precision, asked.protocol, asked.seq, asked.image]
+    versions = [metadata.version(name) if find_spec(name) else "" for name in _PACKAGES]
+    digest = hashlib.sha256(codec.encode(predictor.profile))
+    digest.update(msgspec.json.encode([question, versions, inputs]))
+    return digest.hexdigest()

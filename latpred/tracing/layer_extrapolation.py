@@ -1,0 +1,284 @@
+"""Stacks: the graph of a deep model from the walk of a shallow one of the same layers.
+
+A transformers config says how many equal layers are stacked. Four of them show what comes before the middle layers,
+what each of these adds and what follows the last one; a config of the same sizes and any other depth is put together
+from that, without being built or walked.
+
+That is done only where it was seen to be right: the two middle layers must agree in every field, and the first config
+of each depth is also walked in full and compared with what was put together. Sizes may differ from one config to the
+next, any other field starts anew. A kind of model that fails is walked in full from then on.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from latpred.caches import Recent
+from latpred.errors import TraceError
+from latpred.graph.dtypes import DTYPES
+from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.ops import generation
+from latpred.tracing.affine_ops import RETURN
+from latpred.tracing.meta_module import make_twin
+from latpred.tracing.tracer import trace
+from latpred.zoo import names
+
+SHALLOW = 4  # layers: a first and a last one, and two between them
+MOST_STACKS = 512
+MOST_GRAPHS = 128
+MOST_KINDS = 64
+# Fields that make the same ops larger or smaller; two configs that differ in these alone are of one kind.
+SIZES = frozenset(
+    {
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+        *("max_position_embeddings", "embedding_size", "type_vocab_size", "d_model", "d_ff", "d_kv", "ffn_dim"),
+        *("num_heads", "dim", "hidden_dim", "n_heads", "n_embd", "n_head", "n_inner", "n_positions", "n_ctx"),
+    }
+)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class Part(NamedTuple):
+    """Ops of a stack of four: up to the second layer, the second layer, from the last layer on.
+
+    growth : by how much each layer raises the memory that is alive, as a cache of keys and values does.
+    """
+
+    head: tuple[Op, ...]
+    middle: tuple[Op, ...]
+    tail: tuple[Op, ...]
+    growth: Line
+
+
+class Stack(NamedTuple):
+    """A walked model of four layers, ready to be made deeper.
+
+    path : of the list of layers. parameters, parameter_bytes : of one layer.
+    """
+
+    graph: ModelGraph
+    path: str
+    part: Part
+    part_at_one: Part | None
+    parameters: int
+    parameter_bytes: int
+
+    def at(self, depth: int) -> ModelGraph:
+        """The graph with another number of layers, four or more."""
+        more, exact = depth - SHALLOW, self.part_at_one
+        return msgspec.structs.replace(
+            self.graph,
+            parameters=self.graph.parameters + more * self.parameters,
+            parameter_bytes=self.graph.parameter_bytes + more * self.parameter_bytes,
+            ops=tuple(_deepened(self.part, self.path, depth)),
+            ops_at_one=None if exact is None else tuple(_deepened(exact, self.path, depth)),
+        )
+
+
+class Stacks:
+    """Graphs of transformers configs; keeps a bounded number of walks. Threads take turns."""
+
+    def __init__(self) -> None:
+        self._stacks: Recent[Stack | None] = Recent(MOST_STACKS)
+        self._graphs: Recent[ModelGraph] = Recent(MOST_GRAPHS)
+        self._kinds: Recent[set[int]] = Recent(MOST_KINDS)
+        self._lock = threading.RLock()
+
+    def graph(
+        self, config: Any, *, seq: int | None = None, image: int | None = None, precision: str | None = None
+    ) -> ModelGraph:
+        """What `latpred.trace` gives for a config's base model.
+
+        Raises
+        ------
+        LatpredError
+            As `latpred.trace`, and when the model cannot be built.
+        """
+        options = {"seq": seq, "image": image, "precision": precision}
+        with self._lock:
+            return self._graph(config, options)
+
+    def _graph(self, config: Any, options: dict[str, Any]) -> ModelGraph:
+        depth = getattr(config, "num_hidden_layers", None)
+        asked = (*options.values(), names.attention_asked(), generation())
+        fields = _fields(config)
+        if fields is None or type(depth) is not int:
+            return trace(names.build_config(config), **options)
+        key = (type(config), *asked, *fields.items())
+
+        def whole() -> ModelGraph:
+            return self._graphs.get((depth, *key), lambda: trace(names.build_config(config), **options))
+
+        if depth <= SHALLOW:
+            return whole()
+        kind = (type(config), *asked, *((name, text) for name, text in fields.items() if name not in SIZES))
+        stack = self._stacks.get(key, lambda: _stack(config, options))
+        trusted = self._kinds.get(kind, set)
+        if stack is None or _NEVER in trusted:
+            return whole()
+        if depth in trusted:
+            return stack.at(depth)
+        graph = whole()
+        trusted.add(depth if stack.at(depth) == graph else _NEVER)
+        return graph
+
+
+_NEVER = -1
+
+
+def _fields(config: Any) -> dict[str, str] | None:
+    """Everything a config holds but its depth, as text; None where the text does not say everything."""
+    depth = getattr(type(config), "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
+    fields = {name: repr(value) for name, value in vars(config).items() if name != depth}
+    return None if any(_ADDRESS.search(text) for text in fields.values()) else fields
+
+
+def _stack(config: Any, options: dict[str, Any]) -> Stack | None:
+    """The config's layers four times, taken apart; None where they are no such stack."""
+    shallow = copy.deepcopy(config)
+    try:
+        shallow.num_hidden_layers = SHALLOW
+        model = names.build_config(shallow)
+        lists = [(path, part) for path, part in model.named_modules() if _is_stack(part)]
+        if len(lists) != 1:
+            return None
+        graph = trace(model, **options)
+    except Exception:  # the config allows no other depth; the full walk will say what is wrong, if anything is
+        return None
+    path, layers = lists[0]
+    part = _taken_apart(graph.ops, path)
+    exact = None if graph.ops_at_one is None else _taken_apart(graph.ops_at_one, path)
+    if part is None or (exact is None) != (graph.ops_at_one is None):
+        return None
+    layer = make_twin(layers[1], DTYPES.get(options["precision"] or ""))
+    return Stack(graph, path, part, exact, layer.parameters, layer.parameter_bytes)
+
+
+def _is_stack(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.ModuleList) and len(module) == SHALLOW
+
+
+def _taken_apart(ops: tuple[Op, ...], path: str) -> Part | None:
+    """The parts of a walk of four layers; None where the two in the middle differ in more than their number."""
+    firsts = [next((i for i, op in enumerate(ops) if _within(op.module, f"{path}.{n}")), -1) for n in range(SHALLOW)]
+    if -1 in firsts or firsts != sorted(firsts):
+        return None
+    _, second, third, last = firsts
+    middle, other = ops[second:third], ops[third:last]
+    growth = _plus(other[0].live_bytes, middle[0].live_bytes, -1)
+    if tuple(_moved(middle, path, 1, 2, growth)) != other:
+        return None
+    return Part(ops[:second], middle, ops[last:], growth)
+
+
+def _deepened(part: Part, path: str, depth: int) -> Iterator[Op]:
+    yield from part.head
+    for number in range(1, depth - 1):
+        yield from _moved(part.middle, path, 1, number, part.growth, number - 1)
+    yield from _moved(part.tail, path, SHALLOW - 1, depth - 1, part.growth, depth - SHALLOW)
+
+
+def _moved(ops: tuple[Op, ...], path: str, old: int, new: int, growth: Line, times: int = 1) -> Iterator[Op]:
+    """A layer's ops as another layer issues them."""
+    if old == new:
+        yield from ops
+        return
+    modules: dict[str, str] = {}
+    source, target = f"{path}.{old}", f"{path}.{new}"
+    replace, still = msgspec.structs.replace, growth == (0, 0)
+    for op in ops:
+        module = modules.get(op.module)
+        if module is None:
+            name = op.module
+            module = modules[name] = target + name[len(source) :] if _within(name, source) else name
+        if still:
+            yield replace(op, module=module)
+        else:
+            yield replace(op, module=module, live_bytes=_plus(op.live_bytes, growth, times))
+
+
+def _within(module: str, path: str) -> bool:
+    return module == path or module.startswith(path + ".")
+
+
+def _plus(line: Line, other: Line, times: int) -> Line:
+    return Line(line.constant + times * other.constant, line.per_sample + times * other.per_sample)
+
+
+STACKS = Stacks()
+
+
+Share = tuple[int, int]
+
+
+class OffTheLineError(TraceError):
+    """Two graphs are not one with other sizes."""
+
+
+def graph_between(a: ModelGraph, b: ModelGraph, share: Share) -> ModelGraph:
+    """The graph at `share` (part, whole) of the way from one to another."""
+    if (a.ops_at_one is None) != (b.ops_at_one is None):
+        raise OffTheLineError("one graph has rows for batch 1 and the other has none")
+    exact = None
+    if a.ops_at_one is not None and b.ops_at_one is not None:
+        exact = _ops_between(a.ops_at_one, b.ops_at_one, share)
+    return msgspec.structs.replace(a, ops=_ops_between(a.ops, b.ops, share), ops_at_one=exact)
+
+
+def same_work(a: ModelGraph, b: ModelGraph) -> bool:
+    """Whether two graphs launch the same work, whatever the host was seen to do around it."""
+    return _rows(a.ops) == _rows(b.ops) and _rows(a.ops_at_one or ()) == _rows(b.ops_at_one or ())
+
+
+def _rows(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
+    return [
+        (op.name, op.family, op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, op.launches, op.syncs)
+        for op in ops
+        if op.name != RETURN
+    ]
+
+
+def _ops_between(a: tuple[Op, ...], b: tuple[Op, ...], share: Share) -> tuple[Op, ...]:
+    if len(a) != len(b):
+        raise OffTheLineError(f"{len(a)} ops become {len(b)}")
+    return tuple(_op_between(x, y, share) for x, y in zip(a, b, strict=True))
+
+
+def _op_between(a: Op, b: Op, share: Share) -> Op:
+    if (a.name, a.family, a.launches, a.syncs, tuple(a.dims)) != (b.name, b.family, b.launches, b.syncs, tuple(b.dims)):
+        raise OffTheLineError(f"{a.name} becomes {b.name}")
+    if a.dims == b.dims and (a.macs, a.weight_bytes, a.read_bytes, a.write_bytes, a.live_bytes) == (
+        b.macs,
+        b.weight_bytes,
+        b.read_bytes,
+        b.write_bytes,
+        b.live_bytes,
+    ):
+        return a
+    return msgspec.structs.replace(
+        a,
+        dims={name: _line_between(line, b.dims[name], share) for name, line in a.dims.items()},
+        macs=_line_between(a.macs, b.macs, share),
+        weight_bytes=_line_between(a.weight_bytes, b.weight_bytes, share),
+        read_bytes=_line_between(a.read_bytes, b.read_bytes, share),
+        write_bytes=_line_between(a.write_bytes, b.write_bytes, share),
+        live_bytes=_line_between(a.live_bytes, b.live_bytes, share, exact=False),
+    )
+
+
+def _line_between(a: Line, b: Line, share: Share, exact: bool = True) -> Line:
+    if a == b:
+        return a
+    part, whole = share
+    constant, left = divmod((b.constant - a.constant) * part, whole)
+    slope, also_left = divmod((b.per_sample - a.per_sample) * part, whole)
+    if exact and (left or also_left):
+        raise OffTheLineError("a count is not affine")
+    return Line(a.constant + constant, a.per_sample + slope)

@@ -1,0 +1,438 @@
+"""Twin: the structure of a user's model with meta tensors in place of its weights, in evaluation mode.
+
+The user's model is only read: it is copied with everything it holds (`copying`), its weights are never copied in
+memory, and what the forward pass stores on a module, a cache or a list lands on the twin. Small integer, boolean and
+scalar tensors keep their values, because Python may read them. Forward hooks that change what a module gives stay: they
+run in eager too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._C import _len_torch_function_stack
+from torch.nn import init
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext, _device_constructors
+
+from latpred.errors import TraceError
+from latpred.sandbox.copies import Copier
+from latpred.sandbox.own_thread import SWITCHING, leave_hooks_out, replaced
+from latpred.tracing.inputs import demand_dense
+
+Tensor = torch.Tensor
+_META = torch.device("meta")
+_KEPT_NUMEL = 1 << 20
+_SMALL_NUMEL = 1 << 14  # numbers in a helper of the model's, which Python may read as well
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+_FLOATING = ("FloatFunctional", "FXFloatFunctional")  # stand there for what may be quantised one day
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A model to walk.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The copy.
+    paths : dict[int, str]
+        Dotted path of each of its modules, by id.
+    parameters, parameter_bytes : int
+        Number of parameters, and bytes of parameters and buffers, each counted once.
+    dtype : torch.dtype
+        Dtype of the first floating-point parameter or buffer; without any, the one asked for, or float32.
+    format : torch.dtype
+        The same, but for a model of complex numbers alone: theirs.
+    compiled : bool
+        Whether `torch.compile` was at the model or a part of it; the copy runs eagerly.
+    reached : Copier
+        What made the copy, and knows whose code it can run.
+    """
+
+    module: torch.nn.Module
+    paths: dict[int, str]
+    parameters: int
+    parameter_bytes: int
+    dtype: torch.dtype
+    format: torch.dtype
+    compiled: bool
+    reached: Copier
+
+
+def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False) -> Twin:
+    """Copy a model's structure.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On any device.
+    dtype : torch.dtype, optional
+        What floating-point weights become; as they are by default.
+    channels_last : bool
+        Whether 4-d weights lie channels-last.
+
+    Raises
+    ------
+    TraceError
+        When the model is of a kind that cannot be copied this way; says which to give instead.
+    """
+    copier = Copier(_Twinned(dtype, channels_last))
+    with torch.inference_mode(False), torch.no_grad():
+        module = copier.module(_unwrapped(model, copier))
+    _demand_measured(copier.kinds)
+    paths: dict[int, str] = {}
+    weights: dict[int, Tensor] = {}
+    buffers: dict[int, Tensor] = {}
+    for part in _named(module, "", paths):
+        leave_hooks_out(part)
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                weights[id(parameter)] = parameter
+        for buffer in part._buffers.values():
+            if buffer is not None:
+                buffers[id(buffer)] = buffer
+    tensors = {**weights, **buffers}
+    floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), None)
+    other = next((t.dtype for t in tensors.values() if t.dtype.is_complex), dtype or torch.float32)
+    return Twin(
+        module=module,
+        paths=paths,
+        parameters=sum(p.numel() for p in weights.values()),
+        parameter_bytes=sum(t.numel() * t.dtype.itemsize for t in tensors.values()),
+        dtype=floating or dtype or torch.float32,
+        format=floating or other,
+        compiled=copier.compiled,
+        reached=copier,
+    )
+
+
+def _named(module: torch.nn.Module, path: str, paths: dict[int, str]) -> list[torch.nn.Module]:
+    """The modules of a tree, each once and in the order of `named_modules`; their paths go into `paths`."""
+    paths[id(module)] = path
+    found = [module]
+    prefix = f"{path}." if path else ""
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in paths:
+            found += _named(child, prefix + name, paths)
+    return found
+
+
+def _unwrapped(model: torch.nn.Module, copier: Copier) -> torch.nn.Module:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TraceError(
+            "the model is a TorchScript module, whose ops cannot be watched; give the nn.Module it was made of"
+        )
+    inner = model.__dict__.get("_modules", {}).get("_orig_mod")  # of torch.compile's wrapper
+    if isinstance(inner, torch.nn.Module):
+        copier.compiled = True
+        return _unwrapped(inner, copier)
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        return _unwrapped(model.module, copier)
+    return model
+
+
+def _demand_measured(kinds: set[type]) -> None:
+    """Refuse modules whose kernels are in no profile."""
+    for kind in kinds:
+        if kind.__module__.startswith(_QUANTISED) and kind.__name__ not in _FLOATING:
+            raise TraceError(
+                f"the model has quantised modules ({kind.__name__}), whose kernels nobody measured; give the "
+                "model as it was before it was quantised"
+            )
+
+
+class _Twinned:
+    """Makes the twins of tensors."""
+
+    def __init__(self, dtype: torch.dtype | None, channels_last: bool) -> None:
+        self._dtype = dtype
+        self._channels_last = channels_last
+
+    def __call__(self, source: Tensor, within_object: bool) -> Tensor:
+        if torch.nn.parameter.is_lazy(source):
+            raise TraceError(
+                "the model has lazy parameters without a shape; run it once on real inputs before tracing it"
+            )
+        demand_dense(source, "the model holds")
+        twin = self._twin(source, _SMALL_NUMEL if within_object else 0)
+        return torch.nn.Parameter(twin, requires_grad=False) if isinstance(source, torch.nn.Parameter) else twin
+
+    def _twin(self, source: Tensor, keep: int) -> Tensor:
+        dtype = source.dtype
+        if dtype.is_floating_point and self._dtype is not None:
+            dtype = self._dtype
+        kept = source.dim() == 0 or not (dtype.is_floating_point or dtype.is_complex) or source.numel() <= keep
+        if kept and not source.is_meta and source.numel() <= _KEPT_NUMEL:
+            return source.detach().to("cpu", dtype, copy=True)
+        if self._channels_last and source.dim() == 4:
+            return torch.empty(source.shape, dtype=dtype, device=_META, memory_format=torch.channels_last)
+        return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device=_META)
+
+
+# What gives a tensor its first values and returns it.
+_FILLS = frozenset(
+    {
+        *(init.uniform_, init.normal_, init.constant_, init.kaiming_uniform_),
+        *(Tensor.uniform_, Tensor.normal_, Tensor.fill_, Tensor.zero_),
+        *(Tensor.erfinv_, Tensor.clamp_),  # steps of a truncated normal distribution
+    }
+)
+_DRAWS = frozenset(
+    {
+        *(init.uniform_, init.normal_, init.kaiming_uniform_),
+        *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.random_, Tensor.exponential_),
+        *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial, Tensor.bernoulli),
+        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
+        *(torch.bernoulli, torch.multinomial, torch.poisson),
+    }
+)
+_CONSTRUCTORS = frozenset(_device_constructors())
+_ALIKE: dict[Callable[..., Any], Callable[..., Any]] = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+
+
+class Unweighted(DeviceContext):
+    """Within it, this thread makes tensors on the meta device, and nothing there is initialised.
+
+    >>> with Unweighted():
+    ...     torch.nn.Linear(4, 4).weight.device
+    device(type='meta')
+    """
+
+    def __init__(self) -> None:
+        super().__init__("meta")
+
+    def __enter__(self) -> None:
+        # As `with torch.device("meta")`, which besides notes the device where all threads find it.
+        for mode in self._taken_off():
+            if isinstance(mode, DeviceContext):
+                self.prev_mode = mode
+        self._put_back([self, *self._others])
+
+    def __exit__(self, *_: object) -> None:
+        self._taken_off()
+        before = [] if self.prev_mode is None else [self.prev_mode]
+        self._put_back([*before, *self._others])
+
+    def _taken_off(self) -> list[TorchFunctionMode]:
+        """Empty the stack of modes; it gives them from the lowest on and remembers those that say no device."""
+        modes = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]  # type: ignore[no-untyped-call]
+        self._others = [mode for mode in modes if not isinstance(mode, DeviceContext)]
+        return modes
+
+    def _put_back(self, modes: Sequence[TorchFunctionMode]) -> None:
+        for mode in modes:
+            _push_mode(mode)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if func in _FILLS:
+            tensor = args[0] if args else options.get("tensor")
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
+        elif func in _CONSTRUCTORS and options.get("device") is None:
+            options["device"] = self.device
+        return func(*args, **options)
+
+
+class Seeded(TorchFunctionMode):
+    """Within it, this thread draws random numbers on the CPU from a generator of its own.
+
+    >>> with Seeded(0):
+    ...     one = torch.nn.Linear(4, 4)
+    >>> with Seeded(0):
+    ...     torch.equal(one.weight, torch.nn.Linear(4, 4).weight)
+    True
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if func in _ALIKE:
+            like = args[0]
+            given = {"dtype": like.dtype, "device": like.device} | options
+            return _ALIKE[func](like.shape, generator=self._generator, **given)
+        if func in _DRAWS and options.get("generator") is None and not _elsewhere(args, options):
+            options["generator"] = self._generator
+        return func(*args, **options)
+
+
+def _elsewhere(args: Sequence[Any], options: dict[str, Any]) -> bool:
+    """Whether a draw is made on another device, to which the generator does not belong."""
+    device = next((value.device for value in (*args, *options.values()) if isinstance(value, Tensor)), None)
+    return torch.device(device or options.get("device") or "cpu").type != "cpu"
+
+
+_FLOATING_FACTORIES = ("empty", "zeros", "ones", "rand", "randn", "eye", "linspace", "logspace")
+_AS_GIVEN = ("tensor", "as_tensor", "scalar_tensor", "full", "arange", "range")  # floating where a value is
+
+
+@contextmanager
+def usual_dtype() -> Iterator[None]:
+    """Make tensors in float32 where nothing else is said, as a published model expects, in this thread.
+
+    What PyTorch itself promotes, as a quotient of integers, becomes what the process says.
+    """
+    with ExitStack() as usual:
+        if torch.get_default_dtype() != torch.float32:
+            usual.enter_context(replaced(torch, "get_default_dtype", _float32))
+            for name in (*_FLOATING_FACTORIES, *_AS_GIVEN):
+                usual.enter_context(
+                    replaced(torch, name, _in_float32(getattr(torch, name), name in _FLOATING_FACTORIES))
+                )
+        yield
+
+
+def _float32() -> torch.dtype:
+    return torch.float32
+
+
+def _in_float32(make: Callable[..., torch.Tensor], floating: bool) -> Callable[..., torch.Tensor]:
+    def made(*args: Any, **options: Any) -> torch.Tensor:
+        if options.get("dtype") is None and options.get("out") is None and (floating or _has_float((args, options))):
+            options["dtype"] = torch.float32
+        return make(*args, **options)
+
+    return made
+
+
+def _has_float(value: Any) -> bool:
+    """Whether there is a Python float; written without a generator, which would be one more call of Python."""
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            if _has_float(item):
+                return True
+    return type(value) is float
+
+
+# Code that runs with a model, but is not its own.
+CODES: frozenset[CodeType] = frozenset(
+    {SWITCHING, _float32.__code__, _in_float32(torch.empty, True).__code__, _has_float.__code__}
+)
+
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """Let torch take its fast paths on the meta device as well, in this thread.
+
+    Its Python asks whether tensors are on a CPU, a GPU or the backend that was registered under a name, which all
+    threads share: to others the name is what it was. Threads take turns.
+    """
+    module: Any = torch.utils.backend_registration
+    saved = module._privateuse1_backend_name
+    name = module._privateuse1_backend_name = _AlsoMeta(saved)
+    name.thread = get_ident()
+    try:
+        yield
+    finally:
+        if module._privateuse1_backend_name is name:
+            module._privateuse1_backend_name = saved
+
+
+class _AlsoMeta(str):
+    """A name that one thread finds equal to "meta" as well."""
+
+    thread = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) or (str.__eq__("meta", other) is True and get_ident() == self.thread)
+
+
+ASKED: CodeType = _AlsoMeta.__eq__.__code__  # no Python of the model's
+
+
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """What `aten::_native_multi_head_attention` does for self-attention."""
+    batch, length, width = query.shape
+    packed = aten.mm(query.reshape(-1, width), qkv_weight.t()).view(batch, length, 3 * embed_dim)
+    q, k, v = aten._transform_bias_rescale_qkv(packed, qkv_bias, num_head)
+    flat = (batch * num_head, length, embed_dim // num_head)
+    scores = aten.bmm(q.view(flat), k.view(flat).transpose(1, 2)).view(batch, num_head, length, length)
+    if mask is None:
+        weights = aten._softmax(scores, 3, False)
+    else:
+        weights = aten._masked_softmax(scores, mask if mask.dtype is torch.bool else mask.to(torch.bool), 3, mask_type)
+    context = aten.bmm(weights.view(batch * num_head, length, length), v.view(flat))
+    merged = context.view(batch, num_head, length, -1).permute(0, 2, 1, 3).contiguous().view(-1, embed_dim)
+    out = aten.addmm(proj_bias, merged, proj_weight.t()).view(batch, length, embed_dim)
+    if not need_weights:
+        return out, None
+    return out, (weights.sum(1).div_(num_head) if average_attn_weights else weights)
+
+
+def encoder_layer(
+    src: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Tensor:
+    """What `aten::_transformer_encoder_layer_fwd` does."""
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return aten.layer_norm(x, [embed_dim], weight, bias, eps)  # type: ignore[no-any-return]
+
+    x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
+    attention = (qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type)
+    x, _ = multi_head_attention(x, x, x, embed_dim, num_heads, *attention)
+    x = x.add_(src)
+    if not norm_first:
+        x = norm(x, norm_weight_1, norm_bias_1)
+    residual = x
+    if norm_first:
+        x = norm(x, norm_weight_2, norm_bias_2)
+    x = aten._addmm_activation(ffn_bias_1, x.reshape(-1, embed_dim), ffn_weight_1.t(), use_gelu=use_gelu)
+    x = aten.addmm(ffn_bias_2, x, ffn_weight_2.t()).view(residual.shape).add_(residual)
+    return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
+
+
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "_native_multi_head_attention": multi_head_attention,
+    "_transformer_encoder_layer_fwd": encoder_layer,
+}

@@ -1,0 +1,470 @@
+"""Graphs of batches whose sequences have unequal lengths: padded, nested, or packed into one row.
+
+Every op's work is at most quadratic in the number of tokens, for each sequence by itself; so walks at three lengths
+give it for any, and a packed batch does the sum over its sequences: rows of products and elements add up as tokens,
+scores as their squares. That is what attention kernels for packed rows do (varlen); latpred does not walk one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import isqrt
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from latpred.errors import TraceError, UsageError
+from latpred.graph.dtypes import dtype_of
+from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.ops.classes import host_class
+from latpred.sandbox.own_thread import without_modes
+from latpred.tracing.inputs import Inputs, example_tokens
+from latpred.tracing.meta_module import make_twin
+from latpred.tracing.op_record import Entry, dtype_name
+from latpred.tracing.python_calls import HostWork
+from latpred.tracing.text_generation import longest
+from latpred.tracing.tracer import Tracer, Walk, trace
+from latpred.zoo import names
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+_META = torch.device("meta")
+UNWATCHED = "nested tensors on CUDA: the kernels are known from torch's source, not from watching them"
+
+
+def trace_nested(
+    encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int, *, target: str, precision: str | None = None
+) -> ModelGraph:
+    """Walk an encoder on sequences of these lengths, given padded."""
+    reason = _why_not(encoder)
+    if reason:
+        raise UsageError(
+            f"this encoder does not run nested: {reason}. Ask for execution='padded', or build it so that it does"
+        )
+    twin = make_twin(encoder, None if precision is None else dtype_of(precision))
+    tracer = _NestedTracer(twin, _inputs(encoder, lengths, padded_to), tuple(lengths), target)
+    graph = tracer.graph_at(len(lengths), type(encoder).__name__, precision)
+    return msgspec.structs.replace(graph, notes=(UNWATCHED,) if target == "cuda" else ())
+
+
+def without_nested(encoder: nn.TransformerEncoder) -> nn.TransformerEncoder:
+    """The same encoder, its weights shared, as it is when it must not use nested tensors."""
+    plain = copy.copy(encoder)
+    plain.use_nested_tensor = False
+    return plain
+
+
+def padded_inputs(encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int) -> Callable[[int], Any]:
+    """Sequences with a mask over their padding, for any batch; lengths repeat."""
+    width = encoder.layers[0].self_attn.embed_dim
+    first = bool(encoder.layers[0].self_attn.batch_first)
+
+    def make(batch: int) -> dict[str, Tensor]:
+        chosen = torch.tensor([lengths[index % len(lengths)] for index in range(batch)])
+        shape = (batch, padded_to, width) if first else (padded_to, batch, width)
+        mask = torch.arange(padded_to)[None] >= chosen[:, None]
+        return {"src": torch.empty(shape, device=_META), "src_key_padding_mask": mask}
+
+    return make
+
+
+def _inputs(encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int) -> Inputs:
+    return Inputs(padded_inputs(encoder, lengths, padded_to), "seq", padded_to)
+
+
+def _why_not(encoder: nn.TransformerEncoder) -> str:
+    layer: Any = encoder.layers[0]
+    if not getattr(encoder, "use_nested_tensor", False):
+        return "it was built with enable_nested_tensor=False, or of layers that do not allow it"
+    if not getattr(layer, "activation_relu_or_gelu", 0):
+        return "its activation is neither ReLU nor GELU"
+    return ""
+
+
+class _NestedTracer(Tracer):
+    """One walk of one batch."""
+
+    def __init__(self, twin: Any, inputs: Inputs, lengths: tuple[int, ...], target: str) -> None:
+        super().__init__(twin, inputs, channels_last=False)
+        self._lengths, self._target = lengths, target
+
+    def recorder(self, host: HostWork | None) -> Walk:
+        """A walk that knows the lengths."""
+        return _NestedWalk(host, self._lengths, self._target)
+
+
+class _NestedWalk(Walk):  # type: ignore[no-untyped-call]
+    """Replaces the ops that make, take apart or run nested tensors."""
+
+    def __init__(self, host: HostWork | None, lengths: tuple[int, ...], target: str) -> None:
+        super().__init__(host)
+        self._lengths = lengths
+        kernels = _Cuda(self, lengths) if target == "cuda" else _Cpu(self, lengths)
+        self._replaced: dict[str, Callable[..., Any]] = {
+            "_nested_tensor_from_mask_left_aligned": self._aligned,
+            "_nested_tensor_from_mask": kernels.from_mask,
+            "_transformer_encoder_layer_fwd": kernels.layer,
+            "to_padded_tensor": kernels.to_padded,
+        }
+
+    def _handle(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        replacement = self._replaced.get(func._schema.name.removeprefix("aten::"))
+        if replacement is None:
+            return super()._handle(func, args, options)
+        return self.inside(replacement, args, options)
+
+    def _aligned(self, src: Tensor, mask: Tensor) -> bool:
+        sizes = lengths_of(mask)
+        total = mask.cumsum(1).select(1, -1)
+        aten.equal(sizes, total)
+        return True
+
+
+def lengths_of(mask: Tensor) -> Tensor:
+    """What torch issues to find where each row of a mask ends."""
+    ends = torch.cat([mask, torch.zeros(mask.shape[0], 1, dtype=mask.dtype)], 1)
+    return ends.to(torch.int32).argmin(1)
+
+
+class _Kernels:
+    """What is the same on every device: a layer of an encoder between its conversions."""
+
+    def __init__(self, walk: _NestedWalk, lengths: tuple[int, ...]) -> None:
+        self.walk, self.lengths = walk, lengths
+        self.sizes = torch.tensor(lengths)[:, None]
+
+    def from_mask(self, src: Tensor, mask: Tensor, mask_check: bool = True) -> Tensor:
+        """Padded to nested."""
+        sizes = self.known(lengths_of(mask)).view(-1, 1)
+        sizes = torch.cat([sizes, torch.full_like(sizes, src.shape[-1])], 1)
+        return self.without_padding(src, sizes)[None]
+
+    def known(self, sizes: Tensor) -> Tensor:
+        """Sizes as the host has them, which keeps the shapes of nested tensors."""
+        return sizes
+
+    def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
+        """(batch, longest, width) to (tokens, width)."""
+        raise NotImplementedError
+
+    def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
+        """(tokens, width) to (tokens, width)."""
+        raise NotImplementedError
+
+    def layer(self, src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
+        """One encoder layer."""
+        attention, (gelu, norm_first, eps), norms, feed = rest[:4], rest[4:7], rest[7:11], rest[11:15]
+        x = src[0]
+
+        def norm(value: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return aten.layer_norm(value, [embed_dim], weight, bias, eps)  # type: ignore[no-any-return]
+
+        entered = norm(x, *norms[:2]) if norm_first else x
+        entered = self.attention(entered, num_heads, attention)
+        entered = entered.add_(x)
+        if not norm_first:
+            entered = norm(entered, *norms[:2])
+        kept = entered
+        if norm_first:
+            entered = norm(entered, *norms[2:])
+        entered = aten._addmm_activation(feed[1], entered, feed[0].t(), use_gelu=gelu)
+        entered = aten.addmm(feed[3], entered, feed[2].t()).add_(kept)
+        return (entered if norm_first else norm(entered, *norms[2:]))[None]
+
+
+class _Cpu(_Kernels):
+    """One op after another for each sequence."""
+
+    def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
+        longest, width = padded.shape[1:]
+        sizes.unbind(0)
+        masks = []
+        for length in self.lengths:
+            kept = torch.ones((length, width), dtype=torch.bool)
+            masks.append(_pad(kept, longest).view(longest, width))
+        mask = torch.stack(masks)
+        mask.sum().item()
+        return self._selected(padded, mask).view(-1, width)
+
+    def _selected(self, padded: Tensor, mask: Tensor) -> Tensor:
+        tokens = torch.empty(sum(self.lengths) * padded.shape[-1], dtype=padded.dtype, device=_META)
+        dims = {"rows": tokens.numel(), "cols": 1}
+        read = (padded.numel() + mask.numel()) * padded.dtype.itemsize
+        return _issue(self.walk, "masked_select", "index.gather", dims, tokens, 0, read)  # type: ignore[no-any-return]
+
+    def with_padding(self, tokens: Tensor, longest: int) -> Tensor:
+        """(tokens, width) to (batch, longest, width)."""
+        width = tokens.shape[-1]
+        parts = tokens.split_with_sizes(list(self.lengths))
+        return torch.stack([_pad(part.reshape(-1, width), longest).view(longest, width) for part in parts])
+
+    def to_padded(self, nested: Tensor, padding: float, output_size: Sequence[int] | None = None) -> Tensor:
+        """Nested to padded."""
+        padded = self.with_padding(nested[0], max(self.lengths))
+        if output_size is None or output_size[1] == padded.shape[1]:
+            return padded
+        return aten.constant_pad_nd(padded, [0, 0, 0, output_size[1] - padded.shape[1]])  # type: ignore[no-any-return]
+
+    def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
+        qkv_weight, qkv_bias, proj_weight, proj_bias = weights
+        batch, longest, width = len(self.lengths), max(self.lengths), x.shape[1]
+        packed = self.with_padding(aten.mm(x, qkv_weight.t()), longest)
+        q, k, v = aten._transform_bias_rescale_qkv(packed, qkv_bias, heads)
+        flat = (batch * heads, longest, width // heads)
+        scores = aten.bmm(q.view(flat), k.view(flat).transpose(1, 2)).view(batch, heads, longest, longest)
+        weights_ = self._softmax(scores)
+        context = aten.bmm(weights_.view(batch * heads, longest, longest), v.view(flat))
+        merged = context.view(batch, heads, longest, -1).permute(0, 2, 1, 3).contiguous().view(batch, longest, width)
+        return aten.addmm(proj_bias, self.without_padding(merged, self.sizes), proj_weight.t())  # type: ignore[no-any-return]
+
+    def _softmax(self, scores: Tensor) -> Tensor:
+        out, longest = torch.empty_like(scores), scores.shape[-1]
+        for index, length in enumerate(self.lengths):
+            self.sizes.select(0, index).select(0, 0).item()
+            mine, done = scores.select(0, index), out.select(0, index)
+            weights = aten._softmax(mine.narrow(1, 0, length).narrow(2, 0, length), -1, False)
+            done.narrow(1, 0, length).narrow(2, 0, length).copy_(weights)
+            done.narrow(1, 0, length).narrow(2, length, longest - length).fill_(0.0)
+            done.narrow(1, length, longest - length).fill_(0.0)
+        return out
+
+
+class _Cuda(_Kernels):
+    """One kernel for all sequences."""
+
+    def known(self, sizes: Tensor) -> Tensor:
+        dims = {"numel": len(sizes), "run": len(sizes)}
+        made: Tensor = _issue(self.walk, "to", "copy", dims, sizes, 0, 8 * len(sizes), syncs=1)
+        return made
+
+    def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
+        sizes.to(torch.int64, copy=True)  # the sizes go to the device
+        tokens = torch.empty(sum(self.lengths), padded.shape[-1], dtype=padded.dtype, device=_META)
+        return self._converted("_nested_from_padded", tokens, tokens)
+
+    def to_padded(self, nested: Tensor, padding: float, output_size: Sequence[int] | None = None) -> Tensor:
+        """Nested to padded."""
+        tokens = nested[0]
+        self.sizes.to(torch.int64, copy=True)
+        longest = max(self.lengths) if output_size is None else output_size[1]
+        out = torch.empty(len(self.lengths), longest, tokens.shape[-1], dtype=tokens.dtype, device=_META)
+        return self._converted("to_padded_tensor", tokens, out)
+
+    def _converted(self, name: str, source: Tensor, out: Tensor) -> Tensor:
+        dims = {"numel": out.numel(), "run": out.shape[-1]}
+        return _issue(self.walk, name, "copy", dims, out, 0, source.numel() * source.dtype.itemsize)  # type: ignore[no-any-return]
+
+    def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
+        qkv_weight, qkv_bias, proj_weight, proj_bias = weights
+        size = x.shape[1] // heads
+        for part in aten.linear(x, qkv_weight, qkv_bias).chunk(3, 1):
+            part.view(1, -1, heads, size).transpose(1, 2)
+        for _ in range(2):
+            self.sizes.to(torch.int32, copy=True)  # where each sequence begins, for queries and for keys
+        out = torch.empty_like(x)
+        squares = sum(length * length for length in self.lengths)
+        typical = isqrt(squares // len(self.lengths))
+        dims = {
+            "batch": len(self.lengths),
+            "heads": heads,
+            "queries": typical,
+            "keys": typical,
+            "head_dim": size,
+            "masked": 0,
+        }
+        read = 3 * x.numel() * x.dtype.itemsize
+        _issue(self.walk, "scaled_dot_product_attention", "attention", dims, out, 2 * squares * x.shape[1], read)
+        out = out.view(1, -1, heads, size).transpose(1, 2).reshape(out.shape)
+        return aten.linear(out, proj_weight, proj_bias)  # type: ignore[no-any-return]
+
+
+def _pad(part: Tensor, longest: int) -> Tensor:
+    return aten.constant_pad_nd(part, [0, 0, 0, longest - part.shape[0]])  # type: ignore[no-any-return]
+
+
+def _issue(
+    walk: Walk, op: str, family: str, dims: dict[str, int], out: Tensor, macs: int, read_bytes: int, syncs: int = 0
+) -> Any:
+    """Record a kernel that no op of the meta device stands for."""
+    written = out.numel() * out.dtype.itemsize
+    entry = Entry(
+        name=f"aten::{op}",
+        host_class=host_class(op, family),
+        nested_class=host_class(op, family, nested=True),
+        family=family,
+        dtype=dtype_name(out.dtype),
+        dims=tuple(dims),
+        counts=(macs, 0, read_bytes, written, written, *dims.values()),
+        launches=1,
+        syncs=syncs,
+        estimated=False,
+    )
+    return walk.record(entry, out)
+
+
+PACKED = "an estimate: work as of one row of all tokens, with an attention kernel that keeps sequences apart (varlen)"
+_WALKED = (16, 32, 48)
+_WHAT = "lengths= is for transformers models of tokens and for nn.TransformerEncoder"
+
+
+@without_modes()
+def trace_lengths(
+    model: nn.Module | str,
+    lengths: Sequence[int],
+    padded_to: int,
+    execution: str,
+    *,
+    target: str = "cpu",
+    precision: str | None = None,
+) -> ModelGraph:
+    """Walk a model on sequences of unequal lengths.
+
+    Parameters
+    ----------
+    model : nn.Module or str
+        A transformers model of tokens, its name, or an nn.TransformerEncoder.
+    lengths : sequence of int
+        Tokens of each sequence.
+    padded_to : int
+        Tokens that each has with its padding.
+    execution : {"padded", "nested", "packed"}
+        Everything at the padded length; as torch's nested tensors (nn.TransformerEncoder); or as one packed row.
+    target : str
+        Kind of device: "cpu" or "cuda".
+    precision : str, optional
+        As for `latpred.trace`.
+
+    Returns
+    -------
+    ModelGraph
+        Padded: for every batch. Else for this very batch: its counts do not depend on batch.
+
+    Raises
+    ------
+    UsageError
+        When the model takes no lengths, or not as long ones.
+
+    Examples
+    --------
+    >>> graph = trace_lengths("bert-base-uncased", [12, 40, 7], 40, "packed")
+    >>> graph.macs() < trace_lengths("bert-base-uncased", [12, 40, 7], 40, "padded").macs(batch=3)
+    True
+    """
+    name = model if isinstance(model, str) else type(model).__name__
+    module = names.build(model).model if isinstance(model, str) else model
+    if isinstance(module, nn.TransformerEncoder):
+        if execution == "padded":
+            given = padded_inputs(module, sorted(lengths), padded_to)
+            graph = _sized(trace(without_nested(module), given, precision=precision), padded_to)
+        elif execution == "nested":
+            graph = trace_nested(module, lengths, padded_to, target=target, precision=precision)
+        else:
+            raise UsageError("an nn.TransformerEncoder packs nothing; ask for execution='padded' or 'nested'")
+        return msgspec.structs.replace(graph, model=name)
+    _demand_tokens(name, module, padded_to)
+    if execution == "padded":
+        inputs = _masked(module, sorted(lengths), padded_to)
+        return _sized(msgspec.structs.replace(trace(module, inputs, precision=precision), model=name), padded_to)
+    graph = _packed(module, lengths, padded_to, precision)
+    said = ("transformers runs nothing nested",) if execution == "nested" else ()
+    return msgspec.structs.replace(graph, model=name, input_size=padded_to, notes=(*said, PACKED))
+
+
+def _sized(graph: ModelGraph, padded_to: int) -> ModelGraph:
+    return msgspec.structs.replace(graph, input_kind="seq", input_size=padded_to)
+
+
+def _demand_tokens(name: str, module: Any, padded_to: int) -> None:
+    config = getattr(module, "config", None)
+    if getattr(module, "main_input_name", None) != "input_ids" or config is None:
+        raise UsageError(f"{name} takes no sequences of tokens; {_WHAT}")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(
+            f"{name} takes two sequences, whose lengths this cannot tell apart; give an encoder or a decoder"
+        )
+    most = longest(module)
+    if most is not None and padded_to > most:
+        raise UsageError(f"sequences of {padded_to} tokens are too long: {name} takes at most {most}")
+
+
+def _masked(module: Any, lengths: Sequence[int], padded_to: int) -> Callable[[int], Any]:
+    vocabulary = getattr(module.config, "vocab_size", None)
+
+    def make(batch: int) -> dict[str, torch.Tensor]:
+        # The shortest come first, so that a batch has padding wherever the one asked for has.
+        chosen = torch.tensor([lengths[index % len(lengths)] for index in range(batch)])
+        mask = (torch.arange(padded_to)[None] < chosen[:, None]).to(torch.int64)
+        return {"input_ids": example_tokens(batch, padded_to, "meta", vocabulary), "attention_mask": mask}
+
+    return make
+
+
+def _packed(module: Any, lengths: Sequence[int], padded_to: int, precision: str | None) -> ModelGraph:
+    most = longest(module)
+    at = _WALKED if most is None or most >= _WALKED[-1] else tuple(max(1, most // share) for share in (3, 2, 1))
+    walks = [trace(module, seq=size, precision=precision) for size in at]
+    first = walks[0]
+    if len({tuple((op.name, op.family, tuple(op.dims)) for op in walk.ops) for walk in walks}) > 1:
+        raise TraceError("the model issues different ops at different lengths; ask for execution='padded'")
+    sums = _Sums(at, lengths)
+    ops = tuple(_op(group, sums) for group in zip(*(walk.ops for walk in walks), strict=True))
+    inputs = Line(sums.total([walk.input_bytes for walk in walks]))
+    return msgspec.structs.replace(first, ops=ops, ops_at_one=None, input_kind="seq", input_bytes=inputs)
+
+
+class _Sums:
+    """Sums over sequences of what was walked at three lengths, as the parabola through the three."""
+
+    def __init__(self, at: Sequence[int], lengths: Sequence[int]) -> None:
+        self._at, self._lengths = at, lengths
+        self._typical = isqrt(sum(length * length for length in lengths) // len(lengths))
+        self._known: dict[tuple[Line, ...], int] = {}
+
+    def total(self, lines: Sequence[Line]) -> int:
+        """Of a count: what each sequence adds, and once what does not depend on their number."""
+        key = tuple(lines)
+        if key not in self._known:
+            each = [Fraction(line.per_sample) for line in lines]
+            once = [Fraction(line.constant) for line in lines]
+            whole = sum(self._value(each, length) for length in self._lengths) + self._value(once, max(self._lengths))
+            self._known[key] = max(0, round(whole))
+        return self._known[key]
+
+    def dim(self, lines: Sequence[Line]) -> int:
+        """Of a dimension: summed where it grows with the batch, else that of a sequence whose square is the mean."""
+        if any(line.per_sample for line in lines):
+            return self.total(lines)
+        return max(0, round(self._value([Fraction(line.constant) for line in lines], self._typical)))
+
+    def _value(self, values: Sequence[Fraction], length: int) -> Fraction:
+        if len(set(values)) == 1:
+            return values[0]
+        total = Fraction(0)
+        for index, value in enumerate(values):
+            others = [size for place, size in enumerate(self._at) if place != index]
+            share = Fraction(1)
+            for size in others:
+                share *= Fraction(length - size, self._at[index] - size)
+            total += value * share
+        return total
+
+
+def _op(group: Sequence[Op], sums: _Sums) -> Op:
+    first = group[0]
+
+    def total(name: str) -> Line:
+        return Line(sums.total([getattr(op, name) for op in group]))
+
+    return msgspec.structs.replace(
+        first,
+        dims={name: Line(sums.dim([op.dims[name] for op in group])) for name in first.dims},
+        macs=total("macs"),
+        weight_bytes=total("weight_bytes"),
+        read_bytes=total("read_bytes"),
+        write_bytes=total("write_bytes"),
+        live_bytes=total("live_bytes"),
+    )

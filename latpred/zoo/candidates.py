@@ -1,0 +1,90 @@
+"""Candidates of a search: whatever a searcher holds of an architecture becomes a module that can be walked.
+
+A function that builds a model is called on the meta device with initialisation off, so that neither memory nor random
+numbers are spent on weights that nobody looks at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from latpred.errors import LatpredError, UsageError
+from latpred.graph.graph import ModelGraph
+from latpred.tracing.meta_module import Unweighted
+from latpred.zoo import names
+
+Walkable = torch.nn.Module | str | ModelGraph
+
+
+def title(candidate: Any) -> str:
+    """What a table calls a candidate: a name, the class of a module, a config's model type, a function's name.
+
+    >>> title("bert-base-uncased"), title(torch.nn.ReLU())
+    ('bert-base-uncased', 'ReLU')
+    """
+    if isinstance(candidate, (str, os.PathLike)):
+        return os.fspath(candidate)
+    if isinstance(candidate, ModelGraph):
+        return candidate.model
+    if isinstance(candidate, torch.nn.Module):
+        return type(candidate).__name__
+    if names.is_config(candidate):
+        return str(candidate.model_type)
+    if isinstance(candidate, partial):
+        return title(candidate.func)
+    return str(getattr(candidate, "__name__", type(candidate).__name__))
+
+
+def walkable(candidate: Any) -> Walkable:
+    """A module, a name or a graph from any candidate.
+
+    Parameters
+    ----------
+    candidate : nn.Module, str, path, ModelGraph, transformers config or callable
+        A config becomes its base model (`AutoModel`). A callable takes no arguments and returns a module or a graph.
+
+    Raises
+    ------
+    UsageError
+        When it is none of these, or does not build.
+
+    Examples
+    --------
+    >>> walkable(lambda: torch.nn.Linear(4, 4)).weight.device.type
+    'meta'
+    """
+    if isinstance(candidate, os.PathLike):
+        return str(os.fspath(candidate))
+    if isinstance(candidate, (torch.nn.Module, str, ModelGraph)):
+        return candidate
+    config = names.is_config(candidate)
+    if not config and (not callable(candidate) or isinstance(candidate, type)):
+        raise UsageError(
+            f"a {type(candidate).__name__} is no candidate; give an nn.Module, a function that builds one, "
+            "a transformers config or a model's name"
+        )
+    try:
+        built = names.build_config(candidate) if config else _called(candidate)
+    except LatpredError:
+        raise
+    except SystemExit as end:
+        raise UsageError(f"building the model ended in sys.exit({end.code!r}); raise an error instead") from end
+    except Exception as error:
+        text = " ".join(str(error).split()) or "no message"
+        raise UsageError(f"building the model failed: {type(error).__name__}: {text}") from error
+    if not isinstance(built, (torch.nn.Module, ModelGraph)):
+        raise UsageError(f"the function returned a {type(built).__name__}; it must return an nn.Module or a ModelGraph")
+    return built
+
+
+def _called(build: Callable[[], Any]) -> Any:
+    try:
+        with Unweighted():
+            return build()
+    except NotImplementedError:
+        return build()  # it computes its sizes with tensors, whose values the meta device does not hold

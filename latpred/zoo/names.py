@@ -1,0 +1,499 @@
+"""Models by name: published architectures, torchvision's, timm's, and functions in a user's own file.
+
+Models are built from sizes alone: nothing is downloaded and weights are random. On the meta device they are not even
+initialised, which makes building take milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from latpred.errors import MissingPackageError, UnknownModelError, UsageError
+from latpred.graph.dtypes import dtype_of
+from latpred.tracing.inputs import demand_used, example_images, example_samples, example_speech, example_tokens
+from latpred.tracing.meta_module import Unweighted
+from latpred.zoo.user_file import build_from_file, demand_no_path, demand_there
+
+_REGISTERED = re.compile(r'^@register_model(?:\((?:name="(\w+)")?\))?$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
+
+
+@cache
+def registered(library: str) -> tuple[str, ...]:
+    """Names of a library's models, without the library, in the order of the alphabet; none where it is not there.
+
+    >>> registered("no_such_library")
+    ()
+    """
+    try:
+        spec = find_spec(library)
+    except ValueError:  # it is there, but not as files
+        return ()
+    folders = [] if spec is None else [Path(folder) / "models" for folder in spec.submodule_search_locations or ()]
+    texts = [path.read_text(errors="replace") for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return tuple(sorted({name or function for text in texts for name, function in _REGISTERED.findall(text)}))
+
+
+class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One published model.
+
+    Attributes
+    ----------
+    model : str
+        transformers class of the network; its config class follows from it.
+    kind : str
+        "seq", "image", "audio", or "custom" for what has several inputs.
+    size : int
+        Tokens, pixels or samples it is measured with unless asked otherwise.
+    config : dict
+        Arguments of the config class.
+    aliases : tuple of str
+        Other names.
+    """
+
+    model: str
+    kind: str = msgspec.field(name="takes")
+    size: int
+    config: dict[str, Any] = {}
+    aliases: tuple[str, ...] = ()
+
+
+class _Zoo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    architectures: dict[str, Architecture]
+    of_libraries: dict[str, str] = msgspec.field(name="of libraries")
+
+
+_ZOO = msgspec.json.decode((files("latpred.models") / "architectures.json").read_bytes(), type=_Zoo)
+ARCHITECTURES, SHORT = _ZOO.architectures, _ZOO.of_libraries
+
+
+def canonical(name: str) -> str:
+    """A name as it is looked up: case, and whether parts are joined by - or _, make no difference.
+
+    >>> canonical("MobileNet_V2")
+    'mobilenet-v2'
+    """
+    return name.lower().replace("_", "-")
+
+
+_ALIASES = {canonical(alias): name for name, row in ARCHITECTURES.items() for alias in (name, *row.aliases)}
+_LIBRARIES = ("torchvision", "timm")
+_HIDING = threading.RLock()  # what Python has imported is everybody's: one thread at a time hides some of it
+_ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model built by name.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    inputs : Callable[[int, str], Any]
+        Makes a batch of a given size on a device, a tuple or a dict of keyword arguments; on "meta" only floating-point
+        tensors are meta tensors, since Python may read the others.
+    name : str
+        The name in full.
+    input_kind : str
+        "seq", "image", "audio" or "custom".
+    input_size : int
+        Tokens, pixels or samples; 0 for custom inputs.
+    """
+
+    model: torch.nn.Module
+    inputs: Callable[[int, str], Any]
+    name: str
+    input_kind: str
+    input_size: int
+
+
+def known() -> list[str]:
+    """Names of the published architectures, without those of torchvision and timm."""
+    return list(ARCHITECTURES)
+
+
+def listing(*, libraries: bool = False) -> list[dict[str, Any]]:
+    """Every model that goes by name: its name, what it takes, how much of it usually, and its other names.
+
+    `libraries` adds what the installed torchvision and timm have, whose usual sizes are not told (0).
+    """
+    found: list[dict[str, Any]] = [
+        {"name": name, "takes": row.kind, "size": row.size, "aliases": list(row.aliases)}
+        for name, row in ARCHITECTURES.items()
+    ]
+    asked = _LIBRARIES if libraries else ()
+    listed = {f"{library}:{name}": [name] for library in asked for name in of_library(library)}
+    for short, full in SHORT.items():
+        listed.setdefault(full, [full.partition(":")[2]]).insert(0, short)
+    return found + [{"name": name, "takes": "image", "size": 0, "aliases": others} for name, others in listed.items()]
+
+
+@contextmanager
+def attention(implementation: str | None) -> Iterator[None]:
+    """Within it, models of transformers built by name have this attention ("eager"); None leaves their default."""
+    token = _ATTENTION.set(implementation)
+    try:
+        yield
+    finally:
+        _ATTENTION.reset(token)
+
+
+def attention_asked() -> str | None:
+    """What `attention` asks for."""
+    return _ATTENTION.get()
+
+
+def build(
+    name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str = "fp32"
+) -> Built:
+    """Build a model by name.
+
+    Parameters
+    ----------
+    name : str
+        One of `known()` or another of its names ("bert-base", "google/mobilebert-uncased"), "torchvision:NAME",
+        "timm:NAME", either without its library where nothing else goes by the name, or "path/file.py:FUNCTION" for a
+        function without arguments that returns a model, or a model and an example of its inputs.
+    seq : int, optional
+        Tokens, or samples of audio.
+    image : int, optional
+        Pixels of a side.
+    device : str
+        "meta" builds the structure alone; any other device gets random weights.
+    precision : {"fp32", "tf32", "fp16", "bf16"}
+        Dtype of the weights and of floating-point inputs.
+
+    Raises
+    ------
+    UnknownModelError
+        Suggesting the nearest names.
+    MissingPackageError
+        When torchvision or timm is asked for and not there, or when an installed package is broken.
+    """
+    dtype = dtype_of(precision)
+    if name.lower().endswith(".onnx"):
+        demand_there(name)
+        raise UnknownModelError(
+            f"{name} is an ONNX graph, not a PyTorch model; ask for runtime='onnxruntime' (--runtime onnxruntime), "
+            "or give the model that it was exported from"
+        )
+    name = SHORT.get(canonical(name), name)
+    library, colon, rest = name.partition(":")
+    if colon and library in _LIBRARIES:
+        demand_used(name, "image", seq, image)
+        model, side = _from_library(library, rest, device, image)
+        return _built(name, model, "image", side, dtype, device, channels=3)
+    if is_file(name):
+        model, example, kind, size = build_from_file(name, device, seq, image)
+        return Built(_settled(model, dtype, device), _cast(example, dtype), name, kind, size)
+    full = _ALIASES.get(canonical(name))
+    if full is None:
+        demand_no_path(name)
+        return build(_in_a_library(name), seq=seq, image=image, device=device, precision=precision)
+    row = ARCHITECTURES[full]
+    demand_used(name, row.kind, seq, image)
+    size = 0 if row.kind == "custom" else (image if row.kind == "image" else seq) or row.size
+    model = _from_transformers(row, size, device)
+    return _built(full, model, row.kind, size, dtype, device, vocabulary=getattr(model.config, "vocab_size", None))
+
+
+def is_file(name: str) -> bool:
+    """Whether a name is that of a function in a file.
+
+    >>> is_file("models.py:build"), is_file("torchvision:resnet50")
+    (True, False)
+    """
+    return ".py:" in name
+
+
+def full_name(name: str) -> str | None:
+    """The name in full of a published architecture; None when it is none.
+
+    >>> full_name("openai-community/gpt2")
+    'gpt2'
+    """
+    return _ALIASES.get(canonical(name))
+
+
+def build_row(row: Architecture, device: str = "meta", precision: str = "fp32") -> torch.nn.Module:
+    """A model of an architecture's class and sizes, its size of input the usual one."""
+    return _settled(_from_transformers(row, row.size, device), dtype_of(precision), device)
+
+
+def is_config(value: object) -> bool:
+    """Whether a value is a transformers config."""
+    return hasattr(value, "model_type") and hasattr(value, "to_dict") and not isinstance(value, (type, torch.nn.Module))
+
+
+def build_config(config: Any) -> torch.nn.Module:
+    """The base model of a transformers config, on the meta device.
+
+    Raises
+    ------
+    UnknownModelError
+        When transformers has no model for the config.
+    MissingPackageError
+        When transformers cannot be used.
+    """
+    mapping = import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING_NAMES
+    found = mapping.get(config.model_type)
+    if found is None:
+        raise UnknownModelError(
+            f"transformers has no base model for a {type(config).__name__}; give a function that builds the model"
+        )
+    model_class = _transformers_class(found if isinstance(found, str) else found[0])
+    if _ATTENTION.get() is not None:
+        config = model_class.config_class.from_dict(config.to_dict(), attn_implementation=_ATTENTION.get())
+    with Unweighted():
+        model: Any = model_class(config)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _built(
+    name: str,
+    model: torch.nn.Module,
+    kind: str,
+    size: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    channels: int = 3,
+    vocabulary: int | None = None,
+) -> Built:
+    transformers = hasattr(model, "config")
+
+    def inputs(batch: int, where: str) -> Any:
+        if kind == "seq":
+            return {"input_ids": example_tokens(batch, size, where, vocabulary)}
+        if kind == "audio":
+            return {"input_values": example_samples(batch, size, where, dtype)}
+        if kind == "custom":
+            return example_speech(model.config, batch, where, dtype)
+        pixels = example_images(batch, channels, size, where, dtype)
+        return {"pixel_values": pixels} if transformers else (pixels,)
+
+    return Built(_settled(model, dtype, device), inputs, name, kind, size)
+
+
+def _settled(model: torch.nn.Module, dtype: torch.dtype, device: str) -> torch.nn.Module:
+    if dtype is not torch.float32:
+        model = model.to(dtype)
+    if any(parameter.device.type != device for parameter in model.parameters()):
+        model = model.to(device)
+    return model.eval()
+
+
+def _cast(example: Callable[[int, str], Any], dtype: torch.dtype) -> Callable[[int, str], Any]:
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(dtype) if value.dtype.is_floating_point else value
+        if isinstance(value, dict):
+            return {key: cast(item) for key, item in value.items()}
+        return tuple(cast(item) for item in value) if isinstance(value, (tuple, list)) else value
+
+    return lambda batch, where: cast(example(batch, where))
+
+
+# -- transformers --------------------------------------------------------------------------------------------------
+
+
+def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Module:
+    model_class, options = _transformers_class(row.model), dict(row.config)
+    if row.kind == "image" and "Swin" not in row.model:
+        options.setdefault("image_size", size)
+        options["image_size"] = (
+            size if "patch_size" not in options or row.model.startswith("ViT") else options["image_size"]
+        )
+    if _ATTENTION.get() is not None:
+        options["attn_implementation"] = _ATTENTION.get()
+    config = model_class.config_class(**options)
+    with _building_for(device):
+        return model_class(config)  # type: ignore[no-any-return]
+
+
+def _transformers_class(name: str) -> Any:
+    try:
+        return getattr(import_module("transformers"), name)
+    except (ImportError, RuntimeError, AttributeError) as error:
+        if not _torchvision_broken():
+            raise broken("transformers", error) from error
+    try:
+        with _without_torchvision():
+            return getattr(import_module("transformers"), name)
+    except (ImportError, RuntimeError, AttributeError) as error:
+        raise broken("transformers", error) from error
+
+
+def settle_transformers() -> None:
+    """Make transformers importable by anybody in this process, though the torchvision beside it may be broken."""
+    if _torchvision_broken():
+        with _without_torchvision():
+            pass
+
+
+@contextmanager
+def _without_torchvision() -> Iterator[None]:
+    """Make a torchvision that cannot be imported look as if it were not there, which transformers can do without."""
+    asked: Any = getattr(import_module("transformers.utils.import_utils"), "is_torchvision_available", None)
+    with _HIDING:
+        hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torchvision"}
+        for name in hidden:
+            del sys.modules[name]
+        sys.modules["torchvision"] = None  # type: ignore[assignment]  # which is how Python says that there is none
+        try:
+            if hasattr(asked, "cache_clear"):
+                asked.cache_clear()
+                asked()  # transformers remembers the answer
+            yield
+        finally:
+            del sys.modules["torchvision"]
+            sys.modules.update(hidden)
+
+
+def broken(package: str, error: BaseException) -> MissingPackageError:
+    """What to raise that says what really keeps a package from being imported."""
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        chain.append(" ".join(str(cause).split()))
+        cause = cause.__cause__ or cause.__context__
+    rests_on_it = package in ("transformers", *_LIBRARIES)
+    if any("torchvision::" in text for text in chain) or (rests_on_it and _torchvision_broken()):
+        return MissingPackageError(
+            f"{package} cannot be used: the installed torchvision does not fit the installed torch (its compiled "
+            "operators are missing); reinstall both from one index, for example 'pip install --force-reinstall torch "
+            "torchvision --index-url https://download.pytorch.org/whl/cpu', or uninstall torchvision"
+        )
+    return MissingPackageError(
+        f"{package} cannot be imported: {chain[-1]}; reinstall it with 'pip install -U {package}'"
+    )
+
+
+def _torchvision_broken() -> bool:
+    try:
+        import_module("torchvision")
+    except ModuleNotFoundError:
+        return False
+    except (ImportError, RuntimeError):
+        return True
+    return False
+
+
+def _building_for(device: str) -> AbstractContextManager[None]:
+    """Build without memory and without initialising weights, for the meta device; as usual for any other."""
+    return Unweighted() if device == "meta" else nullcontext()
+
+
+# -- torchvision and timm ------------------------------------------------------------------------------------------
+
+
+def _from_library(library: str, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
+    try:
+        module = import_module("torchvision.models" if library == "torchvision" else "timm")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == library:
+            raise MissingPackageError(
+                f"'{library}:{name}' needs {library}, which is not installed; run 'pip install {library}'"
+            ) from error
+        raise broken(library, error) from error
+    except (ImportError, RuntimeError) as error:
+        raise broken(library, error) from error
+    listed = {canonical(each): each for each in module.list_models()}
+    if canonical(name) not in listed:
+        raise _unknown(f"{library}:{name}", [f"{library}:{other}" for other in listed.values()])
+    build_one = _torchvision_model if library == "torchvision" else _timm_model
+    return build_one(module, listed[canonical(name)], device, image)
+
+
+def of_library(library: str) -> list[str]:
+    """Names of a library's models, without the library; none where it is not there, or cannot be imported."""
+    try:
+        module = import_module("torchvision.models" if library == "torchvision" else library)
+    except (ImportError, RuntimeError):
+        return []
+    return list(module.list_models())
+
+
+def _in_a_library(name: str) -> str:
+    """The name in full of a model that only a library knows; none is imported to find out."""
+    listed = {library: registered(library) or of_library(library) for library in _LIBRARIES}
+    if ":" not in name:
+        for library, others in listed.items():
+            for other in others:
+                if canonical(other) == canonical(name):
+                    return f"{library}:{other}"
+    missing = [library for library, others in listed.items() if not others]
+    raise _unknown(name, [*_ALIASES, *SHORT, *(other for others in listed.values() for other in others)], missing)
+
+
+def _torchvision_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
+    accepted = signature(module.get_model_builder(name)).parameters
+    # Without this, detection and segmentation models download the weights of their backbone.
+    options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in accepted else {}
+    if name in ("googlenet", "inception_v3"):
+        options["init_weights"] = False
+    if image is not None and name.startswith(("vit_", "maxvit_")):  # whose layers have the image's size in them
+        options |= {"image_size": image} if name.startswith("vit_") else {"input_size": (image, image)}
+    try:
+        with _building_for(device):
+            model = module.get_model(name, weights=None, **options)
+    except NotImplementedError:
+        # RegNet computes its widths with tensors, whose values the meta device does not hold.
+        model = module.get_model(name, weights=None, **options)
+    best = next(iter(module.get_model_weights(name)), None)
+    size = getattr(getattr(best, "transforms", None), "keywords", {}).get("crop_size", 224)
+    return model, image or (size if isinstance(size, int) else size[0])
+
+
+def _timm_model(module: Any, name: str, device: str, image: int | None) -> tuple[torch.nn.Module, int]:
+    # Of some models the image's size is in the layers; others do not take it, and need not.
+    model: Any = None if image is None else _timm_made(module, name, device, image)
+    if model is None:
+        with _building_for(device):
+            model = module.create_model(name, pretrained=False)
+    described = getattr(model, "pretrained_cfg", None) or {}
+    return model, image or described.get("input_size", (3, 224, 224))[-1]
+
+
+def _timm_made(module: Any, name: str, device: str, image: int) -> torch.nn.Module | None:
+    """A model of timm's for images of a size; None where it takes no size."""
+    try:
+        with _building_for(device):
+            made: torch.nn.Module = module.create_model(name, pretrained=False, img_size=image)
+    except TypeError:
+        return None
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"timm:{name} cannot be built for images of {image} pixels: "
+            f"{' '.join(str(error).split()) or type(error).__name__}; ask for another size (image=, --image)"
+        ) from error
+    return made
+
+
+def _unknown(name: str, names: list[str], missing: Sequence[str] = ()) -> UnknownModelError:
+    names = list(dict.fromkeys(names))  # several libraries have some of them
+    near = get_close_matches(canonical(name), names, n=4, cutoff=0.5)
+    near += [other for other in names if canonical(name) in canonical(other) and other not in near][: 4 - len(near)]
+    hint = f"; did you mean {', '.join(near)}?" if near else "."
+    unseen = f"; {' and '.join(missing)} could not be looked into (see: latpred doctor)" if missing else ""
+    return UnknownModelError(
+        f"no model is called {name!r}{hint} List the names with: latpred models "
+        f"(torchvision's and timm's names work too, your own models as path/file.py:function){unseen}"
+    )
