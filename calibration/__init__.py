@@ -31,15 +31,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "calibrate": "campaign",
-    "calibrate_host": "hostonly",
-    "check": "checking",
-    "choose_shapes": "choosing",
-    "evaluate_kernels": "kerneltable",
-    "fit_profile": "tablefit.api",
-    "fit_raw": "rawjournal",
-    "measure": "measuring",
-    "validate": "validation",
+    "calibrate": "calibrator",
+    "calibrate_host": "host_only",
+    "check": "measurement.profile_check",
+    "choose_shapes": "sampling",
+    "evaluate_kernels": "fitting.kernel_table",
+    "fit_profile": "published.published_fit",
+    "fit_raw": "calibrator",
+    "measure": "measurement.whole_models",
+    "validate": "measurement.validation",
 }
 
 

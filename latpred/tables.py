@@ -1,7 +1,7 @@
 """Measurement and predicted tables: their columns, what may stand in them, CSV in and out, and how two of them join.
 
 A table is a pandas DataFrame with one row per cell (a model at a batch size in a runtime). This module knows columns
-and keys; it neither measures (`latpred.calibration.measurement.whole_models`) nor judges (`latpred.accuracy.comparison`).
+and keys; it neither measures (`calibration.measurement.whole_models`) nor judges (`accuracy.comparison`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Identity of the machine a measurement was taken on, and the state of its GPU while it was.
 
-Identity is what must match for a profile to hold (`latpred.profile.store.mismatch` compares it); state (clocks, throttling,
+Identity is what must match for a profile to hold (`profile.store.mismatch` compares it); state (clocks, throttling,
 temperature) is provenance. Reading either never imports torch; nvidia-ml-py is used where it is installed.
 """
 

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 class KernelSample(NamedTuple):
     """One timed kernel.
 
-    row : work and dimensions in the order of `latpred.graph.features.layout(family).columns`. us : its time without dispatch.
+    row : work and dimensions in the order of `graph.features.layout(family).columns`. us : its time without dispatch.
     weight : how well that is known, relative to other samples. beside_us : dispatch that always comes with it, so that
     an error of the kernel counts as one of both.
     """

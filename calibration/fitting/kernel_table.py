@@ -47,7 +47,7 @@ def evaluate_kernels(
     Parameters
     ----------
     table : DataFrame or path
-        Columns system (a GPU that `latpred.profile.gpus` knows), m, n, k and latency_us; where there are several, source and
+        Columns system (a GPU that `profile.gpus` knows), m, n, k and latency_us; where there are several, source and
         dtype. Rows of one system and source are one device.
     budgets : sequence of int
         How many shapes to choose.

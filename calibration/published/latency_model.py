@@ -1,6 +1,6 @@
 """The law: latency of each row of a table from parameters, and its derivatives.
 
-Derivatives are taken by the local numbers of each block (see `latpred.calibration.published.latency_model`); a sparse matrix
+Derivatives are taken by the local numbers of each block (see `calibration.published.latency_model`); a sparse matrix
 leads from there to the parameters, which keeps normal equations small.
 """
 

@@ -44,7 +44,7 @@ def multiplies(family: str) -> bool:
     return group_of(family) != MEMORY
 
 
-# Of the slots of `latpred.profile.datasheet`: compute 2 is half the peak, activations 1.25 are four fifths of the bandwidth.
+# Of the slots of `profile.datasheet`: compute 2 is half the peak, activations 1.25 are four fifths of the bandwidth.
 KERNEL: Mapping[str, Belief] = {
     "floor": Belief(4.5, 0.15),  # the gap to the next kernel included
     "compute": Belief(2.0, 0.6),

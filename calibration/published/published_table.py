@@ -315,6 +315,8 @@ def _software() -> tuple[str, ...]:
         except metadata.PackageNotFoundError:
             versions.append(f"no {name}")
     root = Path(latpred.__file__).parent
-    sources = sorted([*root.glob("tracing/*.py"), *root.glob("ops/*.py"), root / "graph.py", root / "eras.py"])
+    folders = ("tracing", "ops", "graph", "sandbox", "zoo")
+    sources = sorted(file for folder in folders for file in root.glob(f"{folder}/*.py"))
+    sources.append(root / "runtimes" / "legacy_torch.py")
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
     return (*versions, digest.hexdigest())

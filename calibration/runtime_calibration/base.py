@@ -1,7 +1,7 @@
 """Study: what has to be measured for a runtime beside eager, and what the measurements amount to.
 
 Eager is measured first and in full, by `synchronous` or `asynchronous`; a study stands on the profile that comes of it
-and adds the runtime's own costs. Which study serves which runtime is decided in `latpred.calibration.runtime_calibration`.
+and adds the runtime's own costs. Which study serves which runtime is decided in `calibration.runtime_calibration`.
 """
 
 from __future__ import annotations

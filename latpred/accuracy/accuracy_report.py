@@ -1,4 +1,4 @@
-"""The accuracy report as a record: what `latpred.accuracy.comparison` found, its forms and its gate. Computes no figure itself."""
+"""The accuracy report as a record: what `accuracy.comparison` found, its forms and its gate. Computes nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`latpred.adapt`: a few measured architectures correct a device's profile, as far as leaving each out shows a gain.
 
-How factors are found is `latpred.fit.corrections`' business; here rows become measured forward passes, the freedom of the
+How factors are found is `fit.corrections`' business; here rows become measured forward passes, the freedom of the
 factors is chosen, and a profile is put together that says what was done to it.
 """
 
@@ -243,7 +243,7 @@ def adapt(
         `latpred.measure` gives will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a name, a
         `ModelGraph`, a module, a config or a function that builds one. Ten architectures are plenty.
     graphs : mapping, optional
-        Walked models by `latpred.accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
+        Walked models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
     inputs : optional
         What modules are called with, where it does not follow from them.
     name : str, optional

@@ -1,6 +1,6 @@
 """Explanation: a model's runtimes side by side, where the time goes, how far it can grow, and what to change.
 
-It holds numbers; `latpred.explanation.explain` makes them, `latpred.explanation.advice` puts them into a sentence. How it looks is
+It holds numbers; `explanation.explain` makes them, `explanation.advice` puts them into a sentence. How it looks is
 `latpred.render.explanation_text`'s.
 """
 

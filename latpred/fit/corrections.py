@@ -1,10 +1,9 @@
 """Corrections of a profile: factors on its host costs and kernel times that bring its law nearer to measured latencies.
 
 The law stays the profile's own, two clocks over a schedule. Its host classes and kernel families get factors, and
-kernels powers of their size (`latpred.prediction.tiles`), believed to be 1 and 0 and the less free the finer they are; rows move
-them by damped Gauss-Newton steps on soft relative errors.
-What every architecture would have been predicted at without its own rows follows from the same solution. How free
-the factors are is `latpred.accuracy.adaptation`'s choice.
+kernels powers of their size (`prediction.tiles`), believed to be 1 and 0 and the less free the finer they are; rows
+move them by damped Gauss-Newton steps on soft relative errors. What every architecture would have been predicted at
+without its own rows follows from the same solution. How free the factors are is `latpred.accuracy.adaptation`'s choice.
 """
 
 from __future__ import annotations

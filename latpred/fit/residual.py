@@ -1,8 +1,8 @@
 """Fits the Gaussian-process residual of a roofline: which features matter, how much, and how noisy the samples are.
 
-Only fitting happens here, with scipy; `latpred.prediction.kernel_times` evaluates the result with numpy. The kernel is Matern 3/2
-with one length scale per feature: kernel times are continuous in log size but not smooth. Where they jump, as products
-do that are cut into tiles, it is the exponential of a sum of distances, one per feature.
+Only fitting happens here, with scipy; `prediction.kernel_times` evaluates the result with numpy. The kernel is Matern
+3/2 with one length scale per feature: kernel times are continuous in log size but not smooth. Where they jump, as
+products do that are cut into tiles, it is the exponential of a sum of distances, one per feature.
 """
 
 from __future__ import annotations

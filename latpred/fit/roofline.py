@@ -1,8 +1,8 @@
 """RooflineRegressor: a scikit-learn estimator of kernel times, and its numbers as a `KernelFit`.
 
 The time of a kernel is a floor plus the quadrature of its compute and memory time, fitted on relative errors, times the
-exponential of a Gaussian process over log features. This module fits; `latpred.prediction.kernel_times` evaluates without scipy or
-scikit-learn.
+exponential of a Gaussian process over log features. This module fits; `prediction.kernel_times` evaluates without scipy
+or scikit-learn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the constants of `latpred.prediction.tiles` that fit measured products: how a GPU's tiles go, and at what rates.
+"""Finds the constants of `prediction.tiles` that fit measured products: how a GPU's tiles go, and at what rates.
 
 Robust least squares on log errors, drawn towards what GPUs usually have. Used by `latpred.fit.roofline`; needs scipy.
 """

@@ -1,1 +1,1 @@
-"""What a model does: ops with counts affine in batch, the schedule a runtime makes of them, and what a kernel's time depends on."""
+"""What a model does: ops with counts affine in batch, their schedule in a runtime, and the features of kernels."""

@@ -1,6 +1,7 @@
 """Prediction and Curve: what a user reads, at one batch size and over many.
 
-They hold numbers; `latpred.prediction.predictor` makes them. How they look in a terminal and in a notebook is `latpred.render.prediction_text`'s.
+They hold numbers; `prediction.predictor` makes them. How they look in a terminal and in a notebook is
+`render.prediction_text`'s.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 For each way of cutting it (rows and columns of a tile, parts of the sum), the time follows from a few constants: rounds
 of tiles, steps along the sum, bytes from memory and from the cache, and the price of adding parts up. A library takes a
-cheap way, so the cheapest counts, softly. Nothing is fitted here; the constants of a device are `latpred.fit.roofline`'s to
+cheap way, so the cheapest counts, softly. Nothing is fitted here; the constants of a device are `fit.roofline`'s to
 find.
 """
 

@@ -1,6 +1,6 @@
 """One forward pass as it unfolds: when the host dispatches each step and when the device runs each kernel.
 
-The same recurrence as in `latpred.prediction.clocks`, step by step and with names, for the "single" protocol. `latpred.plot` draws
+The same recurrence as in `prediction.clocks`, step by step and with names, for the "single" protocol. `plot` draws
 it; `to_dict` gives the JSON that Chrome's tracing page and Perfetto open.
 """
 

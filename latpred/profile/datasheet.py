@@ -102,7 +102,7 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created, source : str
         When, and from what.
     kernels : dict
-        By architecture (`ANY` for others), kernel family, mode and slot of `latpred.profile.datasheet`: the slot over what a
+        By architecture (`ANY` for others), kernel family, mode and slot of `profile.datasheet`: the slot over what a
         datasheet promises.
     dispatch : DispatchFit
         Of eager, on the middle of the hosts; its spreads are those of GPUs left out, and how far hosts lie apart.
@@ -202,7 +202,7 @@ def kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, error: flo
     family : str
         Its name.
     numbers : mapping
-        By slot of `latpred.profile.datasheet`: microseconds, microseconds per multiply-add or byte, sizes of half use. Without
+        By slot of `profile.datasheet`: microseconds, microseconds per multiply-add or byte, sizes of half use. Without
         "compute" it multiplies nothing.
     spec : Spec
         Of the GPU.

@@ -99,10 +99,10 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
         For more special families that have too few samples for a fit of their own: their time above the floor over
         this family's.
     tiling : dict[str, float]
-        Constants of `latpred.prediction.tiles`, which then stand for the rates and the saturation; empty where a roofline fits
+        Constants of `prediction.tiles`, which then stand for the rates and the saturation; empty where a roofline fits
         as well.
     efforts : tuple[float, ...]
-        Microseconds of each thing that `latpred.graph.features.EFFORTS` counts for the family; empty where it counts none.
+        Microseconds of each thing that `graph.features.EFFORTS` counts for the family; empty where it counts none.
     jumps : bool
         Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
         choice of tiles; else Matern 3/2.
@@ -179,7 +179,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
 class Tilt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Kernels' times are multiplied by (size / centre) ** exponent; sizes beyond `low` and `high` count as those.
 
-    `of` is the size: "time" in microseconds, or "window" and "channels" of convolutions; see `latpred.prediction.tiles`.
+    `of` is the size: "time" in microseconds, or "window" and "channels" of convolutions; see `prediction.tiles`.
     """
 
     of: str

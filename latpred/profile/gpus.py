@@ -1,6 +1,6 @@
 """Datasheets of GPUs: peaks, bandwidth, sizes and clocks, as their makers publish them (`models/gpus.json`).
 
-Published figures only, each with its source; what part of them real kernels reach is `latpred.profile.datasheet`'s business.
+Published figures only, each with its source; what part of them real kernels reach is `profile.datasheet`'s business.
 Nothing here was measured.
 """
 

@@ -36,7 +36,7 @@ _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = Ident
 
 
 def walked_by(runtime: str) -> str:
-    """Name of the runtime whose graphs a runtime lowers; within `latpred.runtimes.legacy_torch.walked_for` that may be eager.
+    """Name of the runtime whose graphs a runtime lowers; within `runtimes.legacy_torch.walked_for` that may be eager.
 
     >>> walked_by("eager")
     'eager'

@@ -521,7 +521,7 @@ class Tracer:
 
 
 _ADVICE = "which no trace can know; take that part out of forward, or trace the parts of the model on either side of it"
-_OWN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 @contextmanager
