@@ -22,7 +22,7 @@ import pandas as pd
 
 from latpred import storage, tables
 from latpred.accuracy.predicted import GraphKey
-from latpred.accuracy.recording import Recording, Walked
+from latpred.accuracy.recording import Recording, TracedModel
 from latpred.errors import RecordingError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import Machine
@@ -46,7 +46,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     key: str
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class JournalEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """One setting, measured or not: median, spread and number of samples by protocol, and other columns of its rows."""
 
     key: str
@@ -62,7 +62,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     more: dict[str, str | float]
 
 
-class Notebook:
+class Journal:
     """The notebook of a folder, as a context manager.
 
     Parameters
@@ -90,10 +90,10 @@ class Notebook:
         self._begun: Counter[str] = Counter()
         self._resources = ExitStack()
         self._file: IO[bytes] | None = None
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, JournalEntry] = {}
         self.graphs: dict[GraphKey, ModelGraph] = {}
 
-    def __enter__(self) -> Notebook:
+    def __enter__(self) -> Journal:
         with ExitStack() as stack:
             try:
                 (self._inner / WALKS).mkdir(parents=True, exist_ok=True)
@@ -121,14 +121,14 @@ class Notebook:
         """Note that a setting is about to be measured."""
         self._append(Begun(key))
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         """Keep what was measured; it is on the disk when this returns."""
         self._append(entry)
         self.entries[entry.key] = entry
 
     def keep(self, key: GraphKey, graph: ModelGraph) -> None:
         """Keep a walked model."""
-        body = gzip.compress(msgspec.json.encode(Walked(*key[:4], graph=graph, runtime=key.runtime)), mtime=0)
+        body = gzip.compress(msgspec.json.encode(TracedModel(*key[:4], graph=graph, runtime=key.runtime)), mtime=0)
         name = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:24]
         path = self._inner / WALKS / f"{name}.json.gz"
         storage.write(path, body)
@@ -175,10 +175,10 @@ class Notebook:
         for line in lines:
             if isinstance(line, Begun):
                 self._begun[line.key] += 1
-            elif isinstance(line, Entry):
+            elif isinstance(line, JournalEntry):
                 self.entries[line.key] = line
         for file in sorted((self._inner / WALKS).glob("*.json.gz")):
-            walked = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=Walked)
+            walked = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
             key = GraphKey(walked.model, walked.input_kind, walked.input_size, walked.precision, walked.runtime)
             self.graphs[key] = walked.graph
         self._file = path.open("ab")
@@ -192,7 +192,7 @@ class Notebook:
                 f"{tables.stack_text(found.machine)}, which this machine is not. Name another folder with --record."
             )
 
-    def _append(self, line: Begun | Entry) -> None:
+    def _append(self, line: Begun | JournalEntry) -> None:
         if self._file is None:
             raise UsageError("this notebook is closed; open it with a with statement.")
         self._file.write(msgspec.json.encode(line) + b"\n")
@@ -200,7 +200,7 @@ class Notebook:
         os.fsync(self._file.fileno())
 
 
-def _rows(entry: Entry, started: str) -> list[dict[str, Any]]:
+def _rows(entry: JournalEntry, started: str) -> list[dict[str, Any]]:
     """A row for each protocol; one in "single" for a setting that failed."""
     common = {name: getattr(entry, name) for name in ("model", "input_kind", "input_size", "precision", "runtime")}
     common |= {"batch": entry.batch, "run": f"{started}/{entry.number}", "status": entry.status, **entry.more}
@@ -211,7 +211,7 @@ def _rows(entry: Entry, started: str) -> list[dict[str, Any]]:
     ]
 
 
-def _setting(entry: Entry) -> tuple[object, ...]:
+def _setting(entry: JournalEntry) -> tuple[object, ...]:
     """What was measured, whichever time it was."""
     return entry.model, entry.input_kind, entry.input_size, entry.precision, entry.runtime, entry.batch
 
@@ -221,9 +221,9 @@ def _make(machine: Machine) -> tuple[object, ...]:
     return machine.cpu, machine.accelerator, machine.driver, machine.stack, machine.threads
 
 
-def _decoded(line: bytes) -> Head | Begun | Entry | None:
+def _decoded(line: bytes) -> Head | Begun | JournalEntry | None:
     try:
-        return msgspec.json.decode(line, type=Head | Begun | Entry)
+        return msgspec.json.decode(line, type=Head | Begun | JournalEntry)
     except msgspec.MsgspecError:
         return None
 

@@ -71,9 +71,9 @@ def graphs_of(suite: str, target: str) -> list[ModelGraph]:
     from latpred.calibration.workloads import suites
 
     found = []
-    for subject in suites.get(suite).subjects():
+    for workload in suites.get(suite).workloads():
         try:
-            found.append(subject.walk("fp32", EAGER, target))
+            found.append(workload.walk("fp32", EAGER, target))
         except (ImportError, RuntimeError):
             continue
     return found

@@ -87,7 +87,7 @@ def choose_shapes(
             f"a budget of {budget} shapes out of {len(rows)} is not possible; time from {FEWEST} to all of them."
         )
     rng = np.random.default_rng(seed)
-    chosen = spread(read(family, rows).logs, max(FEWEST, round(FIRST * budget)), seed)
+    chosen = farthest_points(read(family, rows).logs, max(FEWEST, round(FIRST * budget)), seed)
     times = np.asarray(measure(chosen), dtype=float)
     for number in range(ROUNDS):
         wanted = (budget - len(chosen)) // (ROUNDS - number)
@@ -103,7 +103,7 @@ def regressor(family: str, multiprocessors: int, points: int) -> RooflineRegress
     return RooflineRegressor(family, multiprocessors, points, min(points, HYPER_POINTS))
 
 
-def spread(logs: Floats, count: int, seed: int = 0) -> Indices:
+def farthest_points(logs: Floats, count: int, seed: int = 0) -> Indices:
     """Indices of so many points that stand for all others: one near the middle of each of as many groups."""
     from sklearn.cluster import MiniBatchKMeans
 
@@ -164,7 +164,7 @@ class Choice:
             group = list(islice(drawn, CANDIDATES * len(networks.KINDS)))
             judges = [spec for spec in group if spec.judge]
             others = [spec for spec in group if not spec.judge]
-            others.sort(key=lambda spec: _network_doubt(predictor, spec), reverse=True)
+            others.sort(key=lambda spec: _network_sigma(predictor, spec), reverse=True)
             yield from judges
             yield from others[: len(group) // CANDIDATES]
 
@@ -174,11 +174,11 @@ class Choice:
             yield from islice(drawn, number)
             return
         group = list(islice(drawn, CANDIDATES * number))
-        group.sort(key=lambda cell: _kernel_doubt(self._models.get(cell.precision, {}), cell), reverse=True)
+        group.sort(key=lambda cell: _kernel_sigma(self._models.get(cell.precision, {}), cell), reverse=True)
         yield from group[:number]
 
 
-def _network_doubt(predictor: Predictor, spec: NetworkSpec) -> float:
+def _network_sigma(predictor: Predictor, spec: NetworkSpec) -> float:
     """Width of the 90 % interval, on a log scale; the least where a network cannot be walked or predicted."""
     try:
         low, high = predictor.predict(networks.graph(spec), spec.batch).interval_ms
@@ -188,7 +188,7 @@ def _network_doubt(predictor: Predictor, spec: NetworkSpec) -> float:
     return math.log(high / low)
 
 
-def _kernel_doubt(models: dict[str, KernelModel], cell: Cell) -> float:
+def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
     """Log standard deviation of the kernel's predicted time; infinite for a family without a fit.
 
     The least where a cell cannot be walked or launches nothing.

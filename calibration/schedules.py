@@ -363,11 +363,11 @@ class Synchronous:
         A twin with weights of its own runs after the cache was filled: it brings back what the layers of a large model
         find in the cache, which are code and the memory of results.
         """
-        twin = networks.build(spec).to(dtype_of(precision))
+        meta_model = networks.build(spec).to(dtype_of(precision))
 
         def evict() -> None:
             self._filler.sum()
-            twin(*inputs)
+            meta_model(*inputs)
 
         return evict
 
@@ -448,15 +448,15 @@ class Asynchronous:
         spec = network_spec(cell)
         self._device.use_precision(cell.precision)
         with self._device.errors():
-            subject = self._subject(cell)
-        call = self._device.prepare_model(*subject, "eager")
+            workload = self._workload(cell)
+        call = self._device.prepare_model(*workload, "eager")
         timings = {"single": timer.single(self._device, call)}
         syncs = networks.graph(spec, cell.precision).syncs(spec.batch)
         if spec.tiny and not syncs:
             timings["issue"] = timer.issue(self._device, call, timer.Plan(loops=1))
         return timings
 
-    def _subject(self, cell: Cell) -> tuple[Any, Any]:
+    def _workload(self, cell: Cell) -> tuple[Any, Any]:
         """What the device runs: a module and its inputs, or for a simulation the graph and the batch."""
         spec = network_spec(cell)
         place = getattr(self._device, "torch_device", None)

@@ -64,8 +64,8 @@ def main() -> None:
     show("graph to prediction, the same graph again", timed(lambda: predictor.predict(graph, 8)))
     many = timed(lambda: predictor.curve(next(fresh), range(1, 65)))
     show("graph to 64-point curve", many, f"{many / once:.1f} x one point")
-    landmarks = timed(lambda: predictor.predict(graph, 8).to_dict())
-    show("the same with crossover, knee and their intervals", landmarks)
+    thresholds = timed(lambda: predictor.predict(graph, 8).to_dict())
+    show("the same with crossover, knee and their intervals", thresholds)
 
     one = timed(lambda: predictor.predict(trace(module, seq=SEQ), 8))
     show("nn.Module to prediction", one)

@@ -36,7 +36,7 @@ from spaces import nasbench201
 
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
-from latpred.zoo.candidates import walkable
+from latpred.zoo.candidates import traceable
 
 WIDTHS = [(heads, 64 * heads, 512 * steps) for heads in (2, 4, 6, 8, 10, 12) for steps in (1, 2, 3, 4, 6, 8)]
 DEPTHS = range(1, 13)
@@ -86,7 +86,7 @@ def transformers(predictor: Predictor, count: int) -> None:
     some = list(islice(configs, min(count, 200)))
     rate("warm, configs made beforehand", len(some), lambda: predictor.predict_many(some))
     show_stages(lambda: predictor.predict_many(some))
-    graphs = [walkable(config_builder(config)) for config in some[:5]]
+    graphs = [traceable(config_builder(config)) for config in some[:5]]
     rate("models that are there already, each walked", len(graphs), lambda: predictor.predict_many(graphs))
 
 
@@ -105,7 +105,7 @@ def cells(predictor: Predictor, count: int, built: int) -> None:
     builders = [partial(nasbench201.build, each) for each in encodings[:built]]
     rate("built and walked, from string to prediction", built, lambda: ask(builders))
     modules: list[Any] = []
-    rate("of that, building", built, lambda: modules.extend(map(walkable, builders)))
+    rate("of that, building", built, lambda: modules.extend(map(traceable, builders)))
     rate("modules that are there already, each walked", built, lambda: ask(modules))
 
 

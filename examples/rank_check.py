@@ -30,7 +30,7 @@ from latpred.accuracy import metrics
 from latpred.accuracy.predicted import GraphKey, predict_table
 from latpred.accuracy.recording import Recording, load
 from latpred.calibration.timing.timer import Plan
-from latpred.calibration.workloads.workload import Subject, module_subject, seeded
+from latpred.calibration.workloads.base import Workload, module_workload, seeded
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -89,7 +89,7 @@ def drawn(count: int, seed: int) -> dict[str, tuple[str, dict[str, int]]]:
 def measured(folder: Path, count: int, seed: int, passes: int) -> Recording:
     """Measure what `folder` does not hold yet, and record it with the walks of the networks."""
     networks = drawn(count, seed)
-    subjects = {name: subject(name, *which) for name, which in networks.items()}
+    workloads = {name: workload(name, *which) for name, which in networks.items()}
     parts, kept = [], folder / "parts"
     kept.mkdir(parents=True, exist_ok=True)
     for number in range(passes):
@@ -98,11 +98,11 @@ def measured(folder: Path, count: int, seed: int, passes: int) -> Recording:
             saved = kept / f"{seed}-{len(names)}-{number}-{start}.csv"
             if not saved.exists():
                 say(f"pass {number + 1} of {passes}: networks {start + 1} to {min(start + CHUNK, len(names))}")
-                models = [subjects[name] for name in names[start : start + CHUNK]]
+                models = [workloads[name] for name in names[start : start + CHUNK]]
                 tables.write(latpred.measure(models, BATCHES, runtime=RUNTIMES, repeats=1, plan=VISIT), saved)
             parts.append(tables.read(saved, tables.MEASURED))
     graphs: dict[GraphKey, ModelGraph] = {}
-    for name, one in subjects.items():
+    for name, one in workloads.items():
         say(f"walking {name}")
         for runtime in RUNTIMES:
             graphs[one.key("fp32", runtime)] = one.walk("fp32", runtime)
@@ -112,10 +112,10 @@ def measured(folder: Path, count: int, seed: int, passes: int) -> Recording:
     return recording
 
 
-def subject(name: str, space: str, choice: Mapping[str, int]) -> Subject:
+def workload(name: str, space: str, choice: Mapping[str, int]) -> Workload:
     """A network, built now and kept, so that it is exported once for all that is done with it."""
     module = SPACES[space]
-    return module_subject(name, seeded(partial(module.build, **choice), "cpu", "fp32"), **module.TINY_INPUT)
+    return module_workload(name, seeded(partial(module.build, **choice), "cpu", "fp32"), **module.TINY_INPUT)
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------

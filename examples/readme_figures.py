@@ -18,7 +18,7 @@ from latpred.accuracy import recording
 from latpred.prediction.find import located, predictor_of
 from latpred.prediction.timeline import forward_pass
 from latpred.profile import store
-from latpred.runtimes.legacy_torch import walked_for
+from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def accuracy() -> Figure:
 def clocks() -> Figure:
     """The two clocks of one forward pass: the device waits for the host."""
     predictor = predictor_of(located(GPU))
-    with walked_for(predictor.profile.protocol["era"]):
+    with traced_for(predictor.profile.protocol["era"]):
         graph = latpred.trace(MODEL, precision="fp16")
     return plot.two_clocks(forward_pass(predictor, graph))
 

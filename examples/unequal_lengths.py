@@ -18,7 +18,7 @@ from torch import nn
 import latpred
 from latpred import Lengths
 from latpred.calibration.measurement.whole_models import measure
-from latpred.calibration.workloads.workload import module_subject
+from latpred.calibration.workloads.base import module_workload
 from latpred.tracing.unequal_lengths import padded_inputs, without_nested
 
 LENGTHS = Lengths(mean=20.92, std=10.18, padded_to=128)
@@ -69,7 +69,7 @@ def taken(model: nn.TransformerEncoder, batches: list[int], device: str, repeats
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors")
-        table = measure(module_subject("encoder", model, inputs), batches, device=device, repeats=repeats)
+        table = measure(module_workload("encoder", model, inputs), batches, device=device, repeats=repeats)
     return [seconds * 1e3 for seconds in table["latency_s"]]
 
 

@@ -20,7 +20,7 @@ from latpred.prediction.find import located, predictor_now, predictor_of
 from latpred.prediction.prediction import Curve, Prediction, joined
 from latpred.prediction.predictor import Predictor, checked_batches, is_one
 from latpred.runtimes import lowering
-from latpred.runtimes.legacy_torch import walked_for
+from latpred.runtimes.legacy_torch import traced_for
 from latpred.runtimes.lowering import target_of
 
 
@@ -344,9 +344,9 @@ class Input(NamedTuple):
 def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batches: Sequence[int] = ()) -> ModelGraph:
     """The graph that the runtime lowers on the predictor's device."""
     if isinstance(model, ModelGraph):
-        return as_walked(model, given)
+        return as_traced(model, given)
     inputs, seq, image, precision, memory_format = given
-    with walked_for(predictor.profile.protocol.get("era", "")):
+    with traced_for(predictor.profile.protocol.get("era", "")):
         return lowering.walk(
             model,
             inputs,
@@ -367,7 +367,7 @@ def _alone(given: Input, option: str) -> None:
         raise UsageError(f"{option} says what the inputs are; leave out {', '.join(extra)}.")
 
 
-def as_walked(graph: ModelGraph, given: Input) -> ModelGraph:
+def as_traced(graph: ModelGraph, given: Input) -> ModelGraph:
     """A graph, unless it is asked to be what it is not.
 
     Raises

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from factories import machine
 
-from latpred.explanation.explanation import Choice, Excluded, Explanation, Outlook, Room, ratio
+from latpred.explanation.explanation import AxisHeadroom, Choice, Excluded, Explanation, Headroom, ratio
 from latpred.graph.graph import Coverage
-from latpred.prediction.crossover import Course, Landmarks
+from latpred.prediction.crossover import BatchThresholds, CurveSamples
 from latpred.prediction.prediction import ClassCosts, Prediction, Provenance, Setting
 
 
@@ -23,7 +23,7 @@ def prediction(
     batch: int = 4,
 ) -> Prediction:
     """A prediction whose interval goes from latency / factor to latency x factor."""
-    course = Landmarks(lambda batches, shift: Course(1.0, batches.astype(float), batches.astype(float)))
+    course = BatchThresholds(lambda batches, shift: CurveSamples(1.0, batches.astype(float), batches.astype(float)))
     provenance = Provenance("example", "measured", "2026-01-02T03:04:05+00:00", machine(), ())
     setting = Setting("example-net", "seq", 128, precision, runtime, "gpu", "single", "device", provenance, course)
     names = ("norm", "gemm")[: len(device_us)]
@@ -44,19 +44,19 @@ def prediction(
     )
 
 
-def outlook(
+def headroom(
     batch: float | None = 12, width: float | None = 1.5, *, doubled: float = 1.02, halved: float = 0.98
-) -> Outlook:
+) -> Headroom:
     """What may grow; `batch` and `width` for a fifth more of the latency."""
     rooms = (
-        Room("batch", 4, batch and min(batch, 8), batch, 2**20, estimate=False),
-        Room("width", 1.0, width and min(width, 1.2), width, 8.0, estimate=True),
+        AxisHeadroom("batch", 4, batch and min(batch, 8), batch, 2**20, estimate=False),
+        AxisHeadroom("width", 1.0, width and min(width, 1.2), width, 8.0, estimate=True),
     )
-    return Outlook(rooms, doubled, halved)
+    return Headroom(rooms, doubled, halved)
 
 
 def explanation(
-    *points: Prediction, outlooks: dict[str, Outlook] | None = None, excluded: tuple[Excluded, ...] = ()
+    *points: Prediction, headrooms: dict[str, Headroom] | None = None, excluded: tuple[Excluded, ...] = ()
 ) -> Explanation:
     """Of some predictions, the fastest first."""
     choices = [Choice(point, steps=5, launches=4) for point in points]
@@ -64,4 +64,4 @@ def explanation(
     if eager is not None:
         choices = [Choice(one.prediction, one.steps, one.launches, speedup=ratio(eager, one)) for one in choices]
     ordered = tuple(sorted(choices, key=lambda choice: choice.prediction.latency_ms))
-    return Explanation(ordered, excluded, outlooks or {})
+    return Explanation(ordered, excluded, headrooms or {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from latpred import host
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile.document import (
     SCHEMA_VERSION,
     Acceptance,
@@ -117,12 +117,12 @@ def linear(rows: int = 128, width: int = 768, **changes: object) -> Op:
         "host_class": "gemm.linear",
         "family": "gemm",
         "dtype": "float32",
-        "dims": {"m": Line(0, rows), "n": Line(width), "k": Line(width)},
-        "macs": Line(0, rows * width * width),
-        "weight_bytes": Line(4 * width * width),
-        "read_bytes": Line(0, 4 * rows * width),
-        "write_bytes": Line(0, 4 * rows * width),
-        "live_bytes": Line(0, 8 * rows * width),
+        "dims": {"m": Affine(0, rows), "n": Affine(width), "k": Affine(width)},
+        "macs": Affine(0, rows * width * width),
+        "weight_bytes": Affine(4 * width * width),
+        "read_bytes": Affine(0, 4 * rows * width),
+        "write_bytes": Affine(0, 4 * rows * width),
+        "live_bytes": Affine(0, 8 * rows * width),
         "launches": 1,
     }
     return Op(**(values | changes))  # type: ignore[arg-type]
@@ -136,9 +136,9 @@ def add(numel: int = 1000, **changes: object) -> Op:
         "host_class": "elementwise.add",
         "family": "elementwise.add",
         "dtype": "float32",
-        "dims": {"numel": Line(0, numel), "operands": Line(2)},
-        "read_bytes": Line(0, 8 * numel),
-        "write_bytes": Line(0, 4 * numel),
+        "dims": {"numel": Affine(0, numel), "operands": Affine(2)},
+        "read_bytes": Affine(0, 8 * numel),
+        "write_bytes": Affine(0, 4 * numel),
         "launches": 1,
     }
     return Op(**(values | changes))  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def graph(*ops: Op, **changes: object) -> ModelGraph:
         "memory_format": "contiguous",
         "parameters": 1000,
         "parameter_bytes": 4000,
-        "input_bytes": Line(0, 1024),
+        "input_bytes": Affine(0, 1024),
         "ops": ops,
     }
     return ModelGraph(**(values | changes))  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from latpred.calibration.timing.reference_speed import Moment, SpeedGauge
+from latpred.calibration.timing.reference_speed import SpeedGauge, SpeedReading
 
 
 class ScriptedGauge(SpeedGauge):
@@ -14,14 +14,14 @@ class ScriptedGauge(SpeedGauge):
         self._script = iter(slowdowns)
         self._seen, self.reads = [], 0
 
-    def read(self) -> Moment:
+    def read(self) -> SpeedReading:
         self.reads += 1
-        self._seen.append(Moment(next(self._script, 1.0)))
+        self._seen.append(SpeedReading(next(self._script, 1.0)))
         return self._seen[-1]
 
     @property
-    def fastest(self) -> Moment:
-        return Moment(1.0)
+    def fastest(self) -> SpeedReading:
+        return SpeedReading(1.0)
 
-    def slowdown(self, moment: Moment) -> float:
+    def slowdown(self, moment: SpeedReading) -> float:
         return max(1.0, moment.dispatch_us)

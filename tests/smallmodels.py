@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from latpred.tracing.affine_ops import Pass
+from latpred.tracing.affine_ops import TracePass
 from latpred.tracing.inputs import from_example
-from latpred.tracing.meta_module import make_twin
+from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.tracer import Tracer
 
 _TEXT = {
@@ -138,6 +138,6 @@ def inputs_of(name: str, batch: int) -> dict[str, torch.Tensor] | tuple[torch.Te
     return {"pixel_values": torch.zeros(batch, 3, size, size)}
 
 
-def walk_at(model: nn.Module, make: Callable[[int], Any], batch: int) -> Pass:
+def walk_at(model: nn.Module, make: Callable[[int], Any], batch: int) -> TracePass:
     """One walk at one batch size, straight."""
-    return Tracer(make_twin(model), from_example(make), channels_last=False).walk(batch)
+    return Tracer(make_meta_module(model), from_example(make), channels_last=False).walk(batch)

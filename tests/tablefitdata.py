@@ -11,7 +11,7 @@ from torch import nn
 
 from latpred.calibration.published import published_table
 from latpred.calibration.published.joint_fit import Problem, problem
-from latpred.calibration.published.published_table import WalkKey
+from latpred.calibration.published.published_table import TraceKey
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.legacy_torch import TORCH_1_12, as_run_in
 from latpred.tracing import trace
@@ -41,13 +41,13 @@ MODELS = {
 
 
 @cache
-def graphs() -> dict[WalkKey, ModelGraph]:
+def graphs() -> dict[TraceKey, ModelGraph]:
     """Walks of all models in both precisions, as PyTorch 1.12 ran them."""
     found = {}
     for name, sizes in MODELS.items():
         for precision in ("fp32", "fp16"):
             graph = trace(_tower(*sizes), torch.zeros(1, 3, 96, 96), precision=precision)
-            found[WalkKey(name, "image", 96, precision)] = as_run_in(TORCH_1_12, graph)
+            found[TraceKey(name, "image", 96, precision)] = as_run_in(TORCH_1_12, graph)
     return found
 
 

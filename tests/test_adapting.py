@@ -18,11 +18,11 @@ from latpred.accuracy.adaptation import LEVELS, NONE
 from latpred.accuracy.metrics import conformal, half_width
 from latpred.cli import main
 from latpred.errors import ProfileError, TableError, UsageError
-from latpred.fit.corrections import Factors, Law, Row, corrected
+from latpred.fit.corrections import Factors, LatencyModel, Row, corrected
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
-from latpred.profile.document import ADAPTED, DeviceProfile, Tilt
+from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
 
 TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
 SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
@@ -100,13 +100,13 @@ def test_a_slower_host_is_slower_from_cold_caches_too() -> None:
 
 def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
     graphs = architectures(30)
-    steeper = Factors({}, {}, (Tilt("time", 0.3, 2.0, 1e-9, 1e9),))
+    steeper = Factors({}, {}, (SizeCorrection("time", 0.3, 2.0, 1e-9, 1e9),))
     for profile in (SYNCHRONOUS, CLOCKED):
         found = latpred.adapt(profile, measured(profile, graphs[:10], factors=steeper))
         (record,) = found.runtimes
         assert record.level == "classes and sizes"
-        (tilt,) = (one for one in record.factors.tilts if one.of == "time")
-        assert tilt.exponent == pytest.approx(0.3, abs=0.07)
+        (size_correction,) = (one for one in record.factors.size_corrections if one.of == "time")
+        assert size_correction.exponent == pytest.approx(0.3, abs=0.07)
         assert "device times go with time^+0." in found.text()
         new = store.load(store.save(found.profile, tmp_path / "tilted.json"))
         want = latencies(corrected(profile, "eager", steeper), graphs[10:], 16)
@@ -114,17 +114,20 @@ def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
         before = np.abs(latencies(profile, graphs[10:], 16) / want - 1)
         assert np.median(after) < 0.03 < 0.09 < np.median(before)
         again = latpred.adapt(new, measured(new, graphs[:10], factors=steeper)).profile.runtimes["eager"].kernel_tilts
-        assert again[: len(record.factors.tilts)] == record.factors.tilts
+        assert again[: len(record.factors.size_corrections)] == record.factors.size_corrections
 
 
 def test_convolutions_of_other_windows_and_channels_take_other_factors() -> None:
     profile = profiledata.profile()
-    tilts = (Tilt("window", 0.5, 9.0, 1.0, 25.0), Tilt("channels", 0.5, 16.0, 16.0, 64.0))
-    tilted = corrected(profile, "eager", Factors({}, {}, tilts))
+    size_corrections = (
+        SizeCorrection("window", 0.5, 9.0, 1.0, 25.0),
+        SizeCorrection("channels", 0.5, 16.0, 16.0, 64.0),
+    )
+    size_corrected = corrected(profile, "eager", Factors({}, {}, size_corrections))
     for kernel, channels, factor in ((3, 16, 1.0), (1, 16, 1 / 3), (5, 64, 10 / 3), (7, 256, 10 / 3)):
         model = torch.nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
         graph = latpred.trace(model, (torch.zeros(1, channels, 16, 16),))
-        before, after = (Predictor(one).predict(graph, 1).compute_ms for one in (profile, tilted))
+        before, after = (Predictor(one).predict(graph, 1).compute_ms for one in (profile, size_corrected))
         assert after / before == pytest.approx(factor, rel=0.01), (kernel, channels)
 
 
@@ -162,11 +165,11 @@ def test_errors_left_out_are_those_of_fits_without_the_architecture(level: objec
         for row in table.itertuples()
     ]
     predictor = Predictor(CLOCKED)
-    left_out = Law(predictor, rows, "eager").fit(level).left_out  # type: ignore[arg-type]
+    left_out = LatencyModel(predictor, rows, "eager").fit(level).left_out  # type: ignore[arg-type]
     for one in range(6):
         without = [row for row in rows if row.architecture != one]
         numbered = [row._replace(architecture=row.architecture - (row.architecture > one)) for row in without]
-        factors = Law(predictor, numbered, "eager").fit(level).factors  # type: ignore[arg-type]
+        factors = LatencyModel(predictor, numbered, "eager").fit(level).factors  # type: ignore[arg-type]
         judge = Predictor(corrected(CLOCKED, "eager", factors))
         for row, error in zip(rows, left_out, strict=True):
             if row.architecture == one:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from explanationdata import explanation, outlook, prediction
+from explanationdata import explanation, headroom, prediction
 
 from latpred.explanation.advice import advise, recommended
-from latpred.explanation.explanation import Excluded, Outlook
+from latpred.explanation.explanation import Excluded, Headroom
 
 
 def test_a_runtime_is_recommended_where_it_is_surely_faster() -> None:
@@ -57,45 +57,45 @@ def test_with_eager_alone_the_advice_says_how_to_compare() -> None:
     ("ahead", "sentence"),
     [
         (
-            outlook(12, 1.5),
+            headroom(12, 1.5),
             "The host sets the latency: batch up to 12 or width up to 1.5 times as large (estimate) costs at "
             "most a fifth more, and fewer layers would be faster but narrower ones hardly.",
         ),
         (
-            outlook(None, None),
+            headroom(None, None),
             "The host sets the latency: batch beyond 1,048,576 or width beyond 8 times as large (estimate) costs at "
             "most a fifth more, and fewer layers would be faster but narrower ones hardly.",
         ),
         (
-            outlook(4, 1.02, halved=0.7),
+            headroom(4, 1.02, halved=0.7),
             "The host sets the latency, and fewer layers would be faster, as would half the width (0.70 times the "
             "latency, an estimate).",
         ),
     ],
     ids=["room", "endless", "no room"],
 )
-def test_framework_bound(ahead: Outlook, sentence: str) -> None:
-    assert advise(explanation(prediction(), outlooks={"eager": ahead})) == sentence
+def test_framework_bound(ahead: Headroom, sentence: str) -> None:
+    assert advise(explanation(prediction(), headrooms={"eager": ahead})) == sentence
 
 
 @pytest.mark.parametrize(
     ("ahead", "sentence"),
     [
         (
-            outlook(doubled=1.95, halved=0.3),
+            headroom(doubled=1.95, halved=0.3),
             "Computing sets the latency, 75% of it in gemm, so fewer or narrower layers help (half the width: 0.30 "
             "times the latency, an estimate), a larger batch brings no throughput.",
         ),
         (
-            outlook(doubled=1.4, halved=0.95),
+            headroom(doubled=1.4, halved=0.95),
             "Computing sets the latency, 75% of it in gemm, so fewer or narrower layers help, and twice the batch "
             "takes 1.40 times as long.",
         ),
     ],
     ids=["full", "not full"],
 )
-def test_compute_bound(ahead: Outlook, sentence: str) -> None:
-    assert advise(explanation(prediction(regime="compute-bound"), outlooks={"eager": ahead})) == sentence
+def test_compute_bound(ahead: Headroom, sentence: str) -> None:
+    assert advise(explanation(prediction(regime="compute-bound"), headrooms={"eager": ahead})) == sentence
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_compute_bound(ahead: Outlook, sentence: str) -> None:
 )
 def test_memory_bound(precision: str, doubled: float, sentence: str) -> None:
     point = prediction(regime="memory-bound", precision=precision)
-    assert advise(explanation(point, outlooks={"eager": outlook(doubled=doubled)})) == sentence
+    assert advise(explanation(point, headrooms={"eager": headroom(doubled=doubled)})) == sentence
 
 
 def test_a_batch_that_does_not_fit_is_the_first_thing_to_say() -> None:
@@ -122,5 +122,5 @@ def test_a_batch_that_does_not_fit_is_the_first_thing_to_say() -> None:
 
 def test_the_limit_is_that_of_the_recommended_runtime() -> None:
     points = prediction("eager", 10.0), prediction("compile", 4.0, regime="compute-bound")
-    said = advise(explanation(*points, outlooks={"eager": outlook(), "compile": outlook(doubled=1.9, halved=0.5)}))
+    said = advise(explanation(*points, headrooms={"eager": headroom(), "compile": headroom(doubled=1.9, halved=0.5)}))
     assert said.startswith("Run it in compile, 2.50 times as fast as eager (2.18 to 2.86); computing sets the latency")

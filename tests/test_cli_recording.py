@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from latpred.calibration.measurement import recorder
+from latpred.calibration.workloads.base import module_workload
 from latpred.calibration.workloads.paper_models import Plan, Setting, Stage
-from latpred.calibration.workloads.workload import module_subject
 from latpred.cli import main
 
-TINY = module_subject("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
+TINY = module_workload("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
 STAGES = tuple(Stage(name, (Setting(TINY, batch, "fp32", "eager"),)) for name, batch in (("core", 1), ("the rest", 4)))
 
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.host import SAME
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import ColdDispatch, reuse_bytes
@@ -17,7 +17,7 @@ from latpred.runtimes.eager import one_step_per_op
 
 def moving(megabytes: int, per_sample: int = 0, name: str = "elementwise.add") -> Op:
     """An op that writes so much."""
-    return factories.add(host_class=name, read_bytes=Line(0), write_bytes=Line(megabytes * 10**6, per_sample))
+    return factories.add(host_class=name, read_bytes=Affine(0), write_bytes=Affine(megabytes * 10**6, per_sample))
 
 
 def test_bytes_between_two_steps_of_a_class_go_round_the_pass() -> None:

@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 import torch
-from explanationdata import explanation, outlook, prediction
+from explanationdata import explanation, headroom, prediction
 from factories import add, device, dispatch, graph, kernel_fit, linear, machine_here, profile
 
 import latpred
@@ -131,7 +131,7 @@ def test_what_may_grow_stays_within_its_limits() -> None:
     name = saved()
     net = network()
     found = latpred.explain(net, 4, device=name)
-    for runtime, ahead in found.outlooks.items():
+    for runtime, ahead in found.headrooms.items():
         now = latpred.predict(net, 4, device=name, runtime=runtime).latency_ms
         batch = ahead.room("batch")
         assert batch is not None
@@ -147,7 +147,7 @@ def test_what_may_grow_stays_within_its_limits() -> None:
 
 def test_batch_does_not_grow_beyond_the_memory() -> None:
     small = device(memory_bytes=4000 + 8 * 4 * 64 * 8)
-    batch = latpred.explain(network(), 4, device=saved(small)).outlooks["eager"].room("batch")
+    batch = latpred.explain(network(), 4, device=saved(small)).headrooms["eager"].room("batch")
     assert batch is not None
     assert batch.cheap is not None
     assert network().peak_bytes(int(batch.cheap)) <= small.memory_bytes
@@ -156,7 +156,7 @@ def test_batch_does_not_grow_beyond_the_memory() -> None:
 def test_a_model_is_walked_again_with_larger_inputs() -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
     found = latpred.explain(module, image=64, device=saved(name="gpu"))
-    room = found.outlooks["eager"].room("image")
+    room = found.headrooms["eager"].room("image")
     assert room is not None
     assert room.now == 64
     assert room.cheap is None or room.cheap >= 64
@@ -184,7 +184,7 @@ def test_the_text_fits_a_terminal() -> None:
         prediction("onnxruntime-cuda-graphs", 1234.5, 1.9),
         prediction("compile-reduce-overhead", 2345.6, 1.9),
         prediction("eager", 9345.6, 1.9),
-        outlooks={"onnxruntime-cuda-graphs": outlook(), "eager": outlook(None, None)},
+        headrooms={"onnxruntime-cuda-graphs": headroom(), "eager": headroom(None, None)},
     )
     assert max(len(line) for line in repr(long).splitlines()) <= 80
 

@@ -7,7 +7,7 @@ import pytest
 from factories import device, dispatch, graph, kernel_fit, machine, profile
 
 from latpred.graph.features import NATIVE
-from latpred.graph.graph import Line, Op
+from latpred.graph.graph import Affine, Op
 from latpred.ops.families import CONV_DIMS
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus
@@ -18,8 +18,14 @@ CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=
 
 def convolution(family: str = "conv", side: int = 1) -> Op:
     """A small convolution that moves nothing to speak of."""
-    sizes = {"batch": Line(0, 1), "c_in": Line(4), "c_out": Line(4), "kernel_h": Line(side), "kernel_w": Line(side)}
-    dims = {name: sizes.get(name, Line(8 if name[1] == "_" else 1)) for name in CONV_DIMS}
+    sizes = {
+        "batch": Affine(0, 1),
+        "c_in": Affine(4),
+        "c_out": Affine(4),
+        "kernel_h": Affine(side),
+        "kernel_w": Affine(side),
+    }
+    dims = {name: sizes.get(name, Affine(8 if name[1] == "_" else 1)) for name in CONV_DIMS}
     return Op("aten::conv2d", "", "conv", family, "float32", dims, launches=1)
 
 
@@ -74,5 +80,5 @@ def test_gpus_have_libraries_for_all_convolutions() -> None:
 
 def test_a_small_convolution_takes_a_gpu_of_a_datasheet_time_to_compute() -> None:
     predictor = Predictor(datasheet.profile_of(gpus.spec("a100")))
-    light, heavy = (msgspec.structs.replace(convolution(), macs=Line(0, macs)) for macs in (10**3, 10**9))
+    light, heavy = (msgspec.structs.replace(convolution(), macs=Affine(0, macs)) for macs in (10**3, 10**9))
     assert predictor.predict(graph(heavy)).compute_ms > 2 * predictor.predict(graph(light)).compute_ms

@@ -13,7 +13,7 @@ import pytest
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
 from latpred.errors import ProfileError, UsageError
-from latpred.graph.graph import Line, ModelGraph
+from latpred.graph.graph import Affine, ModelGraph
 from latpred.prediction.crossover import MOST, first_true
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import PriceList
@@ -24,7 +24,12 @@ CPU = device(asynchronous=False, kind="cpu", launch_us=0.0, gap_us=0.0, sync_us=
 
 def one_gemm(**changes: object) -> ModelGraph:
     """100 MACs at 1e6 per us and 3000 + 2000 b bytes at 1e3 per us: a kernel of 2 + hypot(1e-4 b, 3 + 2 b) us."""
-    work = {"macs": Line(0, 100), "weight_bytes": Line(3000), "read_bytes": Line(0, 1000), "write_bytes": Line(0, 1000)}
+    work = {
+        "macs": Affine(0, 100),
+        "weight_bytes": Affine(3000),
+        "read_bytes": Affine(0, 1000),
+        "write_bytes": Affine(0, 1000),
+    }
     return graph(linear(**(work | changes)))
 
 
@@ -84,7 +89,7 @@ def test_regimes() -> None:
     predictor = Predictor(profile(CPU))
     assert predictor.predict(one_gemm(), 1).regime == "framework-bound"
     assert predictor.predict(one_gemm(), 50).regime == "memory-bound"
-    heavy = one_gemm(macs=Line(0, 10**8))
+    heavy = one_gemm(macs=Affine(0, 10**8))
     assert predictor.predict(heavy, 50).regime == "compute-bound"
 
 
@@ -200,7 +205,7 @@ def test_a_special_family_is_scaled_from_its_parent() -> None:
 
 
 def test_memory() -> None:
-    net = graph(linear(live_bytes=Line(1000, 2**20)), parameter_bytes=2**30)
+    net = graph(linear(live_bytes=Affine(1000, 2**20)), parameter_bytes=2**30)
     predictor = Predictor(profile(device(memory_bytes=2**31)))
     small, large = predictor.predict(net, 8), predictor.predict(net, 2000)
     assert small.peak_bytes == net.peak_bytes(8)
@@ -216,7 +221,7 @@ def test_max_batch() -> None:
     assert predictor.max_batch(one_gemm(), 0.031) == 0
     # 1 KiB of input each: 2 MiB hold 2,044 beside 4,000 bytes of parameters.
     tight = Predictor(profile(device(asynchronous=False, memory_bytes=2**21)))
-    wide = one_gemm(live_bytes=Line(0, 1))
+    wide = one_gemm(live_bytes=Affine(0, 1))
     assert tight.max_batch(wide, 1e6) == (2**21 - 4000) // 1024
     with pytest.raises(UsageError, match="positive number of milliseconds"):
         predictor.max_batch(one_gemm(), -1.0)

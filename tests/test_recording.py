@@ -16,7 +16,7 @@ from tabledata import measured
 from latpred.accuracy.predicted import GraphKey
 from latpred.accuracy.recording import GRAPHS, MANIFEST, TABLE, Recording, load
 from latpred.errors import RecordingError, TableError
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 
 KEY = GraphKey("bert", "seq", 16, "fp32")
 
@@ -28,14 +28,14 @@ def graph() -> ModelGraph:
         host_class="gemm.linear",
         family="gemm",
         dtype="float32",
-        dims={"m": Line(0, 16), "n": Line(64), "k": Line(32)},
-        macs=Line(0, 16 * 64 * 32),
-        weight_bytes=Line(64 * 32 * 4),
-        read_bytes=Line(0, 16 * 32 * 4),
-        write_bytes=Line(0, 16 * 64 * 4),
+        dims={"m": Affine(0, 16), "n": Affine(64), "k": Affine(32)},
+        macs=Affine(0, 16 * 64 * 32),
+        weight_bytes=Affine(64 * 32 * 4),
+        read_bytes=Affine(0, 16 * 32 * 4),
+        write_bytes=Affine(0, 16 * 64 * 4),
         launches=1,
     )
-    return ModelGraph("bert", "seq", 16, "fp32", "contiguous", 2048, 8192, Line(0, 2048), (gemm, gemm))
+    return ModelGraph("bert", "seq", 16, "fp32", "contiguous", 2048, 8192, Affine(0, 2048), (gemm, gemm))
 
 
 def recording() -> Recording:

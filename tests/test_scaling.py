@@ -8,7 +8,7 @@ from factories import add, graph, linear, view
 from torch import nn
 
 import latpred
-from latpred.graph.graph import Line
+from latpred.graph.graph import Affine
 from latpred.graph.widen import GROWTHS, widened
 from latpred.ops.families import DIMS
 
@@ -18,9 +18,9 @@ def test_products_grow_with_the_square_and_all_else_with_the_width() -> None:
     wide = widened(net, 2.0)
     assert wide.macs(3) == 4 * net.macs(3)
     assert wide.ops[0] == net.ops[0]
-    assert wide.ops[1].dims == {"m": Line(0, 8), "n": Line(128), "k": Line(128)}
-    assert wide.ops[1].weight_bytes == Line(4 * 4 * 64 * 64)
-    assert wide.ops[2].write_bytes == Line(0, 800)
+    assert wide.ops[1].dims == {"m": Affine(0, 8), "n": Affine(128), "k": Affine(128)}
+    assert wide.ops[1].weight_bytes == Affine(4 * 4 * 64 * 64)
+    assert wide.ops[2].write_bytes == Affine(0, 800)
     assert wide.launches() == net.launches()
 
 

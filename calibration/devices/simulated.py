@@ -265,18 +265,18 @@ class SimulatedDevice:
 
     def true_latency_s(self, graph: ModelGraph, batch: int, runtime: str = "eager", protocol: str = "single") -> float:
         """Seconds of a forward pass without any noise, by running it on a noiseless twin."""
-        twin = self._noiseless()
-        call = twin.prepare_model(graph, batch, runtime)
+        meta_model = self._noiseless()
+        call = meta_model.prepare_model(graph, batch, runtime)
         if protocol == "single":
-            twin.synchronize()
-            start_us = twin._time.host_us
+            meta_model.synchronize()
+            start_us = meta_model._time.host_us
             call()
-            twin.synchronize()
-            return (twin._time.host_us - start_us) * 1e-6
+            meta_model.synchronize()
+            return (meta_model._time.host_us - start_us) * 1e-6
         ends = []
         for _ in repeat(None, PERIOD_FORWARDS):
             call()
-            ends.append(max(twin._time.idle_us, twin._time.host_us))
+            ends.append(max(meta_model._time.idle_us, meta_model._time.host_us))
         half = PERIOD_FORWARDS // 2
         return (ends[-1] - ends[half - 1]) / (PERIOD_FORWARDS - half) * 1e-6
 

@@ -39,7 +39,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class KernelLaw:
+class KernelCosts:
     """True cost of the kernels of one family.
 
     Attributes
@@ -84,30 +84,30 @@ DISPATCH_US: Mapping[str, float] = {
     "other": 5.5,
 }
 
-KERNEL_LAWS: Mapping[str, KernelLaw] = {
-    "gemm": KernelLaw(2.9, 0.75, 0.85),
-    "bmm": KernelLaw(3.1, 0.60, 0.80),
-    "conv": KernelLaw(4.2, 0.60, 0.75),
-    "conv_grouped": KernelLaw(4.4, 0.25, 0.60),
-    "conv_depthwise": KernelLaw(3.0, 0.08, 0.55),
-    "conv_transpose": KernelLaw(4.8, 0.45, 0.65),
-    "attention": KernelLaw(5.1, 0.50, 0.70),
-    "norm": KernelLaw(2.6, memory=0.70),
-    "batch_norm": KernelLaw(2.4, memory=0.75),
-    "softmax": KernelLaw(2.5, memory=0.70),
-    "reduction": KernelLaw(2.7, memory=0.75),
-    "elementwise": KernelLaw(1.8, memory=0.90),
-    "copy": KernelLaw(1.9, memory=0.80),
-    "cat": KernelLaw(2.2, memory=0.75),
-    "index": KernelLaw(2.3, memory=0.50),
-    "embedding": KernelLaw(2.1, memory=0.60),
-    "pooling": KernelLaw(2.4, memory=0.65),
-    "fft": KernelLaw(4.0, memory=0.40),
-    "rnn": KernelLaw(30.0, 0.20, 0.50),
-    "sort": KernelLaw(6.0, memory=0.20),
-    "factory": KernelLaw(1.6, memory=0.90),
-    "generated": KernelLaw(2.0, memory=0.85),
-    "other": KernelLaw(2.2, memory=0.60),
+KERNEL_LAWS: Mapping[str, KernelCosts] = {
+    "gemm": KernelCosts(2.9, 0.75, 0.85),
+    "bmm": KernelCosts(3.1, 0.60, 0.80),
+    "conv": KernelCosts(4.2, 0.60, 0.75),
+    "conv_grouped": KernelCosts(4.4, 0.25, 0.60),
+    "conv_depthwise": KernelCosts(3.0, 0.08, 0.55),
+    "conv_transpose": KernelCosts(4.8, 0.45, 0.65),
+    "attention": KernelCosts(5.1, 0.50, 0.70),
+    "norm": KernelCosts(2.6, memory=0.70),
+    "batch_norm": KernelCosts(2.4, memory=0.75),
+    "softmax": KernelCosts(2.5, memory=0.70),
+    "reduction": KernelCosts(2.7, memory=0.75),
+    "elementwise": KernelCosts(1.8, memory=0.90),
+    "copy": KernelCosts(1.9, memory=0.80),
+    "cat": KernelCosts(2.2, memory=0.75),
+    "index": KernelCosts(2.3, memory=0.50),
+    "embedding": KernelCosts(2.1, memory=0.60),
+    "pooling": KernelCosts(2.4, memory=0.65),
+    "fft": KernelCosts(4.0, memory=0.40),
+    "rnn": KernelCosts(30.0, 0.20, 0.50),
+    "sort": KernelCosts(6.0, memory=0.20),
+    "factory": KernelCosts(1.6, memory=0.90),
+    "generated": KernelCosts(2.0, memory=0.85),
+    "other": KernelCosts(2.2, memory=0.60),
 }
 
 
@@ -205,7 +205,7 @@ class TrueCosts:
     replay_us: float = 7.0
     mark_us: float = 1.5
     sync_us: float = 3.0
-    kernels: Mapping[str, KernelLaw] = field(default_factory=lambda: dict(KERNEL_LAWS))
+    kernels: Mapping[str, KernelCosts] = field(default_factory=lambda: dict(KERNEL_LAWS))
     macs_per_us: Mapping[str, float] = field(
         default_factory=lambda: {"fp32": 9.0e6, "tf32": 3.5e7, "fp16": 7.0e7, "bf16": 7.0e7}
     )
@@ -220,7 +220,7 @@ class TrueCosts:
         """Host microseconds of an op of a class, looked up from special to general."""
         return _nearest(self.dispatch_us, host_class, "")
 
-    def law(self, family: str) -> KernelLaw:
+    def law(self, family: str) -> KernelCosts:
         """The law of a kernel family, looked up from special to general."""
         return _nearest(self.kernels, family, "other")
 

@@ -22,8 +22,8 @@ from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.workloads.base import Workload
 from latpred.calibration.workloads.gate_models import BATCHES, gate_models
-from latpred.calibration.workloads.workload import Subject
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
@@ -41,7 +41,7 @@ MOST_SHIFT = 0.10
 MOST_MISSING = 1 / 3
 
 
-class Verdict(NamedTuple):
+class HoldoutError(NamedTuple):
     """One judge: its cell, predicted and measured latency, and the spread that the kernels alone give it."""
 
     cell: str
@@ -55,7 +55,9 @@ class Verdict(NamedTuple):
         return math.log(self.predicted_us / self.measured_us)
 
 
-def verdicts(profile: DeviceProfile, judges: Mapping[str, NetworkRun], runtime: str = "eager") -> list[Verdict]:
+def holdout_errors(
+    profile: DeviceProfile, judges: Mapping[str, NetworkRun], runtime: str = "eager"
+) -> list[HoldoutError]:
     """Predict every judge with a profile.
 
     Parameters
@@ -76,16 +78,16 @@ def verdicts(profile: DeviceProfile, judges: Mapping[str, NetworkRun], runtime: 
         prediction = predictor.predict(run.graph, run.batch, runtime=runtime)
         low, high = prediction.interval_ms
         spread = math.log(high / low) / (2 * Z90)
-        found.append(Verdict(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))
+        found.append(HoldoutError(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))
     return found
 
 
-def median_error(found: Sequence[Verdict]) -> float:
+def median_error(found: Sequence[HoldoutError]) -> float:
     """Median absolute relative error; not a number without judges."""
     return float(np.median(np.abs(np.expm1([v.log_error for v in found])))) if found else math.nan
 
 
-def network_spread(found: Sequence[Verdict]) -> float:
+def network_spread(found: Sequence[HoldoutError]) -> float:
     """Standard deviation of the log error of networks that the kernels' own spread does not explain.
 
     Chosen so that nine in ten judges lie in their 90 % interval.
@@ -124,7 +126,7 @@ def missing(rows: Iterable[Row]) -> list[str]:
     return [name for name, failed in seen.items() if np.mean(failed) > MOST_MISSING]
 
 
-def accepted(found: Sequence[Verdict], models: Sequence[Verdict], run: RunQuality) -> Acceptance:
+def accepted(found: Sequence[HoldoutError], models: Sequence[HoldoutError], run: RunQuality) -> Acceptance:
     """Whether a profile may be trusted.
 
     Parameters
@@ -158,7 +160,7 @@ def _share(value: float) -> str:
     return f"{value:.1%}" if math.isfinite(value) else "nothing to judge by"
 
 
-def _error_gates(who: str, found: Sequence[Verdict]) -> dict[str, tuple[float, bool]]:
+def _error_gates(who: str, found: Sequence[HoldoutError]) -> dict[str, tuple[float, bool]]:
     """Median and p90 error, and whether each is small enough."""
     errors = np.abs(np.expm1([v.log_error for v in found])) if found else np.array([math.inf])
     median, p90 = float(np.median(errors)), float(np.quantile(errors, 0.9)) if found else math.inf
@@ -168,7 +170,7 @@ def _error_gates(who: str, found: Sequence[Verdict]) -> dict[str, tuple[float, b
     }
 
 
-def with_runtime(known: Acceptance, runtime: str, found: Sequence[Verdict]) -> Acceptance:
+def with_runtime(known: Acceptance, runtime: str, found: Sequence[HoldoutError]) -> Acceptance:
     """A verdict with what another runtime's networks add to it.
 
     Parameters
@@ -226,7 +228,7 @@ VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.
 
 def cells(rows: Sequence[Row], runtime: str = "eager") -> Iterator[Cell]:
     """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
-    models = [_model_cell(subject, batch) for batch in BATCHES for subject in gate_models()]
+    models = [_model_cell(workload, batch) for batch in BATCHES for workload in gate_models()]
     yield from models
     yield from _holdouts_again(rows, runtime)
     yield from (again(cell) for cell in models)
@@ -252,9 +254,9 @@ def _holdouts_again(rows: Sequence[Row], runtime: str) -> Iterator[Cell]:
 
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
-    subject, batch = _subject(cell.name), cell.dims["batch"]
+    workload, batch = _workload(cell.name), cell.dims["batch"]
     graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
-    model, inputs = subject.make(device.name, cell.precision)
+    model, inputs = workload.make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(batch, device.name), cell.runtime)
     gauge = None if device.asynchronous else gauge_of(torch.get_num_threads())
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
@@ -283,9 +285,9 @@ def shift(rows: Iterable[Row]) -> list[float]:
 def predictions(profile: DeviceProfile) -> Floats:
     """Latencies of the ordinary models, in milliseconds; no number where the profile knows too little."""
     predictor, found = Predictor(profile), []
-    for subject in gate_models():
+    for workload in gate_models():
         try:
-            points = predictor.curve(graph_of_model(subject.name, "fp32"), BATCHES).points
+            points = predictor.curve(graph_of_model(workload.name, "fp32"), BATCHES).points
             found += [point.latency_ms for point in points]
         except LatpredError:
             found += [math.nan] * len(BATCHES)
@@ -305,17 +307,17 @@ def settled(before: Floats, now: Floats) -> bool:
 @lru_cache(maxsize=64)
 def graph_of_model(name: str, precision: str) -> ModelGraph:
     """What an ordinary model does."""
-    return _subject(name).walk(precision)
+    return _workload(name).walk(precision)
 
 
 @cache
-def _subjects() -> dict[str, Subject]:
-    return {subject.name: subject for subject in gate_models()}
+def _workloads() -> dict[str, Workload]:
+    return {workload.name: workload for workload in gate_models()}
 
 
-def _subject(name: str) -> Subject:
-    return _subjects()[name]
+def _workload(name: str) -> Workload:
+    return _workloads()[name]
 
 
-def _model_cell(subject: Subject, batch: int) -> Cell:
-    return Cell(MODEL, subject.name, {"batch": batch})
+def _model_cell(workload: Workload, batch: int) -> Cell:
+    return Cell(MODEL, workload.name, {"batch": batch})

@@ -20,7 +20,7 @@ ORDINARY = 1.5  # standard deviations up to which an error is nothing unusual
 class _Row(NamedTuple):
     terms: Mapping[Column, float]
     value: float
-    doubt: float
+    sigma: float
     belief: bool
 
 
@@ -39,13 +39,13 @@ class System:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
 
-    def measured(self, terms: Mapping[Column, float], value: float, doubt: float) -> None:
+    def measured(self, terms: Mapping[Column, float], value: float, sigma: float) -> None:
         """An equation that may be an outlier: far from all others it pulls less."""
-        self._rows.append(_Row(terms, value, doubt, False))
+        self._rows.append(_Row(terms, value, sigma, False))
 
-    def believed(self, terms: Mapping[Column, float], value: float, doubt: float) -> None:
+    def believed(self, terms: Mapping[Column, float], value: float, sigma: float) -> None:
         """An equation that was known beforehand."""
-        self._rows.append(_Row(terms, value, doubt, True))
+        self._rows.append(_Row(terms, value, sigma, True))
 
     def names(self, kind: str) -> list[str]:
         """Second parts of the unknowns of a kind, in order."""
@@ -57,8 +57,8 @@ class System:
         matrix = np.zeros((len(self._rows), len(columns)))
         for index, row in enumerate(self._rows):
             for column, amount in row.terms.items():
-                matrix[index, columns[column]] += amount / row.doubt
-        values = np.array([row.value / row.doubt for row in self._rows])
+                matrix[index, columns[column]] += amount / row.sigma
+        values = np.array([row.value / row.sigma for row in self._rows])
         fixed = np.array([row.belief for row in self._rows])
         # Unknowns of very different size (bytes and launches) must look alike to the solver.
         sizes = np.maximum(np.abs(matrix).max(axis=0), 1e-300)

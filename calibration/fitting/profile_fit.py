@@ -15,7 +15,7 @@ from latpred.calibration.devices import constants
 from latpred.calibration.devices.constants import Clocks
 from latpred.calibration.fitting import acceptance as gate
 from latpred.calibration.fitting import acceptance as judging
-from latpred.calibration.fitting.acceptance import Verdict
+from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.fitting.dispatch_fit import (
     NetworkRun,
     call_costs,
@@ -43,7 +43,7 @@ FEWEST_NETWORKS = 4
 
 def fit_profile(
     rows: Sequence[Row], machine: Machine, info: DeviceInfo, name: str
-) -> tuple[DeviceProfile, list[Verdict]]:
+) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile that a journal's rows amount to, and how it did on the networks that were kept out of its fits.
 
     Parameters
@@ -104,7 +104,9 @@ def fit_profile(
     return _judged(profile, good, eager)
 
 
-def _judged(profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]) -> tuple[DeviceProfile, list[Verdict]]:
+def _judged(
+    profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]
+) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).judge])
     found = judging.verdicts(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})

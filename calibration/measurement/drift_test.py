@@ -136,7 +136,7 @@ HOST, DEVICE = "host", "device"
 CALLS = {"modules": "module calls", "functions": "Python calls"}
 ISSUED = "networks as they are issued"
 SHORT = 0.2  # share of a chain's time that is not its calls', above which it says too little about them
-HOST_DOUBT = 0.02  # standard deviation of the log of a dispatch cost, where nothing else is known
+HOST_SIGMA = 0.02  # standard deviation of the log of a dispatch cost, where nothing else is known
 
 
 class Seen(NamedTuple):
@@ -149,7 +149,7 @@ class Seen(NamedTuple):
     part: str
     anchor: str
     log_ratio: float
-    doubt: float = HOST_DOUBT
+    sigma: float = HOST_SIGMA
 
 
 def observed(profile: DeviceProfile, rows: Sequence[Row]) -> list[Seen]:
@@ -280,7 +280,7 @@ class _Group(NamedTuple):
     clock: str
     part: str
     ratios: np.ndarray[tuple[int], np.dtype[np.float64]]
-    doubt: float
+    sigma: float
 
 
 def judged(rounds: Sequence[Iterable[Seen]]) -> list[Part]:
@@ -316,7 +316,7 @@ def _groups(seen: Iterable[Seen]) -> list[_Group]:
             clock,
             part,
             np.array([np.median([one.log_ratio for one in group]) for group in anchors.values()]),
-            float(np.median([one.doubt for group in anchors.values() for one in group])),
+            float(np.median([one.sigma for group in anchors.values() for one in group])),
         )
         for (clock, part), anchors in by_part.items()
     ]
@@ -334,7 +334,7 @@ def _error(group: _Group, usual: float) -> float:
     """Standard error of a part's centre."""
     count = len(group.ratios)
     left = group.ratios - np.median(group.ratios)
-    prior = max(usual, group.doubt)
+    prior = max(usual, group.sigma)
     variance = (PRIOR * prior**2 + float(left @ left)) / (PRIOR + count - 1)
     return MEDIAN_TO_MEAN * math.sqrt(variance / count) if count > 2 else math.sqrt(variance / count)
 

@@ -19,7 +19,7 @@ from latpred import runtimes, tables
 from latpred.accuracy.predicted import GraphKey
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.base import Call, Device, open_device
-from latpred.calibration.journal import Entry, Notebook
+from latpred.calibration.journal import Journal, JournalEntry
 from latpred.calibration.measurement.whole_models import (
     OUT_OF_MEMORY,
     REFUSED,
@@ -30,8 +30,8 @@ from latpred.calibration.measurement.whole_models import (
     failure_of,
 )
 from latpred.calibration.timing import timer
+from latpred.calibration.workloads.base import Inputs, Workload
 from latpred.calibration.workloads.paper_models import Plan, Setting, plan
-from latpred.calibration.workloads.workload import Inputs, Subject
 from latpred.errors import DeviceError, LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.lowering import target_of, unsuited
@@ -105,7 +105,7 @@ def record(
     left_out, notes = _unavailable(live, wanted, runtimes)
     planned = {stage.name: [one for one in stage.settings if one.runtime not in left_out] for stage in wanted.stages}
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with Notebook(folder, name, live.machine()) as notebook, conditions.stated():
+    with Journal(folder, name, live.machine()) as notebook, conditions.stated():
         todo = [setting for setting in chosen if setting.key not in notebook.entries]
         todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
         bench = _Bench(live, notebook, effort)
@@ -166,7 +166,7 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
 class _Held:
     """The model built last."""
 
-    subject: Subject
+    workload: Workload
     precision: str
     model: Any
     inputs: Inputs
@@ -175,19 +175,19 @@ class _Held:
 class _Bench:
     """Times settings on a device, one model built at a time."""
 
-    def __init__(self, device: Device, notebook: Notebook, effort: timer.Plan) -> None:
+    def __init__(self, device: Device, notebook: Journal, effort: timer.Plan) -> None:
         self._device, self._notebook, self._effort = device, notebook, effort
         self._info = device.info()
         self._held: _Held | None = None
 
-    def visit(self, setting: Setting) -> Entry:
+    def visit(self, setting: Setting) -> JournalEntry:
         """Measure one setting in both protocols, or say why that cannot be done."""
         status = self._hopeless(setting)
         if status:
             return self._entry(setting, status)
         try:
             self._device.use_precision(setting.precision)
-            graph, unwalked = self._walk(setting)
+            graph, untraced = self._walk(setting)
             call = self._prepared(setting, graph)
             if setting.counted:
                 return self._counted(call, setting)
@@ -200,7 +200,7 @@ class _Bench:
             if status == OUT_OF_MEMORY:
                 self.clear()
             return self._entry(setting, status)
-        return self._entry(setting, unwalked or tables.OK, found, {**sides, **self._state()})
+        return self._entry(setting, untraced or tables.OK, found, {**sides, **self._state()})
 
     def clear(self) -> None:
         """Free the model."""
@@ -214,7 +214,7 @@ class _Bench:
         if self._notebook.ended_runs(setting.key) >= MOST_ENDS:
             return f"given up: it ended the run {MOST_ENDS} times"
         for earlier in self._notebook.entries.values():
-            same = earlier.model == setting.subject.name and earlier.input_size == setting.subject.input_size
+            same = earlier.model == setting.workload.name and earlier.input_size == setting.workload.input_size
             same = same and (earlier.precision, earlier.runtime) == (setting.precision, setting.runtime)
             if same and earlier.status.startswith(REFUSED):
                 return earlier.status
@@ -224,12 +224,12 @@ class _Bench:
 
     def _walk(self, setting: Setting) -> tuple[ModelGraph | None, str]:
         """What the runtime runs for the model, kept in the notebook; or why that is not known."""
-        key: GraphKey = setting.subject.key(setting.precision, setting.runtime)
+        key: GraphKey = setting.workload.key(setting.precision, setting.runtime)
         graph = self._notebook.graphs.get(key)
         if graph is not None:
             return graph, ""
         try:
-            graph = setting.subject.walk(setting.precision, setting.runtime, target_of(self._info.kind))
+            graph = setting.workload.walk(setting.precision, setting.runtime, target_of(self._info.kind))
         except LatpredError as error:
             if self._info.kind == "simulated":  # which runs walks
                 raise
@@ -242,14 +242,14 @@ class _Bench:
             if self._info.kind == "simulated":
                 return self._device.prepare_model(graph, setting.batch, setting.runtime)
             held = self._held
-            if held is None or (held.subject.name, held.subject.input_size, held.precision) != (
-                setting.subject.name,
-                setting.subject.input_size,
+            if held is None or (held.workload.name, held.workload.input_size, held.precision) != (
+                setting.workload.name,
+                setting.workload.input_size,
                 setting.precision,
             ):
                 self.clear()
-                made = setting.subject.make(self._device.name, setting.precision)
-                held = self._held = _Held(setting.subject, setting.precision, *made)
+                made = setting.workload.make(self._device.name, setting.precision)
+                held = self._held = _Held(setting.workload, setting.precision, *made)
             return self._device.prepare_model(
                 held.model, held.inputs(setting.batch, self._device.name), setting.runtime
             )
@@ -266,7 +266,7 @@ class _Bench:
         regime = "framework-bound" if host_s > device_s else "compute-bound"
         return {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
 
-    def _counted(self, call: Call, setting: Setting) -> Entry:
+    def _counted(self, call: Call, setting: Setting) -> JournalEntry:
         """What a profiler counts, or why there is nothing of it."""
         look = getattr(self._device, "profile", None)
         if look is None:
@@ -301,13 +301,13 @@ class _Bench:
         status: str,
         found: dict[str, timer.Timing] | None = None,
         more: dict[str, Any] | None = None,
-    ) -> Entry:
+    ) -> JournalEntry:
         latencies = {name: (t.median_s, t.spread_s, t.n) for name, t in (found or {}).items()}
-        return Entry(
+        return JournalEntry(
             key=setting.key,
-            model=setting.subject.name,
-            input_kind=setting.subject.input_kind,
-            input_size=setting.subject.input_size,
+            model=setting.workload.name,
+            input_kind=setting.workload.input_kind,
+            input_size=setting.workload.input_size,
             precision=setting.precision,
             runtime=setting.runtime,
             batch=setting.batch,

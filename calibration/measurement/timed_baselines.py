@@ -23,13 +23,13 @@ from latpred import tables
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.base import Device
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.workload import Subject
+from latpred.calibration.workloads.base import Workload
 from latpred.errors import UsageError
 
 PLAN = timer.Plan(least=3, most=15, precision=0.02, budget_s=0.03, warmup_s=0.01)
 """Effort of one op: it is one of a hundred, whose errors average out."""
 
-Rival = Callable[[Subject, int, str, Device], float]
+Rival = Callable[[Workload, int, str, Device], float]
 Announce = Callable[[str], bool]
 
 
@@ -49,12 +49,12 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **named)
 
 
-def isolated_ops(subject: Subject, batch: int, precision: str, device: Device) -> float:
+def isolated_ops(workload: Workload, batch: int, precision: str, device: Device) -> float:
     """Seconds of a forward pass as the sum of its ops, each timed in a loop of its own on the operands it had.
 
     This is how predictors that add up operators are built, with a perfect operator model: no op is interpolated.
     """
-    model, inputs = subject.make(device.name, precision)
+    model, inputs = workload.make(device.name, precision)
     given = inputs(batch, device.name)
     positional, named = ((), given) if isinstance(given, dict) else (given, {})
     with conditions.stated():
@@ -65,7 +65,7 @@ def isolated_ops(subject: Subject, batch: int, precision: str, device: Device) -
     return math.fsum(parts)
 
 
-def runtime_estimator(subject: Subject, batch: int, precision: str, device: Device) -> float:
+def runtime_estimator(workload: Workload, batch: int, precision: str, device: Device) -> float:
     """Seconds of a forward pass by torch's RuntimeEstimator, in its roofline mode.
 
     Raises
@@ -77,7 +77,7 @@ def runtime_estimator(subject: Subject, batch: int, precision: str, device: Devi
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
     estimator = RuntimeEstimator()
-    model, inputs = subject.make(device.name, precision)
+    model, inputs = workload.make(device.name, precision)
     given = inputs(batch, device.name)
     positional, named = ((), given) if isinstance(given, dict) else (given, {})
     # On leaving, the estimator prints a line of its own.
@@ -95,7 +95,7 @@ RIVALS: dict[str, Rival] = {"isolated_ops": isolated_ops, "runtime_estimator": r
 
 
 def with_rivals(
-    table: pd.DataFrame, subjects: Sequence[Subject], device: Device, names: Sequence[str], announce: Announce
+    table: pd.DataFrame, workloads: Sequence[Workload], device: Device, names: Sequence[str], announce: Announce
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """The table with a column for each rival, and why a rival has none.
 
@@ -103,7 +103,7 @@ def with_rivals(
     ----------
     table : DataFrame
         Measurements of the subjects in eager.
-    subjects : sequence of Subject
+    workloads : sequence of Subject
         The models.
     device : Device
         Where they were measured.
@@ -126,7 +126,7 @@ def with_rivals(
     out = table.copy()
     for name in names:
         # A model is built once for all its batches.
-        built = {s.name: replace(s, make=lru_cache(maxsize=1)(s.make)) for s in subjects}
+        built = {s.name: replace(s, make=lru_cache(maxsize=1)(s.make)) for s in workloads}
         values, reason = _column(table, built, device, name, announce)
         if reason:
             reasons[name] = reason
@@ -136,7 +136,7 @@ def with_rivals(
 
 
 def _column(
-    table: pd.DataFrame, subjects: dict[str, Subject], device: Device, name: str, announce: Announce
+    table: pd.DataFrame, workloads: dict[str, Workload], device: Device, name: str, announce: Announce
 ) -> tuple[list[float], str]:
     """One value per row, and the first thing that went wrong; a rival whose first answer fails is not asked again."""
     values, reason = [math.nan] * len(table), ""
@@ -146,7 +146,9 @@ def _column(
         if not announce(f"{name}: {cell['model']} batch {cell['batch']}"):
             return values, reason or "the time budget was spent"
         try:
-            values[position] = RIVALS[name](subjects[cell["model"]], int(cell["batch"]), str(cell["precision"]), device)
+            values[position] = RIVALS[name](
+                workloads[cell["model"]], int(cell["batch"]), str(cell["precision"]), device
+            )
         except Exception as error:  # torch, a model or a device may refuse in any way; the report says how
             reason = reason or " ".join(f"{type(error).__name__}: {error}".split())
             if not any(math.isfinite(value) for value in values):

@@ -17,7 +17,7 @@ from torch import nn
 from latpred.calibration.devices.base import Device, open_device
 from latpred.calibration.measurement.whole_models import REPEATS, Step, measure
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.workload import SEED, Inputs, Subject, keep_lively, moved
+from latpred.calibration.workloads.base import SEED, Inputs, Workload, keep_lively, moved
 from latpred.errors import UsageError
 from latpred.explanation.generation import GenerationCurve, input_kind
 from latpred.graph.graph import ModelGraph
@@ -76,7 +76,7 @@ def measure_generation(
     simulated = live.info().kind == "simulated"
     tables = [
         measure(
-            walked(model, prompt, tokens, precision) if simulated else generation_subject(model, prompt, tokens),
+            walked(model, prompt, tokens, precision) if simulated else generation_workload(model, prompt, tokens),
             sizes,
             device=live,
             precision=precision,
@@ -130,7 +130,7 @@ def walked(model: nn.Module | str, prompt: int, new_tokens: int, precision: str)
     return msgspec.structs.replace(graph, input_kind=input_kind(new_tokens), input_size=prompt)
 
 
-def generation_subject(model: nn.Module | str, prompt: int, new_tokens: int) -> Subject:
+def generation_workload(model: nn.Module | str, prompt: int, new_tokens: int) -> Workload:
     """A call of `generate()` as something to measure."""
     name, _ = decoder(model)
 
@@ -144,7 +144,7 @@ def generation_subject(model: nn.Module | str, prompt: int, new_tokens: int) -> 
             built = moved(model, device, precision)
         return _Generate(built.eval(), prompt, new_tokens), _prompts(built, prompt)
 
-    return Subject(name, input_kind(new_tokens), prompt, make)
+    return Workload(name, input_kind(new_tokens), prompt, make)
 
 
 class _Generate(nn.Module):

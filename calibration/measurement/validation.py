@@ -91,13 +91,13 @@ def validate(
     if replay is not None:
         return (replay if isinstance(replay, Recording) else load(replay)).replay(known)
     chosen = suites.get(suite)
-    subjects = chosen.subjects()
+    workloads = chosen.workloads()
     live, predictor = open_device(device), Predictor(known)
     for runtime in runtimes:
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
     table = measure(
-        subjects,
+        workloads,
         batches or chosen.batches,
         runtime=runtimes,
         device=live,
@@ -111,15 +111,15 @@ def validate(
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = Pace(len(table) * len(rivals), left_s, progress)
     with conditions.stated(conditions.Options(threads)):
-        table, reasons = with_rivals(table, subjects, live, rivals, pace.next)
+        table, reasons = with_rivals(table, workloads, live, rivals, pace.next)
         notes = [f"Measured now: {said}." for said in store.mismatch(known, live.machine())]
         ratios = host.ratio(known.speed, tables.speed_of(table))
         notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
     target = target_of(known.device.kind)
     graphs = {
-        subject.key(precision, runtime): subject.walk(precision, runtime, target)
+        workload.key(precision, runtime): workload.walk(precision, runtime, target)
         for runtime in runtimes
-        for subject in subjects
+        for workload in workloads
     }
     if record is not None:
         Recording(f"{suite}-{known.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)

@@ -28,14 +28,14 @@ from latpred.calibration.devices.base import Device, open_device
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
     SLOW,
-    Moment,
     ReferenceTimer,
+    SpeedReading,
     at_full_speed,
     full_speed,
     gauge_of,
     slower,
 )
-from latpred.calibration.workloads.workload import Models, Subject, subjects_of
+from latpred.calibration.workloads.base import Models, Workload, workloads_of
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.runtimes.lowering import lacking, target_of
 from latpred.sandbox.own_thread import without_modes
@@ -79,11 +79,11 @@ class Step(NamedTuple):
 class _Cell:
     """One cell under measurement; `failure` says why there will be no more visits."""
 
-    subject: Subject
+    workload: Workload
     batch: int
     runtime: str
     visits: list[timer.Timing] = field(default_factory=list)
-    fastest: list[Moment] = field(default_factory=list)  # that was known of the machine at each visit
+    fastest: list[SpeedReading] = field(default_factory=list)  # that was known of the machine at each visit
     failure: str = ""
 
     def settled(self) -> bool:
@@ -91,17 +91,17 @@ class _Cell:
         del self.visits[len(self.fastest) :]
         return bool(self.visits or self.failure)
 
-    def slow(self, fastest: Moment) -> list[float]:
+    def slow(self, fastest: SpeedReading) -> list[float]:
         """How slow the machine was at each visit, now that its fastest moments are known."""
         return [one.slow * slower(then, fastest) for one, then in zip(self.visits, self.fastest, strict=True)]
 
-    def kept(self, fastest: Moment) -> list[timer.Timing]:
+    def kept(self, fastest: SpeedReading) -> list[timer.Timing]:
         """Visits at full speed, each with how slow it was; two in any case, where that many were made."""
         slow = self.slow(fastest)
         visits = [msgspec.structs.replace(one, slow=ratio) for one, ratio in zip(self.visits, slow, strict=True)]
         return at_full_speed([[one] for one in visits], slow, LEAST_KEPT)[0]
 
-    def slowed(self, fastest: Moment) -> bool:
+    def slowed(self, fastest: SpeedReading) -> bool:
         """Whether visits at full speed are too few."""
         fast = sum(one <= SLOW for one in self.slow(fastest))
         return not self.failure and fast < min(LEAST_KEPT, len(self.visits))
@@ -183,8 +183,8 @@ def measure(
     live = open_device(device) if isinstance(device, str) else device
     for name in names:
         demand_runtime(name, live)
-    subjects = subjects_of(models, seq=seq, image=image)
-    cells = [_Cell(subject, batch, name) for subject in subjects for batch in sizes for name in names]
+    workloads = workloads_of(models, seq=seq, image=image)
+    cells = [_Cell(workload, batch, name) for workload in workloads for batch in sizes for name in names]
     bench = _Bench(live, precision, protocol, plan or VISIT, copies=len(names))
     options = conditions.Options(threads).checked(bench.info.kind)
     with conditions.stated(options):
@@ -227,7 +227,7 @@ class _Bench:
         self._reference = ReferenceTimer(threads) if self.info.kind != "simulated" else None
         self._gauge = gauge_of(threads) if self.info.kind == "cpu" else None
         self.speeds: list[dict[str, float]] = []
-        self._built: dict[Subject, tuple[Any, Callable[[int], Any]]] = {}
+        self._built: dict[Workload, tuple[Any, Callable[[int], Any]]] = {}
         self._room = _KEPT_SHARE * self.info.memory_bytes
 
     def visit(self, cell: _Cell) -> None:
@@ -245,17 +245,17 @@ class _Bench:
                 self.clear()
 
     @property
-    def fastest(self) -> Moment:
+    def fastest(self) -> SpeedReading:
         """The fastest moments of the machine so far; nothing where the host is not what is timed."""
-        return Moment(0.0) if self._gauge is None else self._gauge.fastest
+        return SpeedReading(0.0) if self._gauge is None else self._gauge.fastest
 
-    def leave(self, subject: Subject) -> None:
+    def leave(self, workload: Workload) -> None:
         """Free a model, unless it may stay for the next round."""
-        if subject not in self._built:
+        if workload not in self._built:
             return
         kept = self._copies * sum(_weight_bytes(model) for model, _ in self._built.values())
         if kept > self._room:
-            del self._built[subject]
+            del self._built[workload]
             gc.collect()
 
     def clear(self) -> None:
@@ -275,18 +275,18 @@ class _Bench:
     def _timed(self, cell: _Cell) -> timer.Timing:
         with self.device.errors():
             if self.info.kind == "simulated":
-                graph = cell.subject.walk(self.precision, cell.runtime, target_of(self.info.kind))
+                graph = cell.workload.walk(self.precision, cell.runtime, target_of(self.info.kind))
                 call = self.device.prepare_model(graph, cell.batch, cell.runtime)
             else:
-                if cell.subject not in self._built:
-                    self._built[cell.subject] = self._build(cell.subject)
-                model, inputs = self._built[cell.subject]
+                if cell.workload not in self._built:
+                    self._built[cell.workload] = self._build(cell.workload)
+                model, inputs = self._built[cell.workload]
                 call = self.device.prepare_model(model, inputs(cell.batch), cell.runtime)
         return timer.timed(self.device, call, self.protocol, self.plan, self._gauge)
 
-    def _build(self, subject: Subject) -> tuple[Any, Callable[[int], Any]]:
+    def _build(self, workload: Workload) -> tuple[Any, Callable[[int], Any]]:
         where = self.device.name
-        model, inputs = subject.make(where, self.precision)
+        model, inputs = workload.make(where, self.precision)
         return model, lambda batch: inputs(batch, where)
 
 
@@ -334,7 +334,7 @@ def _round(visited: Sequence[_Cell], cells: Sequence[_Cell], number: int, said: 
     """Visit cells once; False when there is no time for all of them."""
     for group in _order(visited, number):
         for cell in group:
-            if not pace.next(f"{cell.subject.name} batch {cell.batch}, {cell.runtime}, {said}"):
+            if not pace.next(f"{cell.workload.name} batch {cell.batch}, {cell.runtime}, {said}"):
                 return False
             if not cell.failure:
                 bench.visit(cell)
@@ -342,15 +342,15 @@ def _round(visited: Sequence[_Cell], cells: Sequence[_Cell], number: int, said: 
                 _give_up_larger(cells, cell)
             if cell.failure.startswith(REFUSED):
                 _give_up_runtime(cells, cell)
-        bench.leave(group[0].subject)
+        bench.leave(group[0].workload)
     return True
 
 
 def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
     """The cells model by model, models and batches in an order that differs from round to round."""
-    groups: dict[Subject, list[_Cell]] = {}
+    groups: dict[Workload, list[_Cell]] = {}
     for cell in cells:
-        groups.setdefault(cell.subject, []).append(cell)
+        groups.setdefault(cell.workload, []).append(cell)
     rng = random.Random(number)
     ordered = list(groups.values())
     rng.shuffle(ordered)
@@ -361,7 +361,7 @@ def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
 
 def _give_up_larger(cells: Sequence[_Cell], failed: _Cell) -> None:
     for cell in cells:
-        same = cell.subject is failed.subject and cell.runtime == failed.runtime
+        same = cell.workload is failed.workload and cell.runtime == failed.runtime
         if same and cell.batch > failed.batch and not cell.failure:
             cell.failure = f"{OUT_OF_MEMORY} (not tried: batch {failed.batch} did not fit)"
 
@@ -369,7 +369,7 @@ def _give_up_larger(cells: Sequence[_Cell], failed: _Cell) -> None:
 def _give_up_runtime(cells: Sequence[_Cell], refused: _Cell) -> None:
     """A runtime that refuses a model refuses it at every batch, after seconds each time."""
     for cell in cells:
-        if cell.subject is refused.subject and cell.runtime == refused.runtime:
+        if cell.workload is refused.workload and cell.runtime == refused.runtime:
             cell.failure = refused.failure
 
 
@@ -390,15 +390,15 @@ def _table(cells: Sequence[_Cell], bench: _Bench, unvisited: str) -> pd.DataFram
     return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 
-def _row(cell: _Cell, fastest: Moment, unvisited: str) -> dict[str, Any]:
+def _row(cell: _Cell, fastest: SpeedReading, unvisited: str) -> dict[str, Any]:
     visits = cell.kept(fastest)
     failure = cell.failure or ("" if cell.visits else unvisited)
     row: dict[str, Any] = {
         "runtime": cell.runtime,
-        "model": cell.subject.name,
+        "model": cell.workload.name,
         "batch": cell.batch,
-        "input_kind": cell.subject.input_kind,
-        "input_size": cell.subject.input_size,
+        "input_kind": cell.workload.input_kind,
+        "input_size": cell.workload.input_size,
         "n": len(visits),
         "status": failure or tables.OK,
     }

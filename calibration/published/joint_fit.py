@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from latpred import tables
 from latpred.accuracy.predicted import left_out
 from latpred.calibration.published import published_table
-from latpred.calibration.published.latency_model import Block, Law, Rows, evaluate, local_gradients
+from latpred.calibration.published.latency_model import Block, LatencyModel, Rows, evaluate, local_gradients
 from latpred.calibration.published.parameters import EAGER
-from latpred.calibration.published.priors import Form
+from latpred.calibration.published.priors import Hyperparameters
 from latpred.calibration.published.row_counts import SCRIPTED, CellKey, Ints, as_run_by, cells_of, fuser_name
 from latpred.errors import MissingPackageError, TableError, UnknownGpuError
 from latpred.graph.features import Floats
@@ -40,7 +40,7 @@ class Solution(NamedTuple):
     steps: int
 
 
-class Beliefs(NamedTuple):
+class Priors(NamedTuple):
     """Means and widths of all parameters."""
 
     means: Floats
@@ -70,14 +70,14 @@ class _Used(NamedTuple):
 class _System:
     """The loss, over the parameters that rows in use bear on."""
 
-    law: Law
+    law: LatencyModel
     used: tuple[_Used, ...]
     free: Ints
     means: Floats  # of all parameters
     precision: Floats  # of the free ones
 
     @classmethod
-    def of(cls, law: Law, weights: Floats, beliefs: Beliefs) -> _System:
+    def of(cls, law: LatencyModel, weights: Floats, beliefs: Priors) -> _System:
         """The system of the rows that have weight."""
         blocks = [block for block in law.blocks if weights[block.rows].any()]
         free = np.unique(np.concatenate([block.needed for block in blocks]))
@@ -130,7 +130,7 @@ class _System:
         return None
 
 
-def solve(law: Law, weights: Floats, beliefs: Beliefs | None = None, start: Floats | None = None) -> Solution:
+def solve(law: LatencyModel, weights: Floats, beliefs: Priors | None = None, start: Floats | None = None) -> Solution:
     """The parameters that rows and beliefs together make likeliest.
 
     Parameters
@@ -144,7 +144,7 @@ def solve(law: Law, weights: Floats, beliefs: Beliefs | None = None, start: Floa
     start : ndarray, optional
         Where the search begins; default: at what is believed.
     """
-    beliefs = beliefs or Beliefs(law.parameters.means, law.parameters.widths)
+    beliefs = beliefs or Priors(law.parameters.means, law.parameters.widths)
     system = _System.of(law, weights, beliefs)
     point = system.point((beliefs.means if start is None else start)[system.free])
     damping, steps = 1e-3, 0
@@ -184,7 +184,7 @@ class Problem:
     """
 
     table: published_table.Table
-    law: Law
+    law: LatencyModel
     model: NDArray[np.object_]
     batch: NDArray[np.int64]
     work: pd.DataFrame
@@ -227,17 +227,17 @@ class Problem:
                 found[name] = self.solve(own | eager).theta
         return found
 
-    def _held(self, theta: Floats, used: NDArray[np.bool_]) -> Beliefs:
+    def _held(self, theta: Floats, used: NDArray[np.bool_]) -> Priors:
         """Beliefs in which everything that such rows bear on stays as they were fitted."""
         told = np.unique(np.concatenate([block.needed for block in self.law.blocks if used[block.rows].any()]))
         means, widths = self.law.parameters.means, self.law.parameters.widths
         means[told], widths[told] = theta[told], HELD
-        return Beliefs(means, widths)
+        return Priors(means, widths)
 
 
 def problem(
     source: tables.Source | published_table.Table,
-    form: Form | None = None,
+    form: Hyperparameters | None = None,
     known: Known | None = None,
     progress: published_table.Progress | None = None,
     partial: bool = False,
@@ -272,7 +272,7 @@ def problem(
     gpus = _datasheets(table)
     _demand_models(table)
     lacking: dict[str, str] = {}
-    graphs = published_table.walk_all(
+    graphs = published_table.trace_all(
         published_table.keys_of(table.cells), table.era, known, progress, lacking if partial else None
     )
     if lacking:
@@ -300,7 +300,7 @@ def problem(
         group=_objects(frame["input_kind"]),
         log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
     )
-    law = Law(cells, rows, gpus, form or Form())
+    law = LatencyModel(cells, rows, gpus, form or Hyperparameters())
     work = _work([graphs[key] for key in keys], frame["batch"].tolist())
     return Problem(table, law, _objects(frame["model"]), frame["batch"].to_numpy(np.int64), work)
 

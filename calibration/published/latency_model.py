@@ -15,7 +15,7 @@ import scipy.sparse as sparse
 from numpy.typing import NDArray
 
 from latpred.calibration.published.parameters import Builder, Parameters, matrix
-from latpred.calibration.published.priors import Form, multiplies
+from latpred.calibration.published.priors import Hyperparameters, multiplies
 from latpred.calibration.published.row_counts import Cells, Ints, Work
 from latpred.graph.features import Floats, waves
 from latpred.profile.datasheet import SLOTS
@@ -195,7 +195,7 @@ class State(NamedTuple):
     by_knee: Floats
 
 
-class Law:
+class LatencyModel:
     """The law over the rows of a table.
 
     Parameters
@@ -210,7 +210,7 @@ class Law:
         What is believed.
     """
 
-    def __init__(self, cells: Cells, rows: Rows, gpus: dict[str, Spec], form: Form) -> None:
+    def __init__(self, cells: Cells, rows: Rows, gpus: dict[str, Spec], form: Hyperparameters) -> None:
         self.cells, self.rows, self.gpus, self.form = cells, rows, gpus, form
         self.builder = Builder(form)
         where = sorted(set(zip(rows.gpu, rows.precision, rows.runtime, strict=True)))

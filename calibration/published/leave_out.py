@@ -55,7 +55,7 @@ class Coverage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LeftOut:
     """Predictions of rows that the fit did not see.
 
     Attributes
@@ -84,19 +84,19 @@ class Judged:
             for name, group in self.frame.groupby(list(columns), sort=True)
         }
 
-    def of(self, runtime: str) -> Judged:
+    def of(self, runtime: str) -> LeftOut:
         """The rows of one runtime."""
-        return Judged(f"{self.title}, {runtime}", self.frame[self.frame["runtime"] == runtime].reset_index(drop=True))
+        return LeftOut(f"{self.title}, {runtime}", self.frame[self.frame["runtime"] == runtime].reset_index(drop=True))
 
 
-def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[str] | None = None) -> Judged:
+def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[str] | None = None) -> LeftOut:
     """Every model predicted from all others; with `gpus`, only the models that these have."""
     where = problem.model if gpus is None else problem.model[np.isin(problem.law.rows.gpu, gpus)]
     folds = [Fold(str(name), problem.model != name, problem.model == name) for name in sorted(set(where))]
     return _judge(problem, "a model left out", folds, progress)
 
 
-def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> Judged:
+def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> LeftOut:
     """Every GPU predicted from the others, its datasheet, one row of each of its runs and `shots` models of its own."""
     rows = problem.law.rows
     draws = DRAWS if shots else 1
@@ -110,7 +110,7 @@ def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> Ju
     return _judge(problem, f"a GPU left out, {shots} models of it seen", folds, progress)
 
 
-def by_run(problem: Problem, progress: Progress | None = None) -> Judged:
+def by_run(problem: Problem, progress: Progress | None = None) -> LeftOut:
     """Every run predicted from the others and one row of its own, a tenth of the runs at a time."""
     rows = problem.law.rows
     runs = np.array(sorted(set(rows.run)), dtype=object)
@@ -123,7 +123,7 @@ def by_run(problem: Problem, progress: Progress | None = None) -> Judged:
     return _judge(problem, "a run left out", folds, progress)
 
 
-def _judge(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> Judged:
+def _judge(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> LeftOut:
     parts, runtime = [], problem.law.rows.runtime
     for fold, thetas in zip(folds, _thetas(problem, [fold.seen for fold in folds]), strict=True):
         if progress is not None:
@@ -132,7 +132,7 @@ def _judge(problem: Problem, title: str, folds: Sequence[Fold], progress: Progre
             judged = fold.judged & (runtime == name)
             predicted = np.exp(problem.law.predict(theta)[judged]) / 1e6
             parts.append(problem.table.cells[judged].assign(predicted_s=predicted, **dict(problem.work[judged])))
-    return Judged(title, pd.concat(parts, ignore_index=True))
+    return LeftOut(title, pd.concat(parts, ignore_index=True))
 
 
 def _thetas(problem: Problem, masks: Sequence[Mask]) -> Iterator[dict[str, Floats]]:
@@ -178,7 +178,7 @@ def regimes(batch: NDArray[np.int64]) -> dict[str, Mask]:
     }
 
 
-def conformal(judged: Judged) -> dict[str, Coverage]:
+def conformal(judged: LeftOut) -> dict[str, Coverage]:
     """90 % intervals from the residuals of other models left out, and how many rows they hold, regime by regime.
 
     Each model's interval is the quantile of the errors of all others: neither its rows nor a fit that saw them take
@@ -197,7 +197,7 @@ def conformal(judged: Judged) -> dict[str, Coverage]:
     return found
 
 
-def accuracy(judged: Judged) -> Accuracy:
+def accuracy(judged: LeftOut) -> Accuracy:
     """What a profile says of itself: errors and interval widths on models left out, the host of each row known."""
     all_rows, widths = judged.errors()["all"], list(conformal(judged).values())
     return Accuracy(
@@ -212,7 +212,7 @@ def accuracy(judged: Judged) -> Accuracy:
 # -- knees ---------------------------------------------------------------------------------------------------------
 
 
-def knees(judged: Judged, ratio: float = KNEE) -> tuple[int, float]:
+def knees(judged: LeftOut, ratio: float = KNEE) -> tuple[int, float]:
     """How many curves bend, and the share of them whose knee is predicted within a factor of two.
 
     A curve that does not bend within its batches has its knee beyond them: the other side's must then lie within a
@@ -248,7 +248,7 @@ _ROUNDS = 200
 _SAME = ["runtime", "precision", "model", "batch", "input_kind", "input_size"]
 
 
-def for_models(problem: Problem, judged: Judged) -> dict[str, Errors]:
+def for_models(problem: Problem, judged: LeftOut) -> dict[str, Errors]:
     """Errors of simpler predictors on eager rows, each fitted to the models that were not left out."""
     frame = judged.frame[judged.frame["runtime"] == EAGER].reset_index(drop=True)
     found = {

@@ -12,7 +12,7 @@ import pandas as pd
 from latpred.accuracy.metrics import Errors
 from latpred.calibration.published import leave_out
 from latpred.calibration.published.joint_fit import Problem
-from latpred.calibration.published.leave_out import Coverage, Judged
+from latpred.calibration.published.leave_out import Coverage, LeftOut
 from latpred.calibration.published.parameters import EAGER
 
 SCHEMA = "latpred.leave-out/1"
@@ -95,7 +95,7 @@ class LeaveOut:
         return "\n".join([*lines, "", *(f"Note: {note}" for note in self.notes)]) + "\n"
 
 
-def report_of(problem: Problem, by: str, parts: list[Judged]) -> LeaveOut:
+def report_of(problem: Problem, by: str, parts: list[LeftOut]) -> LeaveOut:
     """Put figures together from rows that were left out; the first part is looked at closely."""
     figures: dict[str, Errors] = {}
     for part in parts:
@@ -113,7 +113,7 @@ def report_of(problem: Problem, by: str, parts: list[Judged]) -> LeaveOut:
         knees=leave_out.knees(eager),
         coverage=leave_out.conformal(eager),
         by_model=eager.errors("model"),
-        by_class=Judged("", eager.frame.assign(slowest=slowest)).errors("slowest"),
+        by_class=LeftOut("", eager.frame.assign(slowest=slowest)).errors("slowest"),
         cells=pd.concat([part.frame.assign(left_out=part.title) for part in parts], ignore_index=True),
         notes=(
             *problem.table.notes,
@@ -122,7 +122,7 @@ def report_of(problem: Problem, by: str, parts: list[Judged]) -> LeaveOut:
     )
 
 
-def _baselines(problem: Problem, by: str, eager: Judged) -> dict[str, Errors]:
+def _baselines(problem: Problem, by: str, eager: LeftOut) -> dict[str, Errors]:
     """Simpler predictors of eager rows, where there are any to compare with."""
     if not (problem.law.rows.runtime == EAGER).any():
         return {}

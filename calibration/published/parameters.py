@@ -19,8 +19,8 @@ from latpred.calibration.published.priors import (
     RUNTIME_CALLS,
     RUNTIME_CALLS_WIDTH,
     RUNTIME_OPS,
-    Belief,
-    Form,
+    Hyperparameters,
+    Prior,
     group_of,
     multiplies,
 )
@@ -68,7 +68,7 @@ class Parameters:
 class Builder:
     """Makes the terms of local numbers, adding the parameters they need."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Hyperparameters) -> None:
         self.form = form
         self.parameters = Parameters()
 
@@ -91,7 +91,7 @@ class Builder:
         """Parameters of the cost of a host class: libraries look for algorithms of tensor cores where there are any."""
         general = name.removesuffix(HALF)
         width = self.form.host_widths.get(general, self.form.host)
-        believed = Belief(self.form.hosts.get(general, OTHER_HOST), width)
+        believed = Prior(self.form.hosts.get(general, OTHER_HOST), width)
         terms = [self.parameters.add(("host", general), believed.mean, believed.width)]
         library = general in LIBRARY
         if name != general and general not in WITHOUT_HALF and (gpu.tensor_cores or not library):

@@ -16,7 +16,7 @@ CONVOLUTIONS = "convolutions"
 MEMORY = "memory-bound"
 
 
-class Belief(NamedTuple):
+class Prior(NamedTuple):
     """Median of a parameter, and the standard deviation of its logarithm."""
 
     median: float
@@ -45,18 +45,18 @@ def multiplies(family: str) -> bool:
 
 
 # Of the slots of `profile.datasheet`: compute 2 is half the peak, activations 1.25 are four fifths of the bandwidth.
-KERNEL: Mapping[str, Belief] = {
-    "floor": Belief(4.5, 0.15),  # the gap to the next kernel included
-    "compute": Belief(2.0, 0.6),
-    "weights": Belief(1.25, 0.4),
-    "activations": Belief(1.18, 0.15),
-    "waves": Belief(0.3, 0.2),
-    "outputs": Belief(16.0, 1.0),
-    "k": Belief(32.0, 0.8),
-    "n": Belief(4.0, 0.3),
+KERNEL: Mapping[str, Prior] = {
+    "floor": Prior(4.5, 0.15),  # the gap to the next kernel included
+    "compute": Prior(2.0, 0.6),
+    "weights": Prior(1.25, 0.4),
+    "activations": Prior(1.18, 0.15),
+    "waves": Prior(0.3, 0.2),
+    "outputs": Prior(16.0, 1.0),
+    "k": Prior(32.0, 0.8),
+    "n": Prior(4.0, 0.3),
 }
 # Convolutions move their operands more than once: layouts are changed and windows unrolled.
-KERNEL_OF_GROUP: Mapping[tuple[str, str], Belief] = {(CONVOLUTIONS, "activations"): Belief(1.5, 0.5)}
+KERNEL_OF_GROUP: Mapping[tuple[str, str], Prior] = {(CONVOLUTIONS, "activations"): Prior(1.5, 0.5)}
 
 # Microseconds of host time on a host of factor 1. A table sees the sum of a forward pass alone, so what one class takes
 # over another holds firmly: as on CPUs where each was measured, and as published traces of dispatch have it. How much
@@ -95,7 +95,7 @@ LIBRARY = ("conv", "conv_grouped", "conv_depthwise", "batch_norm")  # libraries 
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Hyperparameters:
     """How strongly beliefs hold, as standard deviations of logarithms, and how errors count.
 
     Attributes
@@ -147,4 +147,4 @@ class Form:
     balance: float = 0.5
     hosts: Mapping[str, float] = field(default_factory=lambda: HOST)
     host_widths: Mapping[str, float] = field(default_factory=lambda: HOST_WIDTHS)
-    kernel: Mapping[str, Belief] = field(default_factory=lambda: KERNEL)
+    kernel: Mapping[str, Prior] = field(default_factory=lambda: KERNEL)

@@ -25,7 +25,7 @@ from latpred.calibration.published.fitted_profiles import (
     profile_of,
 )
 from latpred.calibration.published.joint_fit import Known, Problem, problem
-from latpred.calibration.published.leave_out import SMALL, Judged
+from latpred.calibration.published.leave_out import SMALL, LeftOut
 from latpred.calibration.published.leave_out_report import LeaveOut, report_of
 from latpred.calibration.published.published_table import Progress
 from latpred.calibration.published.row_counts import SCRIPTED
@@ -191,7 +191,7 @@ def _chosen(table: published_table.Table, gpu: str | None) -> str:
     raise TableError(f"{said}; name one of: {', '.join(there)} (--gpu NAME).")
 
 
-def _worth(judged: Judged | None, gpu: str, runtime: str) -> Accuracy | None:
+def _worth(judged: LeftOut | None, gpu: str, runtime: str) -> Accuracy | None:
     """What was shown on one GPU in one runtime, where anything was; widths of intervals are those of all GPUs."""
     if judged is None:
         return None
@@ -201,7 +201,7 @@ def _worth(judged: Judged | None, gpu: str, runtime: str) -> Accuracy | None:
         return None
     # A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
     small, large = leave_out.accuracy(everywhere)[1:3]
-    own = leave_out.accuracy(Judged(judged.title, frame.reset_index(drop=True)))
+    own = leave_out.accuracy(LeftOut(judged.title, frame.reset_index(drop=True)))
     return own._replace(small_batch=small, large_batch=large)
 
 
@@ -216,7 +216,7 @@ class Asked(NamedTuple):
     precision: str
 
 
-def shared_of(problem: Problem, judged: Judged, hosts_known: Judged, source: str) -> Shared:
+def shared_of(problem: Problem, judged: LeftOut, hosts_known: LeftOut, source: str) -> Shared:
     """What the GPUs of a table have in common.
 
     Parameters
@@ -266,7 +266,7 @@ def shared_of(problem: Problem, judged: Judged, hosts_known: Judged, source: str
     )
 
 
-def left_out(problem: Problem) -> Judged:
+def left_out(problem: Problem) -> LeftOut:
     """Eager rows of each GPU, predicted from the other GPUs, its datasheet, and the middle of the others' hosts."""
     rows = problem.law.rows
     eager = rows.runtime == EAGER
@@ -279,7 +279,7 @@ def left_out(problem: Problem) -> Judged:
             theta[problem.law.parameters.names["run", str(run)]] = middle
         predicted = np.exp(problem.law.predict(theta)[mine]) / 1e6
         parts.append(problem.table.cells[mine].assign(predicted_s=predicted))
-    return Judged("a GPU left out, its host not known", pd.concat(parts, ignore_index=True))
+    return LeftOut("a GPU left out, its host not known", pd.concat(parts, ignore_index=True))
 
 
 def _middle(problem: Problem, numbers: Numbers, used: NDArray[np.bool_]) -> float:
@@ -301,11 +301,11 @@ def _nameless(like: str, architecture: str) -> Spec:
     return replace(gpus.spec(like), name="", architecture=architecture)
 
 
-def _regimes(judged: Judged) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _regimes(judged: LeftOut) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     batch = judged.frame["batch"].to_numpy(np.int64)
     return batch <= SMALL, batch > SMALL
 
 
-def _half_width(judged: Judged, rows: NDArray[np.bool_]) -> float:
+def _half_width(judged: LeftOut, rows: NDArray[np.bool_]) -> float:
     sizes: Floats = np.abs(judged.log_errors)[rows]
     return metrics.conformal(sizes)

@@ -183,7 +183,7 @@ FEWEST_BESIDE = 16
 MOST_PROCESSES = 4
 
 
-class WalkKey(NamedTuple):
+class TraceKey(NamedTuple):
     """A model at an input size, in a number format."""
 
     model: str
@@ -192,23 +192,23 @@ class WalkKey(NamedTuple):
     precision: str
 
 
-Walks = Mapping[WalkKey, ModelGraph]
-_Made = dict[WalkKey, ModelGraph] | MissingPackageError
+Walks = Mapping[TraceKey, ModelGraph]
+_Made = dict[TraceKey, ModelGraph] | MissingPackageError
 
 
-def keys_of(cells: pd.DataFrame) -> list[WalkKey]:
+def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
     """What the rows of a table need, row by row."""
     columns = (cells["model"], cells["input_kind"], cells["input_size"], cells["precision"])
-    return [WalkKey(str(m), str(k), int(s), str(p)) for m, k, s, p in zip(*columns, strict=True)]
+    return [TraceKey(str(m), str(k), int(s), str(p)) for m, k, s, p in zip(*columns, strict=True)]
 
 
-def walk_all(
-    keys: Iterable[WalkKey],
+def trace_all(
+    keys: Iterable[TraceKey],
     era: str,
-    known: MutableMapping[WalkKey, ModelGraph] | None = None,
+    known: MutableMapping[TraceKey, ModelGraph] | None = None,
     progress: Progress | None = None,
     lacking: MutableMapping[str, str] | None = None,
-) -> MutableMapping[WalkKey, ModelGraph]:
+) -> MutableMapping[TraceKey, ModelGraph]:
     """Eager walks of models, as an era ran them.
 
     Parameters
@@ -234,7 +234,7 @@ def walk_all(
         When a model cannot be walked.
     """
     walks = {} if known is None else known
-    missing: dict[str, list[WalkKey]] = {}
+    missing: dict[str, list[TraceKey]] = {}
     for key in dict.fromkeys(keys):
         if key not in walks:
             kept = graph_store.look_up(_parts(key, era)) if _lasting(key.model) else None
@@ -255,7 +255,7 @@ def walk_all(
     return walks
 
 
-def _walked(models: Mapping[str, Sequence[WalkKey]], era: str, progress: Progress) -> Iterator[tuple[str, _Made]]:
+def _walked(models: Mapping[str, Sequence[TraceKey]], era: str, progress: Progress) -> Iterator[tuple[str, _Made]]:
     """Walks of models, one model after the other; where there are many, several at a time."""
     processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, models.values())) >= FEWEST_BESIDE else 1
     # The models with most walks come first, lest one process be left with one of them.
@@ -267,7 +267,7 @@ def _walked(models: Mapping[str, Sequence[WalkKey]], era: str, progress: Progres
         yield name, made
 
 
-def _walk_model(keys: Sequence[WalkKey], era: str) -> tuple[str, _Made]:
+def _walk_model(keys: Sequence[TraceKey], era: str) -> tuple[str, _Made]:
     name = keys[0].model
     try:
         return name, {key: as_run_in(era, _walk(key, era)) for key in keys}
@@ -275,7 +275,7 @@ def _walk_model(keys: Sequence[WalkKey], era: str) -> tuple[str, _Made]:
         return name, MissingPackageError(str(error))  # without what it was raised from, which may not leave a process
 
 
-def _walk(key: WalkKey, era: str) -> ModelGraph:
+def _walk(key: TraceKey, era: str) -> ModelGraph:
     from latpred.tracing import trace
     from latpred.zoo.names import attention
 
@@ -300,7 +300,7 @@ def _lasting(name: str) -> bool:
     return ".py:" not in name
 
 
-def _parts(key: WalkKey, era: str) -> tuple[str, ...]:
+def _parts(key: TraceKey, era: str) -> tuple[str, ...]:
     """Everything that the walk of a published model depends on."""
     return (key.model, key.kind, str(key.size), key.precision, era, *_software())
 

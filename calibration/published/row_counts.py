@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from latpred.calibration.published.priors import multiplies
 from latpred.graph.features import CAT, Floats, kind, read
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import columns
 from latpred.profile.gpus import Spec
@@ -148,7 +148,7 @@ def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[str, int, str, str, 
 
 def _walk(ops: Sequence[Op]) -> _Walk:
     hosts: Counter[str] = Counter({FIXED: 1})
-    kernels: dict[tuple[str, str], Counter[tuple[Line, ...]]] = {}
+    kernels: dict[tuple[str, str], Counter[tuple[Affine, ...]]] = {}
     for op in ops:
         hosts[MODULE] += op.module_calls
         hosts[PYTHON] += op.python_calls
@@ -160,7 +160,7 @@ def _walk(ops: Sequence[Op]) -> _Walk:
     return _Walk(hosts, {names: _kernels(lines) for names, lines in kernels.items()})
 
 
-def _kernels(lines: Counter[tuple[Line, ...]]) -> _Kernels:
+def _kernels(lines: Counter[tuple[Affine, ...]]) -> _Kernels:
     values = np.array(list(lines), dtype=float)
     return _Kernels(np.array(list(lines.values()), dtype=float), values[:, :, 0], values[:, :, 1])
 

@@ -18,15 +18,15 @@ import numpy as np
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.linear_system import Column, System
 from latpred.calibration.runtime_calibration.whole_fit import (
-    CLASS_DOUBT,
+    CLASS_SIGMA,
     FEWEST,
     FIXED,
-    FIXED_DOUBT_US,
+    FIXED_SIGMA_US,
     MODULE,
-    OWN_DOUBT,
+    OWN_SIGMA,
     PYTHON,
     SHARE,
-    SHARE_DOUBT,
+    SHARE_SIGMA,
     Parts,
     believe_in_scales,
     eager_us,
@@ -40,12 +40,12 @@ from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes.cuda_graphs import REPLAY
 
-ISSUE_DOUBT = 0.01  # relative error of the host's law, beside that of a timing
-DEVICE_DOUBT = 0.03  # the same of kernel times
+ISSUE_SIGMA = 0.01  # relative error of the host's law, beside that of a timing
+DEVICE_SIGMA = 0.03  # the same of kernel times
 DEVICE_BOUND = 1.3  # device time over host time from which a latency tells of kernels alone
-ALIKE_DOUBT = 0.2  # how far a class may lie from its like, as a share of what such a step usually costs
-EDGE_DOUBT_US = 1.0  # of what lies before the first kernel and after the last
-REPLAYED_DOUBT_US = 3.0  # of what a call costs beside the graphs it replays
+ALIKE_SIGMA = 0.2  # how far a class may lie from its like, as a share of what such a step usually costs
+EDGE_SIGMA_US = 1.0  # of what lies before the first kernel and after the last
+REPLAYED_SIGMA_US = 3.0  # of what a call costs beside the graphs it replays
 ROUNDS = 3  # of taking the host from what is known of the device, and the other way round
 _SHARE = ("share",)
 
@@ -89,14 +89,14 @@ class _Sides:
         for part in parts:
             us = part.run.issue_us if issued else self._host_us(fit, part)
             if us is not None and us > 0:
-                doubt = float(np.hypot(ISSUE_DOUBT, part.run.doubt)) * max(us, 0.1 * part.run.total_us)
+                sigma = float(np.hypot(ISSUE_SIGMA, part.run.sigma)) * max(us, 0.1 * part.run.total_us)
                 terms: dict[Column, float] = {("class", name): float(count) for name, count in part.steps.items()}
-                system.measured({FIXED: 1.0, **terms}, us, doubt)
+                system.measured({FIXED: 1.0, **terms}, us, sigma)
         if self._replayed:  # what a call takes is what its graphs take, unless networks of several say otherwise
-            system.believed({FIXED: 1.0}, 0.0, REPLAYED_DOUBT_US)
+            system.believed({FIXED: 1.0}, 0.0, REPLAYED_SIGMA_US)
         else:
-            system.believed({FIXED: 1.0}, self._eager.fixed_us, FIXED_DOUBT_US)
-        system.believed({_SHARE: 1.0}, SHARE, SHARE_DOUBT)
+            system.believed({FIXED: 1.0}, self._eager.fixed_us, FIXED_SIGMA_US)
+        system.believed({_SHARE: 1.0}, SHARE, SHARE_SIGMA)
         self._believe_in_likes(system)
         return self._dispatch(fit, system.solve())
 
@@ -105,10 +105,10 @@ class _Sides:
         for name in system.names("class"):
             like, usual = _like(name), SHARE * eager_us(self._eager, name)
             if like is not None:
-                system.believed({("class", name): 1.0, ("class", like): -1.0}, 0.0, ALIKE_DOUBT * usual)
+                system.believed({("class", name): 1.0, ("class", like): -1.0}, 0.0, ALIKE_SIGMA * usual)
         for name in {_like(name) or name for name in system.names("class")} - {REPLAY}:
             usual = eager_us(self._eager, name)
-            system.believed({("class", name): 1.0, _SHARE: -usual}, 0.0, CLASS_DOUBT * SHARE * usual)
+            system.believed({("class", name): 1.0, _SHARE: -usual}, 0.0, CLASS_SIGMA * SHARE * usual)
 
     def with_device(self, fit: DispatchFit, parts: Sequence[Parts]) -> DispatchFit:
         """The fit with factors on kernel times, and times of kernels that the profile lacks."""
@@ -116,15 +116,15 @@ class _Sides:
         for part in parts:
             us = self._device_us(fit, part)
             if us is not None:
-                doubt_us = float(np.hypot(DEVICE_DOUBT, part.run.doubt)) * us
-                system.measured(kernel_terms(part), us, float(np.hypot(doubt_us, EDGE_DOUBT_US)))
+                sigma_us = float(np.hypot(DEVICE_SIGMA, part.run.sigma)) * us
+                system.measured(kernel_terms(part), us, float(np.hypot(sigma_us, EDGE_SIGMA_US)))
                 seen.append(part)
         if len(seen) < FEWEST:
             return fit
         believe_in_scales(system)
         for own in owns(seen):
             for column, guess in zip(own_columns(own), own.guess_us, strict=True):
-                system.believed({column: 1.0}, guess, OWN_DOUBT * guess)
+                system.believed({column: 1.0}, guess, OWN_SIGMA * guess)
         found = system.solve()
         rates = {own: tuple(found[column] for column in own_columns(own)) for own in owns(seen)}
         scales = {key[1]: value for key, value in found.items() if key[0] == "scale"}

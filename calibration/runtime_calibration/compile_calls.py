@@ -166,11 +166,11 @@ OUTSIDE = "outside"  # the timing of what a pass takes beside its calls
 LEAST_US = 0.05  # of a kernel whose call took no longer than a call that does nothing
 IDLE = 0.25  # quantile of the calls of tiny networks: not all of their kernels have next to nothing to do
 GENERATED_FAMILY = "generated"
-CALL_DOUBT = 0.2  # relative error of what a library call takes, the eager profile's own included
-CALL_DOUBT_US = 10.0  # and in microseconds: the host's part of a call is less sure than its kernel's
+CALL_SIGMA = 0.2  # relative error of what a library call takes, the eager profile's own included
+CALL_SIGMA_US = 10.0  # and in microseconds: the host's part of a call is less sure than its kernel's
 PUSHING_US = 30.0  # a kernel of that length has pushed out half of what it can
 LIBRARY_CALL = (8.0, 8.0)  # microseconds of the host that such a call is believed to cost, and the doubt
-SCALE_DOUBT = 0.3  # how far a library kernel's time is believed to lie from eager's
+SCALE_SIGMA = 0.3  # how far a library kernel's time is believed to lie from eager's
 FIXED, CALL = ("fixed",), ("call",)
 _COLS = layout(GENERATED_FAMILY).columns.index("cols")
 # What is believed of the host before anything is measured, in microseconds: value and doubt.
@@ -320,8 +320,8 @@ def _beside(timed: Sequence[Timed], profile: DeviceProfile) -> dict[Column, floa
     system = System()
     for one in _tiny(timed):
         system.measured(_steps(one), one.outside_us, 0.1 * one.outside_us)
-    for name, (us, doubt) in {**BELIEFS, "fixed": (eager.fixed_us, max(eager.fixed_us, 1.0))}.items():
-        system.believed({(name,): 1.0}, us, doubt)
+    for name, (us, sigma) in {**BELIEFS, "fixed": (eager.fixed_us, max(eager.fixed_us, 1.0))}.items():
+        system.believed({(name,): 1.0}, us, sigma)
     return system.solve()
 
 
@@ -423,13 +423,13 @@ def _library(
             if name != GENERATED_CLASS:
                 family = root(group.ops[0].family)
                 us = group.us if one.spec.tiny else group.us + kernels.after_us(group)
-                doubt = CALL_DOUBT * us + CALL_DOUBT_US
-                system.measured({("class", name): 1.0, ("scale", family): usual}, us, doubt)
+                sigma = CALL_SIGMA * us + CALL_SIGMA_US
+                system.measured({("class", name): 1.0, ("scale", family): usual}, us, sigma)
     system.believed({CALL: 1.0}, *LIBRARY_CALL)
     for name in system.names("class"):
         system.believed({("class", name): 1.0, CALL: -1.0}, 0.0, LIBRARY_CALL[1])
     for family in system.names("scale"):
-        system.believed({("scale", family): 1.0}, 1.0, SCALE_DOUBT)
+        system.believed({("scale", family): 1.0}, 1.0, SCALE_SIGMA)
     found = system.solve()
     calls = {column[1]: us for column, us in found.items() if column[0] == "class"}
     return calls, {column[1]: round(scale, 4) for column, scale in found.items() if column[0] == "scale"}

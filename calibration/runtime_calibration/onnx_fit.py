@@ -26,10 +26,10 @@ from latpred.profile.document import DispatchFit
 FEWEST = 3  # tiny graphs below which nothing can be told apart
 HALF_US = 0.5  # what the profiler's clock cuts off on average
 LEAST_SHARE = 0.15  # of a node's time that must be kernel for it to say anything about kernels
-MODEL_DOUBT = 0.05  # relative error of the law itself
-NODE_US, NODE_DOUBT = 1.0, 1.0  # what a node costs, to begin with
-CLASS_DOUBT = 0.5  # how far a class may lie from the common cost, as a share of the guess
-FIXED_US, FIXED_DOUBT_US = 4.0, 20.0
+MODEL_SIGMA = 0.05  # relative error of the law itself
+NODE_US, NODE_SIGMA = 1.0, 1.0  # what a node costs, to begin with
+CLASS_SIGMA = 0.5  # how far a class may lie from the common cost, as a share of the guess
+FIXED_US, FIXED_SIGMA_US = 4.0, 20.0
 FIXED, NODE = ("fixed",), ("node",)
 RULING = 0.5  # share of a graph's time from which its kernels rule it
 ASTRAY = 2.0  # a graph that takes so much more or less than its nodes did tells nothing
@@ -98,11 +98,11 @@ def _host(tiny: Sequence[Placed]) -> tuple[dict[str, float], float]:
         numbers = Counter(op.host_class for op in one.ops)
         terms: dict[Column, float] = {FIXED: 1.0}
         terms |= {("class", name): float(number) for name, number in numbers.items()}
-        system.measured(terms, one.total_us, MODEL_DOUBT * one.total_us)
-    system.believed({FIXED: 1.0}, FIXED_US, FIXED_DOUBT_US)
-    system.believed({NODE: 1.0}, NODE_US, NODE_DOUBT)
+        system.measured(terms, one.total_us, MODEL_SIGMA * one.total_us)
+    system.believed({FIXED: 1.0}, FIXED_US, FIXED_SIGMA_US)
+    system.believed({NODE: 1.0}, NODE_US, NODE_SIGMA)
     for name in system.names("class"):
-        system.believed({("class", name): 1.0, NODE: -1.0}, 0.0, CLASS_DOUBT * NODE_US)
+        system.believed({("class", name): 1.0, NODE: -1.0}, 0.0, CLASS_SIGMA * NODE_US)
     found = system.solve()
     costs = {column[1]: round(us, 4) for column, us in found.items() if column[0] == "class"}
     return with_parents(costs), round(found[FIXED], 4)

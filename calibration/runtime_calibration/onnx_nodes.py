@@ -21,7 +21,7 @@ from latpred.calibration.runtime_calibration import onnx_fit, onnx_workloads, ru
 from latpred.calibration.runtime_calibration.onnx_fit import Placed
 from latpred.calibration.runtime_calibration.whole_networks import WholeNetworks, effort, timed_after
 from latpred.calibration.session import Row, Sampled
-from latpred.calibration.timing.reference_speed import Moment, at_full_speed
+from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
 from latpred.graph.graph import Op
 from latpred.prediction.kernel_times import resident_share
 from latpred.profile.document import DeviceProfile, DispatchFit
@@ -133,7 +133,7 @@ class OnnxStudy(WholeNetworks):
 
     def _watched(self, cell: Cell, made: Made, times: int) -> tuple[float, ...]:
         """Median microseconds of every node; what the nodes do is kept for the fit."""
-        moments: list[Moment] = []
+        moments: list[SpeedReading] = []
 
         def between() -> None:
             moments.append(self._gauge.read())

@@ -14,7 +14,7 @@ import torch
 from latpred.calibration import schedules
 from latpred.calibration.devices.conditions import cast
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.acceptance import Verdict
+from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.fitting.dispatch_fit import NetworkRun
 from latpred.calibration.runtime_calibration.base import Study
 from latpred.calibration.session import Row
@@ -44,7 +44,7 @@ class Run(NamedTuple):
         Time to issue one without waiting, on an asynchronous device where that was taken.
     queued_us : float or None
         Device time of one, gaps included, where several were issued before the first could start.
-    doubt : float
+    sigma : float
         Relative standard error of the latency.
     tiny : bool
         Whether next to nothing but dispatch takes time.
@@ -55,7 +55,7 @@ class Run(NamedTuple):
     total_us: float
     issue_us: float | None = None
     queued_us: float | None = None
-    doubt: float = 0.0
+    sigma: float = 0.0
     tiny: bool = False
 
 
@@ -110,8 +110,8 @@ def runs_of(rows: Iterable[Row], info: DeviceInfo, *, judges: bool = False) -> l
 
 
 def judged(
-    fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str, others: Sequence[Verdict] = ()
-) -> tuple[DispatchFit, list[Verdict]]:
+    fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str, others: Sequence[HoldoutError] = ()
+) -> tuple[DispatchFit, list[HoldoutError]]:
     """A runtime's fit with the spread of the networks that were kept out of it, and how it did on each.
 
     Without such networks the fit stays as it is. `others` are verdicts on networks of the fit by fits without them:
@@ -123,10 +123,10 @@ def judged(
     return msgspec.structs.replace(fit, spread=acceptance.network_spread([*found, *others])), found
 
 
-def left_out(study: Study, rows: Sequence[Row], profile: DeviceProfile, folds: int) -> list[Verdict]:
+def left_out(study: Study, rows: Sequence[Row], profile: DeviceProfile, folds: int) -> list[HoldoutError]:
     """How fits of all but a few networks do on those few; tiny networks, which tell of the host alone, stay in all."""
     judged = [row for row in rows if row.cell.kind == "network" and not _judges(row) and not _tiny(row)]
-    found: list[Verdict] = []
+    found: list[HoldoutError] = []
     for fold in range(min(folds, len(judged))):
         out = {row.cell.key for row in judged[fold::folds]}
         try:
@@ -145,7 +145,7 @@ def _tiny(row: Row) -> bool:
     return schedules.network_spec(row.cell).tiny
 
 
-def _verdicts(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str) -> list[Verdict]:
+def _verdicts(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str) -> list[HoldoutError]:
     whole = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
     found = (_run(row, profile.device) for row in rows)
     judges = {
@@ -164,6 +164,6 @@ def _run(row: Row, info: DeviceInfo) -> Run:
         total_us=single.median_s * US_PER_S,
         issue_us=None if issue is None else issue.median_s * US_PER_S,
         queued_us=None if queued is None else queued.median_s * US_PER_S,
-        doubt=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
+        sigma=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
         tiny=spec.tiny,
     )

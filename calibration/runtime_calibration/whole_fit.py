@@ -100,13 +100,13 @@ def _rate(us_per_unit: float) -> float:
 
 FEWEST = 6  # networks below which nothing can be told apart
 FAMILY_RUNS = 5  # networks with a family of the runtime's own that earn it times of its own
-MODEL_DOUBT = 0.05  # relative error of the law itself, beside that of a timing
-CLASS_DOUBT = 0.5  # how far a class's share of eager's cost may lie from the common one
-SCALE_DOUBT = 0.15  # how far a family's factor may lie from the common one
-COMMON_DOUBT = 0.2  # how far the common factor may lie from 1
-OWN_DOUBT = 5.0  # how far what a kernel of its own costs may lie from the guess, as a multiple of it
-SHARE, SHARE_DOUBT = 0.5, 1.0  # of eager's cost, to begin with
-FIXED_DOUBT_US = 20.0
+MODEL_SIGMA = 0.05  # relative error of the law itself, beside that of a timing
+CLASS_SIGMA = 0.5  # how far a class's share of eager's cost may lie from the common one
+SCALE_SIGMA = 0.15  # how far a family's factor may lie from the common one
+COMMON_SIGMA = 0.2  # how far the common factor may lie from 1
+OWN_SIGMA = 5.0  # how far what a kernel of its own costs may lie from the guess, as a multiple of it
+SHARE, SHARE_SIGMA = 0.5, 1.0  # of eager's cost, to begin with
+FIXED_SIGMA_US = 20.0
 INTERPRETER_US = 0.3  # what stands for eager's cost of a step that an interpreter serves by itself; eager has none such
 MODULE, PYTHON = "module call", "Python call"  # stand for host classes of their own
 FIXED, _SHARE, _COMMON = ("fixed",), ("share",), ("scale", "")
@@ -224,17 +224,17 @@ def _solved(parts: Sequence[Parts], eager: DispatchFit) -> Mapping[Column, float
         terms: dict[Column, float] = {FIXED: 1.0}
         terms |= {("class", name): float(count) for name, count in part.steps.items()}
         us = part.run.total_us
-        doubt = float(np.hypot(MODEL_DOUBT, part.run.doubt))
-        system.measured(terms | kernel_terms(part), us - part.cold_us, us * doubt)
-    system.believed({FIXED: 1.0}, eager.fixed_us, FIXED_DOUBT_US)
-    system.believed({_SHARE: 1.0}, SHARE, SHARE_DOUBT)
+        sigma = float(np.hypot(MODEL_SIGMA, part.run.sigma))
+        system.measured(terms | kernel_terms(part), us - part.cold_us, us * sigma)
+    system.believed({FIXED: 1.0}, eager.fixed_us, FIXED_SIGMA_US)
+    system.believed({_SHARE: 1.0}, SHARE, SHARE_SIGMA)
     for name in system.names("class"):
         usual = eager_us(eager, name)
-        system.believed({("class", name): 1.0, _SHARE: -usual}, 0.0, CLASS_DOUBT * SHARE * usual)
+        system.believed({("class", name): 1.0, _SHARE: -usual}, 0.0, CLASS_SIGMA * SHARE * usual)
     believe_in_scales(system)
     for own in owns(parts):
         for column, guess in zip(own_columns(own), own.guess_us, strict=True):
-            system.believed({column: 1.0}, guess, OWN_DOUBT * guess)
+            system.believed({column: 1.0}, guess, OWN_SIGMA * guess)
     return system.solve()
 
 
@@ -251,9 +251,9 @@ def kernel_terms(part: Parts) -> dict[Column, float]:
 
 def believe_in_scales(system: System) -> None:
     """Kernels take what they take in eager, all a little more or less, and each family a little more or less again."""
-    system.believed({_COMMON: 1.0}, 1.0, COMMON_DOUBT)
+    system.believed({_COMMON: 1.0}, 1.0, COMMON_SIGMA)
     for family in system.names("scale"):
-        system.believed({("scale", family): 1.0, _COMMON: -1.0}, 0.0, SCALE_DOUBT)
+        system.believed({("scale", family): 1.0, _COMMON: -1.0}, 0.0, SCALE_SIGMA)
 
 
 def owns(parts: Sequence[Parts]) -> list[Own]:

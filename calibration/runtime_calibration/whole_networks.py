@@ -54,7 +54,7 @@ def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> d
         "single"; where the host is never made to wait also "issue" and, where the stream is PyTorch's own, "queued".
     """
     with device.errors():
-        call = device.prepare_model(*_subject(device, cell, spec, graph), cell.runtime)
+        call = device.prepare_model(*_workload(device, cell, spec, graph), cell.runtime)
         for _ in range(WARM):
             call()
     timings = {"single": timer.single(device, call, SINGLE)}
@@ -71,7 +71,7 @@ def timed(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> d
     return timings | {"queued": timer.queued(device, call, Plan(loops=loops, most=40))}
 
 
-def _subject(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> tuple[Any, Any]:
+def _workload(device: Device, cell: Cell, spec: NetworkSpec, graph: ModelGraph) -> tuple[Any, Any]:
     """What the device runs: a module and its inputs, or for a simulation the graph and the batch."""
     place = getattr(device, "torch_device", None)
     if place is None:

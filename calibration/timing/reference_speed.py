@@ -40,7 +40,7 @@ SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter b
 Timed = TypeVar("Timed")
 
 
-class Moment(NamedTuple):
+class SpeedReading(NamedTuple):
     """How fast the processors are at one moment: microseconds of dispatch, and of a loop that all threads share."""
 
     dispatch_us: float
@@ -64,29 +64,29 @@ class SpeedGauge:
 
     def __init__(self, threads: int) -> None:
         self._small, self._wide = torch.ones(8), torch.ones(THREADED_VALUES) if threads > 1 else None
-        self._seen: list[Moment] = []
-        self._fastest, self._looked_at = Moment(0.0), 0
+        self._seen: list[SpeedReading] = []
+        self._fastest, self._looked_at = SpeedReading(0.0), 0
 
-    def read(self) -> Moment:
+    def read(self) -> SpeedReading:
         """The speed of this moment."""
         with torch.inference_mode():
-            moment = Moment(*(1e6 * seconds for seconds in (self._dispatch_s(), self._threads_s())))
+            moment = SpeedReading(*(1e6 * seconds for seconds in (self._dispatch_s(), self._threads_s())))
         self._seen.append(moment)
         if len(self._seen) >= 1.1 * self._looked_at:  # sorting thousands anew for each would take longer than reading
-            self._fastest = Moment(*np.quantile(np.array(self._seen), FASTEST_OF_MANY, axis=0).tolist())
+            self._fastest = SpeedReading(*np.quantile(np.array(self._seen), FASTEST_OF_MANY, axis=0).tolist())
             self._looked_at = len(self._seen)
         return moment
 
     @property
-    def fastest(self) -> Moment:
+    def fastest(self) -> SpeedReading:
         """The fastest moments so far; what was taken for full speed before they came was none."""
         return self._fastest
 
-    def slowdown(self, moment: Moment) -> float:
+    def slowdown(self, moment: SpeedReading) -> float:
         """How many times slower a moment was than the fastest ones of this gauge; at least 1."""
         return slower(moment, self._fastest)
 
-    def between(self, moments: Sequence[Moment]) -> list[float]:
+    def between(self, moments: Sequence[SpeedReading]) -> list[float]:
         """How slow it was between each moment and the next: as at the slower of the two."""
         slow = [self.slowdown(moment) for moment in moments]
         return [max(pair) for pair in pairwise(slow)]
@@ -112,7 +112,7 @@ def _in_parts(calls: int, call: Callable[[], object]) -> float:
     return fastest_s * PARTS
 
 
-def slower(moment: Moment, other: Moment) -> float:
+def slower(moment: SpeedReading, other: SpeedReading) -> float:
     """How many times slower one moment was than another; at least 1.
 
     >>> slower(Moment(150.0, 50.0), Moment(100.0, 50.0))

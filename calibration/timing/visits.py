@@ -17,7 +17,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices.base import Device
 from latpred.calibration.session import Measure, Row, Sampled, Session
 from latpred.calibration.timing.disturbance import Tally, Watch, wait_for_calm
-from latpred.calibration.timing.reference_speed import SLOW, Moment, ReferenceTimer, gauge_of, slower
+from latpred.calibration.timing.reference_speed import SLOW, ReferenceTimer, SpeedReading, gauge_of, slower
 from latpred.calibration.timing.timer import Timing
 from latpred.host import SLOWED_POWER
 
@@ -64,7 +64,7 @@ class Visits:
         self._pending: deque[tuple[Cell, Measure]] = deque()
         self._visits: dict[str, int] = {}
         # Of each: how slow it was against the fastest moments known then, and those.
-        self._believed: dict[str, tuple[Cell, Measure, float, Moment]] = {}
+        self._believed: dict[str, tuple[Cell, Measure, float, SpeedReading]] = {}
         self._overtime_s = OVERTIME * budget_s
         self.tally = Tally()
         self.lost_s = 0.0

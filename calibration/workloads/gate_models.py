@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from latpred.calibration.workloads.base import Inputs, Workload, dense_inputs, seeded, token_inputs
 from latpred.calibration.workloads.everyday_layers import (
     Basic,
     Last,
@@ -32,7 +33,6 @@ from latpred.calibration.workloads.everyday_layers import (
     shuffled,
     transformer_layer,
 )
-from latpred.calibration.workloads.workload import Inputs, Subject, dense_inputs, seeded, token_inputs
 
 BATCHES: tuple[int, ...] = (1, 8)
 _VOCABULARY = 2048
@@ -40,7 +40,7 @@ _VOCABULARY = 2048
 Make = Callable[[], nn.Module]
 
 
-def gate_models() -> tuple[Subject, ...]:
+def gate_models() -> tuple[Workload, ...]:
     """Recipes of all models, so ordered that the first few are already of many kinds.
 
     Examples
@@ -68,18 +68,18 @@ def gate_models() -> tuple[Subject, ...]:
     )
 
 
-def _words(name: str, length: int, make: Make) -> Subject:
+def _words(name: str, length: int, make: Make) -> Workload:
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         return seeded(make, device, precision), token_inputs(length, _VOCABULARY)
 
-    return Subject(name, "seq", length, build)
+    return Workload(name, "seq", length, build)
 
 
-def _features(name: str, kind: str, shape: tuple[int, ...], make: Make) -> Subject:
+def _features(name: str, kind: str, shape: tuple[int, ...], make: Make) -> Workload:
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         return seeded(make, device, precision), dense_inputs(shape, precision)
 
-    return Subject(name, kind, 0 if kind == "custom" else shape[-1], build)
+    return Workload(name, kind, 0 if kind == "custom" else shape[-1], build)
 
 
 def _wide() -> nn.Module:

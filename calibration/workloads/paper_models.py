@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 
 from latpred.calibration.workloads import suites
-from latpred.calibration.workloads.workload import Inputs, Subject, seeded, subjects_of, token_inputs
+from latpred.calibration.workloads.base import Inputs, Workload, seeded, token_inputs, workloads_of
 from latpred.errors import MissingPackageError, UsageError
 
 CORE = (
@@ -54,7 +54,7 @@ class Setting:
 
     Attributes
     ----------
-    subject : Subject
+    workload : Subject
         The model.
     batch : int
         Batch size.
@@ -64,7 +64,7 @@ class Setting:
         1; 2 where it is measured again to learn the repeat noise; 0 where a profiler counts its launches instead.
     """
 
-    subject: Subject
+    workload: Workload
     batch: int
     precision: str
     runtime: str
@@ -78,7 +78,7 @@ class Setting:
     @property
     def key(self) -> str:
         """What a journal knows it by."""
-        size = f"{self.subject.name}@{self.subject.input_size}"
+        size = f"{self.workload.name}@{self.workload.input_size}"
         return f"{size}/{self.precision}/{self.runtime}/{self.batch}/{self.number}"
 
 
@@ -122,7 +122,7 @@ def plan(name: str) -> Plan:
 def _paper() -> Plan:
     core, notes = _named(CORE)
     more, _ = _named(MORE)
-    lengths = [subject for length in LENGTHS for subject in subjects_of("bert-base-uncased", seq=length)]
+    lengths = [workload for length in LENGTHS for workload in workloads_of("bert-base-uncased", seq=length)]
     shapes = [*(_bert(width, 12) for width in WIDTHS), *(_bert(768, layers) for layers in DEPTHS)]
     every, fp16 = (*FIRST, *COMPILED), ("fp16",)
     stages = (
@@ -163,19 +163,19 @@ def _check() -> Plan:
     return Plan("check", _each_once([("every-runtime", settings), ("launches", _launches(models))]), notes)
 
 
-def _named(names: Sequence[str]) -> tuple[list[Subject], tuple[str, ...]]:
+def _named(names: Sequence[str]) -> tuple[list[Workload], tuple[str, ...]]:
     """Subjects of those names that can be built here, and a sentence about each of the others."""
-    found: list[Subject] = []
+    found: list[Workload] = []
     notes = []
     for name in names:
         try:
-            found += subjects_of(name)
+            found += workloads_of(name)
         except MissingPackageError as error:
             notes.append(str(error))
     return found, tuple(notes)
 
 
-def _bert(width: int, layers: int) -> Subject:
+def _bert(width: int, layers: int) -> Workload:
     """BERT of another width or depth, heads of 64."""
 
     def make() -> nn.Module:
@@ -187,11 +187,11 @@ def _bert(width: int, layers: int) -> Subject:
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         return seeded(make, device, precision), token_inputs(_LENGTH, _VOCABULARY)
 
-    return Subject(f"bert-w{width}-l{layers}", "seq", _LENGTH, build, "bert")
+    return Workload(f"bert-w{width}-l{layers}", "seq", _LENGTH, build, "bert")
 
 
 def _grid(
-    subjects: Sequence[Subject],
+    workloads: Sequence[Workload],
     batches: Sequence[int],
     precisions: Sequence[str],
     runtimes: Sequence[str],
@@ -200,15 +200,15 @@ def _grid(
 ) -> Iterator[Setting]:
     """All combinations, model by model, so that each is built once."""
     for precision in precisions:
-        for subject in subjects:
+        for workload in workloads:
             for runtime in runtimes:
                 for batch in batches:
-                    yield Setting(subject, batch, precision, runtime, number)
+                    yield Setting(workload, batch, precision, runtime, number)
 
 
-def _launches(subjects: Sequence[Subject]) -> Iterator[Setting]:
+def _launches(workloads: Sequence[Workload]) -> Iterator[Setting]:
     """What a profiler counts: batch 1, as dispatched and as captured."""
-    return _grid(subjects, (1,), ("fp16",), CAPTURED, number=COUNTED)
+    return _grid(workloads, (1,), ("fp16",), CAPTURED, number=COUNTED)
 
 
 def _each_once(stages: Iterable[tuple[str, Iterator[Setting]]]) -> tuple[Stage, ...]:

@@ -21,7 +21,7 @@ from latpred.calibration.workloads import published_models as fresh
 from latpred.calibration.workloads import published_models as made
 from latpred.calibration.workloads import published_models as unseen
 from latpred.calibration.workloads import sealed_models as sealed
-from latpred.calibration.workloads.workload import Inputs, Subject, dense_inputs, seeded, subjects_of, token_inputs
+from latpred.calibration.workloads.base import Inputs, Workload, dense_inputs, seeded, token_inputs, workloads_of
 from latpred.errors import UsageError
 from latpred.zoo.names import settle_transformers
 
@@ -35,10 +35,10 @@ class Suite:
     name: str
     purpose: str
     batches: tuple[int, ...]
-    ready: tuple[Subject, ...] = ()
+    ready: tuple[Workload, ...] = ()
     names: tuple[str, ...] = ()
 
-    def subjects(self) -> tuple[Subject, ...]:
+    def workloads(self) -> tuple[Workload, ...]:
         """Recipes of all models.
 
         Raises
@@ -47,7 +47,7 @@ class Suite:
             When a name needs a package that is not installed.
         """
         settle_transformers()  # recipes import its classes themselves
-        return (*self.ready, *(subjects_of(self.names) if self.names else ()))
+        return (*self.ready, *(workloads_of(self.names) if self.names else ()))
 
 
 def get(name: str) -> Suite:
@@ -73,31 +73,31 @@ def names() -> tuple[str, ...]:
     return tuple(_SUITES)
 
 
-def _tokens(name: str, family: str, length: int, make: Make) -> Subject:
+def _tokens(name: str, family: str, length: int, make: Make) -> Workload:
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         return seeded(make, device, precision), token_inputs(length, made.VOCABULARY)
 
-    return Subject(name, "seq", length, build, family)
+    return Workload(name, "seq", length, build, family)
 
 
-def _image(name: str, family: str, side: int, make: Make) -> Subject:
+def _image(name: str, family: str, side: int, make: Make) -> Workload:
     return _dense(name, family, "image", (3, side, side), make)
 
 
-def _audio(name: str, family: str, samples: int, make: Make) -> Subject:
+def _audio(name: str, family: str, samples: int, make: Make) -> Workload:
     return _dense(name, family, "audio", (samples,), make)
 
 
-def _dense(name: str, family: str, kind: str, shape: tuple[int, ...], make: Make) -> Subject:
+def _dense(name: str, family: str, kind: str, shape: tuple[int, ...], make: Make) -> Workload:
     """A model of images or sound; its input size is the last length of its shape."""
 
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         return seeded(make, device, precision), dense_inputs(shape, precision)
 
-    return Subject(name, kind, shape[-1], build, family)
+    return Workload(name, kind, shape[-1], build, family)
 
 
-def _custom(name: str, family: str, shape: tuple[int, ...], make: Make, *, ids: int = 0) -> Subject:
+def _custom(name: str, family: str, shape: tuple[int, ...], make: Make, *, ids: int = 0) -> Workload:
     """A model of features of a shape, and of so many ids for each sample."""
 
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
@@ -108,16 +108,16 @@ def _custom(name: str, family: str, shape: tuple[int, ...], make: Make, *, ids: 
 
         return seeded(make, device, precision), inputs
 
-    return Subject(name, "custom", 0, build, family)
+    return Workload(name, "custom", 0, build, family)
 
 
-def _named(name: str, family: str, side: int, known: str) -> Subject:
+def _named(name: str, family: str, side: int, known: str) -> Workload:
     """A network of torchvision or timm, built by its name there once it is asked for."""
 
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        return subjects_of(known, image=side)[0].make(device, precision)
+        return workloads_of(known, image=side)[0].make(device, precision)
 
-    return Subject(name, "image", side, build, family)
+    return Workload(name, "image", side, build, family)
 
 
 _CPU = Suite(

@@ -18,7 +18,7 @@ import numpy as np
 from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
 from latpred.errors import UsageError
-from latpred.fit.corrections import GENERAL, Factors, Fit, Law, Level, Row, corrected
+from latpred.fit.corrections import GENERAL, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.prediction.clocks import Floats
 from latpred.prediction.crossover import Z90
 from latpred.prediction.predictor import Predictor
@@ -65,7 +65,7 @@ class RuntimeAdaptation:
         Mean absolute log error of architectures left out, at each level that was tried.
     factors : Factors
         What host costs by class and kernel times by family were multiplied by; "" is for those that no row has. Kernel
-        times were also multiplied by the powers of their sizes that `tilts` gives.
+        times were also multiplied by the powers of their sizes that `size_corrections` gives.
     interval : bool
         Whether the profile's intervals now follow from the errors left out.
     """
@@ -166,9 +166,16 @@ def _lines(each: RuntimeAdaptation) -> list[str]:
     for title, factors in (("host", each.factors.host), ("device", each.factors.kernel)):
         if said := _said(factors):
             lines.append(f"  {title} factors: {said}")
-    tilts = [tilt for tilt in each.factors.tilts if abs(tilt.exponent) >= _WORTH_SAYING]
-    if tilts:
-        lines.append("  device times go with " + ", ".join(f"{tilt.of}^{tilt.exponent:+.2f}" for tilt in tilts))
+    size_corrections = [
+        size_correction
+        for size_correction in each.factors.size_corrections
+        if abs(size_correction.exponent) >= _WORTH_SAYING
+    ]
+    if size_corrections:
+        lines.append(
+            "  device times go with "
+            + ", ".join(f"{size_correction.of}^{size_correction.exponent:+.2f}" for size_correction in size_corrections)
+        )
     return lines
 
 
@@ -189,7 +196,7 @@ def _document(each: RuntimeAdaptation) -> dict[str, Any]:
         "left_out": dict(each.left_out),
         "host_factors": dict(each.factors.host),
         "kernel_factors": dict(each.factors.kernel),
-        "kernel_tilts": [msgspec.to_builtins(tilt) for tilt in each.factors.tilts],
+        "kernel_tilts": [msgspec.to_builtins(size_correction) for size_correction in each.factors.size_corrections],
     }
 
 
@@ -297,7 +304,7 @@ def adapt(
 
 def _judged(predictor: Predictor, runtime: str, rows: list[Row]) -> _Judged:
     predictions = [predictor.predict(row.graph, row.batch, runtime=runtime, protocol=row.protocol) for row in rows]
-    law = Law(predictor, rows, runtime)
+    law = LatencyModel(predictor, rows, runtime)
     plain = law.unchanged(NONE)
     _demand_unit(plain.left_out)
     architecture = np.array([row.architecture for row in rows])
@@ -361,8 +368,8 @@ def _widened(fit: DispatchFit, judged: _Judged) -> DispatchFit:
         least = float(np.abs(judged.chosen.left_out).max()) / Z90
         return _with_spreads(fit, max(host, least), max(busy, least))
     factors = (*judged.chosen.factors.host.values(), *judged.chosen.factors.kernel.values())
-    doubt = max(abs(math.log(factor)) for factor in factors) / Z90
-    return _with_spreads(fit, math.hypot(host, doubt), math.hypot(busy, doubt))
+    sigma = max(abs(math.log(factor)) for factor in factors) / Z90
+    return _with_spreads(fit, math.hypot(host, sigma), math.hypot(busy, sigma))
 
 
 def _with_spreads(fit: DispatchFit, host: float, busy: float | None) -> DispatchFit:

@@ -113,13 +113,13 @@ def evaluate(
         When a model of the table has no graph and no name that latpred knows.
     """
     from latpred.accuracy.predicted import graph_key, left_out, predict_table, trace_models
-    from latpred.runtimes.legacy_torch import walked_for
+    from latpred.runtimes.legacy_torch import traced_for
     from latpred.runtimes.lowering import target_of
 
     outside = tables.complete(tables.load(table), {"device": profile.device.name})
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
     lacking: dict[GraphKey, str] = {}
-    with walked_for(profile.protocol.get("era", "")):
+    with traced_for(profile.protocol.get("era", "")):
         walked = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind), lacking)
     reason = pd.Series([lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")], index=cells.index)
     out = cells[reason != ""]

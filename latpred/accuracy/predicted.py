@@ -120,7 +120,7 @@ def trace_models(
     TraceError
         When a model cannot be walked.
     """
-    from latpred.runtimes.lowering import walk
+    from latpred.runtimes.lowering import trace_for_runtime
 
     for key in dict.fromkeys(graph_key(cell) for cell in cells.to_dict("records")):
         if key in graphs:
@@ -129,7 +129,7 @@ def trace_models(
             progress(f"tracing {key.model}")
         size = key.input_size or None
         try:
-            graphs[key] = walk(
+            graphs[key] = trace_for_runtime(
                 key.model,
                 runtime=key.runtime,
                 target=target,
@@ -166,14 +166,14 @@ def _counted(count: int, what: str) -> str:
 
 def graph_key(cell: Mapping[Any, Any]) -> GraphKey:
     """The key of the walked model that a row of a table needs."""
-    from latpred.runtimes.lowering import walked_by
+    from latpred.runtimes.lowering import traced_by
 
     return GraphKey(
         str(cell["model"]),
         str(cell["input_kind"]),
         int(cell["input_size"]),
         str(cell["precision"]),
-        walked_by(str(cell["runtime"])),
+        traced_by(str(cell["runtime"])),
     )
 
 
@@ -290,7 +290,7 @@ def _walked(
         for key, sizes in batches.items():
             if key.model not in live or key in found:
                 continue
-            model = candidates.walkable(live[key.model])
+            model = candidates.traceable(live[key.model])
             if not isinstance(model, ModelGraph):
                 model = lowering.walk(
                     model, inputs, runtime=key.runtime, target=target, precision=key.precision, batches=sizes

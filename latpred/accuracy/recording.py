@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: dict[str, str]  # by file name, and of this document under "recording.json" with that entry left out
 
 
-class Walked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TracedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of the graphs file: the key a table finds it by, and the graph."""
 
     model: str
@@ -151,7 +151,7 @@ class Recording:
         return target
 
     def _packed_graphs(self) -> bytes:
-        walked = [Walked(*key[:4], graph=graph, runtime=key.runtime) for key, graph in sorted(self.graphs.items())]
+        walked = [TracedModel(*key[:4], graph=graph, runtime=key.runtime) for key, graph in sorted(self.graphs.items())]
         return gzip.compress(msgspec.json.encode(walked), mtime=0)
 
 
@@ -173,7 +173,7 @@ def load(source: str | os.PathLike[str]) -> Recording:
     body = {name: _verified(folder, name, manifest) for name in (TABLE, GRAPHS)}
     try:
         table = tables.read(folder / TABLE, tables.MEASURED)
-        walked = msgspec.json.decode(_unpacked(body[GRAPHS]), type=list[Walked])
+        walked = msgspec.json.decode(_unpacked(body[GRAPHS]), type=list[TracedModel])
     except (TableError, msgspec.DecodeError, OSError, EOFError) as error:
         raise RecordingError(f"{folder} holds what no recording may hold: {error} Make it anew.") from error
     graphs = {GraphKey(w.model, w.input_kind, w.input_size, w.precision, w.runtime): w.graph for w in walked}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from latpred.prediction.crossover import Landmark
+    from latpred.prediction.crossover import BatchThreshold
     from latpred.prediction.prediction import Curve, Prediction, Setting
     from latpred.profile.gpus import Spec
     from latpred.profile.host_profile import HostProfile
@@ -191,7 +191,7 @@ def _facts(curve: Curve) -> list[str]:
     return said + [f"caveat: {caveat}" for caveat in setting.provenance.caveats]
 
 
-def _crossover(found: Landmark) -> str:
+def _crossover(found: BatchThreshold) -> str:
     if found.batch == 1:
         return "never framework-bound: compute- or memory-bound from batch 1"
     if found.batch is None:

@@ -200,14 +200,14 @@ def walked(
 ) -> ModelGraph:
     """What the runtime runs for a model. `ensure` sees to a profile once the model is known to be one."""
     from latpred.prediction.find import located, predictor_of
-    from latpred.runtimes.legacy_torch import walked_for
-    from latpred.runtimes.lowering import target_of, walk, walked_by
+    from latpred.runtimes.legacy_torch import traced_for
+    from latpred.runtimes.lowering import target_of, trace_for_runtime, traced_by
     from latpred.runtimes.onnx import onnx_file
     from latpred.tracing import trace
 
     options: dict[str, Any] = {"seq": given.seq, "image": given.image, "precision": given.precision}
     options |= {"memory_format": way.memory_format, "batches": batches}
-    by_tools = walked_by(target.runtime) != "eager"
+    by_tools = traced_by(target.runtime) != "eager"
     # The walk comes first: a misspelt model must not cost a calibration.
     graph = None
     if onnx_file.is_file(model):
@@ -223,8 +223,8 @@ def walked(
     if by_tools:
         notice(f"asking {target.runtime} what it makes of {model}")
     kind = target_of(predictor.profile.device.kind)
-    with walked_for(era):  # of older software, as `latpred.predict` does it
-        return walk(model, runtime=target.runtime, target=kind, **options)
+    with traced_for(era):  # of older software, as `latpred.predict` does it
+        return trace_for_runtime(model, runtime=target.runtime, target=kind, **options)
 
 
 def _of_lengths(context: click.Context, request: Request) -> Curve:

@@ -62,11 +62,11 @@ def trace(
     Another runtime than eager is asked with its own tools what it makes of the model.
     """
     from latpred import runtimes
-    from latpred.runtimes.lowering import walk
+    from latpred.runtimes.lowering import trace_for_runtime
 
     if check and runtime != "eager":
         raise UsageError("--check counts what eager does; leave out --runtime.")
-    graph = walk(
+    graph = trace_for_runtime(
         model,
         runtime=runtime,
         target=target or str(getattr(runtimes.get(runtime), "needs", "cpu")),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from latpred.errors import LatpredError
-from latpred.explanation.explanation import CHEAP, NEARLY_FREE, Choice, Explanation, Outlook, Ratio, Room
+from latpred.explanation.explanation import CHEAP, NEARLY_FREE, AxisHeadroom, Choice, Explanation, Headroom, Ratio
 from latpred.graph.graph import ModelGraph
 from latpred.graph.widen import widened
 from latpred.prediction.prediction import Prediction
@@ -25,10 +25,10 @@ HALVES = ("fp16", "bf16")
 def advise(found: Explanation) -> str:
     """One sentence: which runtime, and what about the model or the batch."""
     chosen = recommended(found)
-    outlook = found.outlooks.get(chosen.runtime)
+    headroom = found.headrooms.get(chosen.runtime)
     clauses = [
         too_large(chosen) or runtime(found, chosen),
-        limit(chosen, outlook),
+        limit(chosen, headroom),
         unknown(found),
     ]
     sentence = "; ".join(clause for clause in clauses if clause)
@@ -69,41 +69,41 @@ def runtime(found: Explanation, chosen: Choice) -> str:
     return f"{said}, or in {rivals}, about as fast" if rivals else said
 
 
-def limit(chosen: Choice, outlook: Outlook | None) -> str:
+def limit(chosen: Choice, headroom: Headroom | None) -> str:
     """What sets the latency there, and what would change it."""
-    if outlook is None:
+    if headroom is None:
         return ""
     regime = chosen.prediction.regime
     if regime == "framework-bound":
-        return framework_bound(outlook)
-    return compute_bound(chosen, outlook) if regime == "compute-bound" else memory_bound(chosen, outlook)
+        return framework_bound(headroom)
+    return compute_bound(chosen, headroom) if regime == "compute-bound" else memory_bound(chosen, headroom)
 
 
-def framework_bound(outlook: Outlook) -> str:
+def framework_bound(headroom: Headroom) -> str:
     """The host dispatches longer than the device computes: more work is cheap, fewer layers help."""
-    said = f"the host sets the latency{_spare(outlook)}, and fewer layers would be faster"
-    if outlook.halved > LITTLE:
+    said = f"the host sets the latency{_spare(headroom)}, and fewer layers would be faster"
+    if headroom.halved > LITTLE:
         return f"{said} but narrower ones hardly"
-    return f"{said}, as would half the width ({outlook.halved:.2f} times the latency, an estimate)"
+    return f"{said}, as would half the width ({headroom.halved:.2f} times the latency, an estimate)"
 
 
-def compute_bound(chosen: Choice, outlook: Outlook) -> str:
+def compute_bound(chosen: Choice, headroom: Headroom) -> str:
     """The device computes longer than the host dispatches: only less work helps."""
     said = f"computing sets the latency{_mostly(chosen)}, so fewer or narrower layers help"
-    if outlook.halved < LITTLE:
-        said += f" (half the width: {outlook.halved:.2f} times the latency, an estimate)"
-    if outlook.doubled >= FULL:
+    if headroom.halved < LITTLE:
+        said += f" (half the width: {headroom.halved:.2f} times the latency, an estimate)"
+    if headroom.doubled >= FULL:
         return f"{said}, a larger batch brings no throughput"
-    return f"{said}, and twice the batch takes {outlook.doubled:.2f} times as long"
+    return f"{said}, and twice the batch takes {headroom.doubled:.2f} times as long"
 
 
-def memory_bound(chosen: Choice, outlook: Outlook) -> str:
+def memory_bound(chosen: Choice, headroom: Headroom) -> str:
     """Memory is read longer than anything is computed: smaller numbers help, and more samples share the weights."""
     said = f"reading memory sets the latency{_mostly(chosen)}"
     if chosen.prediction.precision not in HALVES:
         said += ", so half precision helps where the device has it"
-    if outlook.doubled < FULL:
-        return f"{said}, and twice the batch takes {outlook.doubled:.2f} times as long"
+    if headroom.doubled < FULL:
+        return f"{said}, and twice the batch takes {headroom.doubled:.2f} times as long"
     return f"{said}, and so do fewer or narrower layers"
 
 
@@ -121,10 +121,10 @@ def _measure_both(name: str, gain: Ratio) -> str:
     return f"stay with eager, or measure both: {name} is predicted {times}"
 
 
-def _spare(outlook: Outlook) -> str:
+def _spare(headroom: Headroom) -> str:
     """What may grow for a fifth more, as batch and width."""
     parts = []
-    batch, width = outlook.room("batch"), outlook.room("width")
+    batch, width = headroom.room("batch"), headroom.room("width")
     if batch is not None and (batch.cheap is None or batch.cheap > batch.now):
         parts.append(f"batch {_upto(batch)}")
     if width is not None and (width.cheap is None or width.cheap >= 1.05):
@@ -132,7 +132,7 @@ def _spare(outlook: Outlook) -> str:
     return f": {' or '.join(parts)} costs at most a fifth more" if parts else ""
 
 
-def _upto(room: Room) -> str:
+def _upto(room: AxisHeadroom) -> str:
     if room.cheap is None:
         return f"beyond {room.most:,.10g}"
     return f"up to {room.cheap:,.10g}"
@@ -163,9 +163,9 @@ TOKENS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 PIXELS = (1.5, 2.0, 3.0, 4.0)  # of a side; sizes that most patches and strides divide
 
 
-def outlook_of(
+def headroom_of(
     predictor: Predictor, graph: ModelGraph, now: Prediction, eager: ModelGraph | None = None, walk: Walk | None = None
-) -> Outlook:
+) -> Headroom:
     """What would become of a prediction."""
 
     def latency_ms(of: ModelGraph, batch: int = now.batch) -> float:
@@ -183,24 +183,24 @@ def outlook_of(
         rooms.append(grid_room(eager.input_kind, eager.input_size, now.latency_ms, grown, sizes[-1], not exact))
     wider = ((factor, latency_ms(widened(graph, factor))) for factor in WIDTHS)
     rooms.append(grid_room("width", 1.0, now.latency_ms, wider, WIDTHS[-1], estimate=True))
-    return Outlook(
+    return Headroom(
         rooms=tuple(rooms),
         doubled=latency_ms(graph, 2 * now.batch) / now.latency_ms,
         halved=latency_ms(widened(graph, 0.5)) / now.latency_ms,
     )
 
 
-def batch_room(predictor: Predictor, graph: ModelGraph, now: Prediction) -> Room:
+def batch_room(predictor: Predictor, graph: ModelGraph, now: Prediction) -> AxisHeadroom:
     """How far the batch may grow; never beyond the device's memory."""
 
     def most(times: float) -> int | None:
         found = predictor.max_batch(graph, times * now.latency_ms, runtime=now.runtime, protocol=now.protocol)
         return None if found >= MOST_BATCH else max(found, now.batch)
 
-    return Room("batch", now.batch, most(NEARLY_FREE), most(CHEAP), MOST_BATCH, estimate=False)
+    return AxisHeadroom("batch", now.batch, most(NEARLY_FREE), most(CHEAP), MOST_BATCH, estimate=False)
 
 
-def grid_room(axis: str, now: float, latency_ms: float, grown: Grown, most: float, estimate: bool) -> Room:
+def grid_room(axis: str, now: float, latency_ms: float, grown: Grown, most: float, estimate: bool) -> AxisHeadroom:
     """How far something may grow, from the latency at growing sizes; between two of them it is taken to be straight.
 
     Where the sizes end before `most`, the model goes no further.
@@ -217,7 +217,7 @@ def grid_room(axis: str, now: float, latency_ms: float, grown: Grown, most: floa
     last = points[-1][0]
     if last < most:
         found = [last if value is None else value for value in found]
-    return Room(axis, now, _round(found[0], axis), _round(found[1], axis), most, estimate)
+    return AxisHeadroom(axis, now, _round(found[0], axis), _round(found[1], axis), most, estimate)
 
 
 def _crossing(points: list[tuple[float, float]], limit_ms: float) -> float | None:

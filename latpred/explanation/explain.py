@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from latpred import runtimes as known_runtimes
-from latpred.api import Input, as_walked
+from latpred.api import Input, as_traced
 from latpred.errors import LatpredError, MissingPackageError, ProfileError, RuntimeRefusalError, UsageError
-from latpred.explanation.advice import Walk, advise, outlook_of, recommended
+from latpred.explanation.advice import Walk, advise, headroom_of, recommended
 from latpred.explanation.explanation import Choice, Excluded, Explanation, ratio
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.crossover import Z90
@@ -21,7 +21,7 @@ from latpred.prediction.find import located, predictor_of
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor, checked_batches
 from latpred.runtimes import lowering
-from latpred.runtimes.legacy_torch import walked_for
+from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
     from latpred.api import Device, Model
@@ -80,8 +80,8 @@ def explain(
     predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
     given = Input(inputs, seq, image, precision, memory_format)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
-    study = _Study(predictor, _Subject(model, given, size), size, protocol, progress)
-    with walked_for(predictor.profile.protocol.get("era", "")):
+    study = _Study(predictor, _Workload(model, given, size), size, protocol, progress)
+    with traced_for(predictor.profile.protocol.get("era", "")):
         return _explained(study, names, runtimes)
 
 
@@ -95,7 +95,7 @@ def _explained(study: _Study, names: Sequence[str], runtimes: Sequence[str] | No
     return study.explained(choices, excluded)
 
 
-class _Subject:
+class _Workload:
     """The model, walked for each runtime when that is asked for."""
 
     def __init__(self, model: Model, given: Input, batch: int) -> None:
@@ -105,13 +105,13 @@ class _Subject:
     def eager(self) -> ModelGraph | None:
         """Its eager walk, where it has one: an .onnx file has none."""
         if isinstance(self._model, ModelGraph):
-            return as_walked(self._model, self._given)
+            return as_traced(self._model, self._given)
         return None if self._is_file() else self._walked("eager", "cpu")
 
     def graph(self, runtime: str, target: str) -> ModelGraph:
         """What a runtime runs for it on a kind of device."""
         if isinstance(self._model, ModelGraph):
-            return lowering.fitting(as_walked(self._model, self._given), runtime, target)
+            return lowering.fitting(as_traced(self._model, self._given), runtime, target)
         if self._is_file() or lowering.walked_by(runtime) == "eager":
             return self._walked(runtime, target)
         if self._source is None:
@@ -162,7 +162,7 @@ class _Study:
     """One model at one batch size on one device."""
 
     predictor: Predictor
-    subject: _Subject
+    workload: _Workload
     batch: int
     protocol: str
     progress: Callable[[str], None] | None
@@ -188,17 +188,17 @@ class _Study:
         """Everything, with what may grow in the fastest runtime and in eager, and with advice."""
         found = Explanation(tuple(choices), tuple(excluded), {})
         shown = dict.fromkeys([found.fastest.runtime, recommended(found).runtime, *(["eager"] if found.eager else [])])
-        eager = self.subject.eager()
-        outlooks = {}
+        eager = self.workload.eager()
+        headrooms = {}
         for name in shown:
             choice = found.choice(name)
             assert choice is not None
-            graph = self.subject.graph(name, self.target)
-            walk = None if eager is None else self.subject.longer(eager.input_kind)
+            graph = self.workload.graph(name, self.target)
+            walk = None if eager is None else self.workload.longer(eager.input_kind)
             if graph.walked or graph.only:
                 continue  # no batch can be said that was not walked
-            outlooks[name] = outlook_of(self.predictor, graph, choice.prediction, eager, walk)
-        found = replace(found, outlooks=outlooks)
+            headrooms[name] = headroom_of(self.predictor, graph, choice.prediction, eager, walk)
+        found = replace(found, headrooms=headrooms)
         return replace(found, advice=advise(found))
 
     def _unfit(self, name: str) -> Excluded | None:
@@ -217,7 +217,7 @@ class _Study:
         if self.progress is not None and lowering.walked_by(name) != "eager":
             self.progress(name)
         try:
-            graph = self.subject.graph(name, self.target)
+            graph = self.workload.graph(name, self.target)
             refusal = lowering.refusal(graph)
             if refusal is not None:
                 return Excluded(name, "refused", refusal)

@@ -93,7 +93,7 @@ class Excluded(NamedTuple):
     reason: str
 
 
-class Room(NamedTuple):
+class AxisHeadroom(NamedTuple):
     """How far something may grow before the latency is 1.05 and 1.2 times what it is.
 
     axis : "batch", "width" (as a factor) or the kind of the inputs. now : its value. nearly_free, cheap : the largest
@@ -109,17 +109,17 @@ class Room(NamedTuple):
     estimate: bool
 
 
-class Outlook(NamedTuple):
+class Headroom(NamedTuple):
     """What would become of the latency in one runtime.
 
     rooms : what may grow. doubled, halved : times the latency with twice the batch and with half the width (estimated).
     """
 
-    rooms: tuple[Room, ...]
+    rooms: tuple[AxisHeadroom, ...]
     doubled: float
     halved: float
 
-    def room(self, axis: str) -> Room | None:
+    def room(self, axis: str) -> AxisHeadroom | None:
         """The room along an axis."""
         return next((room for room in self.rooms if room.axis == axis), None)
 
@@ -134,7 +134,7 @@ class Explanation:
         Runtimes that can run it, the fastest first.
     excluded : tuple[Excluded, ...]
         The others, each with its reason.
-    outlooks : dict[str, Outlook]
+    headrooms : dict[str, Outlook]
         What may grow, in the fastest runtime and in eager.
     advice : str
         One sentence.
@@ -142,7 +142,7 @@ class Explanation:
 
     choices: tuple[Choice, ...]
     excluded: tuple[Excluded, ...]
-    outlooks: dict[str, Outlook] = field(compare=False)
+    headrooms: dict[str, Headroom] = field(compare=False)
     advice: str = ""
 
     @property
@@ -180,7 +180,7 @@ class Explanation:
             "advice": self.advice,
             "runtimes": [_choice(choice) for choice in self.choices],
             "excluded": [one._asdict() for one in self.excluded],
-            "outlooks": {name: _outlook(outlook) for name, outlook in self.outlooks.items()},
+            "outlooks": {name: _headroom(headroom) for name, headroom in self.headrooms.items()},
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -228,6 +228,6 @@ def _choice(choice: Choice) -> dict[str, Any]:
     return {**found, "steps": choice.steps, "launches": choice.launches, "speedup": speedup}
 
 
-def _outlook(outlook: Outlook) -> dict[str, Any]:
-    rooms = {room.axis: room._asdict() for room in outlook.rooms}
-    return {"rooms": rooms, "twice_the_batch": outlook.doubled, "half_the_width": outlook.halved}
+def _headroom(headroom: Headroom) -> dict[str, Any]:
+    rooms = {room.axis: room._asdict() for room in headroom.rooms}
+    return {"rooms": rooms, "twice_the_batch": headroom.doubled, "half_the_width": headroom.halved}

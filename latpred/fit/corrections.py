@@ -24,7 +24,7 @@ from latpred.prediction import clocks, tiles
 from latpred.prediction.clocks import Floats, Ints, Timeline
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import CALL, host_cost
-from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, Tilt
+from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 
 MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
@@ -69,12 +69,12 @@ class Row(NamedTuple):
 class Factors(NamedTuple):
     """What host costs by class and kernel times by family are multiplied by; "" is for all others.
 
-    tilts : what kernel times are multiplied by according to their size, beside.
+    size_corrections : what kernel times are multiplied by according to their size, beside.
     """
 
     host: dict[str, float]
     kernel: dict[str, float]
-    tilts: tuple[Tilt, ...] = ()
+    size_corrections: tuple[SizeCorrection, ...] = ()
 
 
 class Fit(NamedTuple):
@@ -128,7 +128,7 @@ class _Cell:
         return clocks.latency(self.timeline, steps, kernels, self.device, self.protocol)
 
 
-class Law:
+class LatencyModel:
     """Latencies of measured rows in one runtime, as functions of factors.
 
     Parameters
@@ -212,15 +212,15 @@ class Law:
         factors = np.exp(logs).tolist()
         whole, host, device = parameters[:3].tolist()
         found = zip(tiles.OF, logs[-len(tiles.OF) :].tolist(), self._centres.tolist(), self._ranges, strict=True)
-        tilts = tuple(
-            Tilt(of, exponent, centre, low, high)
+        size_corrections = tuple(
+            SizeCorrection(of, exponent, centre, low, high)
             for of, exponent, centre, (low, high) in found
             if exponent and low < high
         )
         return Factors(
             {GENERAL: float(np.exp(whole + host)), **dict(zip(self.host, factors, strict=False))},
             {GENERAL: float(np.exp(whole + device)), **dict(zip(self.kernel, factors[len(self.host) :], strict=False))},
-            tilts,
+            size_corrections,
         )
 
 
@@ -296,7 +296,7 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         host_spread=0.0,  # the rows are of the host that is asked about
         kernels=own,
         kernel_scales=_scales(fit, kernel),
-        kernel_tilts=(*fit.kernel_tilts, *factors.tilts),
+        kernel_tilts=(*fit.kernel_tilts, *factors.size_corrections),
     )
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: changed})
 

@@ -50,7 +50,7 @@ def fit_residual(
     factors = 1.0 / np.maximum(weights, 1e-6)
     subset = slice(0, hyper_points)
     hyper = _learn(points[subset], targets[subset], factors[subset], jumps)
-    factors = _doubt(points, targets, factors, hyper, jumps)
+    factors = _sigma(points, targets, factors, hyper, jumps)
     hyper = _learn(points[subset], targets[subset], factors[subset], jumps, start=hyper)
     errors, deviations = _leave_one_out(points, targets, factors, hyper, jumps)
     calibration = _calibration(errors / deviations)
@@ -143,7 +143,7 @@ def _likelihood(hyper: Floats, apart: Floats, targets: Floats, factors: Floats, 
     return value, 0.5 * np.r_[by_length, by_amplitude, by_noise]
 
 
-def _doubt(points: Floats, targets: Floats, factors: Floats, hyper: Floats, jumps: bool) -> Floats:
+def _sigma(points: Floats, targets: Floats, factors: Floats, hyper: Floats, jumps: bool) -> Floats:
     """Noise factors, larger for samples that contradict what all the others say of them."""
     if len(targets) < 8:
         return factors

@@ -38,7 +38,7 @@ _RIDGE = 0.03  # pull of each log parameter towards its starting value, so that 
 _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
 _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
 _WORTH_TILES = 0.85  # of a roofline's cost: tiles have more constants, and must earn them
-_BESIDE_DOUBT = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
+_BESIDE_SIGMA = 0.5  # relative doubt about what passes beside a sample, in units of the doubt about its time
 # Terms that the samples of a family cannot tell from others. Steps of a recurrence read the same weights again and
 # again (an effort), and sizes of state and input hardly vary apart.
 _UNTOLD = {"rnn": ("weights", "activations", "n", "k")}
@@ -216,7 +216,7 @@ def _log_residuals(times: Floats, base: Floats, beside: Floats) -> tuple[Floats,
     share = base / (base + beside)
     alone, together = np.log(times / base), np.log((times + beside) / (base + beside)) / share
     nearest: Floats = np.where(np.abs(alone) < np.abs(together), alone, together)
-    return nearest, 1.0 / (1.0 + (_BESIDE_DOUBT * beside / base) ** 2)
+    return nearest, 1.0 / (1.0 + (_BESIDE_SIGMA * beside / base) ** 2)
 
 
 def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any = 0.0) -> float:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.graph.graph import Line
+from latpred.graph.graph import Affine
 from latpred.ops.families import CONV_DIMS, DIMS, root
 
 Floats = NDArray[np.float64]
@@ -204,7 +204,7 @@ POINTWISE, SQUARE, MANY = "pointwise", "3x3", "many"
 CAT = "cat"
 
 
-def kind(family: str, dims: Mapping[str, Line]) -> str:
+def kind(family: str, dims: Mapping[str, Affine]) -> str:
     """The kind of an op's kernel: its family where there is nothing finer, or where it is a special one already.
 
     >>> one, three = Line(1), Line(3)

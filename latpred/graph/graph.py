@@ -18,7 +18,7 @@ from latpred.caches import hash_of
 from latpred.errors import UsageError
 
 
-class Line(NamedTuple):
+class Affine(NamedTuple):
     """A whole number affine in batch: `constant + per_sample * batch`."""
 
     constant: int
@@ -33,7 +33,7 @@ class Line(NamedTuple):
         return self.constant + self.per_sample * batch
 
 
-ZERO = Line(0, 0)
+ZERO = Affine(0, 0)
 
 
 class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,12 +74,12 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_class: str
     family: str
     dtype: str
-    dims: dict[str, Line]
-    macs: Line = ZERO
-    weight_bytes: Line = ZERO
-    read_bytes: Line = ZERO
-    write_bytes: Line = ZERO
-    live_bytes: Line = ZERO
+    dims: dict[str, Affine]
+    macs: Affine = ZERO
+    weight_bytes: Affine = ZERO
+    read_bytes: Affine = ZERO
+    write_bytes: Affine = ZERO
+    live_bytes: Affine = ZERO
     launches: int = 0
     syncs: int = 0
     module_calls: int = 0
@@ -121,7 +121,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     memory_format: str  # contiguous or channels_last
     parameters: int
     parameter_bytes: int
-    input_bytes: Line
+    input_bytes: Affine
     ops: tuple[Op, ...]
     ops_at_one: tuple[Op, ...] | None = None
     stack: dict[str, str] = {}

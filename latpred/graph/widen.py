@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 
 IMAGE_CHANNELS = 4  # a convolution of at most so many inputs reads an image, whose channels a wider model leaves alone
@@ -94,7 +94,7 @@ def _wide(op: Op, factor: float) -> Op:
     )
 
 
-def _times(line: Line, factor: float) -> Line:
+def _times(line: Affine, factor: float) -> Affine:
     """A line that many times as steep; nothing that there is becomes nothing."""
     constant, per_sample = round(line.constant * factor), round(line.per_sample * factor)
-    return Line(constant or int(line.constant > 0), per_sample or int(line.per_sample > 0))
+    return Affine(constant or int(line.constant > 0), per_sample or int(line.per_sample > 0))

@@ -23,7 +23,7 @@ Z90 = 1.6448536269514722  # half width of the central 90 % of a normal distribut
 _POINTS = 8  # batches evaluated at once while a bracket is narrowed
 
 
-class Landmark(NamedTuple):
+class BatchThreshold(NamedTuple):
     """A batch size, and the 90 % interval it lies in; None stands for "not up to the largest batch looked at"."""
 
     batch: int | None
@@ -31,7 +31,7 @@ class Landmark(NamedTuple):
     high: int | None
 
 
-class Course(NamedTuple):
+class CurveSamples(NamedTuple):
     """What landmarks depend on, at some batches: microseconds of host, of device and of all."""
 
     overhead_us: Floats
@@ -39,11 +39,11 @@ class Course(NamedTuple):
     latency_us: Floats
 
 
-Sampler = Callable[[NDArray[np.int64], float], Course]
+Sampler = Callable[[NDArray[np.int64], float], CurveSamples]
 """Gives the course at some batches, with device times multiplied by exp(shift * their spread)."""
 
 
-class Landmarks:
+class BatchThresholds:
     """Crossover and knee of one model in one runtime on one device.
 
     Pickling keeps the answers and drops what they were computed from.
@@ -51,13 +51,13 @@ class Landmarks:
 
     def __init__(self, sample: Sampler) -> None:
         self._sample: Sampler | None = sample
-        self._known: dict[tuple[str, float], Landmark] = {}
+        self._known: dict[tuple[str, float], BatchThreshold] = {}
 
-    def crossover(self) -> Landmark:
+    def crossover(self) -> BatchThreshold:
         """The smallest batch at which the device takes at least as long as the host."""
         return self._find("crossover", 1.0, _not_framework_bound)
 
-    def knee(self, ratio: float = KNEE) -> Landmark:
+    def knee(self, ratio: float = KNEE) -> BatchThreshold:
         """The smallest batch whose latency exceeds `ratio` times that of batch 1.
 
         Raises
@@ -76,13 +76,15 @@ class Landmarks:
             self.knee()
         return {"_sample": None, "_known": self._known}
 
-    def _find(self, kind: str, ratio: float, test: Callable[[Course, Course], NDArray[np.bool_]]) -> Landmark:
+    def _find(
+        self, kind: str, ratio: float, test: Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]
+    ) -> BatchThreshold:
         key = (kind, ratio)
         if key not in self._known:
             self._known[key] = self._search(test, ratio)
         return self._known[key]
 
-    def _search(self, test: Callable[[Course, Course], NDArray[np.bool_]], ratio: float) -> Landmark:
+    def _search(self, test: Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]], ratio: float) -> BatchThreshold:
         sample = self._sample
         if sample is None:
             raise UsageError(
@@ -95,7 +97,7 @@ class Landmarks:
 
         # A slower device reaches both landmarks at a smaller batch.
         ends = sorted((where(Z90), where(0.0), where(-Z90)), key=lambda batch: math.inf if batch is None else batch)
-        return Landmark(ends[1], ends[0], ends[2])
+        return BatchThreshold(ends[1], ends[0], ends[2])
 
 
 def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int = MOST) -> int | None:
@@ -122,12 +124,12 @@ def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int
     return high
 
 
-def _not_framework_bound(course: Course, _flat: Course) -> NDArray[np.bool_]:
+def _not_framework_bound(course: CurveSamples, _flat: CurveSamples) -> NDArray[np.bool_]:
     return course.compute_us >= course.overhead_us
 
 
-def _above(ratio: float) -> Callable[[Course, Course], NDArray[np.bool_]]:
-    def test(course: Course, flat: Course) -> NDArray[np.bool_]:
+def _above(ratio: float) -> Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]:
+    def test(course: CurveSamples, flat: CurveSamples) -> NDArray[np.bool_]:
         over: NDArray[np.bool_] = course.latency_us > ratio * flat.latency_us
         return over
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from latpred.caches import Recent
 from latpred.graph.features import WORK, Floats, Inputs, layout, native, read, waves
-from latpred.graph.graph import Line, Op
+from latpred.graph.graph import Affine, Op
 from latpred.graph.schedule import Schedule
 from latpred.ops.families import root
 from latpred.prediction.tiles import tiled
@@ -377,7 +377,7 @@ def resident_share(parameter_bytes: int, touched_bytes: float, device: DeviceInf
     return round(RESIDENT_STEPS * min(max(2.0 - most, 0.0), 1.0)) / RESIDENT_STEPS
 
 
-def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Line, ...]:
+def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Affine, ...]:
     """An op's work and dimensions, in the columns of a family.
 
     Weights come from memory each time, but for the share that is `resident` in the cache: that is read as activations.
@@ -385,13 +385,13 @@ def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Line, ...]:
     An op priced by another family than its own lacks some of its dimensions: elements are then counted as 4 bytes each,
     and everything else as 1.
     """
-    elements = Line(op.write_bytes.constant // 4, op.write_bytes.per_sample // 4)
+    elements = Affine(op.write_bytes.constant // 4, op.write_bytes.per_sample // 4)
     missing = {"numel": elements}
     dims = layout(family).columns[len(WORK) :]
     weights, reads = op.weight_bytes, op.read_bytes
     if resident:
-        found = Line(*(round(resident * amount) for amount in weights))
-        weights = Line(weights.constant - found.constant, weights.per_sample - found.per_sample)
-        reads = Line(reads.constant + found.constant, reads.per_sample + found.per_sample)
+        found = Affine(*(round(resident * amount) for amount in weights))
+        weights = Affine(weights.constant - found.constant, weights.per_sample - found.per_sample)
+        reads = Affine(reads.constant + found.constant, reads.per_sample + found.per_sample)
     work = (op.macs, weights, reads, op.write_bytes)
-    return (*work, *(op.dims.get(name) or missing.get(name) or Line(1) for name in dims))
+    return (*work, *(op.dims.get(name) or missing.get(name) or Affine(1) for name in dims))

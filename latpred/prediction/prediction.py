@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.graph.graph import Coverage
-from latpred.prediction.crossover import KNEE, Z90, Course, Landmark, Landmarks
+from latpred.prediction.crossover import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples
 from latpred.profile.document import Machine
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def point_dict(point: Prediction) -> dict[str, Any]:
     }
 
 
-def landmarks_dict(setting: Setting) -> dict[str, Any]:
+def thresholds_dict(setting: Setting) -> dict[str, Any]:
     """Crossover and knee with their intervals."""
-    crossover, knee = setting.landmarks.crossover(), setting.landmarks.knee()
+    crossover, knee = setting.thresholds.crossover(), setting.thresholds.knee()
     return {
         "crossover_batch": crossover.batch,
         "crossover_interval": [crossover.low, crossover.high],
@@ -168,7 +168,7 @@ class Setting:
     protocol: str
     inputs_on: str
     provenance: Provenance
-    landmarks: Landmarks = field(repr=False, compare=False)
+    thresholds: BatchThresholds = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -270,17 +270,17 @@ class Prediction:
         return self.knee().batch
 
     @property
-    def crossover(self) -> Landmark:
+    def crossover(self) -> BatchThreshold:
         """Crossover batch with its 90 % interval."""
-        return self.setting.landmarks.crossover()
+        return self.setting.thresholds.crossover()
 
-    def knee(self, ratio: float = KNEE) -> Landmark:
+    def knee(self, ratio: float = KNEE) -> BatchThreshold:
         """Smallest batch whose latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
-        return self.setting.landmarks.knee(ratio)
+        return self.setting.thresholds.knee(ratio)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values that JSON can hold."""
-        asked, marks = question_dict(self.setting), landmarks_dict(self.setting)
+        asked, marks = question_dict(self.setting), thresholds_dict(self.setting)
         return {"schema": SCHEMA, **asked, **point_dict(self), **marks}
 
     def to_frame(self) -> pd.DataFrame:
@@ -360,20 +360,20 @@ class Curve:
         return self.knee().batch
 
     @property
-    def crossover(self) -> Landmark:
+    def crossover(self) -> BatchThreshold:
         """Crossover batch with its 90 % interval."""
-        return self.setting.landmarks.crossover()
+        return self.setting.thresholds.crossover()
 
-    def knee(self, ratio: float = KNEE) -> Landmark:
+    def knee(self, ratio: float = KNEE) -> BatchThreshold:
         """Smallest batch whose latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
-        return self.setting.landmarks.knee(ratio)
+        return self.setting.thresholds.knee(ratio)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values that JSON can hold."""
         return {
             "schema": CURVE_SCHEMA,
             **question_dict(self.setting),
-            **landmarks_dict(self.setting),
+            **thresholds_dict(self.setting),
             "points": [point_dict(point) for point in self.points],
         }
 
@@ -447,7 +447,7 @@ def joined(points: Sequence[Prediction], notes: Sequence[str] = ()) -> Curve:
     setting = replace(
         first,
         provenance=replace(first.provenance, caveats=tuple(caveats)),
-        landmarks=Landmarks(_Lines(points)),
+        thresholds=BatchThresholds(_Lines(points)),
     )
     return Curve(setting, tuple(replace(point, setting=setting) for point in points))
 
@@ -463,9 +463,9 @@ class _Lines:
         self._rest = np.array([point.latency_ms for point in ordered]) * 1e3 - np.maximum(self._compute, 0.0)
         self._spread = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
 
-    def __call__(self, batches: NDArray[np.int64], shift: float) -> Course:
+    def __call__(self, batches: NDArray[np.int64], shift: float) -> CurveSamples:
         at = batches.astype(float)
         inside = np.clip(at, self._batches[0], self._batches[-1])
         compute = np.interp(inside, self._batches, self._compute) * (at / inside) * np.exp(shift * self._spread)
         overhead = np.interp(inside, self._batches, self._overhead)
-        return Course(overhead, compute, compute + np.interp(inside, self._batches, self._rest))
+        return CurveSamples(overhead, compute, compute + np.interp(inside, self._batches, self._rest))

@@ -21,7 +21,7 @@ from latpred.graph.schedule import Schedule
 from latpred.host import SAME, Slowdown
 from latpred.prediction import clocks
 from latpred.prediction.clocks import Floats
-from latpred.prediction.crossover import Z90, Course, Landmarks, first_true
+from latpred.prediction.crossover import Z90, BatchThresholds, CurveSamples, first_true
 from latpred.prediction.fallbacks import least_spread
 from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
@@ -313,13 +313,13 @@ class Predictor:
         fit, least = self.profile.runtimes[runtime], least_spread(self.profile, runtime)
         return max(fit.spread, least), max(fit.spread if fit.busy_spread is None else fit.busy_spread, least)
 
-    def _course(self, asked: Asked, batches: NDArray[np.int64], shift: float) -> Course:
+    def _course(self, asked: Asked, batches: NDArray[np.int64], shift: float) -> CurveSamples:
         overhead, compute, latency = np.empty((3, len(batches)))
         for schedule, resident, positions in self._served_together(asked, batches):
             found = self._evaluate(asked, schedule, resident, batches[positions], shift)
             overhead[positions] = found.overhead_us
             compute[positions], latency[positions] = found.compute_us, found.latency_us
-        return Course(overhead, compute, latency)
+        return CurveSamples(overhead, compute, latency)
 
     def _copy_us(self, asked: Asked, batches: NDArray[np.int64]) -> Floats:
         device = self.profile.device
@@ -379,7 +379,7 @@ class Predictor:
                 machine=profile.machine,
                 caveats=(*self.caveats, *_own_caveats(profile, asked, priced), *self._estimated(asked.runtime)),
             ),
-            landmarks=Landmarks(lambda batches, shift: self._course(asked, batches, shift)),
+            thresholds=BatchThresholds(lambda batches, shift: self._course(asked, batches, shift)),
         )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, Floats, kind
-from latpred.graph.graph import Line, Op
+from latpred.graph.graph import Affine, Op
 from latpred.graph.schedule import Schedule
 from latpred.host import SAME, Slowdown
 from latpred.ops.classes import kind_of
@@ -24,8 +24,8 @@ from latpred.ops.families import nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, Format, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelModel, Row, Rows
-from latpred.prediction.tiles import TIME, fixed_factor, tilted
-from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, Tilt
+from latpred.prediction.tiles import TIME, fixed_factor, size_corrected
+from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Priced:
         What may not hold of kernels in formats that were not measured.
     estimated : bool
         Whether some op has no formula.
-    tilts : tuple[Tilt, ...]
+    size_corrections : tuple[Tilt, ...]
         What the rows' times are multiplied by according to themselves.
     slowdown : Slowdown
         How much slower the machine is than the profile; `host_us` holds it already.
@@ -172,7 +172,7 @@ class Priced:
     unmeasured: tuple[str, ...]
     caveats: tuple[str, ...]
     estimated: bool
-    tilts: tuple[Tilt, ...]
+    size_corrections: tuple[SizeCorrection, ...]
     slowdown: Slowdown = SAME
 
     def host_at(self, batches: Floats) -> Floats:
@@ -200,8 +200,8 @@ class Priced:
             us[part] = times.us.reshape(count, -1)
             spread[part] = np.maximum(times.spread.reshape(count, -1), group.least_spread[:, None])
             memory_bound[part] = times.memory_bound.reshape(count, -1)
-        for tilt in self.tilts:
-            us *= tilted(tilt, us)
+        for size_correction in self.size_corrections:
+            us *= size_corrected(size_correction, us)
         if self.slowdown != SAME:
             us *= np.where(memory_bound, self.slowdown.memory, self.slowdown.compute)
         return RowTimes(us, spread, memory_bound)
@@ -270,7 +270,9 @@ class PriceList:
             unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.measured)),
             caveats=tuple(dict.fromkeys(row.model.caveat for row in rows if row.model.caveat)),
             estimated=any(op.estimated for op in schedule.ops),
-            tilts=tuple(tilt for tilt in dispatch.kernel_tilts if tilt.of == TIME),
+            size_corrections=tuple(
+                size_correction for size_correction in dispatch.kernel_tilts if size_correction.of == TIME
+            ),
             slowdown=self._slowdown,
         )
 
@@ -315,10 +317,12 @@ class PriceList:
     def _rows(self, runtime: str, precision: str, resident: float) -> Rows:
         key = runtime, precision, resident
         if key not in self._known:
-            self._known[key] = Rows(lambda op, family: self._tilted(op, family, precision, runtime), resident)
+            self._known[key] = Rows(lambda op, family: self._size_corrected(op, family, precision, runtime), resident)
         return self._known[key]
 
-    def _tilted(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, float, bool]:
+    def _size_corrected(
+        self, op: Op, family: str, precision: str, runtime: str
+    ) -> tuple[KernelModel, float, float, bool]:
         """As `_model`, with the runtime's scale tilted by the op's size."""
         model, leaf_scale, scale, measured = self._model(op, family, precision, runtime)
         other = format_of(op, self._profile)
@@ -399,7 +403,7 @@ def _grouped(rows: list[Row]) -> tuple[tuple[Group, ...], NDArray[np.int64]]:
     return tuple(groups), order
 
 
-def _lines(lines: Iterable[Line]) -> Floats:
+def _lines(lines: Iterable[Affine]) -> Floats:
     """Lines as an array of two columns."""
     return np.fromiter(chain.from_iterable(lines), dtype=float).reshape(-1, 2)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.graph.graph import Op
-from latpred.profile.document import Tilt
+from latpred.profile.document import SizeCorrection
 
 Floats = NDArray[np.float64]
 
@@ -134,17 +134,24 @@ def sizes(op: Op) -> dict[str, float]:
     return {name: size for name, size in found.items() if size > 0}
 
 
-def fixed_factor(tilts: Iterable[Tilt], op: Op) -> float:
+def fixed_factor(size_corrections: Iterable[SizeCorrection], op: Op) -> float:
     """What all kernels of an op are multiplied by, whatever their time."""
     own = sizes(op)
-    return math.prod(float(tilted(tilt, np.array(own[tilt.of]))) for tilt in tilts if tilt.of in own)
+    return math.prod(
+        float(size_corrected(size_correction, np.array(own[size_correction.of])))
+        for size_correction in size_corrections
+        if size_correction.of in own
+    )
 
 
-def tilted(tilt: Tilt, size: Floats) -> Floats:
+def size_corrected(size_correction: SizeCorrection, size: Floats) -> Floats:
     """What kernels of such sizes are multiplied by.
 
-    >>> tilted(Tilt("time", exponent=0.5, centre=4.0, low=1.0, high=16.0), np.array([1.0, 4.0, 16.0, 100.0])).tolist()
+    >>> correction = SizeCorrection("time", exponent=0.5, centre=4.0, low=1.0, high=16.0)
+    >>> size_corrected(correction, np.array([1.0, 4.0, 16.0, 100.0])).tolist()
     [0.5, 1.0, 2.0, 2.0]
     """
-    factor: Floats = (np.clip(size, tilt.low, tilt.high) / tilt.centre) ** tilt.exponent
+    factor: Floats = (
+        np.clip(size, size_correction.low, size_correction.high) / size_correction.centre
+    ) ** size_correction.exponent
     return factor

@@ -176,7 +176,7 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
         )
 
 
-class Tilt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SizeCorrection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Kernels' times are multiplied by (size / centre) ** exponent; sizes beyond `low` and `high` count as those.
 
     `of` is the size: "time" in microseconds, or "window" and "channels" of convolutions; see `prediction.tiles`.
@@ -216,7 +216,7 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_spread: float = 0.0
     kernels: dict[str, dict[str, KernelFit]] = {}
     kernel_scales: dict[str, float] = {}
-    kernel_tilts: tuple[Tilt, ...] = ()
+    kernel_tilts: tuple[SizeCorrection, ...] = ()
     gap_us: float | None = None
     untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
 

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from html import escape
 
-from latpred.explanation.explanation import Choice, Explanation, Outlook, Ratio, Room
-from latpred.prediction.crossover import Landmark
+from latpred.explanation.explanation import AxisHeadroom, Choice, Explanation, Headroom, Ratio
+from latpred.prediction.crossover import BatchThreshold
 from latpred.prediction.prediction import Setting
 from latpred.units import format_duration
 
@@ -24,8 +24,8 @@ def plain(found: Explanation) -> str:
     """Title, what each runtime takes, its clocks, where the time goes, what may grow, what is missing, advice."""
     shown = [title(found), "", *_aligned(latencies(found)), "", *_aligned(clocks(found)), ""]
     shown += ["where the time goes:", *_aligned(shares(found)), ""]
-    for name, outlook in found.outlooks.items():
-        shown += [*_aligned(growth(name, outlook)), *_wrapped("", changes(outlook)), ""]
+    for name, headroom in found.headrooms.items():
+        shown += [*_aligned(growth(name, headroom)), *_wrapped("", changes(headroom)), ""]
     for name, reason in missing(found):
         shown += _wrapped(f"without {name}: ", reason)
     shown += [line for name, caveat in caveats(found) for line in _wrapped(f"{name}: ", caveat)]
@@ -36,8 +36,8 @@ def html(found: Explanation) -> str:
     """The same as tables."""
     parts = [f"<strong>{escape(title(found))}</strong>", f"<p>{escape(found.advice)}</p>"]
     parts += [_html_table(table) for table in (latencies(found), clocks(found), shares(found))]
-    parts += [_html_table(growth(name, outlook)) for name, outlook in found.outlooks.items()]
-    facts = [(f"in {name}", changes(outlook)) for name, outlook in found.outlooks.items()]
+    parts += [_html_table(growth(name, headroom)) for name, headroom in found.headrooms.items()]
+    facts = [(f"in {name}", changes(headroom)) for name, headroom in found.headrooms.items()]
     facts += [(f"without {name}", reason) for name, reason in missing(found)]
     facts += caveats(found)
     rows = "".join(f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(t)}</td></tr>" for n, t in facts)
@@ -75,7 +75,7 @@ def clocks(found: Explanation) -> Table:
 
 def shares(found: Explanation) -> Table:
     """Host and device time of the classes of ops that take most, in the fastest runtime and in eager."""
-    chosen = [choice for name in found.outlooks if (choice := found.choice(name)) is not None]
+    chosen = [choice for name in found.headrooms if (choice := found.choice(name)) is not None]
     names = dict.fromkeys(name for choice in chosen for name in _classes(choice))
     rows: Table = [("ops", *(f"{choice.runtime} {clock}" for choice in chosen for clock in ("host", "device")))]
     for name in names:
@@ -84,20 +84,20 @@ def shares(found: Explanation) -> Table:
     return rows
 
 
-def growth(runtime: str, outlook: Outlook) -> Table:
+def growth(runtime: str, headroom: Headroom) -> Table:
     """What may grow within 5 and 20 % of the latency in a runtime."""
     rows: Table = [(f"may grow in {runtime}", "now", "for 5 % more", "for 20 % more")]
-    for room in outlook.rooms:
+    for room in headroom.rooms:
         name = AXES.get(room.axis, room.axis) + " (estimate)" * room.estimate
         ends = (_upto(room.nearly_free, room), _upto(room.cheap, room))
         rows.append((name, _size(room.now, room), *ends))
     return rows
 
 
-def changes(outlook: Outlook) -> str:
+def changes(headroom: Headroom) -> str:
     """What more batch and less width would do."""
-    doubled = f"twice the batch takes {outlook.doubled:.2f} times as long"
-    return f"{doubled}, half the width {outlook.halved:.2f} times (estimate)"
+    doubled = f"twice the batch takes {headroom.doubled:.2f} times as long"
+    return f"{doubled}, half the width {headroom.halved:.2f} times (estimate)"
 
 
 def missing(found: Explanation) -> list[tuple[str, str]]:
@@ -134,13 +134,13 @@ def _cells(choice: Choice, name: str) -> tuple[str, str]:
     return ("-", "-") if share is None else (_ms_or_dash(share.host_ms), _ms_or_dash(share.device_ms))
 
 
-def _upto(value: float | None, room: Room) -> str:
+def _upto(value: float | None, room: AxisHeadroom) -> str:
     if value is None:
         return f"beyond {_size(room.most, room)}"
     return "no further" if value <= room.now else f"to {_size(value, room)}"
 
 
-def _size(value: float, room: Room) -> str:
+def _size(value: float, room: AxisHeadroom) -> str:
     return f"{value:,.10g}{'x' if room.axis == 'width' else ''}"
 
 
@@ -157,7 +157,7 @@ def _verdict(found: Ratio) -> str:
     return ", about equal" if found.alike else ", not sure"
 
 
-def _batch(found: Landmark) -> str:
+def _batch(found: BatchThreshold) -> str:
     return "never" if found.batch is None else str(found.batch)
 
 

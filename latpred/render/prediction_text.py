@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from latpred.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from latpred.prediction.crossover import Landmark
+    from latpred.prediction.crossover import BatchThreshold
     from latpred.prediction.prediction import Curve, Prediction, Setting
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -37,7 +37,7 @@ def curve_text(curve: Curve) -> str:
     cells = [_CURVE_HEAD, *(_curve_row(point) for point in curve)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_CURVE_HEAD))]
     lines += ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([*lines, *_aligned([*_landmark_lines(curve.setting), *_basis(curve.setting)])])
+    return "\n".join([*lines, *_aligned([*_threshold_lines(curve.setting), *_basis(curve.setting)])])
 
 
 def curve_html(curve: Curve) -> str:
@@ -46,7 +46,7 @@ def curve_html(curve: Curve) -> str:
     body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in _curve_row(point))}</tr>" for point in curve)
     spark = escape(sparkline([point.latency_ms for point in curve]))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    facts = [*_landmark_lines(curve.setting), *_basis(curve.setting)]
+    facts = [*_threshold_lines(curve.setting), *_basis(curve.setting)]
     return _card(_title(curve.setting, _batches(curve)), facts, f"<div>{spark}</div>{table}")
 
 
@@ -88,7 +88,7 @@ def _facts(prediction: Prediction) -> list[Line]:
         ("clocks", f"{_ms(prediction.overhead_ms)} dispatching, {_ms(prediction.compute_ms)} computing"),
         ("mostly", _mostly(prediction)),
         ("memory", f"{format_bytes(prediction.peak_bytes)} at the peak{room}"),
-        *_landmark_lines(prediction.setting),
+        *_threshold_lines(prediction.setting),
         *_basis(prediction.setting),
     ]
 
@@ -104,19 +104,19 @@ def _mostly(prediction: Prediction) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def _landmark_lines(setting: Setting) -> list[Line]:
-    crossover, knee = setting.landmarks.crossover(), setting.landmarks.knee()
+def _threshold_lines(setting: Setting) -> list[Line]:
+    crossover, knee = setting.thresholds.crossover(), setting.thresholds.knee()
     return [
-        ("crossover", _landmark(crossover, "compute-bound from batch {}", "framework-bound at every batch")),
-        ("knee", _landmark(knee, "latency leaves its floor at batch {}", "latency never leaves its floor")),
+        ("crossover", _threshold(crossover, "compute-bound from batch {}", "framework-bound at every batch")),
+        ("knee", _threshold(knee, "latency leaves its floor at batch {}", "latency never leaves its floor")),
     ]
 
 
-def _landmark(landmark: Landmark, sentence: str, never: str) -> str:
-    if landmark.batch is None:
+def _threshold(threshold: BatchThreshold, sentence: str, never: str) -> str:
+    if threshold.batch is None:
         return never
-    span = f" (90 %: {landmark.low} to {landmark.high or 'beyond all looked at'})"
-    return sentence.format(landmark.batch) + (span if landmark.low != landmark.high else "")
+    span = f" (90 %: {threshold.low} to {threshold.high or 'beyond all looked at'})"
+    return sentence.format(threshold.batch) + (span if threshold.low != threshold.high else "")
 
 
 def _basis(setting: Setting) -> list[Line]:

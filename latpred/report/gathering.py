@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from latpred.api import Input, as_walked, predict
+from latpred.api import Input, as_traced, predict
 from latpred.explanation.advice import recommended
 from latpred.explanation.explain import explain
 from latpred.explanation.explanation import Explanation
@@ -16,7 +16,7 @@ from latpred.prediction.prediction import Curve
 from latpred.prediction.timeline import ForwardPass, forward_pass
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes import lowering
-from latpred.runtimes.legacy_torch import walked_for
+from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
     from latpred.api import Device, Model
@@ -106,8 +106,8 @@ def gather(
 def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batches: Sequence[int]) -> ModelGraph:
     target = lowering.target_of(predictor.profile.device.kind)
     if isinstance(model, ModelGraph):
-        return lowering.fitting(as_walked(model, given), runtime, target)
-    with walked_for(predictor.profile.protocol.get("era", "")):
+        return lowering.fitting(as_traced(model, given), runtime, target)
+    with traced_for(predictor.profile.protocol.get("era", "")):
         return lowering.walk(
             model,
             given.inputs,

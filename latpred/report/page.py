@@ -110,10 +110,10 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
         "runtimes": words.runtimes(studied),
         "points": words.points(studied.curves),
         "shares": shares(found),
-        "growth": [(growth(name, outlook), changes(outlook)) for name, outlook in found.outlooks.items()],
+        "growth": [(growth(name, headroom), changes(headroom)) for name, headroom in found.headrooms.items()],
         "facts": words.facts(studied),
         "caveats": words.caveats(studied),
-        "axes": sorted({AXES.get(room.axis, room.axis) for one in found.outlooks.values() for room in one.rooms}),
+        "axes": sorted({AXES.get(room.axis, room.axis) for one in found.headrooms.values() for room in one.rooms}),
     }
 
 

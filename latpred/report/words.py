@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from latpred.explanation import advice
-from latpred.prediction.crossover import Z90, Landmark
+from latpred.prediction.crossover import Z90, BatchThreshold
 from latpred.render import explanation_text as tables
 from latpred.render.profile_text import age
 from latpred.units import format_bytes, format_count, format_duration
@@ -48,7 +48,7 @@ def _regime(point: Prediction) -> str:
     )
 
 
-def _span(found: Landmark) -> str:
+def _span(found: BatchThreshold) -> str:
     return f"90 %: {found.low} to {found.high}" if found.high is not None else f"90 %: {found.low} or more"
 
 

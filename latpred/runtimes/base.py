@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.graph.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Runtime(Protocol):
 
 
 @runtime_checkable
-class Walker(Protocol):
+class RuntimeTracer(Protocol):
     """A runtime that has its own graph of a model, found with its own tools.
 
     Attributes
@@ -111,7 +111,7 @@ class Walker(Protocol):
 FIRST_DIM = 5  # of the counts: macs, bytes of weights, read, written, and alive come before
 
 
-class Executed(NamedTuple):
+class ExecutedOp(NamedTuple):
     """One host step: `counts` are macs, weight, read and written bytes, bytes alive after it, then its dims."""
 
     name: str
@@ -130,7 +130,7 @@ class Executed(NamedTuple):
         """What two steps must share to be the same step at two batch sizes."""
         return (self.name, self.host_class, self.family, self.dtype, self.dims, self.launches, self.syncs)
 
-    def with_lines(self, counts: Sequence[Line]) -> Op:
+    def with_lines(self, counts: Sequence[Affine]) -> Op:
         """The step as an op, its counts given for every batch size."""
         macs, weights, read, written, live, *dims = counts
         return Op(
@@ -152,32 +152,32 @@ class Executed(NamedTuple):
         )
 
 
-def line(at_two: int, at_three: int) -> Line:
+def line(at_two: int, at_three: int) -> Affine:
     """The line through what was counted at batch 2 and 3.
 
     >>> line(20, 30)
     Line(constant=0, per_sample=10)
     """
     slope = at_three - at_two
-    return Line(at_two - 2 * slope, slope)
+    return Affine(at_two - 2 * slope, slope)
 
 
-def op_through(two: Executed, three: Executed) -> Op:
+def op_through(two: ExecutedOp, three: ExecutedOp) -> Op:
     """The op that a step at batch 2 and the same step at batch 3 are."""
     return two.with_lines([line(a, b) for a, b in zip(two.counts, three.counts, strict=True)])
 
 
-def ops_exactly(steps: Iterable[Executed]) -> tuple[Op, ...]:
+def ops_exactly(steps: Iterable[ExecutedOp]) -> tuple[Op, ...]:
     """Ops of one batch size alone."""
-    return tuple(step.with_lines([Line(count) for count in step.counts]) for step in steps)
+    return tuple(step.with_lines([Affine(count) for count in step.counts]) for step in steps)
 
 
-def on_the_line(ops: Sequence[Op], one: Sequence[Executed]) -> bool:
+def is_affine(ops: Sequence[Op], one: Sequence[ExecutedOp]) -> bool:
     """Whether ops also give what was executed at batch 1."""
     return len(ops) == len(one) and all(_fits(op, step) for op, step in zip(ops, one, strict=True))
 
 
-def _fits(op: Op, step: Executed) -> bool:
+def _fits(op: Op, step: ExecutedOp) -> bool:
     """Whether a step is on the line; of "operands" a tensor as large as the result at batch 1 is no sign."""
     if (op.name, op.host_class, op.family, tuple(op.dims)) != (step.name, step.host_class, step.family, step.dims):
         return False

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from latpred.caches import IdentityCache
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 
@@ -45,10 +45,10 @@ def unfused(op: Op, *, at_one: bool) -> Iterator[Op]:
         yield steps.product("matmul", "keys", "head_dim")
     else:
         yield from steps.copied(("expand", "copy", "nested.expand"), steps.queries, steps.head_dim)
-        yield steps.copy("nested.reshape", steps.keys, Line(1))
+        yield steps.copy("nested.reshape", steps.keys, Affine(1))
         yield steps.product("nested.bmm", "keys", "head_dim")
         yield steps.view("nested.view")
-    if op.dims.get("masked", Line(0)).constant:
+    if op.dims.get("masked", Affine(0)).constant:
         yield steps.elementwise("add", steps.scores)
     yield steps.softmax()
     if at_one:
@@ -69,10 +69,10 @@ class _Steps:
         self.queries, self.keys = self._elements("queries", "head_dim"), self._elements("keys", "head_dim")
         self.scores = self._elements("queries", "keys")
 
-    def elementwise(self, name: str, elements: Line, called: Op | None = None) -> Op:
+    def elementwise(self, name: str, elements: Affine, called: Op | None = None) -> Op:
         """One pass over elements; the calls of modules and Python before it are those of `called`."""
         calls = (called.module_calls, called.python_calls) if called else (0, 0)
-        dims = {"numel": elements, "operands": Line(1)}
+        dims = {"numel": elements, "operands": Affine(1)}
         made = self._kernel(f"elementwise.{name}", f"elementwise.{name}", dims, elements, elements)
         return msgspec.structs.replace(made, module_calls=calls[0], python_calls=calls[1])
 
@@ -81,12 +81,12 @@ class _Steps:
         name = f"aten::{leaf.rpartition('.')[2]}"
         return Op(name, self._op.module, f"view.{leaf}", "", "", {}, live_bytes=self._op.live_bytes)
 
-    def copied(self, leaves: tuple[str, ...], elements: Line, run: Line) -> Iterator[Op]:
+    def copied(self, leaves: tuple[str, ...], elements: Affine, run: Affine) -> Iterator[Op]:
         """Views by their names, and a copy where one is called so."""
         for leaf in leaves:
             yield self.copy("nested.reshape", elements, run) if leaf == "copy" else self.view(leaf)
 
-    def copy(self, leaf: str, elements: Line, run: Line) -> Op:
+    def copy(self, leaf: str, elements: Affine, run: Affine) -> Op:
         """A copy to contiguous memory."""
         return self._kernel(f"copy.{leaf}", "copy.strided", {"numel": elements, "run": run}, elements, elements)
 
@@ -106,7 +106,7 @@ class _Steps:
         both = self._bytes(_plus(self.scores, self.scores))
         return msgspec.structs.replace(made, live_bytes=_plus(self._op.live_bytes, both))
 
-    def _kernel(self, host_class: str, family: str, dims: dict[str, Line], read: Line, written: Line) -> Op:
+    def _kernel(self, host_class: str, family: str, dims: dict[str, Affine], read: Affine, written: Affine) -> Op:
         return Op(
             name=f"aten::{host_class.rpartition('.')[2]}",
             module=self._op.module,
@@ -120,24 +120,24 @@ class _Steps:
             launches=1,
         )
 
-    def _elements(self, rows: str, columns: str) -> Line:
+    def _elements(self, rows: str, columns: str) -> Affine:
         return _times(*(self._op.dims[name] for name in ("batch", "heads", rows, columns)))
 
-    def _bytes(self, elements: Line) -> Line:
+    def _bytes(self, elements: Affine) -> Affine:
         size = 2 if self._op.dtype in _HALF_BYTES else 4
-        return Line(size * elements.constant, size * elements.per_sample)
+        return Affine(size * elements.constant, size * elements.per_sample)
 
 
-def _plus(one: Line, other: Line) -> Line:
-    return Line(one.constant + other.constant, one.per_sample + other.per_sample)
+def _plus(one: Affine, other: Affine) -> Affine:
+    return Affine(one.constant + other.constant, one.per_sample + other.per_sample)
 
 
-def _times(*lines: Line) -> Line:
+def _times(*lines: Affine) -> Affine:
     """The product of lines, of which at most one rises with the batch."""
-    found = Line(1)
+    found = Affine(1)
     for line in lines:
         rising = found.constant * line.per_sample + found.per_sample * line.constant
-        found = Line(found.constant * line.constant, rising)
+        found = Affine(found.constant * line.constant, rising)
     return found
 
 
@@ -208,12 +208,12 @@ def _with(first: Op, second: Op) -> Op:
         host_class=f"{FUSED}{half}",
         family=GROUP,
         weight_bytes=_sum(first.weight_bytes, second.weight_bytes),
-        read_bytes=_sum(first.read_bytes, Line(max(0, extra[0]), max(0, extra[1]))),
+        read_bytes=_sum(first.read_bytes, Affine(max(0, extra[0]), max(0, extra[1]))),
     )
 
 
-def _sum(one: Line, other: Line) -> Line:
-    return Line(one.constant + other.constant, one.per_sample + other.per_sample)
+def _sum(one: Affine, other: Affine) -> Affine:
+    return Affine(one.constant + other.constant, one.per_sample + other.per_sample)
 
 
 TORCH_1_12 = "torch-1.12"
@@ -245,7 +245,7 @@ def attention_of(era: str) -> str | None:
 
 
 @contextmanager
-def walked_for(era: str) -> Iterator[None]:
+def traced_for(era: str) -> Iterator[None]:
     """Within it, models are walked for an era: with its attention, and eagerly for the runtimes in `REWRITTEN`."""
     if not era:
         yield
@@ -311,7 +311,7 @@ def _older(op: Op, half: bool) -> Iterator[Op]:
         named = msgspec.structs.replace(named, module_calls=0, python_calls=0)
     bias = _bias_bytes(op)
     if bias > 0:
-        rest = Line(op.weight_bytes.constant - bias, op.weight_bytes.per_sample)
+        rest = Affine(op.weight_bytes.constant - bias, op.weight_bytes.per_sample)
         named = msgspec.structs.replace(named, weight_bytes=rest)
     yield named
     if bias > 0:
@@ -333,15 +333,15 @@ def _bias_bytes(op: Op) -> int:
 
 def _added(op: Op, bias: int, half: bool) -> Op:
     per_element = _ELEMENT_BYTES.get(op.dtype, 4)
-    elements = Line(op.write_bytes.constant // per_element, op.write_bytes.per_sample // per_element)
+    elements = Affine(op.write_bytes.constant // per_element, op.write_bytes.per_sample // per_element)
     return Op(
         name="aten::add_",
         module=op.module,
         host_class=_half("elementwise.add", half),
         family="elementwise.add",
         dtype=op.dtype,
-        dims={"numel": elements, "operands": Line(1)},
-        weight_bytes=Line(bias),
+        dims={"numel": elements, "operands": Affine(1)},
+        weight_bytes=Affine(bias),
         read_bytes=op.write_bytes,
         write_bytes=op.write_bytes,
         live_bytes=op.live_bytes,

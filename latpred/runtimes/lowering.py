@@ -19,7 +19,7 @@ from latpred.caches import IdentityCache
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store, legacy_torch
-from latpred.runtimes.base import Walker
+from latpred.runtimes.base import RuntimeTracer
 from latpred.runtimes.onnx import onnx_file
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 
-def walked_by(runtime: str) -> str:
+def traced_by(runtime: str) -> str:
     """Name of the runtime whose graphs a runtime lowers; within `runtimes.legacy_torch.walked_for` that may be eager.
 
     >>> walked_by("eager")
@@ -50,7 +50,7 @@ def walked_by(runtime: str) -> str:
 @cache
 def _is_walker(runtime: object) -> bool:
     """Asked once: to compare an object with a protocol takes as long as to price a layer."""
-    return isinstance(runtime, Walker)
+    return isinstance(runtime, RuntimeTracer)
 
 
 def target_of(device_kind: str) -> str:
@@ -99,7 +99,7 @@ def demand_suited(runtime: str, target: str) -> None:
         raise UsageError(f"{reason}.")
 
 
-def walk(
+def trace_for_runtime(
     model: torch.nn.Module | str | os.PathLike[str],
     inputs: Any = None,
     *,
@@ -146,7 +146,7 @@ def walk(
         if isinstance(model, str) and onnx_file.is_file(model):
             return _of_file(model, inputs, runtime, target, **given)
         given |= {"memory_format": memory_format, "strict": strict, "batches": batches}
-        if walked_by(runtime) == "eager":
+        if traced_by(runtime) == "eager":
             from latpred.tracing import trace
 
             return trace(model, inputs, **given)
@@ -159,7 +159,7 @@ def _of_file(
     path: str, inputs: Any, runtime: str, target: str, *, seq: int | None, image: int | None, precision: str | None
 ) -> ModelGraph:
     walker = runtimes.get(runtime)
-    if not isinstance(walker, Walker) or walker.walked_by != "onnxruntime":
+    if not isinstance(walker, RuntimeTracer) or walker.walked_by != "onnxruntime":
         raise onnx_file.refuse(path, runtime)
     return onnx_file.walk_file(
         path, inputs, target=target, options=walker.options, seq=seq, image=image, precision=precision
@@ -174,7 +174,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     """
     demand_suited(runtime, target)
     walker = runtimes.get(runtime)
-    if not isinstance(walker, Walker):
+    if not isinstance(walker, RuntimeTracer):
         return source.graph
     if source.graph.walked:
         return _at_each(source, runtime, target)
@@ -224,7 +224,7 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
         When the graph was walked for another runtime or kind of device, or the runtime needs another kind of device.
     """
     demand_suited(runtime, target)
-    wanted = walked_by(runtime)
+    wanted = traced_by(runtime)
     if graph.runtime == wanted:
         if graph.target not in ("", target):
             raise UsageError(
@@ -239,7 +239,7 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     known = _estimates.get(graph, lambda _: {})
     if (wanted, target) not in known:
         walker = runtimes.get(runtime)
-        assert isinstance(walker, Walker)
+        assert isinstance(walker, RuntimeTracer)
         from latpred.tracing.tracer import as_written
 
         known[wanted, target] = walker.estimate(as_written(graph), target)

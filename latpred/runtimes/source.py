@@ -21,7 +21,7 @@ from latpred.sandbox.copies import Copier
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing import trace
 from latpred.tracing.inputs import Inputs, derived, from_example, real
-from latpred.tracing.meta_module import Seeded, make_twin, usual_dtype
+from latpred.tracing.meta_module import Seeded, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import build
 
@@ -84,7 +84,7 @@ def source_of(
         found = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)
     elif isinstance(model, torch.nn.Module):
         written = module = model
-        roots = make_twin(module).reached.roots
+        roots = make_meta_module(module).reached.roots
 
         def make() -> torch.nn.Module:
             return _formatted(on_cpu(module, dtype), last)
@@ -99,16 +99,16 @@ def source_of(
 def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
     with torch.inference_mode(False), torch.no_grad():
-        twin = Copier(lambda tensor, _: _cloned(tensor)).module(module)
-    if any(tensor.is_meta for tensor in (*twin.parameters(), *twin.buffers())):
-        twin = twin.to_empty(device="cpu")
+        meta_model = Copier(lambda tensor, _: _cloned(tensor)).module(module)
+    if any(tensor.is_meta for tensor in (*meta_model.parameters(), *meta_model.buffers())):
+        meta_model = meta_model.to_empty(device="cpu")
         generator = torch.Generator().manual_seed(SEED)
-        for tensor in (*twin.parameters(), *twin.buffers()):
+        for tensor in (*meta_model.parameters(), *meta_model.buffers()):
             if tensor.is_floating_point():
                 tensor.data.normal_(0.0, 0.02, generator=generator)
             else:
                 tensor.data.zero_()
-    return twin.to(device="cpu", dtype=dtype).eval()
+    return meta_model.to(device="cpu", dtype=dtype).eval()
 
 
 def _cloned(tensor: torch.Tensor) -> torch.Tensor:

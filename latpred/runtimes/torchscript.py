@@ -15,7 +15,7 @@ import torch
 
 from latpred.caches import IdentityCache
 from latpred.errors import RuntimeRefusalError, TraceError
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.graph.schedule import Schedule
 from latpred.ops.families import root
 from latpred.runtimes import torchscript_graph as scripted
@@ -23,7 +23,7 @@ from latpred.runtimes.eager import one_step_per_op
 from latpred.runtimes.source import Source
 from latpred.runtimes.torchscript_graph import Executed, Node
 from latpred.sandbox.own_thread import silenced
-from latpred.tracing.affine_ops import demand_same, on_the_line, ops_exactly, ops_through, same_ops
+from latpred.tracing.affine_ops import demand_same, is_affine, ops_exactly, ops_through, same_ops
 
 FEWEST = 2  # ops that make a group
 FUSED = "elementwise.fused"
@@ -85,7 +85,7 @@ def _kernel(members: Sequence[int], needs: Sequence[Sequence[int]], groups: Sequ
     leaving = {other for index, direct in enumerate(needs) if index not in inside for other in direct} & inside
     used = {other for index in members for other in needs[index]} & inside
     leaving |= inside - used  # what no other node takes is a result
-    reads, writes = Line(0), Line(0)
+    reads, writes = Affine(0), Affine(0)
     for index, op in zip(members, ops, strict=True):
         reads = _sum(reads, op.read_bytes)
         for other in needs[index]:
@@ -100,10 +100,10 @@ def _kernel(members: Sequence[int], needs: Sequence[Sequence[int]], groups: Sequ
         name="prim::TensorExprGroup",
         host_class="node.fused",
         family=FUSED,
-        dims={"numel": largest.dims["numel"], "operands": Line(max(1, len(outside)))},
+        dims={"numel": largest.dims["numel"], "operands": Affine(max(1, len(outside)))},
         macs=_total([op.macs for op in ops]),
         weight_bytes=_total([op.weight_bytes for op in ops]),
-        read_bytes=Line(max(0, reads.constant), max(0, reads.per_sample)),
+        read_bytes=Affine(max(0, reads.constant), max(0, reads.per_sample)),
         write_bytes=writes,
         live_bytes=ops[-1].live_bytes,
         launches=1,
@@ -111,12 +111,12 @@ def _kernel(members: Sequence[int], needs: Sequence[Sequence[int]], groups: Sequ
     )
 
 
-def _sum(line: Line, other: Line, sign: int = 1) -> Line:
-    return Line(line.constant + sign * other.constant, line.per_sample + sign * other.per_sample)
+def _sum(line: Affine, other: Affine, sign: int = 1) -> Affine:
+    return Affine(line.constant + sign * other.constant, line.per_sample + sign * other.per_sample)
 
 
-def _total(lines: Sequence[Line]) -> Line:
-    total = Line(0)
+def _total(lines: Sequence[Affine]) -> Affine:
+    total = Affine(0)
     for line in lines:
         total = _sum(total, line)
     return total
@@ -195,7 +195,7 @@ class TorchScript:
         ops = ops_through(two.walk, three.walk, two.host)
         exact = None
         if not (
-            same_ops(one.walk.entries, two.walk.entries) and on_the_line(ops, one.walk, two.walk, three.walk, one.host)
+            same_ops(one.walk.entries, two.walk.entries) and is_affine(ops, one.walk, two.walk, three.walk, one.host)
         ):
             exact = _steps(one.nodes, ops_exactly(one.walk, one.host), target)
         return msgspec.structs.replace(
@@ -243,7 +243,7 @@ def _at(model: torch.nn.Module, source: Source, batch: int) -> Executed:
 def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> tuple[Op, ...]:
     """The nodes as ops, those that never reach the dispatcher among them."""
     groups: list[list[Op]] = []
-    live = Line(0)
+    live = Affine(0)
     for node in nodes:
         own = [_as_node(op) for op in ops[node.first : node.first + node.entries]]
         groups.append(own or [interpreted(node.kind, live)])
@@ -253,7 +253,7 @@ def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> tuple[Op, .
     return tuple(op for group in groups for op in group)
 
 
-def interpreted(kind: str, live_bytes: Line) -> Op:
+def interpreted(kind: str, live_bytes: Affine) -> Op:
     """A node that the interpreter serves by itself."""
     return Op(name=kind, module="", host_class=INTERPRETED, family="", dtype="", dims={}, live_bytes=live_bytes)
 

@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_map_only
 
 from latpred.errors import RuntimeRefusalError, TraceError
 from latpred.sandbox.own_thread import silenced
-from latpred.tracing.affine_ops import Pass
+from latpred.tracing.affine_ops import TracePass
 from latpred.tracing.inputs import nbytes
-from latpred.tracing.op_record import Entry
+from latpred.tracing.op_record import OpRecord
 from latpred.tracing.python_calls import HostWork
-from latpred.tracing.tracer import Walk
+from latpred.tracing.tracer import TraceRecorder
 
 SETTLING = 2  # runs after which the executor changes its code no more
 _MOST_TEXT = 200
@@ -60,7 +60,7 @@ class Node:
 class Executed:
     """One forward pass of a frozen module: the walk of it, the nodes in the order in which they ran, and its memory."""
 
-    walk: Pass
+    walk: TracePass
     nodes: tuple[Node, ...]
     host: HostWork
 
@@ -172,11 +172,11 @@ def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], to
     with walk, host:
         module(*tensors)
     graph = torch._C._last_executed_optimized_graph()
-    found = Pass(batch, walk.entries, walk.nested, nbytes(tensors, {}))
+    found = TracePass(batch, walk.entries, walk.nested, nbytes(tensors, {}))
     return Executed(found, tuple(_nodes(list(graph.nodes()), walk.calls, len(walk.entries))), host)
 
 
-class Interpreted(Walk):  # type: ignore[no-untyped-call]
+class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
     """A walk of real weights.
 
     Parameters
@@ -208,7 +208,7 @@ class Interpreted(Walk):  # type: ignore[no-untyped-call]
             self.calls.append((func._schema.name, len(self.entries)))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def record(self, entry: Entry, out: Any) -> Any:
+    def record(self, entry: OpRecord, out: Any) -> Any:
         """As in any walk; what becomes of a new tensor is `keep`'s to say."""
         out = super().record(entry, out)
         return out if entry.alias else _each(out, self._keep)

@@ -97,8 +97,8 @@ class Copier:
             self.compiled = True
             return self._remember(source, self.module(inner))  # type: ignore[no-any-return]
         self.kinds.add(type(source))
-        twin: torch.nn.Module = self._remember(source, object.__new__(_without_finalizer(type(source))))
-        state = twin.__dict__
+        meta_model: torch.nn.Module = self._remember(source, object.__new__(_without_finalizer(type(source))))
+        state = meta_model.__dict__
         state.update(source.__dict__)
         for name, value in source.__dict__.items():
             kind = type(value)
@@ -116,7 +116,7 @@ class Copier:
             else:
                 state[name] = self.attribute(running(value) if name == "_forward_hooks" else value)
         state["training"] = False
-        return twin
+        return meta_model
 
     def _part(self, part: Any) -> Any:
         if isinstance(part, Tensor):

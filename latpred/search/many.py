@@ -17,7 +17,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.prediction.prediction import Curve, Prediction
 from latpred.prediction.predictor import PROTOCOLS, Predictor, checked_batches, is_one
 from latpred.runtimes import lowering
-from latpred.runtimes.legacy_torch import walked_for
+from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
     import os
@@ -235,7 +235,7 @@ def _predicted(predictor: Predictor, asked: Question, candidate: Any) -> tuple[s
     name = candidates.title(candidate)
     walked: dict[str, ModelGraph | Exception] = {}
     found: Found = []
-    with without_modes(), walked_for(predictor.profile.protocol.get("era", "")):
+    with without_modes(), traced_for(predictor.profile.protocol.get("era", "")):
         graph_in = _grapher(predictor, asked, candidate)
         for runtime in asked.runtimes:
             own = lowering.walked_by(runtime)
@@ -262,7 +262,7 @@ def _priced(
 def _grapher(predictor: Predictor, asked: Question, candidate: Any) -> Callable[[str], ModelGraph]:
     """A function from a runtime to the graph that it lowers; the model is built once, and only where it must be."""
     from latpred.tracing.layer_extrapolation import STACKS
-    from latpred.zoo.candidates import walkable
+    from latpred.zoo.candidates import traceable
     from latpred.zoo.names import is_config
 
     target = lowering.target_of(predictor.profile.device.kind)
@@ -275,7 +275,7 @@ def _grapher(predictor: Predictor, asked: Question, candidate: Any) -> Callable[
             if not (graph.walked or graph.only):
                 return graph
         if not built:
-            built.append(walkable(candidate))
+            built.append(traceable(candidate))
         (model,) = built
         if isinstance(model, ModelGraph):
             return model

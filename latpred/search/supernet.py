@@ -21,15 +21,15 @@ import torch
 from latpred.caches import Recent
 from latpred.errors import TraceError, UsageError
 from latpred.graph.dtypes import DTYPES, dtype_of
-from latpred.graph.graph import ZERO, Line, ModelGraph, Op
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, Place, Probe, Span, shown
-from latpred.tracing.affine_ops import Pass, closing, in_line
+from latpred.tracing.affine_ops import TracePass, closing, in_line
 from latpred.tracing.inputs import Inputs, demand_one, derived, from_example
-from latpred.tracing.meta_module import Twin, make_twin
+from latpred.tracing.meta_module import MetaModule, make_meta_module
 from latpred.tracing.python_calls import NEW, HostWork
 from latpred.tracing.tracer import Tracer
-from latpred.zoo.candidates import walkable
+from latpred.zoo.candidates import traceable
 
 
 class Segment(NamedTuple):
@@ -41,10 +41,10 @@ class Segment(NamedTuple):
     """
 
     ops: tuple[Op, ...]
-    live: tuple[Line, ...]
+    live: tuple[Affine, ...]
     module_calls: int
     python_calls: int
-    size: Line | None
+    size: Affine | None
 
 
 class Event(NamedTuple):
@@ -63,19 +63,19 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
+class TracedOption:
     """The walks of one architecture, and what its choices did in the one that was watched."""
 
     graph: ModelGraph
-    two: Pass
-    three: Pass
+    two: TracePass
+    three: TracePass
     host: HostWork
     spans: list[Span]
 
-    def new_bytes(self, op: int) -> Line:
+    def new_bytes(self, op: int) -> Affine:
         """Bytes of an op's new memory."""
         at_two, at_three = (walk.entries[op].counts[NEW] for walk in (self.two, self.three))
-        return Line(3 * at_two - 2 * at_three, at_three - at_two)
+        return Affine(3 * at_two - 2 * at_three, at_three - at_two)
 
 
 class Watched(Tracer):
@@ -83,23 +83,23 @@ class Watched(Tracer):
 
     Parameters
     ----------
-    twin : Twin
+    meta_model : Twin
         Of the network.
     inputs : Inputs
         What it is called with.
     """
 
-    def __init__(self, twin: Twin, inputs: Inputs) -> None:
-        self.choices = [part for part in twin.module.modules() if isinstance(part, Choice)]
-        paths = _paths(twin, self.choices)
-        super().__init__(replace(twin, paths=paths), inputs, channels_last=False)
+    def __init__(self, meta_model: MetaModule, inputs: Inputs) -> None:
+        self.choices = [part for part in meta_model.module.modules() if isinstance(part, Choice)]
+        paths = _paths(meta_model, self.choices)
+        super().__init__(replace(meta_model, paths=paths), inputs, channels_last=False)
         self._probe = Probe(paths)
-        self._passes: dict[int, Pass] = {}
+        self._passes: dict[int, TracePass] = {}
         self._watched: dict[int, tuple[HostWork, list[Span]]] = {}
         for choice in self.choices:
             choice.probe = self._probe
 
-    def walk(self, batch: int, host: HostWork | None = None) -> Pass:
+    def walk(self, batch: int, host: HostWork | None = None) -> TracePass:
         """One forward pass at one batch size; its choices must fit those of the passes before it."""
         self._probe.start(batch, host)
         done = super().walk(batch, host)
@@ -109,7 +109,7 @@ class Watched(Tracer):
             self._watched[batch] = host, self._probe.spans
         return done
 
-    def walked(self, decide: Callable[[Choice], int], name: str, precision: str | None) -> Walked:
+    def walked(self, decide: Callable[[Choice], int], name: str, precision: str | None) -> TracedOption:
         """All walks of one architecture.
 
         Raises
@@ -133,19 +133,19 @@ class Watched(Tracer):
                 f"the network's work is no line in batch: at {far} it is another than at 2 and 3 say, which is not put "
                 "together; give latpred.trace each architecture as a whole"
             )
-        return Walked(graph, two, three, *self._watched[2])
+        return TracedOption(graph, two, three, *self._watched[2])
 
-    def common(self, first: Walked) -> tuple[list[Event], Place]:
+    def common(self, first: TracedOption) -> tuple[list[Event], Place]:
         """What all architectures have, and the calls after the last event; from a walk without any option."""
         self._probe.blanks = [span.given for span in first.spans]
-        host = HostWork(self._twin.paths)
+        host = HostWork(self._meta_model.paths)
         with self.alone():
             self.walk(2, host)
         self._probe.blanks = None
         return _events(host, self._probe.spans, first)
 
 
-def segments(walks: list[Walked], place: int) -> dict[str, Segment]:
+def segments(walks: list[TracedOption], place: int) -> dict[str, Segment]:
     """What each option does in one place."""
     known = walks[0].spans[place]
     found = {walked.spans[place].option: _segment(walked, walked.spans[place]) for walked in walks}
@@ -161,7 +161,7 @@ def segments(walks: list[Walked], place: int) -> dict[str, Segment]:
     return found
 
 
-def _segment(walked: Walked, span: Span) -> Segment:
+def _segment(walked: TracedOption, span: Span) -> Segment:
     begin, end, made = span.begin, span.end, span.made
     fresh = made is not None and made >= begin.ops
     if not fresh and made != span.source:
@@ -183,7 +183,7 @@ def _segment(walked: Walked, span: Span) -> Segment:
     )
 
 
-def _live(walked: Walked, begin: int, end: int) -> tuple[Line, ...]:
+def _live(walked: TracedOption, begin: int, end: int) -> tuple[Affine, ...]:
     """Bytes alive after each op of a stretch, of what the stretch itself made."""
     change = [walked.new_bytes(op) for op in range(begin, end)]
     for birth, death in walked.host.deaths.items():
@@ -192,7 +192,7 @@ def _live(walked: Walked, begin: int, end: int) -> tuple[Line, ...]:
     return tuple(accumulate(change, plus))
 
 
-def _events(host: HostWork, spans: list[Span], first: Walked) -> tuple[list[Event], Place]:
+def _events(host: HostWork, spans: list[Span], first: TracedOption) -> tuple[list[Event], Place]:
     """Events of a walk in which each choice made nothing but the memory that it gives."""
     inside = {op for span in first.spans for op in range(span.begin.ops, span.end.ops)}
     shared = [op for op in range(len(first.two.entries)) if op not in inside]
@@ -214,14 +214,14 @@ def _events(host: HostWork, spans: list[Span], first: Walked) -> tuple[list[Even
     return events, Place(0, host.module_calls[-1] - left.module_calls, host.python_calls[-1] - left.python_calls)
 
 
-def _alone(walked: Walked, index: int) -> Segment:
+def _alone(walked: TracedOption, index: int) -> Segment:
     op, size = walked.graph.ops[index], walked.new_bytes(index)
     return Segment((msgspec.structs.replace(op, module_calls=0, python_calls=0),), (size,), 0, 0, size)
 
 
-def _paths(twin: Twin, choices: list[Choice]) -> dict[int, str]:
+def _paths(meta_model: MetaModule, choices: list[Choice]) -> dict[int, str]:
     """Paths of modules as they are without choices: a layer stands where its choice does."""
-    paths = dict(twin.paths)
+    paths = dict(meta_model.paths)
     for choice in choices:
         for layer in choice.options:
             for inner, part in () if layer is None else layer.named_modules():
@@ -229,9 +229,9 @@ def _paths(twin: Twin, choices: list[Choice]) -> dict[int, str]:
     return paths
 
 
-def plus(one: Line, other: Line, times: int = 1) -> Line:
+def plus(one: Affine, other: Affine, times: int = 1) -> Affine:
     """The sum of two lines, the second so many times."""
-    return Line(one.constant + times * other.constant, one.per_sample + times * other.per_sample)
+    return Affine(one.constant + times * other.constant, one.per_sample + times * other.per_sample)
 
 
 ENTANGLED = (
@@ -243,7 +243,7 @@ ENTANGLED = (
 MOST_PIECES = 50_000  # runs of ops that architectures share
 MOST_PATTERNS = 512  # combinations of which options make memory
 
-Pattern = tuple[Line | None, ...]
+Pattern = tuple[Affine | None, ...]
 Owner = tuple[str, str] | None  # label and option, None for what all architectures have
 _NOBODY = ("", "")
 
@@ -292,14 +292,14 @@ class Supernet:
         image: int | None = None,
         precision: str | None = None,
     ) -> None:
-        network = walkable(model)
+        network = traceable(model)
         if not isinstance(network, torch.nn.Module):
             raise UsageError(f"{model!r} is no network with choices; give an nn.Module or a function that builds one")
         if precision is not None:
             dtype_of(precision)  # which says when there is no such precision
         demand_one(inputs, seq, image)
         given = derived(network, seq, image) if inputs is None else from_example(inputs)
-        watched = Watched(make_twin(network, DTYPES.get(precision or "")), given)
+        watched = Watched(make_meta_module(network, DTYPES.get(precision or "")), given)
         self.choices = _options(watched.choices)
         self._weights = _weights(watched)
         rules = _architectures(watched.choices)
@@ -309,8 +309,8 @@ class Supernet:
         self._labels = [span.choice.label for span in first.spans]
         self._segments = [segments(walks, place) for place in range(len(self._labels))]
         self._events, self._closing = watched.common(first)
-        self._bases: Recent[list[Line]] = Recent(MOST_PATTERNS)
-        self._pieces: dict[tuple[int, Line, int, int], tuple[Op, ...]] = {}
+        self._bases: Recent[list[Affine]] = Recent(MOST_PATTERNS)
+        self._pieces: dict[tuple[int, Affine, int, int], tuple[Op, ...]] = {}
         for walked in walks:
             if tuple(self._ops([span.option for span in walked.spans])) != walked.graph.ops:
                 raise TraceError(ENTANGLED)
@@ -380,11 +380,11 @@ class Supernet:
             ops.append(closing(ops[-1].live_bytes if ops else ZERO, module_calls, python_calls))
         return ops
 
-    def _alive_before(self, pattern: Pattern) -> list[Line]:
+    def _alive_before(self, pattern: Pattern) -> list[Affine]:
         """Bytes alive before each event; `pattern` says what memory each choice makes."""
         events, sizes = self._events, iter(pattern)
         makers: list[int | None] = []  # whose memory an event gives: its own, an earlier one's, or the input's
-        made: dict[int, Line] = {}
+        made: dict[int, Affine] = {}
         deaths: dict[int, int | None] = {}
         for index, event in enumerate(events):
             size = event.segment.size if event.segment else next(sizes)
@@ -405,7 +405,7 @@ class Supernet:
         return list(accumulate(change[:-1], plus))
 
 
-def _moved(segment: Segment, base: Line, module_calls: int, python_calls: int) -> tuple[Op, ...]:
+def _moved(segment: Segment, base: Affine, module_calls: int, python_calls: int) -> tuple[Op, ...]:
     """A segment's ops as an architecture has them."""
     replace, first = msgspec.structs.replace, segment.ops[0]
     calls = {"module_calls": first.module_calls + module_calls, "python_calls": first.python_calls + python_calls}

@@ -84,7 +84,7 @@ def work(ticket: Ticket, number: int, numbered: Numbered) -> Done:
         return Done(number, rows, pace.seconds)
 
 
-def spread(
+def predict_on_workers(
     predictor: Predictor, numbered: Iterable[tuple[int, Any]], asked: Question, jobs: int, total: int = 0
 ) -> Iterator[list[Row]]:
     """Rows of candidates, a chunk at a time, as workers finish them.
@@ -258,7 +258,7 @@ def collect(
         parts: Iterable[list[Row]] = (
             (many.evaluate(predictor, [one], asked, errors=errors) for one in new)
             if jobs == 1
-            else spread(predictor, new, asked, jobs, total)
+            else predict_on_workers(predictor, new, asked, jobs, total)
         )
         for rows in parts:
             run.take(rows)

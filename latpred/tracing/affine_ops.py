@@ -7,40 +7,40 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from latpred.errors import TraceError
-from latpred.graph.graph import Line, Op
-from latpred.tracing.op_record import Entry, place
+from latpred.graph.graph import Affine, Op
+from latpred.tracing.op_record import OpRecord, place
 from latpred.tracing.python_calls import NEW, HostWork
 
 RETURN = "python::return"
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class TracePass:
     """One finished walk: its entries, which of them were nested, and the bytes of its inputs."""
 
     batch: int
-    entries: list[Entry]
+    entries: list[OpRecord]
     nested: list[bool]
     input_bytes: int
 
 
-class Lines:
+class AffineOps:
     """Builds lines through batch 2 and another, each value once: a graph has thousands and few different ones."""
 
     def __init__(self, other: int) -> None:
         self._span = other - 2
-        self._known: dict[tuple[int, int], Line] = {}
+        self._known: dict[tuple[int, int], Affine] = {}
         self._parts: dict[tuple[int, int], _Part] = {}
 
-    def through(self, at_two: int, at_other: int) -> Line:
+    def through(self, at_two: int, at_other: int) -> Affine:
         """The line with these values at batch 2 and at the other."""
         line = self._known.get((at_two, at_other))
         if line is None:
             slope = (at_other - at_two) // self._span
-            line = self._known[at_two, at_other] = Line(at_two - 2 * slope, slope)
+            line = self._known[at_two, at_other] = Affine(at_two - 2 * slope, slope)
         return line
 
-    def part(self, two: Entry, other: Entry) -> _Part:
+    def part(self, two: OpRecord, other: OpRecord) -> _Part:
         """What every call with these two entries has in common."""
         part = self._parts.get((id(two), id(other)))
         if part is None:
@@ -52,17 +52,17 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    entry: Entry
-    counts: tuple[Line, ...]
-    dims: dict[str, Line]
+    entry: OpRecord
+    counts: tuple[Affine, ...]
+    dims: dict[str, Affine]
 
 
-def same_ops(one: Sequence[Entry], other: Sequence[Entry]) -> bool:
+def same_ops(one: Sequence[OpRecord], other: Sequence[OpRecord]) -> bool:
     """Whether two walks issued the same ops in the same order."""
     return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _alike(a: Entry, b: Entry) -> bool:
+def _alike(a: OpRecord, b: OpRecord) -> bool:
     return (
         a.name == b.name
         and a.family == b.family
@@ -72,7 +72,7 @@ def _alike(a: Entry, b: Entry) -> bool:
     )
 
 
-def demand_same(two: Pass, three: Pass, host: HostWork) -> None:
+def demand_same(two: TracePass, three: TracePass, host: HostWork) -> None:
     """Refuse walks that differ in more than sizes."""
     if same_ops(two.entries, three.entries):
         return
@@ -86,9 +86,9 @@ def demand_same(two: Pass, three: Pass, host: HostWork) -> None:
     )
 
 
-def ops_through(two: Pass, other: Pass, host: HostWork) -> tuple[Op, ...]:
+def ops_through(two: TracePass, other: TracePass, host: HostWork) -> tuple[Op, ...]:
     """The ops that serve every batch >= 2, from walks at 2 and a larger batch; only at 3 is any difference a slope."""
-    lines = Lines(other.batch)
+    lines = AffineOps(other.batch)
     parts = [lines.part(a, b) for a, b in zip(two.entries, other.entries, strict=True)]
     live = [
         lines.through(a, b)
@@ -101,18 +101,18 @@ def ops_through(two: Pass, other: Pass, host: HostWork) -> tuple[Op, ...]:
     return _ops(parts, live, two.nested, host)
 
 
-def ops_exactly(walk: Pass, host: HostWork) -> tuple[Op, ...]:
+def ops_exactly(walk: TracePass, host: HostWork) -> tuple[Op, ...]:
     """The ops of one walk, constant in batch."""
     known: dict[int, _Part] = {}
     for entry in walk.entries:
         if id(entry) not in known:
-            counts = tuple(Line(value) for value in entry.counts)
+            counts = tuple(Affine(value) for value in entry.counts)
             known[id(entry)] = _Part(entry, counts, dict(zip(entry.dims, counts[NEW + 1 :], strict=True)))
-    live = [Line(value) for value in live_bytes(walk.entries, host, walk.input_bytes)]
+    live = [Affine(value) for value in live_bytes(walk.entries, host, walk.input_bytes)]
     return _ops([known[id(entry)] for entry in walk.entries], live, walk.nested, host)
 
 
-def on_the_line(ops: Sequence[Op], one: Pass, two: Pass, other: Pass, host: HostWork) -> bool:
+def is_affine(ops: Sequence[Op], one: TracePass, two: TracePass, other: TracePass, host: HostWork) -> bool:
     """Whether the line through batch 2 and another also gives every count at batch 1."""
     if not in_line(one, two, other):
         return False
@@ -120,7 +120,7 @@ def on_the_line(ops: Sequence[Op], one: Pass, two: Pass, other: Pass, host: Host
     return all(op.live_bytes.at(1) == value for op, value in zip(ops, live, strict=False))
 
 
-def in_line(one: Pass, two: Pass, three: Pass) -> bool:
+def in_line(one: TracePass, two: TracePass, three: TracePass) -> bool:
     """Whether three walks issued the same ops, and all of their counts lie on lines."""
     if not (same_ops(one.entries, two.entries) and same_ops(two.entries, three.entries)):
         return False
@@ -139,14 +139,14 @@ def in_line(one: Pass, two: Pass, three: Pass) -> bool:
     return True
 
 
-def _compared(entry: Entry) -> tuple[int, ...]:
+def _compared(entry: OpRecord) -> tuple[int, ...]:
     """Counts without "operands": at batch 1, a tensor broadcast over the batch is as large as the result."""
     if entry.dims[-1:] == ("operands",):
         return entry.counts[:-1]
     return entry.counts
 
 
-def live_bytes(entries: Sequence[Entry], host: HostWork, input_bytes: int) -> list[int]:
+def live_bytes(entries: Sequence[OpRecord], host: HostWork, input_bytes: int) -> list[int]:
     """Activation bytes alive just after each op, inputs included."""
     change = [entry.counts[NEW] for entry in entries]
     for birth, death in host.deaths.items():
@@ -156,7 +156,7 @@ def live_bytes(entries: Sequence[Entry], host: HostWork, input_bytes: int) -> li
     return list(accumulate(change))
 
 
-def _ops(parts: Sequence[_Part], live: Sequence[Line], nested: Sequence[bool], host: HostWork) -> tuple[Op, ...]:
+def _ops(parts: Sequence[_Part], live: Sequence[Affine], nested: Sequence[bool], host: HostWork) -> tuple[Op, ...]:
     ops = [
         Op(
             name=part.entry.name,
@@ -181,11 +181,11 @@ def _ops(parts: Sequence[_Part], live: Sequence[Line], nested: Sequence[bool], h
         )
     ]
     if host.module_calls[-1] or host.python_calls[-1]:
-        ops.append(closing(live[-1] if live else Line(0), host.module_calls[-1], host.python_calls[-1]))
+        ops.append(closing(live[-1] if live else Affine(0), host.module_calls[-1], host.python_calls[-1]))
     return tuple(ops)
 
 
-def closing(live: Line, module_calls: int, python_calls: int) -> Op:
+def closing(live: Affine, module_calls: int, python_calls: int) -> Op:
     """What Python does after the last op."""
     return Op(
         name=RETURN,

@@ -15,16 +15,16 @@ from torch._ops import OpOverload
 from latpred.errors import TraceError
 from latpred.tracing import meta_module
 from latpred.tracing.meta_shapes import whole_matmul
-from latpred.tracing.op_record import Kind, OpInfo, allocation, launching, leaves, quiet, sync
+from latpred.tracing.op_record import Kind, OpInfo, allocation, launching, leaves, no_launch, sync
 
 if TYPE_CHECKING:
-    from latpred.tracing.tracer import Walk
+    from latpred.tracing.tracer import TraceRecorder
 
 Tensor = torch.Tensor
 Overload = OpOverload[..., Any]
 Args = Sequence[Any]
 Options = dict[str, Any]
-Handler = Callable[["Walk", Overload, OpInfo, Args, Options], Any]
+Handler = Callable[["TraceRecorder", Overload, OpInfo, Args, Options], Any]
 
 _META = torch.device("meta")
 _ON_META, _REAL = 1, 2
@@ -82,7 +82,7 @@ def _moved(args: Args, options: Options) -> tuple[Args, Options]:
     return [_on_meta(value) for value in args], {name: _on_meta(value) for name, value in options.items()}
 
 
-def fresh(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def fresh(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """An op whose results are new and whose shapes follow from its arguments' shapes."""
     key, places = _signature(info, args, options)
     entry = walk.known.get(key)
@@ -101,7 +101,7 @@ def fresh(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options
     return walk.record(entry, out)
 
 
-def _drawn(walk: Walk, func: Overload, args: Args, options: Options) -> Any:
+def _drawn(walk: TraceRecorder, func: Overload, args: Args, options: Options) -> Any:
     """An op that draws random numbers: from the walk's generator, since all threads draw from PyTorch's own."""
     if options.get("generator") is not None:
         return func(*args, **options)
@@ -112,15 +112,15 @@ def _drawn(walk: Walk, func: Overload, args: Args, options: Options) -> Any:
     return func(*args, **options)
 
 
-def view(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def view(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """An op that launches nothing: its result is another look at its argument."""
     entry = walk.known.get(info)
     if entry is None:
-        entry = walk.known[info] = quiet(info, view=True)
+        entry = walk.known[info] = no_launch(info, view=True)
     return walk.record(entry, func(*args, **options))
 
 
-def maybe(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def maybe(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """A view where the strides allow it, else a copy."""
     if info.short == "resolve_neg" and not args[0].is_meta and not args[0].dtype.is_floating_point:
         return walk.record(sync(info, args[0]), args[0])  # the last that is seen of .tolist() and .numpy()
@@ -129,7 +129,7 @@ def maybe(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options
     if entry is None:
         out = func(*args, **options)
         shared = _shares(out, args[0])
-        entry = quiet(info, view=True) if shared else launching(info, args, options, out, _weights(args, options))
+        entry = no_launch(info, view=True) if shared else launching(info, args, options, out, _weights(args, options))
         walk.known[key] = entry
         return walk.record(entry, out)
     if entry.alias or places & _REAL or entry.specs is None:
@@ -137,7 +137,7 @@ def maybe(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options
     return walk.record(entry, entry.make())
 
 
-def mutable(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def mutable(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """An op that writes into its first argument."""
     _assigned(walk, args)
     key, places = _signature(info, args, options)
@@ -159,28 +159,28 @@ def mutable(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Optio
     return walk.record(entry, out)
 
 
-def free(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def free(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """Memory without a launch, or an identity."""
     out = func(*args, **options)
     if info.short == "lift_fresh":
         return out  # a step of torch.tensor(...), which detach_ stands for: the meta device does without it
     if args and isinstance(args[0], Tensor) and (not isinstance(out, Tensor) or _shares(out, args[0])):
-        return walk.record(quiet(info, view=False), out)
+        return walk.record(no_launch(info, view=False), out)
     return walk.record(allocation(info, out), out)
 
 
-def decompose(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def decompose(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """A composite op: its parts are recorded instead."""
     out = walk.inside(func.decompose, args, options)
     return fresh(walk, func, info, args, options) if out is NotImplemented else out
 
 
-def boundary(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def boundary(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """A whole layer in one op, replaced by the kernels it runs."""
     return walk.inside(meta_module.REPLACEMENTS[info.short], args, options)
 
 
-def item(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def item(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """The host reads a value: it must be one that can be known."""
     for tensor in args:
         if tensor.is_meta or (walk.stale and tensor.untyped_storage()._cdata in walk.stale):
@@ -189,7 +189,7 @@ def item(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options)
     return walk.record(sync(info, args[0]), func(*args, **options))
 
 
-def move(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def move(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """A cast, a copy or nothing: everything is on one device, wherever the model thinks it sends a tensor."""
     given = dict(zip(info.arguments, args, strict=False)) | options
     x: Tensor = given["self"]
@@ -199,7 +199,7 @@ def move(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options)
     wanted = given.get("copy") or info.short == "_to_copy"
     settled = layout is torch.preserve_format or x.is_contiguous(memory_format=layout)
     if dtype == x.dtype and settled and not wanted:
-        return walk.record(quiet(info, view=True), x)
+        return walk.record(no_launch(info, view=True), x)
     if x.is_meta:
         out = torch.empty_like(x, dtype=dtype, memory_format=layout)
     else:
@@ -207,18 +207,18 @@ def move(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options)
     return walk.record(launching(info, (x,), {}, out, _weights((x,), {})), out)
 
 
-def dropout(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def dropout(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """Nothing in evaluation mode."""
     given = dict(zip(info.arguments, args, strict=False)) | options
     if given["train"] and given["p"]:
         return fresh(walk, func, info, args, options)
     entry = walk.known.get(info)
     if entry is None:
-        entry = walk.known[info] = quiet(info, view=False)
+        entry = walk.known[info] = no_launch(info, view=False)
     return walk.record(entry, given["input"])
 
 
-def matmul(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def matmul(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """One product where no operand needs a copy, else the copies and the product."""
     x, y = args
     shape = whole_matmul(x, y)
@@ -232,7 +232,7 @@ def matmul(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Option
     return walk.record(entry, out)
 
 
-def answer(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def answer(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """A check over a whole tensor: all() holds, any() does not, as in a forward pass where nothing is wrong."""
     if len(args) > 1 or options or not args[0].is_meta:
         return fresh(walk, func, info, args, options)
@@ -240,7 +240,7 @@ def answer(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Option
     return walk.record(launching(info, args, options, out, _weights(args, options)), out)
 
 
-def pick(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def pick(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """An op whose result's shape may depend on values."""
     if func._can_decompose():
         return decompose(walk, func, info, args, options)
@@ -260,7 +260,7 @@ def pick(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options)
     return walk.record(launching(info, args, options, out, _weights(args, options)), out)
 
 
-def _index(walk: Walk, func: Overload, info: OpInfo, args: Args) -> Any:
+def _index(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args) -> Any:
     indices, masked = _without_masks(args[1])
     key, places = _signature(info, (args[0], indices, masked), {})
     entry = walk.known.get(key)
@@ -292,7 +292,7 @@ def _without_masks(indices: Sequence[Tensor | None]) -> tuple[list[Tensor | None
     return plain, masked
 
 
-def _place(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def _place(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """Writing through indices: a mask makes the host wait unless one value fills it."""
     _assigned(walk, args)
     masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
@@ -304,7 +304,7 @@ def _place(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Option
     return out
 
 
-def lookup(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def lookup(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """Rows of a table. A position beyond the last one fails on a device, so it fails here."""
     table, rows = args[:2]
     if not rows.is_meta and rows.numel() and rows.untyped_storage()._cdata not in walk.stale:
@@ -315,7 +315,7 @@ def lookup(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Option
     return fresh(walk, func, info, args, options)
 
 
-def scalar(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
+def scalar(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options: Options) -> Any:
     """One value as a tensor. It stays on the host, where `x[i] = value` has it and fills `x[i]` with it."""
     if walk.within:
         return fresh(walk, func, info, args, options)  # an op's own, which it keeps where its arguments are
@@ -324,13 +324,13 @@ def scalar(walk: Walk, func: Overload, info: OpInfo, args: Args, options: Option
     return walk.record(launching(info, args, {}, out, []), out)
 
 
-def _assigned(walk: Walk, args: Args) -> None:
+def _assigned(walk: TraceRecorder, args: Args) -> None:
     """Launch nothing for the value that an op writes: it takes it from the host."""
     if walk.value is None:
         return
     index, value = walk.value
     if any(isinstance(given, Tensor) and _shares(given, value) for given in args[1:]):
-        walk.entries[index] = quiet(walk.infos[torch.ops.aten.scalar_tensor.default], view=False)
+        walk.entries[index] = no_launch(walk.infos[torch.ops.aten.scalar_tensor.default], view=False)
         walk.value = None
 
 

@@ -23,10 +23,10 @@ import torch
 from latpred.caches import Recent
 from latpred.errors import TraceError
 from latpred.graph.dtypes import DTYPES
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops import generation
 from latpred.tracing.affine_ops import RETURN
-from latpred.tracing.meta_module import make_twin
+from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.tracer import trace
 from latpred.zoo import names
 
@@ -54,7 +54,7 @@ class Part(NamedTuple):
     head: tuple[Op, ...]
     middle: tuple[Op, ...]
     tail: tuple[Op, ...]
-    growth: Line
+    growth: Affine
 
 
 class Stack(NamedTuple):
@@ -82,7 +82,7 @@ class Stack(NamedTuple):
         )
 
 
-class Stacks:
+class LayerExtrapolation:
     """Graphs of transformers configs; keeps a bounded number of walks. Threads take turns."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ def _stack(config: Any, options: dict[str, Any]) -> Stack | None:
     exact = None if graph.ops_at_one is None else _taken_apart(graph.ops_at_one, path)
     if part is None or (exact is None) != (graph.ops_at_one is None):
         return None
-    layer = make_twin(layers[1], DTYPES.get(options["precision"] or ""))
+    layer = make_meta_module(layers[1], DTYPES.get(options["precision"] or ""))
     return Stack(graph, path, part, exact, layer.parameters, layer.parameter_bytes)
 
 
@@ -185,7 +185,7 @@ def _deepened(part: Part, path: str, depth: int) -> Iterator[Op]:
     yield from _moved(part.tail, path, SHALLOW - 1, depth - 1, part.growth, depth - SHALLOW)
 
 
-def _moved(ops: tuple[Op, ...], path: str, old: int, new: int, growth: Line, times: int = 1) -> Iterator[Op]:
+def _moved(ops: tuple[Op, ...], path: str, old: int, new: int, growth: Affine, times: int = 1) -> Iterator[Op]:
     """A layer's ops as another layer issues them."""
     if old == new:
         yield from ops
@@ -208,24 +208,24 @@ def _within(module: str, path: str) -> bool:
     return module == path or module.startswith(path + ".")
 
 
-def _plus(line: Line, other: Line, times: int) -> Line:
-    return Line(line.constant + times * other.constant, line.per_sample + times * other.per_sample)
+def _plus(line: Affine, other: Affine, times: int) -> Affine:
+    return Affine(line.constant + times * other.constant, line.per_sample + times * other.per_sample)
 
 
-STACKS = Stacks()
+STACKS = LayerExtrapolation()
 
 
 Share = tuple[int, int]
 
 
-class OffTheLineError(TraceError):
+class NotAffineError(TraceError):
     """Two graphs are not one with other sizes."""
 
 
 def graph_between(a: ModelGraph, b: ModelGraph, share: Share) -> ModelGraph:
     """The graph at `share` (part, whole) of the way from one to another."""
     if (a.ops_at_one is None) != (b.ops_at_one is None):
-        raise OffTheLineError("one graph has rows for batch 1 and the other has none")
+        raise NotAffineError("one graph has rows for batch 1 and the other has none")
     exact = None
     if a.ops_at_one is not None and b.ops_at_one is not None:
         exact = _ops_between(a.ops_at_one, b.ops_at_one, share)
@@ -247,13 +247,13 @@ def _rows(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
 
 def _ops_between(a: tuple[Op, ...], b: tuple[Op, ...], share: Share) -> tuple[Op, ...]:
     if len(a) != len(b):
-        raise OffTheLineError(f"{len(a)} ops become {len(b)}")
+        raise NotAffineError(f"{len(a)} ops become {len(b)}")
     return tuple(_op_between(x, y, share) for x, y in zip(a, b, strict=True))
 
 
 def _op_between(a: Op, b: Op, share: Share) -> Op:
     if (a.name, a.family, a.launches, a.syncs, tuple(a.dims)) != (b.name, b.family, b.launches, b.syncs, tuple(b.dims)):
-        raise OffTheLineError(f"{a.name} becomes {b.name}")
+        raise NotAffineError(f"{a.name} becomes {b.name}")
     if a.dims == b.dims and (a.macs, a.weight_bytes, a.read_bytes, a.write_bytes, a.live_bytes) == (
         b.macs,
         b.weight_bytes,
@@ -273,12 +273,12 @@ def _op_between(a: Op, b: Op, share: Share) -> Op:
     )
 
 
-def _line_between(a: Line, b: Line, share: Share, exact: bool = True) -> Line:
+def _line_between(a: Affine, b: Affine, share: Share, exact: bool = True) -> Affine:
     if a == b:
         return a
     part, whole = share
     constant, left = divmod((b.constant - a.constant) * part, whole)
     slope, also_left = divmod((b.per_sample - a.per_sample) * part, whole)
     if exact and (left or also_left):
-        raise OffTheLineError("a count is not affine")
-    return Line(a.constant + constant, a.per_sample + slope)
+        raise NotAffineError("a count is not affine")
+    return Affine(a.constant + constant, a.per_sample + slope)

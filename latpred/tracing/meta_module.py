@@ -35,7 +35,7 @@ _FLOATING = ("FloatFunctional", "FXFloatFunctional")  # stand there for what may
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class MetaModule:
     """A model to walk.
 
     Attributes
@@ -66,7 +66,9 @@ class Twin:
     reached: Copier
 
 
-def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False) -> Twin:
+def make_meta_module(
+    model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False
+) -> MetaModule:
     """Copy a model's structure.
 
     Parameters
@@ -83,7 +85,7 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
     TraceError
         When the model is of a kind that cannot be copied this way; says which to give instead.
     """
-    copier = Copier(_Twinned(dtype, channels_last))
+    copier = Copier(_OnMeta(dtype, channels_last))
     with torch.inference_mode(False), torch.no_grad():
         module = copier.module(_unwrapped(model, copier))
     _demand_measured(copier.kinds)
@@ -101,7 +103,7 @@ def make_twin(model: torch.nn.Module, dtype: torch.dtype | None = None, channels
     tensors = {**weights, **buffers}
     floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), None)
     other = next((t.dtype for t in tensors.values() if t.dtype.is_complex), dtype or torch.float32)
-    return Twin(
+    return MetaModule(
         module=module,
         paths=paths,
         parameters=sum(p.numel() for p in weights.values()),
@@ -148,7 +150,7 @@ def _demand_measured(kinds: set[type]) -> None:
             )
 
 
-class _Twinned:
+class _OnMeta:
     """Makes the twins of tensors."""
 
     def __init__(self, dtype: torch.dtype | None, channels_last: bool) -> None:
@@ -161,10 +163,14 @@ class _Twinned:
                 "the model has lazy parameters without a shape; run it once on real inputs before tracing it"
             )
         demand_dense(source, "the model holds")
-        twin = self._twin(source, _SMALL_NUMEL if within_object else 0)
-        return torch.nn.Parameter(twin, requires_grad=False) if isinstance(source, torch.nn.Parameter) else twin
+        meta_model = self._meta_model(source, _SMALL_NUMEL if within_object else 0)
+        return (
+            torch.nn.Parameter(meta_model, requires_grad=False)
+            if isinstance(source, torch.nn.Parameter)
+            else meta_model
+        )
 
-    def _twin(self, source: Tensor, keep: int) -> Tensor:
+    def _meta_model(self, source: Tensor, keep: int) -> Tensor:
         dtype = source.dtype
         if dtype.is_floating_point and self._dtype is not None:
             dtype = self._dtype

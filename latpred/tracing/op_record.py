@@ -213,7 +213,7 @@ Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class OpRecord:
     """One op call, without what sets it apart from its equals (module, Python calls, liveness).
 
     `counts` holds macs, weight bytes, read bytes, written bytes, bytes of new storage and then the dims, so that
@@ -235,7 +235,7 @@ class Entry:
     container: type | None = None
     alias: bool = False
 
-    def with_syncs(self, syncs: int) -> Entry:
+    def with_syncs(self, syncs: int) -> OpRecord:
         """The same entry with host synchronisations."""
         return replace(self, syncs=syncs)
 
@@ -247,15 +247,15 @@ class Entry:
         return self.container([_made(spec) for spec in self.specs])
 
 
-class EntryCache:
+class OpRecordCache:
     """What was learnt of ops and their calls; dropped when a formula is registered, or when there is too much."""
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, Entry] = {}
+        self._entries: dict[Hashable, OpRecord] = {}
         self._infos: dict[Any, OpInfo] = {}
         self._generation = -1
 
-    def tables(self) -> tuple[dict[Hashable, Entry], dict[Any, OpInfo]]:
+    def tables(self) -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
         """Entries by signature, and op infos by overload, for one walk to read and extend."""
         if self._generation != generation() or len(self._entries) > LIMIT:
             self._entries, self._infos = {}, {}
@@ -263,12 +263,12 @@ class EntryCache:
         return self._entries, self._infos
 
 
-CACHE = EntryCache()
+CACHE = OpRecordCache()
 
 
-def quiet(info: OpInfo, view: bool) -> Entry:
+def no_launch(info: OpInfo, view: bool) -> OpRecord:
     """Entry of a call that launches nothing."""
-    return Entry(
+    return OpRecord(
         name=info.name,
         host_class=quiet_class(info.short, view),
         nested_class=quiet_class(info.short, view, nested=True),
@@ -283,15 +283,15 @@ def quiet(info: OpInfo, view: bool) -> Entry:
     )
 
 
-def allocation(info: OpInfo, out: Any) -> Entry:
+def allocation(info: OpInfo, out: Any) -> OpRecord:
     """Entry of a call that makes memory without launching anything."""
-    entry = quiet(info, view=False)
+    entry = no_launch(info, view=False)
     return _with_specs(entry, out, (0, 0, 0, 0, _new_bytes(out)))
 
 
-def sync(info: OpInfo, tensor: torch.Tensor) -> Entry:
+def sync(info: OpInfo, tensor: torch.Tensor) -> OpRecord:
     """Entry of a call by which the host reads a value."""
-    return Entry(
+    return OpRecord(
         name=info.name,
         host_class=sync_class(info.short),
         nested_class=sync_class(info.short, nested=True),
@@ -306,7 +306,9 @@ def sync(info: OpInfo, tensor: torch.Tensor) -> Entry:
     )
 
 
-def launching(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any, weights: Sequence[bool]) -> Entry:
+def launching(
+    info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any, weights: Sequence[bool]
+) -> OpRecord:
     """Entry of a call that launches work.
 
     `weights` says of each tensor among the arguments, in order, whether it is a parameter.
@@ -320,7 +322,7 @@ def launching(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: A
     # A multiply-add of complex numbers is four of real ones.
     macs = 4 * work.macs if computed_in.is_complex else work.macs
     counts = (macs, weight_bytes, read_bytes, write_bytes, new_bytes, *work.dims.values())
-    entry = Entry(
+    entry = OpRecord(
         name=info.name,
         host_class=host_class(info.short, work.family),
         nested_class=host_class(info.short, work.family, nested=True),
@@ -364,7 +366,7 @@ def _work(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) 
     return Work("other", {"numel": size}), True
 
 
-def _with_specs(entry: Entry, out: Any, counts: tuple[int, ...]) -> Entry:
+def _with_specs(entry: OpRecord, out: Any, counts: tuple[int, ...]) -> OpRecord:
     container = type(out) if isinstance(out, (tuple, list)) else None
     parts = [out] if container is None else list(out)
     if container is not None and container is not list:

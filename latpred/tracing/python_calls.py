@@ -17,7 +17,7 @@ from torch._library import simple_registry
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from latpred.tracing.meta_module import ASKED, CODES
-from latpred.tracing.op_record import Entry, leaves
+from latpred.tracing.op_record import OpRecord, leaves
 
 _CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
@@ -102,7 +102,7 @@ class HostWork:
         wanted = _watched(tensor).cdata
         return next((op for op, watched in self._alive.items() if any(w.cdata == wanted for w in watched)), None)
 
-    def after(self, entry: Entry, out: Any) -> None:
+    def after(self, entry: OpRecord, out: Any) -> None:
         """Note an op that was just handled, and the memory that went since the one before."""
         index = len(self.modules)
         self.modules.append(self._stack[-1])

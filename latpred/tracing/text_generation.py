@@ -23,13 +23,13 @@ from latpred.errors import UsageError
 from latpred.graph.dtypes import dtype_of
 from latpred.graph.graph import ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
-from latpred.tracing.affine_ops import Pass
+from latpred.tracing.affine_ops import TracePass
 from latpred.tracing.inputs import Inputs
-from latpred.tracing.layer_extrapolation import OffTheLineError, graph_between, same_work
-from latpred.tracing.meta_module import Twin, make_twin
-from latpred.tracing.op_record import Entry
+from latpred.tracing.layer_extrapolation import NotAffineError, graph_between, same_work
+from latpred.tracing.meta_module import MetaModule, make_meta_module
+from latpred.tracing.op_record import OpRecord
 from latpred.tracing.python_calls import HostWork
-from latpred.tracing.tracer import Tracer, Walk
+from latpred.tracing.tracer import Tracer, TraceRecorder
 from latpred.zoo import names
 from latpred.zoo.names import ARCHITECTURES
 
@@ -253,8 +253,8 @@ def trace_generation(
     dtype = None if precision is None else dtype_of(precision)
     name, module = decoder(model)
     demand_room(name, module, prompt, new_tokens)
-    twin = make_twin(module, dtype)
-    walker = _Walker(name, twin, precision, cache)
+    meta_model = make_meta_module(module, dtype)
+    walker = _Walker(name, meta_model, precision, cache)
     found = _extrapolated(walker, prompt, new_tokens) if new_tokens > _WALKED + 1 else None
     prefill, *steps = found or walker.stages(prompt, new_tokens, new_tokens)
     return GenerationGraph(prompt, new_tokens, cache, prefill, tuple(steps))
@@ -263,12 +263,12 @@ def trace_generation(
 class _Walker:
     """Walks `generate()` with any prompt."""
 
-    def __init__(self, name: str, twin: Twin, precision: str | None, cache: str) -> None:
-        self._name, self._twin, self._precision, self.cache = name, twin, precision, cache
+    def __init__(self, name: str, meta_model: MetaModule, precision: str | None, cache: str) -> None:
+        self._name, self._meta_model, self._precision, self.cache = name, meta_model, precision, cache
 
     def stages(self, prompt: int, new_tokens: int, walked: int) -> list[Stage]:
         """The prefill and the first decode steps, `walked` in all, of a call that asks for `new_tokens`."""
-        tracer = _GenerationTracer(self._twin, prompt, new_tokens, self.cache, walked)
+        tracer = _GenerationTracer(self._meta_model, prompt, new_tokens, self.cache, walked)
         whole = tracer.graph(self._name, self._precision, "contiguous")
         cuts, exact_cuts = tracer.cuts[2], tracer.cuts[1]
         return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(walked)]
@@ -285,7 +285,7 @@ def _extrapolated(walker: _Walker, prompt: int, new_tokens: int) -> list[Stage] 
 
     try:
         found = [first, *(step(number) for number in range(1, steps))]
-    except OffTheLineError:
+    except NotAffineError:
         return None
     if not same_work(found[2].graph, third.graph):
         return None
@@ -302,29 +302,29 @@ class _GenerationTracer(Tracer):
     The notes are taken by the two methods that `generate()` calls around a forward pass; the twin is this walk's own.
     """
 
-    def __init__(self, twin: Twin, prompt: int, new_tokens: int, cache: str, walked: int) -> None:
-        self._token = _ordinary_token(twin.module)
+    def __init__(self, meta_model: MetaModule, prompt: int, new_tokens: int, cache: str, walked: int) -> None:
+        self._token = _ordinary_token(meta_model.module)
         ids = torch.full((1, prompt), self._token)
-        super().__init__(twin, Inputs(lambda batch: _prompts(ids, batch), "seq", prompt), channels_last=False)
+        super().__init__(meta_model, Inputs(lambda batch: _prompts(ids, batch), "seq", prompt), channels_last=False)
         self.cuts: dict[int, list[list[int]]] = {}
         self._new_tokens, self._cache, self._walked = new_tokens, cache, walked
         self._recorder = _GreedyWalk(None, self._token)
         self._note()
 
-    def walk(self, batch: int, host: HostWork | None = None) -> Pass:
+    def walk(self, batch: int, host: HostWork | None = None) -> TracePass:
         """One call at one batch size."""
         done = super().walk(batch, host)
         self.cuts[batch] = self._recorder.marks
         return done
 
-    def recorder(self, host: HostWork | None) -> Walk:
+    def recorder(self, host: HostWork | None) -> TraceRecorder:
         """A walk that chooses tokens."""
         self._recorder = _GreedyWalk(host, self._token)
         return self._recorder
 
     def target(self) -> Callable[..., Any]:
         """`generate()`, greedy."""
-        module: Any = self._twin.module
+        module: Any = self._meta_model.module
         config = getattr(module, "generation_config", None)
         end = getattr(config, "eos_token_id", None)
         options: dict[str, Any] = {"max_new_tokens": self._new_tokens, "do_sample": False, "num_beams": 1}
@@ -343,7 +343,7 @@ class _GenerationTracer(Tracer):
         return begin
 
     def _note(self) -> None:
-        module: Any = self._twin.module
+        module: Any = self._meta_model.module
         prepare = type(module).prepare_inputs_for_generation.__get__(module)
         update = type(module)._update_model_kwargs_for_generation.__get__(module)
 
@@ -374,7 +374,7 @@ class _EnoughError(Exception):
     """Ends a walk after the iterations that were asked for."""
 
 
-class _GreedyWalk(Walk):  # type: ignore[no-untyped-call]
+class _GreedyWalk(TraceRecorder):  # type: ignore[no-untyped-call]
     """Answers the choice of a token, which is made outside the model, with an ordinary one.
 
     Attributes
@@ -391,7 +391,7 @@ class _GreedyWalk(Walk):  # type: ignore[no-untyped-call]
         self.choosing = False
         self._token = token
 
-    def record(self, entry: Entry, out: Any) -> Any:
+    def record(self, entry: OpRecord, out: Any) -> Any:
         """Keep an entry; a chosen token becomes a real one."""
         if self.choosing and entry.name == "aten::argmax" and out.is_meta:
             out = torch.full(out.shape, self._token)

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph.dtypes import DTYPES, dtype_of, precision_name
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import uncompiled, without_modes
 from latpred.sandbox.restore import put_back
-from latpred.tracing.affine_ops import Pass, demand_same, in_line, on_the_line, ops_exactly, ops_through, same_ops
+from latpred.tracing.affine_ops import TracePass, demand_same, in_line, is_affine, ops_exactly, ops_through, same_ops
 from latpred.tracing.handlers import HANDLERS, UnknowableError
 from latpred.tracing.inputs import (
     Inputs,
@@ -35,8 +35,8 @@ from latpred.tracing.inputs import (
     sequence_first,
     tensors_in,
 )
-from latpred.tracing.meta_module import Twin, enabled, make_twin, usual_dtype
-from latpred.tracing.op_record import CACHE, Entry, Kind, describe, place, unknown
+from latpred.tracing.meta_module import MetaModule, enabled, make_meta_module, usual_dtype
+from latpred.tracing.op_record import CACHE, Kind, OpRecord, describe, place, unknown
 from latpred.tracing.python_calls import HostWork
 from latpred.zoo import names
 
@@ -44,7 +44,7 @@ _NO_OPTIONS: dict[str, Any] = {}
 _HANDLERS = tuple(HANDLERS[kind] for kind in Kind)  # by number: a dict would ask the kind for its hash at every op
 
 
-class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the ops issued while it is active.
 
     Parameters
@@ -70,7 +70,7 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, host: HostWork | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.entries: list[Entry] = []
+        self.entries: list[OpRecord] = []
         self.nested: list[bool] = []
         self.current = ""
         self.stale: set[int] = set()
@@ -112,7 +112,7 @@ class Walk(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether what is handled is part of another op."""
         return self._depth > 0
 
-    def record(self, entry: Entry, out: Any) -> Any:
+    def record(self, entry: OpRecord, out: Any) -> Any:
         """Keep one op's entry and pass its result on."""
         self.entries.append(entry)
         if self._depth:
@@ -275,8 +275,8 @@ def _walked(
     A model that fails then as well takes certain batch sizes alone, or none.
     """
 
-    def renew() -> Twin:
-        return make_twin(model, dtype, channels_last)
+    def renew() -> MetaModule:
+        return make_meta_module(model, dtype, channels_last)
 
     def along(tracer: Tracer) -> ModelGraph | None:
         try:
@@ -307,13 +307,13 @@ class Tracer:
     """
 
     def __init__(
-        self, twin: Twin, inputs: Inputs, channels_last: bool, renew: Callable[[], Twin] | None = None
+        self, meta_model: MetaModule, inputs: Inputs, channels_last: bool, renew: Callable[[], MetaModule] | None = None
     ) -> None:
-        self._twin = twin
+        self._meta_model = meta_model
         self._renew = renew  # makes the twin for the next walk, where each is to have its own
         self._inputs = inputs
         self._channels_last = channels_last
-        self.compiled = twin.compiled  # whether some of it would run under torch.compile
+        self.compiled = meta_model.compiled  # whether some of it would run under torch.compile
 
     def graph(
         self, name: str, precision: str | None, memory_format: str, batches: Sequence[int] | None = None
@@ -359,9 +359,9 @@ class Tracer:
 
     def _exactly(self, batch: int, name: str, precision: str | None, memory_format: str) -> ModelGraph:
         self.walk(batch)
-        host = HostWork(self._twin.paths)
+        host = HostWork(self._meta_model.paths)
         done = self.walk(batch, host)
-        return self._made(name, precision, memory_format, Line(done.input_bytes), ops_exactly(done, host), None)
+        return self._made(name, precision, memory_format, Affine(done.input_bytes), ops_exactly(done, host), None)
 
     def _line(
         self, name: str, precision: str | None, memory_format: str, far: int, *, asked: bool = False
@@ -370,20 +370,20 @@ class Tracer:
         large = self._attempt(far) if far > 3 else None
         three = self.walk(3) if large is None else None
         # The second walk is the watched one: what Python does only once, filling caches, is behind it.
-        host = HostWork(self._twin.paths)
+        host = HostWork(self._meta_model.paths)
         two = self.walk(2, host)
         if large is not None and not same_ops(two.entries, large.entries):
             large = self.walk(far)
         one = self.walk(1)
 
-        def made(other: Pass, ops: tuple[Op, ...], exact: tuple[Op, ...] | None) -> ModelGraph:
+        def made(other: TracePass, ops: tuple[Op, ...], exact: tuple[Op, ...] | None) -> ModelGraph:
             slope = (other.input_bytes - two.input_bytes) // (other.batch - 2)
-            input_bytes = Line(two.input_bytes - 2 * slope, slope)
+            input_bytes = Affine(two.input_bytes - 2 * slope, slope)
             return self._made(name, precision, memory_format, input_bytes, ops, exact)
 
         if large is not None and in_line(one, two, large):
             ops = ops_through(two, large, host)
-            if on_the_line(ops, one, two, large, host):
+            if is_affine(ops, one, two, large, host):
                 return made(large, ops, None), True
         three = three or self.walk(3)
         if not same_ops(two.entries, three.entries):
@@ -397,35 +397,37 @@ class Tracer:
         short = not asked and graph.input_bytes.at(far) != large.input_bytes
         return graph, short or in_line(two, three, large)
 
-    def _at_one(self, one: Pass, two: Pass, three: Pass, ops: tuple[Op, ...], host: HostWork) -> tuple[Op, ...] | None:
+    def _at_one(
+        self, one: TracePass, two: TracePass, three: TracePass, ops: tuple[Op, ...], host: HostWork
+    ) -> tuple[Op, ...] | None:
         """The ops of batch 1 where the line does not give them."""
         if not same_ops(one.entries, two.entries):
-            watched = HostWork(self._twin.paths)
+            watched = HostWork(self._meta_model.paths)
             return ops_exactly(self.walk(1, watched), watched)
-        return None if on_the_line(ops, one, two, three, host) else ops_exactly(one, host)
+        return None if is_affine(ops, one, two, three, host) else ops_exactly(one, host)
 
     def _far(self, batches: Sequence[int]) -> int:
         """The large batch to walk at: the largest asked for, unless so many integers would have to be computed with."""
         try:
             with torch.inference_mode():
-                given = arguments(self._inputs, 2, self._twin.dtype, self._channels_last)
+                given = arguments(self._inputs, 2, self._meta_model.dtype, self._channels_last)
         except Exception:  # the walk will say what is wrong
             return 3
         ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
         return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
 
-    def _attempt(self, batch: int) -> Pass | None:
+    def _attempt(self, batch: int) -> TracePass | None:
         """A walk that may fail, of a batch that nobody may have asked for."""
         try:
             return self.walk(batch)
         except Exception:
-            self._next_twin()
+            self._next_meta_model()
             return None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep everything away from some walks, and their traces from everything outside the twin."""
-        with _LOCK, _no_collection(), put_back(self._twin.reached.roots), uncompiled() as met:
+        with _LOCK, _no_collection(), put_back(self._meta_model.reached.roots), uncompiled() as met:
             yield
         self.compiled = self.compiled or bool(met)
 
@@ -438,7 +440,7 @@ class Tracer:
         name: str,
         precision: str | None,
         memory_format: str,
-        input_bytes: Line,
+        input_bytes: Affine,
         ops: tuple[Op, ...],
         exact: tuple[Op, ...] | None,
     ) -> ModelGraph:
@@ -446,21 +448,21 @@ class Tracer:
             model=name,
             input_kind=self._inputs.kind,
             input_size=self._inputs.size,
-            precision=precision or precision_name(self._twin.format),
+            precision=precision or precision_name(self._meta_model.format),
             memory_format=memory_format,
-            parameters=self._twin.parameters,
-            parameter_bytes=self._twin.parameter_bytes,
+            parameters=self._meta_model.parameters,
+            parameter_bytes=self._meta_model.parameter_bytes,
             input_bytes=input_bytes,
             ops=ops,
             ops_at_one=exact,
             stack=stack(),
         )
 
-    def walk(self, batch: int, host: HostWork | None = None) -> Pass:
+    def walk(self, batch: int, host: HostWork | None = None) -> TracePass:
         """One forward pass at one batch size."""
         walk, target = self.recorder(host), self.target()
         with torch.inference_mode(), _LOCK, enabled(), _no_collection():
-            args, options = arguments(self._inputs, batch, self._twin.dtype, self._channels_last)
+            args, options = arguments(self._inputs, batch, self._meta_model.dtype, self._channels_last)
             try:
                 with walk, host or nullcontext():
                     target(*args, **options)
@@ -474,22 +476,22 @@ class Tracer:
                 raise
             except Exception as error:
                 raise TraceError(self._failure(walk, error, batch)) from error
-        self._next_twin()
-        return Pass(batch, walk.entries, walk.nested, nbytes(args, options))
+        self._next_meta_model()
+        return TracePass(batch, walk.entries, walk.nested, nbytes(args, options))
 
-    def _next_twin(self) -> None:
+    def _next_meta_model(self) -> None:
         if self._renew is not None:
-            self._twin = self._renew()
+            self._meta_model = self._renew()
 
-    def recorder(self, host: HostWork | None) -> Walk:
+    def recorder(self, host: HostWork | None) -> TraceRecorder:
         """What records one walk."""
-        return Walk(host)
+        return TraceRecorder(host)
 
     def target(self) -> Callable[..., Any]:
         """What is called with the inputs: the model itself."""
-        return self._twin.module
+        return self._meta_model.module
 
-    def _failure(self, walk: Walk, error: Exception, batch: int) -> str:
+    def _failure(self, walk: TraceRecorder, error: Exception, batch: int) -> str:
         message = (" ".join(str(error).split()) or "no message").rstrip(".")
         op = f" at {walk.current}" if walk.current else ""
         return (
@@ -503,7 +505,7 @@ class Tracer:
         if self._inputs.kind == "custom":
             return ""
         made = self._inputs.make(batch)
-        call = example_call(self._twin.module, made if isinstance(made, dict) else ())
+        call = example_call(self._meta_model.module, made if isinstance(made, dict) else ())
         return f"; it may need several, as in {call}" if call else ""
 
     def _where(self, error: BaseException) -> str:
@@ -513,7 +515,7 @@ class Tracer:
         while trail is not None:
             code = trail.tb_frame.f_code
             if code is call:
-                path = self._twin.paths.get(id(trail.tb_frame.f_locals["self"]), path)
+                path = self._meta_model.paths.get(id(trail.tb_frame.f_locals["self"]), path)
             elif not code.co_filename.startswith(_OWN):
                 line = f" ({Path(code.co_filename).name}:{trail.tb_lineno})"
             trail = trail.tb_next

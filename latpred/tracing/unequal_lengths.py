@@ -19,15 +19,15 @@ from torch import nn
 
 from latpred.errors import TraceError, UsageError
 from latpred.graph.dtypes import dtype_of
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.classes import host_class
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, example_tokens
-from latpred.tracing.meta_module import make_twin
-from latpred.tracing.op_record import Entry, dtype_name
+from latpred.tracing.meta_module import make_meta_module
+from latpred.tracing.op_record import OpRecord, dtype_name
 from latpred.tracing.python_calls import HostWork
 from latpred.tracing.text_generation import longest
-from latpred.tracing.tracer import Tracer, Walk, trace
+from latpred.tracing.tracer import Tracer, TraceRecorder, trace
 from latpred.zoo import names
 
 Tensor = torch.Tensor
@@ -45,8 +45,8 @@ def trace_nested(
         raise UsageError(
             f"this encoder does not run nested: {reason}. Ask for execution='padded', or build it so that it does"
         )
-    twin = make_twin(encoder, None if precision is None else dtype_of(precision))
-    tracer = _NestedTracer(twin, _inputs(encoder, lengths, padded_to), tuple(lengths), target)
+    meta_model = make_meta_module(encoder, None if precision is None else dtype_of(precision))
+    tracer = _NestedTracer(meta_model, _inputs(encoder, lengths, padded_to), tuple(lengths), target)
     graph = tracer.graph_at(len(lengths), type(encoder).__name__, precision)
     return msgspec.structs.replace(graph, notes=(UNWATCHED,) if target == "cuda" else ())
 
@@ -88,16 +88,16 @@ def _why_not(encoder: nn.TransformerEncoder) -> str:
 class _NestedTracer(Tracer):
     """One walk of one batch."""
 
-    def __init__(self, twin: Any, inputs: Inputs, lengths: tuple[int, ...], target: str) -> None:
-        super().__init__(twin, inputs, channels_last=False)
+    def __init__(self, meta_model: Any, inputs: Inputs, lengths: tuple[int, ...], target: str) -> None:
+        super().__init__(meta_model, inputs, channels_last=False)
         self._lengths, self._target = lengths, target
 
-    def recorder(self, host: HostWork | None) -> Walk:
+    def recorder(self, host: HostWork | None) -> TraceRecorder:
         """A walk that knows the lengths."""
         return _NestedWalk(host, self._lengths, self._target)
 
 
-class _NestedWalk(Walk):  # type: ignore[no-untyped-call]
+class _NestedWalk(TraceRecorder):  # type: ignore[no-untyped-call]
     """Replaces the ops that make, take apart or run nested tensors."""
 
     def __init__(self, host: HostWork | None, lengths: tuple[int, ...], target: str) -> None:
@@ -287,11 +287,18 @@ def _pad(part: Tensor, longest: int) -> Tensor:
 
 
 def _issue(
-    walk: Walk, op: str, family: str, dims: dict[str, int], out: Tensor, macs: int, read_bytes: int, syncs: int = 0
+    walk: TraceRecorder,
+    op: str,
+    family: str,
+    dims: dict[str, int],
+    out: Tensor,
+    macs: int,
+    read_bytes: int,
+    syncs: int = 0,
 ) -> Any:
     """Record a kernel that no op of the meta device stands for."""
     written = out.numel() * out.dtype.itemsize
-    entry = Entry(
+    entry = OpRecord(
         name=f"aten::{op}",
         host_class=host_class(op, family),
         nested_class=host_class(op, family, nested=True),
@@ -412,7 +419,7 @@ def _packed(module: Any, lengths: Sequence[int], padded_to: int, precision: str 
         raise TraceError("the model issues different ops at different lengths; ask for execution='padded'")
     sums = _Sums(at, lengths)
     ops = tuple(_op(group, sums) for group in zip(*(walk.ops for walk in walks), strict=True))
-    inputs = Line(sums.total([walk.input_bytes for walk in walks]))
+    inputs = Affine(sums.total([walk.input_bytes for walk in walks]))
     return msgspec.structs.replace(first, ops=ops, ops_at_one=None, input_kind="seq", input_bytes=inputs)
 
 
@@ -422,9 +429,9 @@ class _Sums:
     def __init__(self, at: Sequence[int], lengths: Sequence[int]) -> None:
         self._at, self._lengths = at, lengths
         self._typical = isqrt(sum(length * length for length in lengths) // len(lengths))
-        self._known: dict[tuple[Line, ...], int] = {}
+        self._known: dict[tuple[Affine, ...], int] = {}
 
-    def total(self, lines: Sequence[Line]) -> int:
+    def total(self, lines: Sequence[Affine]) -> int:
         """Of a count: what each sequence adds, and once what does not depend on their number."""
         key = tuple(lines)
         if key not in self._known:
@@ -434,7 +441,7 @@ class _Sums:
             self._known[key] = max(0, round(whole))
         return self._known[key]
 
-    def dim(self, lines: Sequence[Line]) -> int:
+    def dim(self, lines: Sequence[Affine]) -> int:
         """Of a dimension: summed where it grows with the batch, else that of a sequence whose square is the mean."""
         if any(line.per_sample for line in lines):
             return self.total(lines)
@@ -456,12 +463,12 @@ class _Sums:
 def _op(group: Sequence[Op], sums: _Sums) -> Op:
     first = group[0]
 
-    def total(name: str) -> Line:
-        return Line(sums.total([getattr(op, name) for op in group]))
+    def total(name: str) -> Affine:
+        return Affine(sums.total([getattr(op, name) for op in group]))
 
     return msgspec.structs.replace(
         first,
-        dims={name: Line(sums.dim([op.dims[name] for op in group])) for name in first.dims},
+        dims={name: Affine(sums.dim([op.dims[name] for op in group])) for name in first.dims},
         macs=total("macs"),
         weight_bytes=total("weight_bytes"),
         read_bytes=total("read_bytes"),

@@ -18,7 +18,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.tracing.meta_module import Unweighted
 from latpred.zoo import names
 
-Walkable = torch.nn.Module | str | ModelGraph
+Traceable = torch.nn.Module | str | ModelGraph
 
 
 def title(candidate: Any) -> str:
@@ -40,7 +40,7 @@ def title(candidate: Any) -> str:
     return str(getattr(candidate, "__name__", type(candidate).__name__))
 
 
-def walkable(candidate: Any) -> Walkable:
+def traceable(candidate: Any) -> Traceable:
     """A module, a name or a graph from any candidate.
 
     Parameters
@@ -55,7 +55,7 @@ def walkable(candidate: Any) -> Walkable:
 
     Examples
     --------
-    >>> walkable(lambda: torch.nn.Linear(4, 4)).weight.device.type
+    >>> traceable(lambda: torch.nn.Linear(4, 4)).weight.device.type
     'meta'
     """
     if isinstance(candidate, os.PathLike):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 
 MakeOp = Callable[..., Op]
 MakeGraph = Callable[[Sequence[Op]], ModelGraph]
@@ -34,9 +34,9 @@ def make_op() -> MakeOp:
             family=family,
             dtype="float32",
             dims={},
-            macs=Line(0, macs),
-            read_bytes=Line(0, 4 * numel),
-            write_bytes=Line(0, 4 * numel),
+            macs=Affine(0, macs),
+            read_bytes=Affine(0, 4 * numel),
+            write_bytes=Affine(0, 4 * numel),
             launches=int(bool(family)) if launches is None else launches,
             syncs=syncs,
             module_calls=module_calls,
@@ -51,6 +51,6 @@ def make_graph() -> MakeGraph:
     """A graph of ops, in fp32."""
 
     def make(ops: Sequence[Op]) -> ModelGraph:
-        return ModelGraph("handmade", "custom", 0, "fp32", "contiguous", 0, 0, Line(0), tuple(ops))
+        return ModelGraph("handmade", "custom", 0, "fp32", "contiguous", 0, 0, Affine(0), tuple(ops))
 
     return make

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from latpred.calibration import choose_shapes, evaluate_kernels
-from latpred.calibration.sampling import spread
+from latpred.calibration.sampling import farthest_points
 from latpred.errors import TableError, UnknownGpuError, UsageError
 
 GRID = np.array(
@@ -54,7 +54,7 @@ def test_only_chosen_shapes_are_timed() -> None:
 
 def test_the_first_shapes_stand_for_all() -> None:
     logs = np.log(GRID)
-    first = spread(logs, 30)
+    first = farthest_points(logs, 30)
     assert len(set(first.tolist())) == 30
     nearest = np.min(((logs[:, None, :] - logs[first]) ** 2).sum(axis=2), axis=1)
     arbitrary = np.min(((logs[:, None, :] - logs[:30]) ** 2).sum(axis=2), axis=1)

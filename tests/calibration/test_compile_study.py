@@ -19,7 +19,7 @@ from latpred.calibration.runtime_calibration import compile_calls as study
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import CalibrationError
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.prediction.pricing import PriceList, host_cost
 from latpred.profile.document import DeviceProfile
 from latpred.runtimes.inductor.torch_compile import Compile
@@ -33,15 +33,19 @@ def op(host_class: str, family: str = "", **changes: Any) -> Op:
 
 
 def generated(size: int, host_class: str = "kernel.generated") -> Op:
-    dims = {"numel": Line(size), "cols": Line(1), "parts": Line(1)}
-    moved = {"read_bytes": Line(4 * size), "write_bytes": Line(4 * size)}
+    dims = {"numel": Affine(size), "cols": Affine(1), "parts": Affine(1)}
+    moved = {"read_bytes": Affine(4 * size), "write_bytes": Affine(4 * size)}
     return op(host_class, "generated.pointwise", dims=dims, **moved)
 
 
 def gemm(size: int) -> Op:
-    dims = {"m": Line(64), "n": Line(size), "k": Line(size)}
-    work = {"macs": Line(64 * size * size), "weight_bytes": Line(4 * size * size), "write_bytes": Line(256 * size)}
-    return op("kernel.extern.gemm", "gemm", dims=dims, read_bytes=Line(256 * size), **work)
+    dims = {"m": Affine(64), "n": Affine(size), "k": Affine(size)}
+    work = {
+        "macs": Affine(64 * size * size),
+        "weight_bytes": Affine(4 * size * size),
+        "write_bytes": Affine(256 * size),
+    }
+    return op("kernel.extern.gemm", "gemm", dims=dims, read_bytes=Affine(256 * size), **work)
 
 
 def network(size: int) -> ModelGraph:

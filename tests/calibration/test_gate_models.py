@@ -9,24 +9,24 @@ import pytest
 import torch
 
 from latpred.calibration.workloads import suites
+from latpred.calibration.workloads.base import Workload
 from latpred.calibration.workloads.gate_models import BATCHES, gate_models
-from latpred.calibration.workloads.workload import Subject
 
 GATE = gate_models()
 LITTLE = 1.2e9  # MACs of 60 ms, where two slow cores do some 20 GMAC a second
 
 
-@pytest.mark.parametrize("subject", GATE, ids=lambda subject: subject.name)
-def test_every_model_walks_and_is_little_work(subject: Subject) -> None:
-    graph = subject.walk("fp32")
-    assert graph.model == subject.name
+@pytest.mark.parametrize("subject", GATE, ids=lambda workload: workload.name)
+def test_every_model_walks_and_is_little_work(workload: Workload) -> None:
+    graph = workload.walk("fp32")
+    assert graph.model == workload.name
     assert graph.coverage(2).launches == 1.0
     assert graph.macs(max(BATCHES)) < LITTLE
 
 
-@pytest.mark.parametrize("subject", GATE, ids=lambda subject: subject.name)
-def test_every_model_runs_at_one_sample_and_at_two(subject: Subject) -> None:
-    model, inputs = subject.make("cpu", "fp32")
+@pytest.mark.parametrize("subject", GATE, ids=lambda workload: workload.name)
+def test_every_model_runs_at_one_sample_and_at_two(workload: Workload) -> None:
+    model, inputs = workload.make("cpu", "fp32")
     for batch in (1, 2):
         with torch.inference_mode():
             output = model(*inputs(batch, "cpu"))
@@ -36,17 +36,17 @@ def test_every_model_runs_at_one_sample_and_at_two(subject: Subject) -> None:
 
 
 def test_they_are_of_many_kinds() -> None:
-    assert len({subject.name for subject in GATE}) == len(GATE) >= 12
-    assert {subject.input_kind for subject in GATE} == {"seq", "image", "audio", "custom"}
+    assert len({workload.name for workload in GATE}) == len(GATE) >= 12
+    assert {workload.input_kind for workload in GATE} == {"seq", "image", "audio", "custom"}
 
 
 @pytest.mark.slow
 def test_no_suite_holds_one() -> None:
-    theirs = [subject for name in suites.names() for subject in suites.get(name).subjects()]
-    assert not {subject.name for subject in GATE} & {subject.name for subject in theirs}
-    alike = {parameters(subject) for subject in GATE} & {parameters(subject) for subject in theirs}
-    works = {work(subject) for subject in GATE if parameters(subject) in alike}
-    assert not works & {work(subject) for subject in theirs if parameters(subject) in alike}
+    theirs = [workload for name in suites.names() for workload in suites.get(name).workloads()]
+    assert not {workload.name for workload in GATE} & {workload.name for workload in theirs}
+    alike = {parameters(workload) for workload in GATE} & {parameters(workload) for workload in theirs}
+    works = {work(workload) for workload in GATE if parameters(workload) in alike}
+    assert not works & {work(workload) for workload in theirs if parameters(workload) in alike}
 
 
 def test_they_need_torch_alone() -> None:
@@ -61,11 +61,11 @@ for subject in gate_models():
     assert done.returncode == 0, done.stderr
 
 
-def parameters(subject: Subject) -> int:
+def parameters(workload: Workload) -> int:
     """Numbers that a model has learned."""
-    return sum(weight.numel() for weight in subject.make("meta", "fp32")[0].parameters())
+    return sum(weight.numel() for weight in workload.make("meta", "fp32")[0].parameters())
 
 
-def work(subject: Subject) -> tuple[int, int]:
+def work(workload: Workload) -> tuple[int, int]:
     """Multiply-adds of one sample, and parameters."""
-    return subject.walk("fp32").macs(1), parameters(subject)
+    return workload.walk("fp32").macs(1), parameters(workload)

@@ -14,7 +14,7 @@ from tracing.test_generation import gpt2
 import latpred
 from latpred import tables
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
-from latpred.calibration.measurement.timed_generation import beside, generation_subject, measure_generation
+from latpred.calibration.measurement.timed_generation import beside, generation_workload, measure_generation
 from latpred.calibration.timing import timer
 from latpred.cli import main
 from latpred.cli.predict import live_device
@@ -43,7 +43,7 @@ def test_the_table_has_all_of_it_and_the_first_token() -> None:
 
 
 def test_what_runs_is_generate_with_that_many_tokens() -> None:
-    module, inputs = generation_subject(gpt2(), 6, 4).make("cpu", "fp32")
+    module, inputs = generation_workload(gpt2(), 6, 4).make("cpu", "fp32")
     with torch.inference_mode():
         assert module(**inputs(3, "cpu")).shape == (3, 10)
 
@@ -54,7 +54,7 @@ def test_sequences_that_end_early_are_no_measurement() -> None:
         torch.nn.init.zeros_(model.lm_head.weight)  # type: ignore[arg-type, union-attr]  # the first token scores highest
     model.generation_config.eos_token_id = 0  # type: ignore[union-attr]
     model.generation_config.pad_token_id = 0  # type: ignore[union-attr]
-    module, inputs = generation_subject(model, 6, 4).make("cpu", "fp32")
+    module, inputs = generation_workload(model, 6, 4).make("cpu", "fp32")
     with torch.inference_mode(), pytest.raises(UsageError, match="ended every sequence after 7 tokens, not 10"):
         module(**inputs(2, "cpu"))
 

@@ -31,7 +31,7 @@ from latpred.calibration.workloads.networks import KINDS, NetworkSpec
 from latpred.errors import TraceError
 from latpred.graph.graph import ModelGraph
 from latpred.tracing.inputs import from_example
-from latpred.tracing.meta_module import make_twin
+from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.tracer import Tracer
 
 EACH = 3000  # seeds of a kind
@@ -67,7 +67,7 @@ def run_on_meta(spec: NetworkSpec) -> list[str]:
     """
     with torch.device("meta"):
         model = networks.build(spec)
-    tracer = Tracer(make_twin(model), from_example(networks.inputs(spec, 2, "meta")), channels_last=False)
+    tracer = Tracer(make_meta_module(model), from_example(networks.inputs(spec, 2, "meta")), channels_last=False)
     made = [(entry.name, spec[0]) for entry in tracer.walk(2).entries for spec in entry.specs or () if spec is not None]
     return [name for name, shape in made if 0 in shape]
 

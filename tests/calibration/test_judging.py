@@ -10,16 +10,16 @@ import pytest
 
 from latpred.calibration import schedules
 from latpred.calibration.fitting import acceptance as judging
-from latpred.calibration.fitting.acceptance import RunQuality, Verdict
+from latpred.calibration.fitting.acceptance import HoldoutError, RunQuality
 from latpred.calibration.fitting.dispatch_fit import NetworkRun
 from latpred.calibration.session import Row
 from latpred.calibration.workloads import networks
 from latpred.prediction.crossover import Z90
 
 
-def verdict(ratio: float, kernel_spread: float = 0.0) -> Verdict:
+def verdict(ratio: float, kernel_spread: float = 0.0) -> HoldoutError:
     """A network predicted at `ratio` times what it takes."""
-    return Verdict("cell", 100.0 * ratio, 100.0, kernel_spread)
+    return HoldoutError("cell", 100.0 * ratio, 100.0, kernel_spread)
 
 
 def test_judges_are_predicted_by_the_profile() -> None:

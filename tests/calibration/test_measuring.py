@@ -18,7 +18,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import whole_models
 from latpred.calibration.measurement.whole_models import OUT_OF_MEMORY, Step, StoppedError, measure
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.workload import Subject, module_subject
+from latpred.calibration.workloads.base import Workload, module_workload
 from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceInfo
@@ -145,16 +145,16 @@ def test_one_round_knows_no_repeat_noise(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_out_of_memory_stops_larger_batches_only() -> None:
-    subject = module_subject("choosy", Choosy(4, MemoryError("no room")), torch.zeros(1, 2))
-    table = measure(subject, [1, 2, 4, 8], repeats=3, plan=FAST).set_index("batch")
+    workload = module_workload("choosy", Choosy(4, MemoryError("no room")), torch.zeros(1, 2))
+    table = measure(workload, [1, 2, 4, 8], repeats=3, plan=FAST).set_index("batch")
     assert set(table["status"][[1, 2]]) == {tables.OK}
     assert all(table["status"][[4, 8]].str.startswith(OUT_OF_MEMORY))
     assert table["latency_s"][[4, 8]].isna().all()
 
 
 def test_a_model_that_raises_is_a_row_not_a_traceback() -> None:
-    subject = module_subject("choosy", Choosy(2, ValueError("wrong\n shape")), torch.zeros(1, 2))
-    table = measure(subject, [1, 2], repeats=2, plan=FAST)
+    workload = module_workload("choosy", Choosy(2, ValueError("wrong\n shape")), torch.zeros(1, 2))
+    table = measure(workload, [1, 2], repeats=2, plan=FAST)
     assert list(table["status"]) == [tables.OK, "ValueError: wrong shape"]
     assert list(table["n"]) == [2, 0]
 
@@ -167,8 +167,8 @@ def test_without_time_nothing_is_measured_and_the_table_says_so() -> None:
 
 def test_rounds_spread_a_drift_over_all_cells() -> None:
     device = Drifting()
-    subject = module_subject("any", nn.Identity(), torch.zeros(1, 2))
-    table = measure(subject, range(1, 9), device=device, repeats=4, plan=timer.Plan(least=3, most=3, warmup_s=0.0))
+    workload = module_workload("any", nn.Identity(), torch.zeros(1, 2))
+    table = measure(workload, range(1, 9), device=device, repeats=4, plan=timer.Plan(least=3, most=3, warmup_s=0.0))
     visits = [sorted(device.order[start : start + 8]) for start in range(0, 32, 8)]
     assert visits == [list(range(1, 9))] * 4  # every round visits every cell once
     slowdown = table["latency_s"] / table["batch"]
@@ -227,12 +227,12 @@ def test_the_table_says_how_many_threads_there_were() -> None:
 def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
 
-    def subject(name: str) -> Subject:
+    def workload(name: str) -> Workload:
         def make(device: str, precision: str) -> Any:
             built.append(name)
             return nn.Linear(1000, 1000), lambda batch, where: (torch.zeros(batch, 1000),)
 
-        return Subject(name, "custom", 0, make)
+        return Workload(name, "custom", 0, make)
 
     class Small(CpuDevice):
         def info(self) -> Any:
@@ -241,14 +241,14 @@ def test_models_are_built_once_when_they_fit_and_again_when_not(monkeypatch: pyt
             )  # a fifth holds one model of 4.004 MB
 
     monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
-    measure([subject("a"), subject("b")], [1, 2], repeats=3, plan=FAST)
+    measure([workload("a"), workload("b")], [1, 2], repeats=3, plan=FAST)
     assert sorted(built) == ["a", "b"]
     built.clear()
-    measure([subject("a"), subject("b")], [1, 2], device=Small(), repeats=3, plan=FAST)
+    measure([workload("a"), workload("b")], [1, 2], device=Small(), repeats=3, plan=FAST)
     assert len(built) == 4  # the one built first stays, the other is built anew in each round
     built.clear()
     both = ("eager", "torchscript")
-    measure([subject("a"), subject("b")], [1, 2], runtime=both, device=Small(), repeats=3, plan=FAST)
+    measure([workload("a"), workload("b")], [1, 2], runtime=both, device=Small(), repeats=3, plan=FAST)
     assert len(built) == 6  # two runtimes hold the weights twice, and that is too much for either
 
 

@@ -16,7 +16,7 @@ from latpred.calibration.runtime_calibration.onnx_fit import Placed, fit_nodes
 from latpred.calibration.runtime_calibration.onnx_nodes import OnnxStudy, graph_cell
 from latpred.calibration.session import Row
 from latpred.errors import CalibrationError
-from latpred.graph.graph import Line, Op
+from latpred.graph.graph import Affine, Op
 from latpred.prediction.kernel_times import evaluate
 from latpred.prediction.pricing import host_cost
 from latpred.runtimes.onnx import onnx_graph, onnx_session
@@ -52,11 +52,11 @@ def gemm(m: int) -> Op:
         host_class="node.gemm.MatMul",
         family="gemm",
         dtype="float32",
-        dims={"m": Line(m), "n": Line(n), "k": Line(k)},
-        macs=Line(m * n * k),
-        weight_bytes=Line(4 * n * k),
-        read_bytes=Line(4 * m * k),
-        write_bytes=Line(4 * m * n),
+        dims={"m": Affine(m), "n": Affine(n), "k": Affine(k)},
+        macs=Affine(m * n * k),
+        weight_bytes=Affine(4 * n * k),
+        read_bytes=Affine(4 * m * k),
+        write_bytes=Affine(4 * m * n),
         launches=1,
     )
 

@@ -14,19 +14,19 @@ from latpred import runtimes, tables, tracing
 from latpred.accuracy import recording
 from latpred.calibration.devices.conditions import Event, Seen, device_events, launching_ops, summed
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.journal import FOLDER, LINES, Notebook
+from latpred.calibration.journal import FOLDER, LINES, Journal
 from latpred.calibration.measurement import recorder
 from latpred.calibration.measurement.whole_models import Step
 from latpred.calibration.timing.timer import QUICK
 from latpred.calibration.workloads import paper_models
+from latpred.calibration.workloads.base import Workload, module_workload
 from latpred.calibration.workloads.paper_models import Plan, Setting, Stage
-from latpred.calibration.workloads.workload import Subject, module_subject
 from latpred.errors import BusyError, DeviceError, ProfileError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
 
 
-def subject(name: str, width: int = 32) -> Subject:
-    return module_subject(name, nn.Sequential(nn.Linear(width, width), nn.GELU()), torch.zeros(1, width))
+def workload(name: str, width: int = 32) -> Workload:
+    return module_workload(name, nn.Sequential(nn.Linear(width, width), nn.GELU()), torch.zeros(1, width))
 
 
 def on_the_simulated_device() -> DeviceProfile:
@@ -34,7 +34,7 @@ def on_the_simulated_device() -> DeviceProfile:
     return profile("simulated", device=device)
 
 
-A, B = subject("a"), subject("b", 64)
+A, B = workload("a"), workload("b", 64)
 FIRST = Stage("first", tuple(Setting(one, batch, "fp32", "eager") for one in (A, B) for batch in (1, 4)))
 AGAIN = Stage("again", tuple(Setting(one, 1, "fp32", "eager", number=2) for one in (A, B)))
 COUNTS = Stage("launches", tuple(Setting(one, 1, "fp32", "eager", paper_models.COUNTED) for one in (A, B)))
@@ -71,7 +71,7 @@ def test_a_replay_traces_nothing_and_leaves_out_what_the_profile_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path)
-    for place, name in ((tracing, "trace"), (Subject, "walk")):
+    for place, name in ((tracing, "trace"), (Workload, "walk")):
         monkeypatch.setattr(place, name, forbidden)
     known = on_the_simulated_device()
     report = recording.load(tmp_path).replay(known)
@@ -161,15 +161,15 @@ def test_a_setting_that_ends_every_run_is_given_up(tmp_path: Path) -> None:
 def test_another_plan_or_machine_needs_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, stages=["captured"])
     machine = SimulatedDevice().machine()
-    with pytest.raises(UsageError, match="holds the plan small"), Notebook(tmp_path, "paper", machine):
+    with pytest.raises(UsageError, match="holds the plan small"), Journal(tmp_path, "paper", machine):
         pass
     renamed = msgspec.structs.replace(machine, hostname_hash="elsewhere")
-    with Notebook(tmp_path, "small", renamed) as notebook:
+    with Journal(tmp_path, "small", renamed) as notebook:
         assert len(notebook.entries) == 1
-        with pytest.raises(BusyError), Notebook(tmp_path, "small", machine):
+        with pytest.raises(BusyError), Journal(tmp_path, "small", machine):
             pass
     other = msgspec.structs.replace(machine, accelerator="another GPU")
-    with pytest.raises(UsageError, match="which this machine is not"), Notebook(tmp_path, "small", other):
+    with pytest.raises(UsageError, match="which this machine is not"), Journal(tmp_path, "small", other):
         pass
 
 
@@ -192,7 +192,7 @@ def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
     settings = [setting for stage in plan.stages for setting in stage.settings]
     assert len({setting.key for setting in settings}) == len(settings)
     first = plan.stages[0].settings
-    assert len({setting.subject.name for setting in first}) == 12
+    assert len({setting.workload.name for setting in first}) == 12
     assert len(first) == 12 * 4 * 3
     assert {setting.precision for setting in first} == {"fp16"}
     assert not any(setting.counted for setting in first)
@@ -204,7 +204,7 @@ def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
 
 def test_the_paper_plan_and_the_heldout_one_share_no_model() -> None:
     names = [
-        {one.subject.name for stage in paper_models.plan(n).stages for one in stage.settings}
+        {one.workload.name for stage in paper_models.plan(n).stages for one in stage.settings}
         for n in ("paper", "heldout")
     ]
     assert not names[0] & names[1]

@@ -9,7 +9,7 @@ import torch
 from gauges import ScriptedGauge
 
 from latpred.calibration.timing import reference_speed
-from latpred.calibration.timing.reference_speed import Moment, ReferenceTimer, SpeedGauge, at_full_speed
+from latpred.calibration.timing.reference_speed import ReferenceTimer, SpeedGauge, SpeedReading, at_full_speed
 from latpred.host import DISPATCH, KINDS, THREADS
 
 
@@ -99,8 +99,8 @@ def test_full_speed_is_that_of_the_fastest_tenth() -> None:
 
 
 def test_moments_without_a_reference_are_never_slower() -> None:
-    assert reference_speed.slower(Moment(0.0), Moment(0.0)) == 1.0
-    assert reference_speed.slower(Moment(3.0), Moment(2.0)) == 1.5
+    assert reference_speed.slower(SpeedReading(0.0), SpeedReading(0.0)) == 1.0
+    assert reference_speed.slower(SpeedReading(3.0), SpeedReading(2.0)) == 1.5
 
 
 def test_one_gauge_serves_the_process() -> None:

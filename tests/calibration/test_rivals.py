@@ -13,7 +13,7 @@ from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import timed_baselines
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.workload import Subject, module_subject
+from latpred.calibration.workloads.base import Workload, module_workload
 from latpred.errors import UsageError
 
 
@@ -28,8 +28,8 @@ class Layers(nn.Module):
         return torch.relu(self.layer(self.layer(self.layer(x))))
 
 
-def subject() -> Subject:
-    return module_subject("layers", Layers().eval(), torch.zeros(1, 8))
+def workload() -> Workload:
+    return module_workload("layers", Layers().eval(), torch.zeros(1, 8))
 
 
 def test_each_distinct_op_is_timed_once_and_counted_as_often_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_each_distinct_op_is_timed_once_and_counted_as_often_as_it_came(monkeypa
         return timer.Timing(1e-3, 0.0, 3, True)
 
     monkeypatch.setattr(timer, "queued", one_millisecond)
-    seconds = timed_baselines.isolated_ops(subject(), 4, "fp32", CpuDevice())
+    seconds = timed_baselines.isolated_ops(workload(), 4, "fp32", CpuDevice())
     assert seconds == pytest.approx(4e-3)  # three layers and a relu
     assert [tuple(result.shape) for result in timed] == [(4, 8), (4, 8)]
 
@@ -60,7 +60,7 @@ class Counting(nn.Module):
 
 
 def test_operands_are_those_of_the_moment_of_the_call() -> None:
-    counting = module_subject("counting", Counting().eval(), torch.zeros(1, 3, dtype=torch.long))
+    counting = module_workload("counting", Counting().eval(), torch.zeros(1, 3, dtype=torch.long))
     assert timed_baselines.isolated_ops(counting, 2, "fp32", CpuDevice()) > 0
 
 
@@ -72,7 +72,9 @@ def test_columns_and_reasons() -> None:
         said.append(label)
         return True
 
-    out, reasons = timed_baselines.with_rivals(table, [subject()], CpuDevice(), tuple(timed_baselines.RIVALS), announce)
+    out, reasons = timed_baselines.with_rivals(
+        table, [workload()], CpuDevice(), tuple(timed_baselines.RIVALS), announce
+    )
     assert (out["baseline_isolated_ops_s"] > 0).all()
     assert "baseline_runtime_estimator_s" not in out
     assert reasons.keys() == {"runtime_estimator"}
@@ -82,7 +84,7 @@ def test_columns_and_reasons() -> None:
 
 def test_no_time_is_a_reason() -> None:
     table = measured([("layers", 1, 1e-4)], status="ok")
-    out, reasons = timed_baselines.with_rivals(table, [subject()], CpuDevice(), ["isolated_ops"], lambda label: False)
+    out, reasons = timed_baselines.with_rivals(table, [workload()], CpuDevice(), ["isolated_ops"], lambda label: False)
     assert list(out.columns) == list(table.columns)
     assert reasons == {"isolated_ops": "the time budget was spent"}
 
@@ -90,7 +92,7 @@ def test_no_time_is_a_reason() -> None:
 def test_the_simulated_device_has_no_ops() -> None:
     table = measured([("layers", 1, 1e-4)], status="ok")
     _, reasons = timed_baselines.with_rivals(
-        table, [subject()], SimulatedDevice(), ["isolated_ops"], lambda label: True
+        table, [workload()], SimulatedDevice(), ["isolated_ops"], lambda label: True
     )
     assert "graphs, not ops" in reasons["isolated_ops"]
 

@@ -15,7 +15,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.runtime_calibration import runs
 from latpred.calibration.session import Row
 from latpred.errors import CalibrationError
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit
@@ -50,8 +50,8 @@ def network(runtime: str, seed: int, *, tiny: bool) -> ModelGraph:
 
 
 def _op(host_class: str, family: str, numel: int) -> Op:
-    dims = {"numel": Line(0, numel), "rows": Line(0, numel), "cols": Line(1)}
-    moved = Line(0, 4 * numel) if family else Line(0)
+    dims = {"numel": Affine(0, numel), "rows": Affine(0, numel), "cols": Affine(1)}
+    moved = Affine(0, 4 * numel) if family else Affine(0)
     return Op(
         f"any::{host_class}",
         "",

@@ -85,7 +85,7 @@ def test_after_learning_the_least_certain_kernels_are_taken(unsure: str) -> None
     assert [
         cell for cell in cells if cell.name == wanted and cell not in chosen and cell.dims.get("groups", 1) == 1
     ] == []
-    assert sampling._kernel_doubt(choice._models["fp32"], chosen[0]) >= 0.5
+    assert sampling._kernel_sigma(choice._models["fp32"], chosen[0]) >= 0.5
 
 
 def test_a_family_without_a_fit_is_the_least_certain_of_all() -> None:
@@ -112,7 +112,7 @@ def test_a_network_that_cannot_be_walked_comes_last(monkeypatch: pytest.MonkeyPa
     chosen = list(islice(choice.of_networks(iter(specs)), GROUP // 2))
     assert len(set(chosen)) == GROUP // 2
     assert broken not in chosen
-    assert sampling._network_doubt(Predictor(learned), broken) == -math.inf
+    assert sampling._network_sigma(Predictor(learned), broken) == -math.inf
 
 
 def test_networks_come_as_drawn_where_a_profile_cannot_predict_them() -> None:

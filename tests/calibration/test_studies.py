@@ -19,7 +19,7 @@ from latpred.calibration.runtime_calibration.runs import Run
 from latpred.calibration.runtime_calibration.whole_fit import own_work
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.prediction.pricing import ColdDispatch, host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes import get
@@ -79,7 +79,7 @@ def noisy(seed: int) -> Callable[[], float]:
 @pytest.mark.parametrize("seed", range(3))
 def test_true_costs_come_back_from_whole_networks(seed: int) -> None:
     noise = noisy(seed)
-    runs = [Run(net, 2, latency_us(net, 2) * noise(), doubt=0.02) for net in networks_of(seed)]
+    runs = [Run(net, 2, latency_us(net, 2) * noise(), sigma=0.02) for net in networks_of(seed)]
     fit = whole_fit.fit_runs(runs, synchronous(), "eager")
     for family, scale in SCALES.items():
         assert fit.kernel_scales[family] == pytest.approx(scale, rel=0.08)
@@ -100,7 +100,7 @@ def test_cold_code_of_pytorch_s_own_ops_is_neither_dispatch_nor_kernels() -> Non
         assert longer is not None
         return latency_us(net, batch) + float(longer.at(np.array([float(batch)])).sum())
 
-    fit = whole_fit.fit_runs([Run(net, 2, with_cold_us(net, 2), doubt=0.02) for net in networks_of(4)], whole, "eager")
+    fit = whole_fit.fit_runs([Run(net, 2, with_cold_us(net, 2), sigma=0.02) for net in networks_of(4)], whole, "eager")
     assert fit.cold_costs_us == cold["cold_costs_us"]  # a node or a compiled kernel, of no such class, has none
     assert fit.cold_bytes == 1e5
     for family, scale in SCALES.items():
@@ -112,7 +112,7 @@ def test_networks_that_were_never_seen_are_predicted() -> None:
     from latpred.prediction.predictor import Predictor
 
     noise = noisy(7)
-    runs = [Run(net, 2, latency_us(net, 2) * noise(), doubt=0.02) for net in networks_of(7)]
+    runs = [Run(net, 2, latency_us(net, 2) * noise(), sigma=0.02) for net in networks_of(7)]
     whole = synchronous()
     fit = whole_fit.fit_runs(runs, whole, "eager")
     predictor = Predictor(msgspec.structs.replace(whole, runtimes={"eager": fit}))
@@ -138,8 +138,8 @@ def test_one_network_alone_moves_little_from_what_is_believed() -> None:
 def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own() -> None:
     def spectrum(rng: random.Random) -> list[Op]:
         size = rng.choice((16, 4096, 65536, 262_144))
-        dims = {"rows": Line(1), "cols": Line(0, size)}
-        moved = {"read_bytes": Line(0, 4 * size), "write_bytes": Line(0, 4 * size)}
+        dims = {"rows": Affine(1), "cols": Affine(0, size)}
+        moved = {"read_bytes": Affine(0, 4 * size), "write_bytes": Affine(0, 4 * size)}
         return [
             view("fft", family="fft.fftn", host_class="view.transpose", dims=dims, launches=1, **moved)
         ] * rng.randint(1, 9)
@@ -150,7 +150,7 @@ def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own() -> 
         moved = sum(op.read_bytes.at(batch) + op.write_bytes.at(batch) for op in special)
         return latency_us(plain, batch) + 0.5 * len(special) + 12.0 * len(special) + moved / 4e3
 
-    runs = [Run(net, 2, with_spectrum_us(net, 2), doubt=0.01) for net in networks_of(3, extra=spectrum)]
+    runs = [Run(net, 2, with_spectrum_us(net, 2), sigma=0.01) for net in networks_of(3, extra=spectrum)]
     fit = whole_fit.fit_runs(runs, synchronous(), "eager")
     own = fit.kernels["fp32"]["fft"]
     assert own.activation_bytes_per_us == pytest.approx(4e3, rel=0.15)
@@ -160,7 +160,7 @@ def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own() -> 
 
 def test_kernels_of_its_own_belong_to_the_precision_that_prices_them() -> None:
     kernels = {precision: {"gemm": kernel_fit("gemm")} for precision in ("fp16", "fp32")}
-    dims = {"rows": Line(1), "cols": Line(0, 64)}
+    dims = {"rows": Affine(1), "cols": Affine(0, 64)}
     spectra = [view("fft", family="fft.fftn", dims=dims, launches=1, dtype=dtype) for dtype in ("float16", "float32")]
     schedule = get("eager").lower(graph(*spectra, precision="fp16"), 1)
     found = own_work(schedule, "fp16", 1, msgspec.structs.replace(profile(), kernels=kernels))

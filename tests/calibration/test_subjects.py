@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from latpred.calibration.workloads.workload import (
-    Subject,
+from latpred.calibration.workloads.base import (
+    Workload,
     dense_inputs,
-    module_subject,
+    module_workload,
     seeded,
-    subjects_of,
     token_inputs,
+    workloads_of,
 )
 from latpred.errors import UsageError
 
@@ -23,7 +23,7 @@ def conv() -> nn.Module:
 
 def test_a_module_is_copied_when_it_is_not_ready() -> None:
     mine = conv().train()
-    made, inputs = module_subject("mine", mine, image=4).make("cpu", "bf16")
+    made, inputs = module_workload("mine", mine, image=4).make("cpu", "bf16")
     assert made is not mine
     assert mine.training
     assert next(mine.parameters()).dtype is torch.float32
@@ -35,25 +35,25 @@ def test_a_module_is_copied_when_it_is_not_ready() -> None:
 
 def test_a_module_that_is_ready_is_used_as_it_is() -> None:
     mine = conv().eval()
-    assert module_subject("mine", mine, image=4).make("cpu", "fp32")[0] is mine
+    assert module_workload("mine", mine, image=4).make("cpu", "fp32")[0] is mine
 
 
 def test_a_module_is_walked_in_every_runtime_from_its_recipe() -> None:
     pytest.importorskip("onnxruntime")
-    subject = module_subject("mine", conv().eval(), image=4)
-    assert [subject.walk("fp32", runtime).runtime for runtime in ("eager", "onnxruntime")] == ["eager", "onnxruntime"]
-    assert subject.make("meta", "fp32")[1](3, "meta")[0].is_meta
+    workload = module_workload("mine", conv().eval(), image=4)
+    assert [workload.walk("fp32", runtime).runtime for runtime in ("eager", "onnxruntime")] == ["eager", "onnxruntime"]
+    assert workload.make("meta", "fp32")[1](3, "meta")[0].is_meta
 
 
 def test_integer_inputs_stay_integers() -> None:
-    subject = module_subject("table", nn.Embedding(10, 4).eval(), torch.zeros(1, 7, dtype=torch.long))
-    _, inputs = subject.make("cpu", "fp16")
+    workload = module_workload("table", nn.Embedding(10, 4).eval(), torch.zeros(1, 7, dtype=torch.long))
+    _, inputs = workload.make("cpu", "fp16")
     given = inputs(3, "cpu")[0]
     assert (given.shape, given.dtype) == ((3, 7), torch.int64)
 
 
 def test_walking_gives_the_graph_the_name_and_size_of_the_subject() -> None:
-    graph = Subject("mine", "image", 8, lambda device, precision: (conv(), dense_inputs((3, 8, 8), precision))).walk(
+    graph = Workload("mine", "image", 8, lambda device, precision: (conv(), dense_inputs((3, 8, 8), precision))).walk(
         "fp16"
     )
     assert (graph.model, graph.input_kind, graph.input_size, graph.precision) == ("mine", "image", 8, "fp16")
@@ -96,7 +96,7 @@ def test_signals_do_not_fade_into_denormal_numbers() -> None:
 def test_weights_of_a_module_of_ones_own_are_left_alone() -> None:
     mine = Fading().eval()
     before = [p.clone() for p in mine.parameters()]
-    made, _ = module_subject("mine", mine, torch.zeros(1, 32, 8, 8)).make("cpu", "fp32")
+    made, _ = module_workload("mine", mine, torch.zeros(1, 32, 8, 8)).make("cpu", "fp32")
     assert all(torch.equal(p, q) for p, q in zip(made.parameters(), before, strict=True))
 
 
@@ -110,12 +110,12 @@ def test_token_inputs_are_real_even_on_the_meta_device() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="There is no model to measure"):
-        subjects_of([])
+        workloads_of([])
     with pytest.raises(UsageError, match="Two models are called Sequential"):
-        subjects_of([conv(), conv()], image=4)
+        workloads_of([conv(), conv()], image=4)
     with pytest.raises(UsageError, match=r"say what it is called with"):
-        subjects_of(nn.Linear(2, 2))
+        workloads_of(nn.Linear(2, 2))
 
 
 def test_a_mapping_names_its_modules() -> None:
-    assert [s.name for s in subjects_of({"a": conv(), "b": conv()}, image=4)] == ["a", "b"]
+    assert [s.name for s in workloads_of({"a": conv(), "b": conv()}, image=4)] == ["a", "b"]

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.calibration.workloads import suites
-from latpred.calibration.workloads.workload import Subject, subjects_of
+from latpred.calibration.workloads.base import Workload, workloads_of
 from latpred.errors import UsageError
 
 CPU = suites.get("cpu")
@@ -22,20 +22,20 @@ SMALL = [s for name in ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed")
 
 
 def test_the_cpu_suite_is_wide_enough() -> None:
-    assert len(CPU.subjects()) >= 12
-    assert len({subject.family for subject in CPU.ready}) >= 8
+    assert len(CPU.workloads()) >= 12
+    assert len({workload.family for workload in CPU.ready}) >= 8
     assert {1, 2, 4, 8, 16, 32} <= set(CPU.batches)
     assert len(CPU.ready) * len(CPU.batches) >= 200
-    assert len({subject.name for subject in CPU.ready}) == len(CPU.ready)
+    assert len({workload.name for workload in CPU.ready}) == len(CPU.ready)
 
 
 def test_no_model_is_in_two_suites() -> None:
-    assert len({subject.name.split("/")[1] for subject in SMALL}) == len(SMALL)
+    assert len({workload.name.split("/")[1] for workload in SMALL}) == len(SMALL)
 
 
 def test_the_blind_suite_shares_no_family_with_an_earlier_one() -> None:
-    blind = {subject.family for subject in suites.get("blind").ready}
-    others = {subject.family for name in ("cpu", "unseen", "fresh") for subject in suites.get(name).ready}
+    blind = {workload.family for workload in suites.get("blind").ready}
+    others = {workload.family for name in ("cpu", "unseen", "fresh") for workload in suites.get(name).ready}
     assert len(blind) >= 20
     assert not blind & others
     assert suites.get("blind").batches == CPU.batches
@@ -43,15 +43,15 @@ def test_the_blind_suite_shares_no_family_with_an_earlier_one() -> None:
 
 @pytest.mark.parametrize("suite", EVERYDAY, ids=lambda suite: suite.name)
 def test_suites_of_everyday_networks_are_wide_and_have_many_small_models(suite: suites.Suite) -> None:
-    assert len(suite.subjects()) >= 24
-    assert len({subject.family for subject in suite.ready}) >= 20
+    assert len(suite.workloads()) >= 24
+    assert len({workload.family for workload in suite.ready}) >= 20
     assert suite.batches == (1, 2, 4, 8, 16, 32)
-    assert sum(subject.walk("fp32").macs(1) < 5e6 for subject in suite.ready) > len(suite.ready) / 4
+    assert sum(workload.walk("fp32").macs(1) < 5e6 for workload in suite.ready) > len(suite.ready) / 4
 
 
-@pytest.mark.parametrize("subject", [s for suite in EVERYDAY for s in suite.ready], ids=lambda subject: subject.name)
-def test_ordinary_models_run_on_ordinary_numbers_at_one_sample_and_at_two(subject: Subject) -> None:
-    model, inputs = subject.make("cpu", "fp32")
+@pytest.mark.parametrize("subject", [s for suite in EVERYDAY for s in suite.ready], ids=lambda workload: workload.name)
+def test_ordinary_models_run_on_ordinary_numbers_at_one_sample_and_at_two(workload: Workload) -> None:
+    model, inputs = workload.make("cpu", "fp32")
     with torch.inference_mode(), Denormals() as seen:
         one, two = (model(*inputs(batch, "cpu")) for batch in (1, 2))
     assert (one.shape[0], two.shape[0]) == (1, 2)
@@ -60,10 +60,10 @@ def test_ordinary_models_run_on_ordinary_numbers_at_one_sample_and_at_two(subjec
     assert seen.count == 0
 
 
-@pytest.mark.parametrize("subject", SMALL, ids=lambda subject: subject.name)
-def test_every_model_for_a_cpu_walks(subject: Subject) -> None:
-    graph = subject.walk("fp32")
-    assert graph.model == subject.name
+@pytest.mark.parametrize("subject", SMALL, ids=lambda workload: workload.name)
+def test_every_model_for_a_cpu_walks(workload: Workload) -> None:
+    graph = workload.walk("fp32")
+    assert graph.model == workload.name
     assert graph.coverage(2).launches == 1.0
     # two slow cores do some 20 GMAC a second: half a second at batch 32
     assert graph.macs(32) < 13e9
@@ -83,9 +83,9 @@ class Denormals(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("subject", CPU.ready, ids=lambda subject: subject.name)
-def test_models_run_where_they_are_built_on_ordinary_numbers(subject: Subject) -> None:
-    model, inputs = subject.make("cpu", "fp32")
+@pytest.mark.parametrize("subject", CPU.ready, ids=lambda workload: workload.name)
+def test_models_run_where_they_are_built_on_ordinary_numbers(workload: Workload) -> None:
+    model, inputs = workload.make("cpu", "fp32")
     with torch.inference_mode(), Denormals() as seen:
         output = model(*inputs(2, "cpu"))
     first = output if isinstance(output, torch.Tensor) else output[0]
@@ -102,9 +102,9 @@ def test_the_heldout_suite_holds_names_and_builds_nothing() -> None:
 
 @pytest.mark.parametrize("name", suites.get("heldout").names)
 def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
-    subject = subjects_of(name)[0]
-    assert subject.input_size > 0
-    assert subject.input_kind in {"seq", "image", "audio"}
+    workload = workloads_of(name)[0]
+    assert workload.input_size > 0
+    assert workload.input_kind in {"seq", "image", "audio"}
 
 
 def test_an_unknown_suite() -> None:

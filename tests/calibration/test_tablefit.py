@@ -14,7 +14,7 @@ from latpred.calibration.published.fitted_profiles import Accuracy, Fitted, prof
 from latpred.calibration.published.joint_fit import Problem
 from latpred.calibration.published.latency_model import evaluate, local_gradients
 from latpred.calibration.published.parameters import Builder
-from latpred.calibration.published.priors import Form
+from latpred.calibration.published.priors import Hyperparameters
 from latpred.calibration.published.published_fit import (
     evaluate_left_out,
     fit_profile,
@@ -22,7 +22,7 @@ from latpred.calibration.published.published_fit import (
     left_out,
     shared_of,
 )
-from latpred.calibration.published.published_table import WalkKey
+from latpred.calibration.published.published_table import TraceKey
 from latpred.calibration.published.row_counts import as_run_by, family_of
 from latpred.errors import TableError, UsageError
 from latpred.graph.graph import ModelGraph
@@ -151,7 +151,7 @@ def test_a_profile_predicts_what_the_law_does(fitted: tuple[Problem, np.ndarray]
     predictor = Predictor(store.load(store.save(profile)))
     host, device = made.law.clocks(theta)
     for precision in ("fp32", "fp16"):
-        graph = graphs()[WalkKey("wide", "image", 96, precision)]
+        graph = graphs()[TraceKey("wide", "image", 96, precision)]
         plain = predictor.curve(_unrewritten(graph, "wide"), (1, 256), protocol="pipelined")
         rows = (made.law.rows.gpu == "RTX-8000") & (made.law.rows.precision == precision) & (made.model == "wide")
         for batch, compute in zip((1, 256), plain.compute_ms, strict=True):
@@ -183,7 +183,7 @@ def test_widths_are_those_of_all_gpus() -> None:
 
 
 def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
-    builder = Builder(Form())
+    builder = Builder(Hyperparameters())
     for gpu, terms in (("rtx-8000", 2), ("titan-x-pascal", 1)):
         assert len(builder.host("conv.half", "eager", specs.spec(gpu))) == terms
     pascal = specs.spec("titan-x-pascal")
@@ -279,7 +279,7 @@ def test_a_profile_predicts_torchscript_as_the_law_does() -> None:
     host, device = both.law.clocks(theta)
     rows = (both.law.rows.gpu == "2080Ti") & (both.law.rows.runtime == "torchscript") & (both.model == "normed")
     for precision in ("fp32", "fp16"):
-        graph = _unrewritten(graphs()[WalkKey("normed", "image", 96, precision)], "normed")
+        graph = _unrewritten(graphs()[TraceKey("normed", "image", 96, precision)], "normed")
         curve = predictor.curve(graph, (1, 256), runtime="torchscript", protocol="pipelined")
         mine = rows & (both.law.rows.precision == precision)
         for batch, compute in zip((1, 256), curve.compute_ms, strict=True):
@@ -310,8 +310,8 @@ def test_torchscript_of_another_era_is_left_out_of_a_profile() -> None:
 
 
 def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
-    graph = graphs()[WalkKey("normed", "image", 96, "fp32")]
-    halves = graphs()[WalkKey("normed", "image", 96, "fp16")]
+    graph = graphs()[TraceKey("normed", "image", 96, "fp32")]
+    halves = graphs()[TraceKey("normed", "image", 96, "fp16")]
     gpu = specs.spec("rtx-8000")
     plain, scripted, engine = (as_run_by(name, graph, gpu) for name in ("eager", "torchscript", "tensorrt"))
     assert plain is graph

@@ -106,16 +106,16 @@ def test_walks_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.Monke
     monkeypatch.setattr(published_table, "FEWEST_BESIDE", 2)
     said: list[str] = []
     with joblib.parallel_config(backend="threading"):  # a new process would not have what the tests declare
-        made = published_table.walk_all(keys, TORCH_1_12, progress=said.append)
+        made = published_table.trace_all(keys, TORCH_1_12, progress=said.append)
     assert set(made) == set(keys)
     assert sorted(said) == [
         "walked torchvision:alexnet (2 combinations of input size and precision)",
         "walked torchvision:squeezenet1_0 (1 combinations of input size and precision)",
     ]
     monkeypatch.setattr(published_table, "_walk_model", None)  # which now is not needed
-    assert published_table.walk_all(keys, TORCH_1_12) == made
+    assert published_table.trace_all(keys, TORCH_1_12) == made
     with pytest.raises(TypeError):
-        published_table.walk_all(keys, "")  # another era is another walk
+        published_table.trace_all(keys, "")  # another era is another walk
 
 
 def without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,5 +156,5 @@ def test_a_function_in_a_users_file_is_walked_again(tmp_path: Path) -> None:
     found = []
     for width in (4, 16):
         file.write_text(source.format(width))
-        found.append(published_table.walk_all([key], "")[key].macs())
+        found.append(published_table.trace_all([key], "")[key].macs())
     assert found == [32, 128]

@@ -12,17 +12,17 @@ from torch import nn
 from latpred.calibration.measurement import validation
 from latpred.calibration.measurement.validation import validate
 from latpred.calibration.workloads import suites
-from latpred.calibration.workloads.workload import Subject, dense_inputs
+from latpred.calibration.workloads.base import Workload, dense_inputs
 from latpred.errors import NoProfileError, ProfileError, UsageError
 
 
-def toy(name: str, width: int) -> Subject:
+def toy(name: str, width: int) -> Workload:
     def make(device: str, precision: str) -> tuple[nn.Module, object]:
         with torch.device(device):
             model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4)).eval()
         return model, dense_inputs((16,), precision)
 
-    return Subject(name, "custom", 0, make)
+    return Workload(name, "custom", 0, make)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Row, Session
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.disturbance import Disturbance
-from latpred.calibration.timing.reference_speed import Moment
+from latpred.calibration.timing.reference_speed import SpeedReading
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.timing.visits import SLOWED, Visits
 
@@ -105,7 +105,7 @@ def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
 ) -> None:
     gauge, asked = ScriptedGauge(), []
     fastest = iter([1.0, 1.45, 1.45, 1.0, 1.0, 1.0])  # by chance fast at first, then slow for a while
-    monkeypatch.setattr(ScriptedGauge, "fastest", property(lambda _: Moment(next(fastest, 1.0))))
+    monkeypatch.setattr(ScriptedGauge, "fastest", property(lambda _: SpeedReading(next(fastest, 1.0))))
     visited = made(session, [], monkeypatch)
     visited._gauge = gauge
 

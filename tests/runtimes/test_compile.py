@@ -20,11 +20,11 @@ from torch import nn
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
-from latpred.graph.graph import Line
-from latpred.runtimes.base import Executed
+from latpred.graph.graph import Affine
+from latpred.runtimes.base import ExecutedOp
 from latpred.runtimes.inductor import front_end
 from latpred.runtimes.inductor.torch_compile import NOTE, Compile, CompileReduceOverhead, calls_of, ops_through
-from latpred.runtimes.lowering import walk
+from latpred.runtimes.lowering import trace_for_runtime
 
 # Small models whose real wrapper is read; those after the first are left to the slow run. Architectures that a walk
 # cannot take: nystromformer, whose own code Dynamo finds adding tensors that do not broadcast, and torch's encoder on
@@ -176,27 +176,27 @@ def pair_on_cuda() -> Any:
     """Walked once: later tests find it in memory."""
     with torch.device("meta"):
         model = Pair().eval()
-    return walk(model, torch.zeros(2, 32), runtime="compile", target="cuda")
+    return trace_for_runtime(model, torch.zeros(2, 32), runtime="compile", target="cuda")
 
 
 def test_steps_carry_the_work_of_their_op(pair_on_cuda: Any) -> None:
     first, second = (op for op in pair_on_cuda.ops if op.family == "gemm")
     assert [first.dims[name].at(5) for name in ("m", "n", "k")] == [5, 48, 32]
-    assert first.macs == Line(0, 32 * 48)
-    assert first.weight_bytes == Line(4 * 32 * 48)  # the bias is added by the kernel that follows
-    assert second.macs == Line(0, 48 * 16)
+    assert first.macs == Affine(0, 32 * 48)
+    assert first.weight_bytes == Affine(4 * 32 * 48)  # the bias is added by the kernel that follows
+    assert second.macs == Affine(0, 48 * 16)
     assert first.host_class == "kernel.extern.gemm"
 
 
 def test_generated_kernels_move_bytes(pair_on_cuda: Any) -> None:
     relu, softmax = (op for op in pair_on_cuda.ops if op.name == "inductor::generated")
     assert (relu.family, softmax.family) == ("generated.pointwise", "generated.softmax")
-    assert relu.read_bytes == relu.write_bytes == Line(0, 4 * 48)
-    assert relu.weight_bytes == Line(4 * 48)  # the bias
-    assert softmax.read_bytes == Line(0, 4 * 16)
-    assert softmax.dims["cols"] == Line(16)
+    assert relu.read_bytes == relu.write_bytes == Affine(0, 4 * 48)
+    assert relu.weight_bytes == Affine(4 * 48)  # the bias
+    assert softmax.read_bytes == Affine(0, 4 * 16)
+    assert softmax.dims["cols"] == Affine(16)
     assert relu.launches == softmax.launches == 1
-    assert (relu.dims["math"], softmax.dims["math"]) == (Line(0), Line(0, 16))
+    assert (relu.dims["math"], softmax.dims["math"]) == (Affine(0), Affine(0, 16))
 
 
 def test_guards_come_first_and_count_what_they_check(pair_on_cuda: Any) -> None:
@@ -217,14 +217,16 @@ def test_a_second_walk_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     calls = []
     original = front_end.forward
     monkeypatch.setattr(front_end, "forward", lambda *given: calls.append(given) or original(*given))
-    walked = [walk(Pair(40).eval(), torch.zeros(2, 40), runtime="compile", target="cuda") for _ in range(2)]
+    walked = [
+        trace_for_runtime(Pair(40).eval(), torch.zeros(2, 40), runtime="compile", target="cuda") for _ in range(2)
+    ]
     assert len(calls) == 3  # batches 2, 3 and 1 of the first
     assert walked[0].ops == walked[1].ops
 
 
 def test_a_refusal_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_end, "SUPPORTED", ("9.9",))
-    walked = walk(Pair(24).eval(), torch.zeros(2, 24), runtime="compile", target="cuda")
+    walked = trace_for_runtime(Pair(24).eval(), torch.zeros(2, 24), runtime="compile", target="cuda")
     assert "torch 9.9" in walked.notes[0]
     assert NOTE in walked.notes
     assert walked.launches(4) == 4
@@ -298,7 +300,7 @@ def test_other_kernels_at_another_batch_leave_a_note() -> None:
     two = [_call("a", 4), _call("b", 6), _call("c", 8)]
     three = [_call("a", 6), _call("c", 12)]
     ops, note = ops_through(two, three)
-    assert [op.read_bytes for op in ops] == [Line(0, 2), Line(0, 3), Line(0, 4)]
+    assert [op.read_bytes for op in ops] == [Affine(0, 2), Affine(0, 3), Affine(0, 4)]
     assert "3 kernels at batch 2 and 2 at batch 3" in note
     assert ops_through(two, two)[1] == ""
 
@@ -326,7 +328,7 @@ class _Scattering(torch.nn.Module):
 
 
 def test_what_the_loops_of_a_kernel_do_is_counted() -> None:
-    walked = walk(_Scattering(), torch.zeros(2, 4, 24, 24), runtime="compile", target="cpu")
+    walked = trace_for_runtime(_Scattering(), torch.zeros(2, 4, 24, 24), runtime="compile", target="cpu")
     kernels = [op for op in walked.ops if op.name == "inductor::generated"]
     done = {name: sum(op.dims[name].at(3) for op in kernels) for name in ("math", "strided", "looked_up")}
     points = 3 * 4 * 12 * 12
@@ -335,8 +337,8 @@ def test_what_the_loops_of_a_kernel_do_is_counted() -> None:
     assert done["looked_up"] == points
 
 
-def _call(name: str, size: int) -> Executed:
-    return Executed(name, "kernel.generated", "generated.copy", "float32", (), (0, 0, size, size, size), 1, 0, False)
+def _call(name: str, size: int) -> ExecutedOp:
+    return ExecutedOp(name, "kernel.generated", "generated.copy", "float32", (), (0, 0, size, size, size), 1, 0, False)
 
 
 def test_an_eager_graph_is_fused_between_library_calls() -> None:

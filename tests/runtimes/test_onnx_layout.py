@@ -13,7 +13,7 @@ from torch import nn
 
 from latpred.runtimes.onnx import onnx_graph
 from latpred.runtimes.onnx.onnx_formulas import NCHWC
-from latpred.runtimes.onnx.onnx_graph import Walked
+from latpred.runtimes.onnx.onnx_graph import TracedOnnx
 from latpred.runtimes.onnx.onnx_session import Event, Watched
 from latpred.runtimes.onnx.onnxruntime import OnnxRuntime
 from latpred.runtimes.source import source_of
@@ -78,7 +78,7 @@ def executed(width: int) -> Watched:
     return Watched(proto, (run,), before())
 
 
-def walk(watched: Watched) -> Walked:
+def walk(watched: Watched) -> TracedOnnx:
     return onnx_graph.walked(watched, [{"x": X}], "cpu")
 
 

@@ -23,7 +23,7 @@ from latpred.graph.graph import ModelGraph, Op
 from latpred.ops.families import DIMS, root
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import graph_store
-from latpred.runtimes.lowering import of_source, refusal, walk
+from latpred.runtimes.lowering import of_source, refusal, trace_for_runtime
 from latpred.runtimes.source import Source, source_of
 from latpred.runtimes.torchscript import ESTIMATE_NOTE, FUSION_NOTE, INTERPRETED, TorchScript
 from latpred.runtimes.torchscript_graph import frozen, frozen_for_a_walk
@@ -266,7 +266,7 @@ def test_nothing_is_said_about_deprecation() -> None:
 def test_it_is_a_runtime_like_any_other() -> None:
     runtime = runtimes.get("torchscript")
     assert runtime.available() is None
-    graph = walk(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.zeros(2, 8), runtime="torchscript")
+    graph = trace_for_runtime(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.zeros(2, 8), runtime="torchscript")
     assert isinstance(graph, ModelGraph)
     assert [op.name for op in graph.ops if op.launches] == ["aten::linear", "aten::relu"]
     assert runtime.lower(graph, 2) is runtime.lower(graph, 64)

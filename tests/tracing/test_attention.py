@@ -124,7 +124,7 @@ def test_the_fused_encoder_layer() -> None:
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_replaced_layers_compute_the_same_numbers(norm_first: bool, activation: str) -> None:
-    from latpred.tracing.tracer import Walk
+    from latpred.tracing.tracer import TraceRecorder
 
     torch.manual_seed(0)
     options = {"batch_first": True, "norm_first": norm_first, "activation": activation}
@@ -132,7 +132,7 @@ def test_replaced_layers_compute_the_same_numbers(norm_first: bool, activation: 
     x = torch.randn(2, 10, 32)
     with torch.inference_mode():
         direct = layer(x)
-        with Walk():
+        with TraceRecorder():
             walked = layer(x)
     torch.testing.assert_close(walked, direct)
 

@@ -11,7 +11,7 @@ import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import Op
 from latpred.tracing.affine_ops import RETURN
-from latpred.tracing.op_record import Entry
+from latpred.tracing.op_record import OpRecord
 from latpred.tracing.python_calls import NEW
 
 OFF_THE_LINE_AT_ONE = {"funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit"}
@@ -22,7 +22,7 @@ def said(op: Op, batch: int) -> tuple[object, ...]:
     return (op.name, op.launches, op.syncs, *(line.at(batch) for line in lines))
 
 
-def found(entry: Entry) -> tuple[object, ...]:
+def found(entry: OpRecord) -> tuple[object, ...]:
     return (entry.name, entry.launches, entry.syncs, *entry.counts[:NEW], *entry.counts[NEW + 1 :])
 
 

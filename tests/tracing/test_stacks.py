@@ -12,7 +12,7 @@ from transformers import BertConfig, PretrainedConfig
 from latpred.caches import Recent
 from latpred.graph.graph import ModelGraph
 from latpred.tracing import trace
-from latpred.tracing.layer_extrapolation import SHALLOW, Stacks
+from latpred.tracing.layer_extrapolation import SHALLOW, LayerExtrapolation
 from latpred.zoo import names
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 50}
@@ -26,7 +26,7 @@ def bert(depth: int, **changes: Any) -> BertConfig:
     return BertConfig(num_hidden_layers=depth, **(SMALL | changes))
 
 
-class Counted(Stacks):
+class Counted(LayerExtrapolation):
     """Stacks that count what they put together."""
 
     made = 0
@@ -81,7 +81,7 @@ def test_random_berts() -> None:
 
 
 def test_nothing_passes_between_precisions_inputs_and_code() -> None:
-    stacks = Stacks()
+    stacks = LayerExtrapolation()
     for _ in range(2):
         for options in ({"seq": 8}, {"seq": 9}, {"seq": 8, "precision": "fp16"}):
             for changes in ({}, {"hidden_act": "relu"}, {"attn_implementation": "eager"}):
@@ -104,7 +104,7 @@ def test_layers_that_differ_by_number_are_walked_in_full(monkeypatch: pytest.Mon
     monkeypatch.setattr(BertLayer, "forward", forward)
     for first in (2, 5):  # seen among four layers; seen only when a deep one is walked in full
         odd["from"] = first
-        stacks = Stacks()
+        stacks = LayerExtrapolation()
         for depth in (6, 7, 8, 7, 8):
             for width in (48, 96):
                 given = bert(depth, intermediate_size=width)
@@ -112,7 +112,7 @@ def test_layers_that_differ_by_number_are_walked_in_full(monkeypatch: pytest.Mon
 
 
 def test_memory_is_bounded() -> None:
-    stacks = Stacks()
+    stacks = LayerExtrapolation()
     stacks._stacks, stacks._graphs, stacks._kinds = Recent(3), Recent(2), Recent(1)
     for width in range(32, 38):
         for eps in (1e-5, 1e-6):
@@ -122,7 +122,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_config_that_holds_objects_is_walked_in_full() -> None:
-    stacks = Stacks()
+    stacks = LayerExtrapolation()
     given = bert(6)
     given.something = object()
     assert stacks.graph(given, seq=8) == whole(given, seq=8)

@@ -10,8 +10,8 @@ from smallmodels import ARCHITECTURES, build_small, inputs_of
 from torch import nn
 
 from latpred.tracing.meta_module import enabled
-from latpred.tracing.op_record import Entry
-from latpred.tracing.tracer import Walk
+from latpred.tracing.op_record import OpRecord
+from latpred.tracing.tracer import TraceRecorder
 
 
 def placed(inputs: Any, device: str) -> Any:
@@ -25,8 +25,8 @@ def placed(inputs: Any, device: str) -> Any:
     return tuple(place(tensor) for tensor in inputs)
 
 
-def stream(model: nn.Module, inputs: Any, device: str) -> list[Entry]:
-    walk = Walk()
+def stream(model: nn.Module, inputs: Any, device: str) -> list[OpRecord]:
+    walk = TraceRecorder()
     with torch.inference_mode(), enabled():
         given = placed(inputs, device)
         with walk:
@@ -34,7 +34,7 @@ def stream(model: nn.Module, inputs: Any, device: str) -> list[Entry]:
     return walk.entries
 
 
-def seen(entry: Entry) -> tuple[object, ...]:
+def seen(entry: OpRecord) -> tuple[object, ...]:
     return entry.name, entry.host_class, entry.launches, entry.syncs, entry.family, entry.counts
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import latpred
-from latpred.tracing.meta_module import make_twin
+from latpred.tracing.meta_module import make_meta_module
 
 
 class Stateful(nn.Module):
@@ -132,6 +132,6 @@ def test_modules_are_named_as_torch_names_them() -> None:
     shared = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model = nn.Sequential(nn.ModuleDict({"a": shared, "b": nn.ModuleList([shared, nn.Identity()])}), shared[0])
     model.register_module("absent", None)
-    twin = make_twin(model)
-    assert twin.paths == {id(part): path for path, part in twin.module.named_modules()}
-    assert set(twin.paths.values()) == {path for path, _ in model.named_modules()}
+    meta_model = make_meta_module(model)
+    assert meta_model.paths == {id(part): path for path, part in meta_model.module.named_modules()}
+    assert set(meta_model.paths.values()) == {path for path, _ in model.named_modules()}

@@ -17,7 +17,7 @@ from torch.fx.node import Node, map_arg
 
 from latpred.errors import RuntimeRefusalError
 from latpred.ops.families import DIMS, root
-from latpred.tracing.op_record import Entry, Kind, describe, dtype_name, launching, leaves, quiet
+from latpred.tracing.op_record import Kind, OpRecord, describe, dtype_name, launching, leaves, no_launch
 
 MATH = frozenset(
     {
@@ -92,7 +92,7 @@ class Step:
         Bytes of activations that nothing reads after it.
     """
 
-    entry: Entry
+    entry: OpRecord
     freed: int
 
 
@@ -114,8 +114,10 @@ def steps_of(graph: Any, static: Iterable[int], cpu: bool) -> list[Step]:
     return steps
 
 
-def _entry(name: str, host_class: str, family: str, dtype: str, dims: dict[str, int], work: tuple[int, ...]) -> Entry:
-    return Entry(
+def _entry(
+    name: str, host_class: str, family: str, dtype: str, dims: dict[str, int], work: tuple[int, ...]
+) -> OpRecord:
+    return OpRecord(
         name=name,
         host_class=host_class,
         nested_class=host_class,
@@ -129,7 +131,7 @@ def _entry(name: str, host_class: str, family: str, dtype: str, dims: dict[str, 
     )
 
 
-def _extern(node: Any, graph: Any, weights: frozenset[str]) -> Entry:
+def _extern(node: Any, graph: Any, weights: frozenset[str]) -> OpRecord:
     """A library call, by the formula of the op it comes from."""
     if type(node.node).__name__ in _NESTED:
         raise RuntimeRefusalError(
@@ -148,7 +150,7 @@ def _extern(node: Any, graph: Any, weights: frozenset[str]) -> Entry:
     if info.kind is Kind.BOUNDARY:
         raise RuntimeRefusalError(f"torch.compile leaves {info.name} as one call, whose own kernels are not counted.")
     if info.kind is Kind.VIEW:
-        return replace(quiet(info, view=True), host_class=f"{EXTERN_CLASS}.view")
+        return replace(no_launch(info, view=True), host_class=f"{EXTERN_CLASS}.view")
     args: Any = map_arg(origin.args, lambda one: one.meta["val"])
     options: Any = map_arg(dict(origin.kwargs), lambda one: one.meta["val"])
     given = [one for value in (*origin.args, *origin.kwargs.values()) for one in _tensors(value)]
@@ -195,7 +197,7 @@ def _is_weight(node: Node, weights: frozenset[str]) -> bool:
     return node.op == "placeholder" and node.name in weights
 
 
-def _generated(node: Any, graph: Any, weights: frozenset[str], joined: bool) -> Entry:
+def _generated(node: Any, graph: Any, weights: frozenset[str], joined: bool) -> OpRecord:
     parts = [part for part in node.get_nodes() if hasattr(part, "get_ranges")]
     sizes = [(number(graph, part.get_ranges()[0]), number(graph, part.get_ranges()[1])) for part in parts]
     points = max((outer * inner for outer, inner in sizes), default=1)

@@ -28,7 +28,7 @@ from latpred.errors import RuntimeRefusalError
 from latpred.runtimes.inductor import fake_cuda
 from latpred.runtimes.inductor.compiled_ops import Step, steps_of
 from latpred.sandbox.own_thread import replaced, silenced
-from latpred.tracing.op_record import Entry, Kind, OpInfo, describe, launching, leaves, quiet, sync
+from latpred.tracing.op_record import Kind, OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
 
 REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
@@ -116,7 +116,7 @@ class Compiled:
 class Forward:
     """One forward pass: graphs that were called and entries of ops that ran by themselves, in order."""
 
-    events: list[Compiled | Entry] = field(default_factory=list)
+    events: list[Compiled | OpRecord] = field(default_factory=list)
     input_bytes: int = 0
 
 
@@ -207,14 +207,14 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
-def _entry(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> Entry:
+def _entry(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> OpRecord:
     given = [tensor for value in (*args, *options.values()) for tensor in leaves(value)]
     if info.kind is Kind.ITEM:
         return sync(info, given[0])
     storages = {tensor.untyped_storage()._cdata for tensor in given}
     shared = all(tensor.untyped_storage()._cdata in storages for tensor in leaves(out))
     if info.kind is Kind.FREE or (shared and info.kind is not Kind.MUTABLE):
-        return quiet(info, view=info.kind is not Kind.FREE)
+        return no_launch(info, view=info.kind is not Kind.FREE)
     return launching(info, args, options, out, [isinstance(one, torch.nn.Parameter) for one in given])
 
 
@@ -226,13 +226,13 @@ def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
     original = compile_fx.compile_fx_forward
 
     def forward_compiler(gm: Any, example_inputs: Sequence[Any], *rest: Any, **options: Any) -> Callable[..., Any]:
-        twin, fakes = _copied(gm), list(example_inputs)
+        meta_model, fakes = _copied(gm), list(example_inputs)
         with contextlib.ExitStack() as stack:
             if target == "cuda":
-                twin, fakes, mode = fake_cuda.moved(twin, fakes)
+                meta_model, fakes, mode = fake_cuda.moved(meta_model, fakes)
                 stack.enter_context(fake_cuda.present())
                 stack.enter_context(_believing(mode))
-            original(twin, fakes, *rest, **options)
+            original(meta_model, fakes, *rest, **options)
         compiled = Compiled(recorder.lowered, sum(isinstance(one, torch.Tensor) for one in fakes))
 
         def run(values: list[Any]) -> Any:
@@ -249,11 +249,11 @@ def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
 
 def _copied(module: Any) -> Any:
     """A graph module of its own over the same constants."""
-    twin = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
-    twin.meta = dict(module.meta)
-    for old, new in zip(module.graph.nodes, twin.graph.nodes, strict=True):
+    meta_model = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    meta_model.meta = dict(module.meta)
+    for old, new in zip(module.graph.nodes, meta_model.graph.nodes, strict=True):
         new.meta = dict(old.meta)
-    return twin
+    return meta_model
 
 
 @contextlib.contextmanager

@@ -20,14 +20,14 @@ import numpy as np
 from latpred.caches import IdentityCache
 from latpred.errors import MissingPackageError
 from latpred.graph.features import EFFORTS
-from latpred.graph.graph import Line, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.graph.schedule import Schedule
 from latpred.ops.families import root
-from latpred.runtimes.base import FIRST_DIM, Executed, op_through
+from latpred.runtimes.base import FIRST_DIM, ExecutedOp, op_through
 from latpred.runtimes.cuda_graphs import NO_CUDA, REPLAY
 from latpred.runtimes.eager import Eager, one_step_per_op
 from latpred.runtimes.inductor.front_end import Compiled, Forward
-from latpred.tracing.op_record import Entry
+from latpred.tracing.op_record import OpRecord
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -38,16 +38,16 @@ _LIVE = FIRST_DIM - 1  # of the counts: an entry has the bytes of new storage th
 _DONE = EFFORTS["generated"]
 
 
-def calls_of(done: Forward) -> list[Executed]:
+def calls_of(done: Forward) -> list[ExecutedOp]:
     """The host steps of one forward pass.
 
     A compiled graph begins with its guards and the checks of its inputs.
     """
-    calls: list[Executed] = []
+    calls: list[ExecutedOp] = []
     carried = 0
     for event in done.events:
         base = live = done.input_bytes + carried
-        if isinstance(event, Entry):
+        if isinstance(event, OpRecord):
             calls.append(_call(event, f"{EAGER}.{event.host_class}", live + event.counts[_LIVE]))
             continue
         calls.append(_guards(event, live))
@@ -59,7 +59,7 @@ def calls_of(done: Forward) -> list[Executed]:
     return calls
 
 
-def ops_through(two: Sequence[Executed], three: Sequence[Executed]) -> tuple[tuple[Op, ...], str]:
+def ops_through(two: Sequence[ExecutedOp], three: Sequence[ExecutedOp]) -> tuple[tuple[Op, ...], str]:
     """Ops for every batch size from the calls at batch 2 and 3, and a note where they differ in more than sizes."""
     kinds = tuple([call.kind for call in calls] for calls in (two, three))
     ops: list[Op] = []
@@ -80,8 +80,8 @@ def ops_through(two: Sequence[Executed], three: Sequence[Executed]) -> tuple[tup
     )
 
 
-def _call(entry: Entry, host_class: str, live: int) -> Executed:
-    return Executed(
+def _call(entry: OpRecord, host_class: str, live: int) -> ExecutedOp:
+    return ExecutedOp(
         name=entry.name,
         host_class=host_class,
         family=entry.family,
@@ -94,17 +94,17 @@ def _call(entry: Entry, host_class: str, live: int) -> Executed:
     )
 
 
-def _guards(graph: Compiled, live: int) -> Executed:
+def _guards(graph: Compiled, live: int) -> ExecutedOp:
     """Guards and the wrapper go through a graph's inputs one by one, parameters included."""
     counts = (*(0,) * _LIVE, live)
-    return Executed("inductor::guards", GUARDS, "", "", (), counts, 0, 0, False, python_calls=graph.inputs)
+    return ExecutedOp("inductor::guards", GUARDS, "", "", (), counts, 0, 0, False, python_calls=graph.inputs)
 
 
-def _in_proportion(call: Executed) -> Op:
+def _in_proportion(call: ExecutedOp) -> Op:
     """Work, bytes alive, what loops do and the first dimension grow with batch; weights and other dimensions do not."""
     grows = {0, 2, 3, _LIVE, FIRST_DIM} | {FIRST_DIM + at for at, name in enumerate(call.dims) if name in _DONE}
     return call.with_lines(
-        [Line(count % 2, count // 2) if at in grows else Line(count) for at, count in enumerate(call.counts)]
+        [Affine(count % 2, count // 2) if at in grows else Affine(count) for at, count in enumerate(call.counts)]
     )
 
 
@@ -175,7 +175,7 @@ def _one(run: Sequence[Op]) -> Op:
     reducing = [op for op in run if root(op.family) in _REDUCING]
     kind = "reduction" if reducing else "pointwise"
     itemsize = 2 if widest.dtype in ("float16", "bfloat16") else 4
-    weights = Line(sum(op.weight_bytes.constant for op in run), sum(op.weight_bytes.per_sample for op in run))
+    weights = Affine(sum(op.weight_bytes.constant for op in run), sum(op.weight_bytes.per_sample for op in run))
     return Op(
         name="inductor::generated",
         module=run[0].module,
@@ -183,9 +183,9 @@ def _one(run: Sequence[Op]) -> Op:
         family=f"generated.{kind}",
         dtype=widest.dtype,
         dims={
-            "numel": Line(widest.write_bytes.constant // itemsize, widest.write_bytes.per_sample // itemsize),
-            "cols": reducing[0].dims.get("cols", Line(1)) if reducing else Line(1),
-            "parts": Line(len(run)),
+            "numel": Affine(widest.write_bytes.constant // itemsize, widest.write_bytes.per_sample // itemsize),
+            "cols": reducing[0].dims.get("cols", Affine(1)) if reducing else Affine(1),
+            "parts": Affine(len(run)),
         },
         weight_bytes=weights,
         read_bytes=widest.read_bytes,
@@ -218,7 +218,7 @@ class Compile(Eager):
         RuntimeRefusalError
             When Dynamo or Inductor cannot take the model, or torch is of another version than is known here.
         """
-        from latpred.runtimes.base import on_the_line, ops_exactly
+        from latpred.runtimes.base import is_affine, ops_exactly
         from latpred.runtimes.inductor import front_end
 
         front_end.supported()
@@ -228,7 +228,7 @@ class Compile(Eager):
         return msgspec.structs.replace(
             source.graph,
             ops=ops,
-            ops_at_one=None if on_the_line(ops, one) else ops_exactly(one),
+            ops_at_one=None if is_affine(ops, one) else ops_exactly(one),
             runtime=self.walked_by,
             target=target,
             notes=(*source.graph.notes, note) if note else source.graph.notes,

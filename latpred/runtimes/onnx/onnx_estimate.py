@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from latpred.graph.graph import ZERO, Line, ModelGraph, Op
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.runtimes.onnx.onnx_formulas import class_of
 
@@ -65,7 +65,7 @@ def _view(op: Op, before: Op | None) -> Iterator[Op]:
     if not op.host_class.startswith("view.") or ".nested." in op.host_class or before is None:
         return
     if op.host_class in _REORDERED and op.host_class != "view.t":
-        yield _like(before, "Transpose", "copy.transpose", {"numel": _elements(before), "run": Line(1)})
+        yield _like(before, "Transpose", "copy.transpose", {"numel": _elements(before), "run": Affine(1)})
     elif op.host_class in ("view.view", "view.reshape", "view.flatten", "view.unsqueeze", "view.squeeze"):
         yield Op("ort::Reshape", op.module, "node.view.Reshape", "", "", {}, live_bytes=op.live_bytes)
 
@@ -98,27 +98,27 @@ def _product(op: Op, followed: Op | None) -> Iterator[Op]:
     item = 2 if op.dtype in ("float16", "bfloat16") else 4
     biased = op.weight_bytes.constant > n.constant * k.constant * item
     if biased and (followed is None or followed.family not in ("elementwise.gelu", "norm.layer_norm")):
-        yield _like(op, "Add", "elementwise.add", {"numel": _elements(op), "operands": Line(1)})
+        yield _like(op, "Add", "elementwise.add", {"numel": _elements(op), "operands": Affine(1)})
 
 
 def _attention(op: Op) -> Iterator[Op]:
     """Scaled queries and keys, keys turned, scores, mask, softmax, weighted sum."""
     queries, keys, width = op.dims["queries"], op.dims["keys"], op.dims["head_dim"]
     heads = op.dims["heads"].constant
-    batch = Line(op.dims["batch"].constant * heads, op.dims["batch"].per_sample * heads)
+    batch = Affine(op.dims["batch"].constant * heads, op.dims["batch"].per_sample * heads)
     size = _elements(op)
     for name in ("Mul", "Mul"):
-        yield _like(op, name, "elementwise.mul", {"numel": size, "operands": Line(1)})
-    yield _like(op, "Transpose", "copy.transpose", {"numel": size, "run": Line(1)})
-    half = Line(op.macs.constant // 2, op.macs.per_sample // 2)
+        yield _like(op, name, "elementwise.mul", {"numel": size, "operands": Affine(1)})
+    yield _like(op, "Transpose", "copy.transpose", {"numel": size, "run": Affine(1)})
+    half = Affine(op.macs.constant // 2, op.macs.per_sample // 2)
     scores = _times(batch, queries.constant * keys.constant)
     item = 2 if op.dtype in ("float16", "bfloat16") else 4
-    moved = Line(scores.constant * item, scores.per_sample * item)
+    moved = Affine(scores.constant * item, scores.per_sample * item)
     first = {"batch": batch, "m": queries, "n": keys, "k": width}
     yield msgspec.structs.replace(_like(op, "MatMul", "bmm", first), macs=half, write_bytes=moved)
     rows = {"rows": _times(batch, queries.constant), "cols": keys}
     if op.dims["masked"].constant:
-        added = _like(op, "Add", "elementwise.add", {"numel": scores, "operands": Line(1)})
+        added = _like(op, "Add", "elementwise.add", {"numel": scores, "operands": Affine(1)})
         yield msgspec.structs.replace(added, read_bytes=moved, write_bytes=moved)
     softmax = _like(op, "Softmax", "softmax.softmax", rows)
     yield msgspec.structs.replace(softmax, read_bytes=moved, write_bytes=moved)
@@ -126,7 +126,7 @@ def _attention(op: Op) -> Iterator[Op]:
     yield msgspec.structs.replace(_like(op, "MatMul", "bmm", second), macs=half, read_bytes=moved)
 
 
-def _like(op: Op, name: str, family: str, dims: dict[str, Line]) -> Op:
+def _like(op: Op, name: str, family: str, dims: dict[str, Affine]) -> Op:
     """A node that reads and writes as much as an op writes."""
     return Op(
         name=f"ort::{name}",
@@ -149,10 +149,10 @@ def _bare(op: Op, name: str, host_class: str) -> Op:
     )
 
 
-def _elements(op: Op) -> Line:
+def _elements(op: Op) -> Affine:
     item = 2 if op.dtype in ("float16", "bfloat16") else 4
-    return Line(op.write_bytes.constant // item, op.write_bytes.per_sample // item)
+    return Affine(op.write_bytes.constant // item, op.write_bytes.per_sample // item)
 
 
-def _times(line: Line, factor: int) -> Line:
-    return Line(line.constant * factor, line.per_sample * factor) if line != ZERO else ZERO
+def _times(line: Affine, factor: int) -> Affine:
+    return Affine(line.constant * factor, line.per_sample * factor) if line != ZERO else ZERO

@@ -183,7 +183,7 @@ def _external(proto: Any) -> Iterator[tuple[str, str]]:
 
 def _stub(file: Path, proto: Any, precision: str) -> ModelGraph:
     """All of the graph that is known without running it."""
-    from latpred.graph.graph import Line
+    from latpred.graph.graph import Affine
 
     return ModelGraph(
         model=file.name,
@@ -193,7 +193,7 @@ def _stub(file: Path, proto: Any, precision: str) -> ModelGraph:
         memory_format="contiguous",
         parameters=sum(_count(tensor) for tensor in proto.graph.initializer if _is_floating(tensor)),
         parameter_bytes=0,
-        input_bytes=Line(0),
+        input_bytes=Affine(0),
         ops=(),
         runtime="onnxruntime",
     )

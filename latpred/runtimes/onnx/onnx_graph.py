@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from latpred.errors import RuntimeRefusalError
-from latpred.graph.graph import Line, Op
+from latpred.graph.graph import Affine, Op
 from latpred.ops.registry import Work
-from latpred.runtimes.base import Executed, line, on_the_line, op_through, ops_exactly
+from latpred.runtimes.base import ExecutedOp, is_affine, line, op_through, ops_exactly
 from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, TRANSFERS, VIEWS, Node, Value, class_of, work_of
 from latpred.runtimes.onnx.onnx_session import Blocks, Event, Watched, unfilled
 
@@ -23,12 +23,12 @@ _TO_ONNX = {"float32": "float", "float64": "double"}
 _INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
 
 
-class Walked(NamedTuple):
+class TracedOnnx(NamedTuple):
     """Ops for batches from 2 on, those of batch 1 where they differ, bytes of the inputs and of the weights."""
 
     ops: tuple[Op, ...]
     ops_at_one: tuple[Op, ...] | None
-    input_bytes: Line
+    input_bytes: Affine
     weight_bytes: int
 
 
@@ -67,7 +67,7 @@ class Topology:
 
 def walked(
     watched: Watched, feeds: Sequence[Mapping[str, Any]], target: str, *, cast: Mapping[str, str] | None = None
-) -> Walked:
+) -> TracedOnnx:
     """What was executed, as ops.
 
     Parameters
@@ -93,19 +93,19 @@ def walked(
     sizes = [sum(value.nbytes for value in given.values()) for given in inputs]
     held = sum(value.nbytes for value in topology.weights.values())
     if len(passes) == 1:
-        return Walked(ops_exactly(passes[0]), None, Line(sizes[0]), held)
+        return TracedOnnx(ops_exactly(passes[0]), None, Affine(sizes[0]), held)
     one, two, three = passes
     differing = next((step for step, other in zip(two, three, strict=False) if step.kind != other.kind), None)
     if differing is not None or len(two) != len(three):
         name = (differing or two[-1]).name
         raise RuntimeRefusalError(f"onnxruntime runs other nodes at batch 2 and 3, first at {name}")
     ops = tuple(op_through(a, b) for a, b in zip(two, three, strict=True))
-    return Walked(ops, None if on_the_line(ops, one) else ops_exactly(one), line(sizes[1], sizes[2]), held)
+    return TracedOnnx(ops, None if is_affine(ops, one) else ops_exactly(one), line(sizes[1], sizes[2]), held)
 
 
 def steps(
     topology: Topology, run: Iterable[Event], feed: Mapping[str, Value], cast: Mapping[str, str]
-) -> list[Executed]:
+) -> list[ExecutedOp]:
     """Executed nodes with what each of them does."""
     events = list(run)
     values: dict[str, Value] = {**topology.weights, **feed}
@@ -125,12 +125,12 @@ def steps(
 
 def _step(
     event: Event, proto: Any, inputs: Sequence[Value | None], outputs: Sequence[Value], topology: Topology, live: int
-) -> Executed:
+) -> ExecutedOp:
     quiet = _quiet(event, proto, topology)
     name = f"ort::{event.op_type}"
     if quiet:
         syncs = int(event.op_type == "MemcpyToHost")
-        return Executed(name, f"node.{quiet}.{event.op_type}", "", "", (), (0, 0, 0, 0, live), 0, syncs, False)
+        return ExecutedOp(name, f"node.{quiet}.{event.op_type}", "", "", (), (0, 0, 0, 0, live), 0, syncs, False)
     node = Node(event.op_type, proto.domain, attributes(proto)) if proto is not None else Node(event.op_type, "", {})
     work = work_of(node, inputs, outputs)
     estimated = work is None
@@ -141,7 +141,7 @@ def _step(
     counts = (work.macs, weight, read, written, live, *work.dims.values())
     dtype = _computed_in(inputs, outputs)
     host_class = class_of(work.family, event.op_type)
-    return Executed(name, host_class, work.family, dtype, tuple(work.dims), counts, work.launches, 0, estimated)
+    return ExecutedOp(name, host_class, work.family, dtype, tuple(work.dims), counts, work.launches, 0, estimated)
 
 
 def _quiet(event: Event, proto: Any, topology: Topology) -> str:

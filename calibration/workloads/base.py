@@ -22,7 +22,7 @@ from latpred.errors import UsageError
 from latpred.graph.dtypes import dtype_of
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.graph_store import digest_of
-from latpred.runtimes.lowering import fitting, of_source, walked_by
+from latpred.runtimes.lowering import fitting, of_source, traced_by
 from latpred.runtimes.source import Source
 
 Inputs = Callable[[int, Any], Any]
@@ -31,7 +31,7 @@ _ORDINARY = 16  # ids below may mean padding, whose mask would be other work
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Subject:
+class Workload:
     """A model to measure.
 
     Attributes
@@ -57,7 +57,7 @@ class Subject:
 
     def key(self, precision: str, runtime: str = "eager") -> GraphKey:
         """What its graph of a runtime is found by."""
-        return GraphKey(self.name, self.input_kind, self.input_size, precision, walked_by(runtime))
+        return GraphKey(self.name, self.input_kind, self.input_size, precision, traced_by(runtime))
 
     def walk(self, precision: str, runtime: str = "eager", target: str = "cpu") -> ModelGraph:
         """What a runtime runs for it on a kind of device; the graph it came with, where there is one."""
@@ -79,11 +79,11 @@ class Subject:
         return inputs
 
 
-Model = str | nn.Module | ModelGraph | Subject
+Model = str | nn.Module | ModelGraph | Workload
 Models = Model | Iterable[Model] | Mapping[str, nn.Module]
 
 
-def subjects_of(models: Models, *, seq: int | None = None, image: int | None = None) -> tuple[Subject, ...]:
+def workloads_of(models: Models, *, seq: int | None = None, image: int | None = None) -> tuple[Workload, ...]:
     """Subjects from whatever a user calls models.
 
     Parameters
@@ -100,12 +100,12 @@ def subjects_of(models: Models, *, seq: int | None = None, image: int | None = N
     UnknownModelError
         When a name means nothing to latpred.
     """
-    if isinstance(models, (str, nn.Module, ModelGraph, Subject)):
+    if isinstance(models, (str, nn.Module, ModelGraph, Workload)):
         models = [models]
     if isinstance(models, Mapping):
-        found = [module_subject(name, module, seq=seq, image=image) for name, module in models.items()]
+        found = [module_workload(name, module, seq=seq, image=image) for name, module in models.items()]
     else:
-        found = [_subject(one, seq, image) for one in models]
+        found = [_workload(one, seq, image) for one in models]
     if not found:
         raise UsageError("There is no model to measure. Name at least one.")
     seen: set[tuple[str, int]] = set()
@@ -116,9 +116,9 @@ def subjects_of(models: Models, *, seq: int | None = None, image: int | None = N
     return tuple(found)
 
 
-def module_subject(
+def module_workload(
     name: str, module: nn.Module, inputs: Any = None, *, seq: int | None = None, image: int | None = None
-) -> Subject:
+) -> Workload:
     """A subject from a live module, copied where it is not yet on the device, in eval mode and of the precision.
 
     Parameters
@@ -148,7 +148,7 @@ def module_subject(
 
         return (module if device == "meta" else moved(module, device, precision)), inputs
 
-    return Subject(name, found.kind, found.size, make)
+    return Workload(name, found.kind, found.size, make)
 
 
 def seeded(make: Callable[[], nn.Module], device: str, precision: str) -> nn.Module:
@@ -202,17 +202,17 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(SEED)
 
 
-def _subject(model: Model, seq: int | None, image: int | None) -> Subject:
-    if isinstance(model, Subject):
+def _workload(model: Model, seq: int | None, image: int | None) -> Workload:
+    if isinstance(model, Workload):
         return model
     if isinstance(model, str):
         return _of_name(model, seq, image)
     if isinstance(model, ModelGraph):
         return _of_graph(model)
-    return module_subject(type(model).__name__, model, seq=seq, image=image)
+    return module_workload(type(model).__name__, model, seq=seq, image=image)
 
 
-def _of_name(name: str, seq: int | None, image: int | None) -> Subject:
+def _of_name(name: str, seq: int | None, image: int | None) -> Workload:
     from latpred.zoo import names
 
     shape = names.build(name, seq=seq, image=image, device="meta")
@@ -225,7 +225,7 @@ def _of_name(name: str, seq: int | None, image: int | None) -> Subject:
                 keep_lively(built.model)
         return built.model.eval(), built.inputs
 
-    return Subject(name, shape.input_kind, shape.input_size, make)
+    return Workload(name, shape.input_kind, shape.input_size, make)
 
 
 def moved(module: nn.Module, device: str, precision: str) -> nn.Module:
@@ -256,8 +256,8 @@ def _from_file(name: str) -> bool:
     return ".py:" in name
 
 
-def _of_graph(graph: ModelGraph) -> Subject:
+def _of_graph(graph: ModelGraph) -> Workload:
     def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         raise UsageError(f"{graph.model} is a graph, which {device} cannot run. Pass its name or module.")
 
-    return Subject(graph.model, graph.input_kind, graph.input_size, make, graph=graph)
+    return Workload(graph.model, graph.input_kind, graph.input_size, make, graph=graph)
