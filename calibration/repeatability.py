@@ -46,7 +46,7 @@ class Shift(NamedTuple):
     common: float
     median: float
     p90: float
-    host: dict[str, float]
+    speed: dict[str, float]
     passed: tuple[bool, bool]
 
 

@@ -347,7 +347,7 @@ def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batch
         return as_traced(model, given)
     inputs, seq, image, precision, memory_format = given
     with traced_for(predictor.profile.protocol.get("era", "")):
-        return lowering.walk(
+        return lowering.trace_for_runtime(
             model,
             inputs,
             runtime=runtime,

@@ -76,7 +76,7 @@ def test_every_architecture_has_a_rate_of_doubles() -> None:
 
 @pytest.mark.parametrize("runtime", ["torchscript", "compile", "onnxruntime"])
 def test_other_runtimes_run_doubles(runtime: str) -> None:
-    graph = lowering.walk(nn.Linear(8, 8, dtype=torch.float64), torch.zeros(1, 8), runtime=runtime)
+    graph = lowering.trace_for_runtime(nn.Linear(8, 8, dtype=torch.float64), torch.zeros(1, 8), runtime=runtime)
     assert graph.precision == "fp64"
     assert {op.dtype for op in graph.ops if root(op.family) == "gemm"} == {"float64"}
 

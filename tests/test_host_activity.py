@@ -136,6 +136,6 @@ def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path) ->
 
 
 def test_reading_needs_no_torch() -> None:
-    code = "import sys; from latpred import host_activity as h; h.processor_time(); print('torch' in sys.modules)"
+    code = "import sys; from latpred import host as h; h.processor_time(); print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"

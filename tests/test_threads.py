@@ -115,7 +115,7 @@ def test_threads_that_build_train_and_predict_at_once_do_not_notice_each_other(k
     ],
 )
 def test_no_setting_is_different_after_a_prediction(runtime: str, target: str, known: dict[str, Any]) -> None:
-    lowering.walk(Net(), torch.zeros(1, 3, 8, 8), runtime=runtime, target=target)
+    lowering.trace_for_runtime(Net(), torch.zeros(1, 3, 8, 8), runtime=runtime, target=target)
     assert len(known) >= 40
     assert different(known, settings(), but=("torch's generator",)) == []  # Net draws from it
 

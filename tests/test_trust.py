@@ -68,5 +68,5 @@ def test_each_runtime_has_its_own_verdict() -> None:
 
 def test_judging_anew_does_not_count_an_earlier_verdict() -> None:
     runs = {"judge": NetworkRun(graph(linear()), 1, 500.0)}
-    spreads = [acceptance.verdicts(judged(passed, {}), runs)[0].kernel_spread for passed in (True, False)]
+    spreads = [acceptance.holdout_errors(judged(passed, {}), runs)[0].kernel_spread for passed in (True, False)]
     assert spreads[0] == spreads[1]

@@ -109,8 +109,10 @@ def _judged(
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).judge])
-    found = judging.verdicts(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})
-    models = judging.verdicts(profile, gate.model_runs(_at_full_speed([r for r in rows if r.cell.kind == gate.MODEL])))
+    found = judging.holdout_errors(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})
+    models = judging.holdout_errors(
+        profile, gate.model_runs(_at_full_speed([r for r in rows if r.cell.kind == gate.MODEL]))
+    )
     spread = judging.network_spread(models if len(models) >= judging.FEWEST else found)
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
     timings = [timing for row in rows for timing in row.timings.values()]

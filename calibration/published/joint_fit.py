@@ -160,7 +160,7 @@ def solve(law: LatencyModel, weights: Floats, beliefs: Priors | None = None, sta
     return Solution(system.full(point.theta), point.loss, steps)
 
 
-Known = MutableMapping[published_table.WalkKey, ModelGraph]
+Known = MutableMapping[published_table.TraceKey, ModelGraph]
 TOKENS, PIXELS = "seq", "image"
 FEWEST_MODELS = 2
 HELD = 0.003  # standard deviation of what is as good as known
@@ -319,7 +319,7 @@ def _work(graphs: list[ModelGraph], batches: list[int]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["macs", "bytes", "launches"])
 
 
-def _place(key: published_table.WalkKey) -> tuple[str, int, str]:
+def _place(key: published_table.TraceKey) -> tuple[str, int, str]:
     """A walk in the terms of a cell; the kind of input is part of the model's name there."""
     return f"{key.model} {key.kind}", key.size, key.precision
 

@@ -68,7 +68,7 @@ def fit_profile(
     judge : bool
         Leave each model out in turn, to say what the profile is worth and how wide its intervals are.
     known : mapping, optional
-        Walked models, by `latpred.calibration.published.published_table.WalkKey`.
+        Walked models, by `latpred.calibration.published.published_table.TraceKey`.
     progress : callable, optional
         Told what is being done.
 

@@ -151,7 +151,7 @@ def _verdicts(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, run
     judges = {
         row.cell.key: NetworkRun(run.graph, run.batch, run.total_us) for row, run in zip(rows, found, strict=True)
     }
-    return acceptance.verdicts(whole, judges, runtime)
+    return acceptance.holdout_errors(whole, judges, runtime)
 
 
 def _run(row: Row, info: DeviceInfo) -> Run:

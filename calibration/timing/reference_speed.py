@@ -115,7 +115,7 @@ def _in_parts(calls: int, call: Callable[[], object]) -> float:
 def slower(moment: SpeedReading, other: SpeedReading) -> float:
     """How many times slower one moment was than another; at least 1.
 
-    >>> slower(Moment(150.0, 50.0), Moment(100.0, 50.0))
+    >>> slower(SpeedReading(150.0, 50.0), SpeedReading(100.0, 50.0))
     1.5
     """
     found = 1.0

@@ -292,7 +292,7 @@ def _walked(
                 continue
             model = candidates.traceable(live[key.model])
             if not isinstance(model, ModelGraph):
-                model = lowering.walk(
+                model = lowering.trace_for_runtime(
                     model, inputs, runtime=key.runtime, target=target, precision=key.precision, batches=sizes
                 )
             found[key] = model

@@ -112,7 +112,7 @@ class _Workload:
         """What a runtime runs for it on a kind of device."""
         if isinstance(self._model, ModelGraph):
             return lowering.fitting(as_traced(self._model, self._given), runtime, target)
-        if self._is_file() or lowering.walked_by(runtime) == "eager":
+        if self._is_file() or lowering.traced_by(runtime) == "eager":
             return self._walked(runtime, target)
         if self._source is None:
             from latpred.runtimes.source import source_of
@@ -139,7 +139,7 @@ class _Workload:
     def _walked(self, runtime: str, target: str, **sizes: int) -> ModelGraph:
         inputs, seq, image, precision, memory_format = self._given
         options: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, **sizes}
-        return lowering.walk(
+        return lowering.trace_for_runtime(
             self._model,  # type: ignore[arg-type]
             inputs,
             runtime=runtime,
@@ -214,7 +214,7 @@ class _Study:
         return Excluded(name, "uncalibrated", f"not calibrated; run: latpred calibrate --runtimes {name}")
 
     def _choice(self, name: str) -> Choice | Excluded:
-        if self.progress is not None and lowering.walked_by(name) != "eager":
+        if self.progress is not None and lowering.traced_by(name) != "eager":
             self.progress(name)
         try:
             graph = self.workload.graph(name, self.target)

@@ -108,7 +108,7 @@ def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batch
     if isinstance(model, ModelGraph):
         return lowering.fitting(as_traced(model, given), runtime, target)
     with traced_for(predictor.profile.protocol.get("era", "")):
-        return lowering.walk(
+        return lowering.trace_for_runtime(
             model,
             given.inputs,
             runtime=runtime,

@@ -44,8 +44,8 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
 
     Examples
     --------
-    >>> from latpred import profiles
-    >>> sorted(with_estimates(profiles.load("a100")).runtimes)
+    >>> from latpred.profile import load
+    >>> sorted(with_estimates(load("a100")).runtimes)
     ['cuda-graphs', 'eager', 'onnxruntime', 'onnxruntime-cuda-graphs', 'torchscript']
     """
     if profile.provenance not in (FITTED, PROVENANCE) or EAGER not in profile.runtimes:

@@ -238,7 +238,7 @@ def _predicted(predictor: Predictor, asked: Question, candidate: Any) -> tuple[s
     with without_modes(), traced_for(predictor.profile.protocol.get("era", "")):
         graph_in = _grapher(predictor, asked, candidate)
         for runtime in asked.runtimes:
-            own = lowering.walked_by(runtime)
+            own = lowering.traced_by(runtime)
             if own not in walked:
                 try:
                     walked[own] = graph_in(runtime)
@@ -270,7 +270,7 @@ def _grapher(predictor: Predictor, asked: Question, candidate: Any) -> Callable[
     built: list[Any] = []
 
     def graph_in(runtime: str) -> ModelGraph:
-        if asked.inputs is None and lowering.walked_by(runtime) == "eager" and is_config(candidate):
+        if asked.inputs is None and lowering.traced_by(runtime) == "eager" and is_config(candidate):
             graph = STACKS.graph(candidate, **options)
             if not (graph.walked or graph.only):
                 return graph
@@ -279,7 +279,9 @@ def _grapher(predictor: Predictor, asked: Question, candidate: Any) -> Callable[
         (model,) = built
         if isinstance(model, ModelGraph):
             return model
-        return lowering.walk(model, asked.inputs, runtime=runtime, target=target, batches=asked.batches, **options)
+        return lowering.trace_for_runtime(
+            model, asked.inputs, runtime=runtime, target=target, batches=asked.batches, **options
+        )
 
     return graph_in
 

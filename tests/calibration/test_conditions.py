@@ -121,7 +121,7 @@ def test_large_blocks_are_kept_by_the_process() -> None:
     """In a process of its own, since the allocator remembers for ever."""
     script = """
 import resource, torch
-from latpred.calibration import conditions
+from latpred.calibration.devices import conditions
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -27,7 +27,7 @@ def test_judges_are_predicted_by_the_profile() -> None:
     profile = factories.profile(factories.device(asynchronous=False, kind="cpu"))
     op = factories.linear(rows=128, width=768)
     graph = factories.graph(op)
-    (found,) = judging.verdicts(profile, {"judge": NetworkRun(graph, 2, 500.0)})
+    (found,) = judging.holdout_errors(profile, {"judge": NetworkRun(graph, 2, 500.0)})
     macs_us, weight_us = 2 * 128 * 768 * 768 / 1e6, 4 * 768 * 768 / 1e3
     moved_us = weight_us + 2 * 2 * 4 * 128 * 768 / 1e3
     kernel_us = found.predicted_us - 20.0 - 5.0 - 2.0
@@ -40,7 +40,7 @@ def test_judges_are_predicted_by_the_profile() -> None:
 def test_the_dispatch_spread_is_left_out_of_a_verdict() -> None:
     info = factories.device(asynchronous=False, kind="cpu")
     wide = factories.profile(info, runtimes={"eager": factories.dispatch(spread=0.5)})
-    (found,) = judging.verdicts(wide, {"judge": NetworkRun(factories.graph(factories.linear()), 1, 500.0)})
+    (found,) = judging.holdout_errors(wide, {"judge": NetworkRun(factories.graph(factories.linear()), 1, 500.0)})
     assert found.kernel_spread == pytest.approx(0.0, abs=1e-6)
 
 

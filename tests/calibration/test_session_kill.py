@@ -74,7 +74,7 @@ SAVING = """
 import os, random, signal, sys, time
 sys.path.insert(0, {tests!r})
 import profiledata
-from latpred import profiles
+from latpred.profile import store as profiles
 
 profile, rng = profiledata.profile(), random.Random(1)
 profiles.save(profile, sys.argv[1])

@@ -328,6 +328,8 @@ def test_simulation_shares_no_code_with_the_predictor():
         "latpred.calibration.devices.base",
         "latpred.calibration.devices.simulated_costs",
         "latpred.calibration.devices.simulated_programs",
+        "latpred.calibration.devices",
+        "latpred.calibration.workloads",
         "latpred.errors",
         "latpred.graph.graph",
         "latpred.ops.families",

@@ -115,13 +115,13 @@ def test_an_unknown_suite() -> None:
 
 BROKEN = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
 BUILDS = """
-from latpred.calibration import suites
+from latpred.calibration.workloads import suites
 
 for name in ("cpu", "blind", "fresh"):
-    for subject in suites.get(name).subjects():
-        if subject.family == "encoder" or "bert" in subject.name:
-            subject.make("meta", "fp32")
-            print(subject.name)
+    for workload in suites.get(name).workloads():
+        if workload.family == "encoder" or "bert" in workload.name:
+            workload.make("meta", "fp32")
+            print(workload.name)
             break
 """
 

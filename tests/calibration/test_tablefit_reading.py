@@ -101,8 +101,8 @@ def test_tenfold_contradictions_are_reported_and_count_less() -> None:
 def test_walks_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     import joblib
 
-    keys = [published_table.WalkKey("torchvision:alexnet", "image", side, "fp32") for side in (64, 96)]
-    keys.append(published_table.WalkKey("torchvision:squeezenet1_0", "image", 64, "fp32"))
+    keys = [published_table.TraceKey("torchvision:alexnet", "image", side, "fp32") for side in (64, 96)]
+    keys.append(published_table.TraceKey("torchvision:squeezenet1_0", "image", 64, "fp32"))
     monkeypatch.setattr(published_table, "FEWEST_BESIDE", 2)
     said: list[str] = []
     with joblib.parallel_config(backend="threading"):  # a new process would not have what the tests declare
@@ -152,7 +152,7 @@ def test_a_table_of_nothing_but_such_models_is_refused(monkeypatch: pytest.Monke
 def test_a_function_in_a_users_file_is_walked_again(tmp_path: Path) -> None:
     source = "import torch\n\ndef build():\n    return torch.nn.Linear(8, {}), torch.zeros(1, 8)\n"
     file = tmp_path / "models.py"
-    key = published_table.WalkKey(f"{file}:build", "custom", 0, "fp32")
+    key = published_table.TraceKey(f"{file}:build", "custom", 0, "fp32")
     found = []
     for width in (4, 16):
         file.write_text(source.format(width))

@@ -109,7 +109,7 @@ def test_what_is_walked_as_captured_can_be_captured(gpu: CudaDevice, measuring: 
     from latpred.zoo import names
 
     built = names.build("squeezebert-uncased", device="cuda:0")
-    walked = lowering.walk("squeezebert-uncased", runtime="cuda-graphs", target="cuda")
+    walked = lowering.trace_for_runtime("squeezebert-uncased", runtime="cuda-graphs", target="cuda")
     assert walked.syncs() == 0
     gpu.prepare_model(built.model.eval(), built.inputs(2, "cuda:0"), "cuda-graphs")()
     gpu.synchronize()
@@ -154,7 +154,7 @@ def test_every_runtime_is_predicted(gpu: CudaDevice, calibrated: DeviceProfile, 
     assert (table["status"] == "ok").all(), table["status"].tolist()
     predictor, errors = Predictor(calibrated), []
     for row in table.itertuples():
-        graph = lowering.walk(row.model, runtime=runtime, target="cuda", precision="fp32")
+        graph = lowering.trace_for_runtime(row.model, runtime=runtime, target="cuda", precision="fp32")
         predicted_ms = predictor.predict(graph, row.batch, runtime=runtime).latency_ms
         errors.append(abs(predicted_ms / (row.latency_s * 1e3) - 1))
     assert float(np.median(errors)) < 0.3

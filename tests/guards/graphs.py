@@ -82,7 +82,9 @@ def traced(road: Road, architectures: Iterable[str]) -> Iterator[tuple[str, Mode
         model, inputs = smallmodels.build_small(name, "meta"), partial(smallmodels.inputs_of, name)
         yield (
             name,
-            lowering.walk(model, inputs, runtime=road.runtime, target=road.target, precision=road.precision),
+            lowering.trace_for_runtime(
+                model, inputs, runtime=road.runtime, target=road.target, precision=road.precision
+            ),
         )
 
 

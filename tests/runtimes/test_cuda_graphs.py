@@ -49,7 +49,7 @@ INPUTS = (torch.randn(2, 8), torch.ones(2, 1, dtype=torch.long))
 
 def test_the_eager_walk_serves_where_nobody_waits() -> None:
     graph = latpred.trace(torch.nn.Linear(8, 8), torch.zeros(1, 8))
-    walked = lowering.walk(torch.nn.Linear(8, 8), torch.zeros(1, 8), runtime="cuda-graphs", target="cuda")
+    walked = lowering.trace_for_runtime(torch.nn.Linear(8, 8), torch.zeros(1, 8), runtime="cuda-graphs", target="cuda")
     assert (walked.ops, walked.runtime, walked.target, walked.notes) == (graph.ops, "cuda-graphs", "cuda", ())
     schedule = CudaGraphs().lower(walked, 4)
     assert schedule.host_class == ("replay",)
@@ -59,7 +59,7 @@ def test_the_eager_walk_serves_where_nobody_waits() -> None:
 def test_a_model_is_walked_as_it_is_while_captured() -> None:
     eager = latpred.trace(Checking(), INPUTS)
     assert eager.syncs() == 1
-    walked = lowering.walk(Checking(), INPUTS, runtime="cuda-graphs", target="cuda")
+    walked = lowering.trace_for_runtime(Checking(), INPUTS, runtime="cuda-graphs", target="cuda")
     assert walked.syncs() == 0
     assert "aten::masked_fill" in [op.name for op in walked.ops]
     assert len(CudaGraphs().lower(walked, 2).kernel_step) == walked.launches(2)
@@ -67,7 +67,7 @@ def test_a_model_is_walked_as_it_is_while_captured() -> None:
 
 
 def test_a_model_that_waits_is_refused_by_name() -> None:
-    walked = lowering.walk(Waiting(), INPUTS, runtime="cuda-graphs", target="cuda")
+    walked = lowering.trace_for_runtime(Waiting(), INPUTS, runtime="cuda-graphs", target="cuda")
     with pytest.raises(RuntimeRefusalError, match=r"cannot capture Waiting: aten::\w+ makes the host wait.*eager"):
         CudaGraphs().lower(walked, 2)
 
@@ -99,7 +99,7 @@ def test_a_cpu_has_no_graphs() -> None:
     layer, x = torch.nn.Linear(8, 8), torch.zeros(1, 8)
     message = r"cuda-graphs needs a CUDA device; ask for --device simulated or.*eager"
     with pytest.raises(UsageError, match=message):
-        lowering.walk(layer, x, runtime="cuda-graphs", target="cpu")
+        lowering.trace_for_runtime(layer, x, runtime="cuda-graphs", target="cpu")
     predictor = Predictor(profile(device(kind="cpu", asynchronous=False)))
     with pytest.raises(UsageError, match=message):
         predictor.predict(latpred.trace(layer, x), 1, runtime="cuda-graphs")

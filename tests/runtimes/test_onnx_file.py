@@ -44,7 +44,7 @@ def file(folder: Path, batch: Any = "batch", width: Any = 8, **changed: Any) -> 
 
 
 def walk(path: Path | str, **options: Any) -> latpred.ModelGraph:
-    return lowering.walk(path, runtime="onnxruntime", **options)
+    return lowering.trace_for_runtime(path, runtime="onnxruntime", **options)
 
 
 def test_a_file_is_walked_without_pytorch_knowing_it(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
 def test_other_runtimes_and_precisions(tmp_path: Path) -> None:
     path = file(tmp_path)
     with pytest.raises(UsageError, match=r"is an ONNX graph, which eager cannot run\. Ask for runtime='onnxruntime'"):
-        lowering.walk(path)
+        lowering.trace_for_runtime(path)
     with pytest.raises(UsageError, match="is an ONNX graph, not a PyTorch model"):
         latpred.trace(str(path))
     with pytest.raises(UsageError, match="holds a model in fp32; convert the file to predict fp16"):

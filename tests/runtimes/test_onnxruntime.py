@@ -204,10 +204,10 @@ def test_a_structure_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(onnx_export, "export", counting)
     x = torch.zeros(2, 3, 8, 8)
-    first = lowering.walk(Net().eval(), x, runtime="onnxruntime")
-    assert lowering.walk(Net().eval(), x[:1], runtime="onnxruntime") is first
+    first = lowering.trace_for_runtime(Net().eval(), x, runtime="onnxruntime")
+    assert lowering.trace_for_runtime(Net().eval(), x[:1], runtime="onnxruntime") is first
     graph_store.forget()  # as another process would find it
-    assert lowering.walk(Net().eval(), x, runtime="onnxruntime") == first
+    assert lowering.trace_for_runtime(Net().eval(), x, runtime="onnxruntime") == first
     assert len(exported) == 1
 
 
@@ -332,7 +332,7 @@ def test_without_onnxruntime_the_line_that_installs_it(monkeypatch: pytest.Monke
     assert runtimes.get("onnxruntime").available() == ("onnxruntime is not installed; run: pip install 'latpred[onnx]'")
     model, x = net()
     with pytest.raises(MissingPackageError, match=r"pip install 'latpred\[onnx\]'"):
-        lowering.walk(model, x, runtime="onnxruntime")
+        lowering.trace_for_runtime(model, x, runtime="onnxruntime")
 
 
 def test_the_key_holds_versions_and_processor() -> None:

@@ -46,7 +46,7 @@ def test_what_onnxruntime_does_not_capture_is_named(op: Op, message: str) -> Non
 
 def test_its_graphs_are_those_of_onnxruntime() -> None:
     runtime, plain = runtimes.get("onnxruntime-cuda-graphs"), runtimes.get("onnxruntime")
-    assert lowering.walked_by("onnxruntime-cuda-graphs") == "onnxruntime"
+    assert lowering.traced_by("onnxruntime-cuda-graphs") == "onnxruntime"
     assert isinstance(runtime, OnnxRuntimeCudaGraphs)
     assert runtime.options == plain.options  # type: ignore[attr-defined]
     net = make_graph(linear(), add())
@@ -55,14 +55,16 @@ def test_its_graphs_are_those_of_onnxruntime() -> None:
 
 def test_a_model_is_walked_as_onnxruntime_runs_it() -> None:
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), torch.zeros(2, 8)
-    walked = lowering.walk(model, x, runtime="onnxruntime-cuda-graphs", target="cuda")
-    assert walked == lowering.walk(model, x, runtime="onnxruntime", target="cuda")
+    walked = lowering.trace_for_runtime(model, x, runtime="onnxruntime-cuda-graphs", target="cuda")
+    assert walked == lowering.trace_for_runtime(model, x, runtime="onnxruntime", target="cuda")
     assert len(OnnxRuntimeCudaGraphs().lower(walked, 2).kernel_step) == walked.launches(2) > 0
 
 
 def test_a_cpu_has_no_graphs() -> None:
     with pytest.raises(UsageError, match="onnxruntime-cuda-graphs needs a CUDA device"):
-        lowering.walk(torch.nn.Linear(8, 8), torch.zeros(1, 8), runtime="onnxruntime-cuda-graphs", target="cpu")
+        lowering.trace_for_runtime(
+            torch.nn.Linear(8, 8), torch.zeros(1, 8), runtime="onnxruntime-cuda-graphs", target="cpu"
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -84,7 +84,7 @@ def layer_macs(batch: int, layers: int = 1) -> int:
 
 @pytest.mark.parametrize("runtime", ["eager", "torchscript", "compile"])
 def test_products_of_all_pairs_are_counted_at_each_batch(runtime: str) -> None:
-    graph = lowering.walk(Pairs(), ONE_SAMPLE, runtime=runtime, batches=(1, 8, 48))
+    graph = lowering.trace_for_runtime(Pairs(), ONE_SAMPLE, runtime=runtime, batches=(1, 8, 48))
     # At batch 1 Inductor makes a sum of a product.
     assert [graph.macs(b) for b in (8, 48)] == [layer_macs(b) + b * b * WIDTH for b in (8, 48)]
     assert any("no line in batch: walked at 1, 8, 48" in note for note in graph.notes)
@@ -92,12 +92,12 @@ def test_products_of_all_pairs_are_counted_at_each_batch(runtime: str) -> None:
 
 @pytest.mark.parametrize("runtime", ["eager", "torchscript", "compile"])
 def test_branches_on_the_batch_are_taken(runtime: str) -> None:
-    graph = lowering.walk(Above(8), ONE_SAMPLE, runtime=runtime, batches=(8, 16))
+    graph = lowering.trace_for_runtime(Above(8), ONE_SAMPLE, runtime=runtime, batches=(8, 16))
     assert [graph.macs(b) for b in (8, 16)] == [layer_macs(8), layer_macs(16, layers=6)]
 
 
 def test_a_batch_too_large_for_a_runtimes_tools_is_estimated() -> None:
-    graph = lowering.walk(Pairs(), ONE_SAMPLE, runtime="onnxruntime", batches=(1, 1024))
+    graph = lowering.trace_for_runtime(Pairs(), ONE_SAMPLE, runtime="onnxruntime", batches=(1, 1024))
     assert graph.macs(1024) == layer_macs(1024) + 1024**2 * WIDTH
     assert any("at batch 1024 alone onnxruntime was not asked" in note for note in graph.notes)
 
@@ -216,13 +216,13 @@ def test_a_network_with_choices_must_be_on_a_line() -> None:
 
 def test_measured_batches_are_walked_before_a_profile_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[int]] = []
-    walk = lowering.walk
+    walk = lowering.trace_for_runtime
 
     def watched(model: Any, *given: Any, batches: Sequence[int] = (), **options: Any) -> ModelGraph:
         asked.append(list(batches))
         return walk(model, *given, batches=batches, **options)
 
-    monkeypatch.setattr(lowering, "walk", watched)
+    monkeypatch.setattr(lowering, "trace_for_runtime", watched)
     model = Pairs()
     rows = [(model, batch, "eager", "fp32", 0.05 + batch / 1000) for batch in (1, 64, 256)]
     adapt(store.load("epyc-shared"), rows, inputs=ONE_SAMPLE)

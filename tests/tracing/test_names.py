@@ -304,7 +304,7 @@ def test_a_torchvision_that_does_not_fit(name: str, monkeypatch: pytest.MonkeyPa
 def test_transformers_do_without_a_torchvision_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms ...')")
-    script = "import sys; from latpred.tracing import names; print(names.build('resnet-18').name)"
+    script = "import sys; from latpred.zoo import names; print(names.build('resnet-18').name)"
     script += "; print('torchvision' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)

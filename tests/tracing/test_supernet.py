@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -75,8 +76,8 @@ def test_a_layer_that_is_not_there() -> None:
     without, whole = supernet.graph({"middle": "none"}), trace(network(), **IMAGE)
     assert [op.module for op in without.ops] == ["0", "2"]
     assert [op.module for op in whole.ops] == ["0", "1"]  # all that differs
-    moved = tuple(latpred.graph.msgspec.structs.replace(op, module=str(i)) for i, op in enumerate(without.ops))
-    assert latpred.graph.msgspec.structs.replace(without, ops=moved) == whole
+    moved = tuple(msgspec.structs.replace(op, module=str(i)) for i, op in enumerate(without.ops))
+    assert msgspec.structs.replace(without, ops=moved) == whole
 
 
 def test_functions_inputs_and_precisions() -> None:

@@ -150,10 +150,10 @@ def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monke
     network = Net()
     with WATCHING[name]() as watching:
         before = repr(counted(watching))
-        inside = lowering.walk(network, X, runtime=runtime)
+        inside = lowering.trace_for_runtime(network, X, runtime=runtime)
         assert repr(counted(watching)) == before
     assert lowering.refusal(inside) is None
-    assert lowering.walk(network, X, runtime=runtime) == inside
+    assert lowering.trace_for_runtime(network, X, runtime=runtime) == inside
 
 
 def test_a_hook_on_all_modules_that_changes_what_they_give_counts() -> None:
