@@ -73,7 +73,8 @@ def program(costs: TrueCosts, graph: ModelGraph, batch: int, runtime: str) -> Pr
     if graph.runtime not in own.graphs:
         raise UsageError(
             f"this graph is what {graph.runtime} runs, and {runtime} is simulated from the graph of "
-            f"{' or '.join(own.graphs)}. Walk it for that: latpred.runtimes.lowering.trace_for_runtime(..., runtime={runtime!r})."
+            f"{' or '.join(own.graphs)}. Trace it for that: "
+            f"latpred.runtimes.lowering.trace_for_runtime(..., runtime={runtime!r})."
         )
     parts = [(op, _own_step(costs, own, op, batch, graph.precision)) for op in graph.at(batch)]
     if own.replay_us is None:

@@ -20,7 +20,6 @@ from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph, Op
 from latpred.graph.schedule import Schedule
 from latpred.runtimes.eager import Eager, one_step_per_op
-from latpred.sandbox.own_thread import replaced
 
 if TYPE_CHECKING:
     import torch
@@ -248,6 +247,8 @@ def waits(graph: ModelGraph) -> bool:
 def seen_as_capturing() -> Iterator[None]:
     """Let models that ask whether they are being captured believe so, in this thread; for a walk on the meta device."""
     import torch
+
+    from latpred.sandbox.own_thread import replaced
 
     with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):
         yield

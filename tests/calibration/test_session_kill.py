@@ -25,7 +25,8 @@ CELL_S = 0.004
 PROGRAM = """
 import os, random, signal, sys, time
 from pathlib import Path
-from latpred.calibration import session, timing
+from latpred.calibration import session
+from latpred.calibration.timing import timer as timing
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.simulated import SimulatedDevice
 
