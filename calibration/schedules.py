@@ -99,7 +99,7 @@ _DISPATCHED = (
     *("view", "reshape", "flatten", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze"),
     *("split", "chunk", "dropout", "detach", "arange", "zeros", "ones", "full", "new_ones", "tensor", "addmm"),
     *("baddbmm", "matmul", "matmul_shared", "einsum", "einsum_outer", "broadcast", "conv1d", "gather", "index"),
-    *("copy", "flip", "fft2", "sqrt", "clamp", "eq", "rsub", "tril", "bitwise_not", "any", "item"),
+    *("max_pool1d", "copy", "flip", "fft2", "sqrt", "clamp", "eq", "rsub", "tril", "bitwise_not", "any", "item"),
 )
 KERNELS = (*_SHAPED, *_ON_ROWS, *_ON_MAPS)
 PRODUCTS = ("gemm", "bmm", "conv", "attention", "lstm")

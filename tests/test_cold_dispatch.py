@@ -7,10 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from latpred.graph.features import Floats
 from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.schedule import Schedule
 from latpred.host import SAME
+from latpred.prediction import pricing
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.pricing import ColdDispatch, reuse_bytes
+from latpred.prediction.pricing import ColdDispatch, PriceList
 from latpred.prediction.timeline import forward_pass
 from latpred.runtimes.eager import one_step_per_op
 
@@ -18,6 +21,13 @@ from latpred.runtimes.eager import one_step_per_op
 def moving(megabytes: int, per_sample: int = 0, name: str = "elementwise.add") -> Op:
     """An op that writes so much."""
     return factories.add(host_class=name, read_bytes=Affine(0), write_bytes=Affine(megabytes * 10**6, per_sample))
+
+
+def reuse_bytes(schedule: Schedule) -> Floats:
+    """Bytes between two steps of a class, read off the ops."""
+    cold = ColdDispatch.of(schedule, msgspec.structs.replace(factories.dispatch(), cold_costs_us={"": 1.0}))
+    assert cold is not None
+    return cold.reuse_bytes
 
 
 def test_bytes_between_two_steps_of_a_class_go_round_the_pass() -> None:
@@ -40,6 +50,21 @@ def test_half_of_it_comes_with_so_many_bytes_and_all_of_it_with_many_more() -> N
 
 def test_costs_that_are_not_known_add_nothing() -> None:
     assert ColdDispatch.of(one_step_per_op("eager", (moving(1),)), factories.dispatch()) is None
+
+
+def test_a_priced_schedule_has_the_bytes_of_its_ops(graph: ModelGraph) -> None:
+    schedule = one_step_per_op("eager", graph.ops)
+    for resident in (0.0, 0.5):
+        priced = PriceList(predictors()[1].profile).price(schedule, "fp32", resident=resident)
+        assert priced.cold is not None
+        assert priced.cold.reuse_bytes.tolist() == reuse_bytes(schedule).tolist()
+
+
+def test_bytes_that_are_known_are_not_read_off_the_ops_again(
+    graph: ModelGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pricing, "_moved", lambda _: pytest.fail("all ops were looked at again"))
+    assert predictors()[1].predict(graph, 4).overhead_ms > predictors()[0].predict(graph, 4).overhead_ms
 
 
 @pytest.fixture

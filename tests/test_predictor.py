@@ -204,6 +204,23 @@ def test_a_special_family_is_scaled_from_its_parent() -> None:
     assert slow.compute_ms == pytest.approx(0.038)
 
 
+def test_a_leaf_that_was_not_measured_is_priced_as_its_nearest_like() -> None:
+    dims = dict.fromkeys(("batch", "channels", "h_out", "w_out", "window"), Affine(4))
+    flat, along = (graph(add(1000, family=name, dims=dims)) for name in ("pooling.max", "pooling.max.1d"))
+    fit = kernel_fit("pooling", macs_per_us=0.0)
+    slow = msgspec.structs.replace(fit, activation_bytes_per_us=500.0)
+    # 12,000 bytes at 1e3 per us above a floor of 2.
+    for fits, flat_us, along_us in (
+        ({"pooling": msgspec.structs.replace(fit, leaf_scales={"pooling.max": 3.0})}, 38.0, 38.0),
+        ({"pooling": fit, "pooling.max": slow}, 26.0, 26.0),
+        ({"pooling.max": msgspec.structs.replace(slow, leaf_scales={"pooling.max.1d": 0.25})}, 26.0, 8.0),
+        ({"pooling.max": slow, "pooling.max.1d": fit}, 26.0, 14.0),
+    ):
+        predictor = Predictor(msgspec.structs.replace(profile(CPU), kernels={"fp32": fits}))
+        found = [predictor.predict(net).compute_ms for net in (flat, along)]
+        assert found == pytest.approx([flat_us / 1e3, along_us / 1e3])
+
+
 def test_memory() -> None:
     net = graph(linear(live_bytes=Affine(1000, 2**20)), parameter_bytes=2**30)
     predictor = Predictor(profile(device(memory_bytes=2**31)))

@@ -18,7 +18,7 @@ from latpred.calibration.timing.in_network import calls
 from latpred.fit.roofline import RooflineRegressor, scale_leaf
 from latpred.graph.features import NATIVE, native
 from latpred.graph.graph import Op
-from latpred.ops.families import root
+from latpred.ops.families import nearest, parent, root
 from latpred.prediction.kernel_times import columns
 from latpred.prediction.pricing import ColdDispatch, host_cost
 from latpred.profile.document import DispatchFit, KernelFit
@@ -28,7 +28,8 @@ FEWEST = 6  # samples below which a family borrows
 # Points that a residual keeps. Twice as many made no left-out network better and predictions several times slower.
 MOST_POINTS = 200
 FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
-APART = {"rnn": 8}  # the same where special families have other code altogether, and little of it in a network
+# The same where a special family has other code altogether, and little of it in a network.
+APART = {"rnn": 8, "pooling.max.1d": 8}
 
 Floats = NDArray[np.float64]
 
@@ -87,17 +88,31 @@ def _fit_family(
         return {}
     # What the leaves differ by is taken off before the residual is fitted, which would otherwise call it noise.
     plain = RooflineRegressor(family, multiprocessors).fit_roofline(*_averaged(pooled))
-    enough = APART.get(family, FEWEST_LEAF)
-    few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough}
+    enough = {leaf: nearest(APART, leaf, FEWEST_LEAF) for leaf in leaves}
+    few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough[leaf]}
     scales = {leaf: _leaf_scale(plain, samples) for leaf, samples in few.items()}
     alike = [_as_family(sample, plain, scales.get(sample.family, 1.0)) for sample in pooled]
     general = _fit(family, alike, multiprocessors)
     special = {
         leaf: _fit(family, samples, multiprocessors)
         for leaf, samples in leaves.items()
-        if leaf != family and len(samples) >= enough
+        if leaf != family and len(samples) >= enough[leaf]
     }
-    return {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
+    fits = {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
+    for leaf, samples in few.items():
+        above = _fitted_above(fits, leaf)
+        if above != family:  # prices the leaf instead of the family
+            known = {**fits[above].leaf_scales, leaf: _leaf_scale(fits[above], samples)}
+            fits[above] = msgspec.structs.replace(fits[above], leaf_scales=known)
+    return fits
+
+
+def _fitted_above(fits: Mapping[str, KernelFit], leaf: str) -> str:
+    """The nearest more general family that has a fit."""
+    name = parent(leaf)
+    while name is not None and name not in fits:
+        name = parent(name)
+    return name or root(leaf)
 
 
 def _leaf_scale(plain: KernelFit, samples: Sequence[KernelSample]) -> float:

@@ -26,7 +26,7 @@ from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, native
 from latpred.graph.graph import ModelGraph
-from latpred.ops.families import parent, root
+from latpred.ops.families import nearest, parent, root
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DeviceProfile
@@ -231,7 +231,7 @@ class _Prices:
             return
         fit = self._profile.kernels[precision][key]
         model = self._models.setdefault((precision, key), KernelModel(fit))
-        scale = fit.leaf_scales.get(sample.family, 1.0)
+        scale = nearest(fit.leaf_scales, sample.family, 1.0)
         for ratio in _log(sample.us, float(model.times(np.array([sample.row]), scale).us[0])):
             yield Seen(DEVICE, f"{precision} {root(key) if general else key}", anchor, ratio, fit.spread)
 

@@ -334,7 +334,7 @@ def _steps(one: Timed) -> dict[Column, float]:
 def _host(calls: Mapping[str, float], beside: Mapping[Column, float], profile: DeviceProfile) -> DispatchFit:
     """What calls of each class cost beside their kernels, and what a pass takes beside the calls."""
     eager = profile.runtimes["eager"]
-    costs = {f"{EAGER}.{name}" if name else EAGER: us * eager.scale for name, us in eager.costs_us.items()}
+    costs = _as_eager(eager.costs_us, eager.scale)
     costs |= with_parents({name: us + beside["call",] for name, us in calls.items()})
     costs |= {GUARDS: beside["guards",], JOINED_CLASS: 0.0}
     return DispatchFit(
@@ -342,7 +342,15 @@ def _host(calls: Mapping[str, float], beside: Mapping[Column, float], profile: D
         module_call_us=0.0,
         python_call_us=round(beside["input",], 5),
         fixed_us=round(beside[FIXED], 4),
+        # The same code of PyTorch's runs an op that was not compiled; what generated code and guards take is not known.
+        cold_costs_us=_as_eager(eager.cold_costs_us),
+        cold_bytes=eager.cold_bytes,
     )
+
+
+def _as_eager(costs_us: Mapping[str, float], scale: float = 1.0) -> dict[str, float]:
+    """Costs of eager's classes as those of the ops that a compiled model leaves to eager."""
+    return {f"{EAGER}.{name}" if name else EAGER: us * scale for name, us in costs_us.items()}
 
 
 class Kernels(NamedTuple):

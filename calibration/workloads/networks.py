@@ -51,6 +51,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
+WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
 VERSION = 8  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 JUDGE_EVERY = 6
@@ -63,7 +64,10 @@ _IMAGE = ("residual", "mobile", "patch", "window", "dense")
 def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
     """A random network; `tiny` ones are so narrow that only their dispatch takes time."""
     rng = random.Random(seed)
-    kind = KINDS[seed % len(KINDS)]
+    turn, number = divmod(seed, len(KINDS))
+    kind = KINDS[number]
+    if kind == "audio" and turn % 5 in WAVE_TURNS:
+        kind = WAVE
     if tiny:
         return NetworkSpec(kind, seed, width=TINY_WIDTH, size=32 if kind in _IMAGE else 8, batch=1)
     smallest, largest = (32, 320) if kind in ("residual", "mobile", "dense") else (64, 1280)
@@ -93,6 +97,7 @@ def build(spec: NetworkSpec) -> nn.Module:
         "window": _window,
         "dense": _dense,
         "audio": _audio,
+        WAVE: _wave,
         "mixer": _mixer,
         "recurrent": _recurrent,
         "mlp": _mlp,
@@ -107,6 +112,8 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
         return (torch.randint(0, blocks.VOCABULARY, (count, spec.size), device=device),)
     if spec.kind == "audio":
         return (torch.randn(count, spec.size * 160, device=device),)
+    if spec.kind == WAVE:
+        return (torch.randn(count, 1, spec.size * 160, device=device),)
     if spec.chain:
         return (torch.randn(count, TINY_WIDTH, device=device),)
     if spec.kind == "mlp":
@@ -294,6 +301,20 @@ def _audio(rng: random.Random, spec: NetworkSpec) -> nn.Module:
         width, heads, 4 * width, attention="fused", activation="gelu", norm="layer", pre_norm=False
     )
     return blocks.AudioNetwork(_multiple(spec.width / 2, 16), width, layer, group_norm=rng.random() < 0.5)
+
+
+def _wave(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    """1-d convolutions over samples of sound, each followed by pooling while there is enough left to pool."""
+    width, stride, classes = _multiple(spec.width / 4, 8), rng.choice((2, 4, 4, 8)), rng.choice((10, 35, 128))
+    window, step = rng.choice(((2, 2), (3, 2), (3, 3), (4, 4), (4, 4), (8, 8)))
+    levels, length = rng.choice((2, 3, 4)), spec.size * 160 // stride
+    layers: list[nn.Module] = [nn.Conv1d(1, width, 2 * stride, stride, stride // 2)]
+    while levels and length >= window:
+        layers += [nn.BatchNorm1d(width), nn.ReLU(), nn.MaxPool1d(window, step)]
+        wider = width * rng.choice((1, 2))
+        layers.append(nn.Conv1d(width, wider, 3, padding=1))
+        levels, length, width = levels - 1, (length - window) // step + 1, wider
+    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, classes))
 
 
 def _mixer(rng: random.Random, spec: NetworkSpec) -> nn.Module:

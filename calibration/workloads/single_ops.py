@@ -267,6 +267,7 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "broadcast": _rows(lambda *tensors: _BROADCAST(*tensors)[0], vectors=8),
     "fft2": _rows(torch.fft.fft2),
     "conv1d": _conv1d,
+    "max_pool1d": _rows(lambda x: F.max_pool1d(x, 2)),
     "gather": _rows(lambda x, y: x.gather(1, y.long()), operands=2),
     "index": _rows(lambda x, y: x[y.long()[:, 0]], operands=2),
     "copy": _rows(torch.Tensor.copy_, operands=2),

@@ -7,6 +7,7 @@ knows classes and counts, not costs: those come from a profile when it is priced
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,3 +53,14 @@ class Schedule:
     kernel_op: Ints
     kernel_share: NDArray[np.float64]
     kernel_family: tuple[str, ...]
+
+
+@lru_cache(maxsize=64)
+def numbered(names: tuple[str, ...]) -> tuple[tuple[str, ...], Ints]:
+    """Distinct names in order of appearance, and which of them each is; who prices a schedule asks several times.
+
+    >>> numbered(("view", "gemm", "view"))
+    (('view', 'gemm'), array([0, 1, 0]))
+    """
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return tuple(numbers), np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))

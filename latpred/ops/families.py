@@ -61,7 +61,7 @@ def parent(name: str) -> str | None:
     return head if dot else None
 
 
-def nearest(costs: Mapping[str, float], name: str) -> float:
+def nearest(costs: Mapping[str, float], name: str, unknown: float = 0.0) -> float:
     """The cost of a class: its own, that of the nearest more general one, or that of any ("").
 
     >>> nearest({"view": 1.0, "view.transpose": 2.0, "": 3.0}, "view.transpose.nested")
@@ -72,7 +72,7 @@ def nearest(costs: Mapping[str, float], name: str) -> float:
         if known in costs:
             return costs[known]
         known = parent(known)
-    return costs.get("", 0.0)
+    return costs.get("", unknown)
 
 
 def root(name: str) -> str:

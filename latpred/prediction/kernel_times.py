@@ -273,6 +273,7 @@ def _inverse(rate: float) -> float:
 
 MOST_KNOWN = 20_000  # ops whose row is remembered
 RESIDENT_STEPS = 8  # so few that batches and models share their prices
+_BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
 
 Priceable = Callable[[Op, str], tuple[KernelModel, float, float, bool]]
 
@@ -281,12 +282,14 @@ Priceable = Callable[[Op, str], tuple[KernelModel, float, float, bool]]
 class Row:
     """A distinct row: what prices it, and what the runtime makes of that time. There is one object for each.
 
-    `columns` holds the constant and the slope of each of the family's columns.
+    `columns` holds the constant and the slope of each of the family's columns, `moved` those of all bytes read and
+    written.
     """
 
     model: KernelModel
     family: str
     columns: Floats
+    moved: tuple[float, float]
     leaf_scale: float
     scale: float
     measured: bool
@@ -352,8 +355,9 @@ class Rows:
         if row is None:
             model, leaf_scale, scale, measured = self._priceable(op, family)
             lines = np.array(columns(op, model.fit.family, resident=self._resident), dtype=float)
-            guessed = op.estimated or not measured
-            row = known.by_work[key] = Row(model, family, lines, leaf_scale, scale, measured, guessed)
+            constant, per_sample = lines[_BYTES].sum(axis=0).tolist()
+            moved, guessed = (constant, per_sample), op.estimated or not measured
+            row = known.by_work[key] = Row(model, family, lines, moved, leaf_scale, scale, measured, guessed)
         return row
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -17,7 +18,7 @@ from latpred import runtimes
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, Floats, kind
 from latpred.graph.graph import Affine, Op
-from latpred.graph.schedule import Schedule
+from latpred.graph.schedule import Ints, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.classes import kind_of
 from latpred.ops.families import nearest, parent, root
@@ -26,6 +27,8 @@ from latpred.prediction.fallbacks import STAND_INS, Format, OtherFormat, format_
 from latpred.prediction.kernel_times import KernelModel, Row, Rows
 from latpred.prediction.tiles import TIME, fixed_factor, size_corrected
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
+
+MOST_KNOWN = 64  # sequences of classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,18 @@ class ColdDispatch:
     half_bytes: float
 
     @classmethod
-    def of(cls, schedule: Schedule, fit: DispatchFit, slower: float = 1.0) -> ColdDispatch | None:
-        """For a runtime's costs, all of them `slower` so many times; None where they are not known."""
+    def of(
+        cls, schedule: Schedule, fit: DispatchFit, slower: float = 1.0, moved: Floats | None = None
+    ) -> ColdDispatch | None:
+        """For a runtime's costs, all of them `slower` so many times; None where they are not known.
+
+        Who has looked at the kernels already gives the bytes that the op of each has `moved`; see `_reuse_bytes`.
+        """
         if not fit.cold_costs_us:
             return None
-        most_us = {name: slower * nearest(fit.cold_costs_us, name) for name in set(schedule.host_class)}
-        return cls(np.array([most_us[name] for name in schedule.host_class]), reuse_bytes(schedule), fit.cold_bytes)
+        names, code = numbered(schedule.host_class)
+        most_us = np.array([slower * nearest(fit.cold_costs_us, name) for name in names], dtype=float)
+        return cls(most_us[code], _reuse_bytes(schedule, moved), fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
         """Microseconds that each step takes longer at each batch, shape (n, batches)."""
@@ -55,28 +64,47 @@ class ColdDispatch:
         return longer
 
 
-def reuse_bytes(schedule: Schedule) -> Floats:
-    """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample."""
-    ops = schedule.ops
-    read, weights, written = (
-        np.fromiter(chain.from_iterable(lines), float, 2 * len(ops)).reshape(-1, 2)
-        for lines in ((op.read_bytes for op in ops), (op.weight_bytes for op in ops), (op.write_bytes for op in ops))
-    )
-    moved = read + weights + written
-    steps = np.zeros((len(schedule.host_class), 2))
-    np.add.at(steps, schedule.kernel_step, moved[schedule.kernel_op] * schedule.kernel_share[:, None])
-    before = np.cumsum(steps, axis=0) - steps
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(schedule.host_class))}
-    code = np.array([numbers[name] for name in schedule.host_class], dtype=np.int64)
-    order = np.argsort(code, kind="stable")  # steps of a class next to each other, in order
-    first = np.diff(code[order], prepend=-1) != 0
-    previous = np.roll(order, 1)
-    previous[first] = order[np.roll(first, -1)]  # the last one, in the pass before
-    distance = before[order] - before[previous]
-    distance[first] += steps.sum(axis=0)
-    touched = np.empty_like(distance)
-    touched[order] = distance
+def _reuse_bytes(schedule: Schedule, moved: Floats | None = None) -> Floats:
+    """Bytes that a forward pass, one of many, touches between two steps of a class: constant and per sample.
+
+    `moved`, shape (m, 2), is what the op of each kernel reads and writes: reading that off all ops takes longer than
+    everything else here, and a search prices the same few layers again and again.
+    """
+    each = (_moved(schedule) if moved is None else moved) * schedule.kernel_share[:, None]
+    count = len(schedule.host_class)
+    steps = np.empty((count, 2))
+    for column in (0, 1):
+        steps[:, column] = np.bincount(schedule.kernel_step, each[:, column], count)
+    done = steps.cumsum(axis=0)
+    before = done - steps
+    previous, first = _previous(schedule.host_class)
+    touched: Floats = before - before[previous]
+    touched[first] += done[-1:]
     return touched
+
+
+@lru_cache(maxsize=MOST_KNOWN)
+def _previous(host_class: tuple[str, ...]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Where the last step of each step's class is, and which steps find it in the pass before; candidates share it."""
+    _, code = numbered(host_class)
+    order = code.argsort(kind="stable")  # steps of a class next to each other, in order
+    first, last = np.ones((2, len(code)), dtype=bool)
+    first[1:] = np.diff(code[order]) != 0
+    last[:-1] = first[1:]
+    before = np.empty_like(order)
+    before[1:] = order[:-1]
+    before[first] = order[last]
+    previous, wraps = np.empty_like(order), np.empty_like(first)
+    previous[order], wraps[order] = before, first
+    return previous, wraps
+
+
+def _moved(schedule: Schedule) -> Floats:
+    """Bytes that the op of each kernel reads and writes, read off the ops."""
+    ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
+    lines = ((*op.read_bytes, *op.weight_bytes, *op.write_bytes) for op in ops)
+    summed: Floats = np.fromiter(chain.from_iterable(lines), float, 6 * len(ops)).reshape(-1, 3, 2).sum(axis=1)
+    return summed
 
 
 ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
@@ -240,6 +268,11 @@ class PriceList:
         self.fits(precision)
         rows, kernel_row = self._rows(schedule.runtime, precision, resident).of(schedule)
         share = schedule.kernel_share * np.array([row.scale for row in rows])[kernel_row]
+        cold = None
+        # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
+        if dispatch.cold_costs_us and not self._profile.device.asynchronous:
+            moved = np.array([row.moved for row in rows]).reshape(-1, 2)[kernel_row]
+            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, moved)
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
         dispatch_us = _dispatch_times(schedule, dispatch) * self._slowdown.dispatch
@@ -252,10 +285,7 @@ class PriceList:
         return Priced(
             timeline=Timeline.of(_with_call(schedule)),
             host_us=calls_us + np.concatenate(([0.0], dispatch_us)),
-            # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
-            cold=None
-            if self._profile.device.asynchronous
-            else ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch),
+            cold=cold,
             groups=groups,
             kernel_row=kernel_row,
             kernel_share=share,
@@ -346,7 +376,8 @@ class PriceList:
             while name is not None:
                 if name in source:
                     model = self._cached(source[name], None if source is own else native)
-                    return model, source[name].leaf_scales.get(family, 1.0), 1.0 if source is own else scale, True
+                    leaf_scale = nearest(source[name].leaf_scales, family, 1.0)
+                    return model, leaf_scale, 1.0 if source is own else scale, True
                 name = parent(name)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
@@ -370,8 +401,9 @@ def host_cost(fit: DispatchFit, name: str) -> float:
 
 def _dispatch_times(schedule: Schedule, fit: DispatchFit) -> Floats:
     """What the host takes to dispatch each step."""
-    prices = {name: host_cost(fit, name) for name in set(schedule.host_class)}
-    return fit.scale * np.array([prices[name] for name in schedule.host_class], dtype=float)
+    names, code = numbered(schedule.host_class)
+    prices: Floats = fit.scale * np.array([host_cost(fit, name) for name in names], dtype=float)
+    return prices[code]
 
 
 def _call_times(schedule: Schedule, fit: DispatchFit) -> Floats:
@@ -409,9 +441,9 @@ def _lines(lines: Iterable[Affine]) -> Floats:
 
 
 def _one_hot(rows: list[Row], order: NDArray[np.int64]) -> Floats:
-    roots = _positions(root(row.family) for row in rows)
-    matrix = np.zeros((len(set(roots)), len(rows)))
-    matrix[roots, order] = 1.0
+    names, positions = numbered(tuple(root(row.family) for row in rows))
+    matrix = np.zeros((len(names), len(rows)))
+    matrix[positions, order] = 1.0
     return matrix
 
 
@@ -425,17 +457,13 @@ def _usual(rows: list[Row], order: NDArray[np.int64]) -> Floats:
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]:
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
     names = {CALL: 0}
-    known = {name: names.setdefault(kind_of(name), len(names)) for name in dict.fromkeys(schedule.host_class)}
-    of_step = np.array([0, *[known[name] for name in schedule.host_class]], dtype=np.int64)
+    own, code = numbered(schedule.host_class)
+    known = {name: names.setdefault(kind_of(name), len(names)) for name in own}
+    of_step = np.concatenate(([0], np.array(list(known.values()), dtype=np.int64)[code]))
     for name in dict.fromkeys([op.host_class for op in schedule.ops]):
         known[name] = names.setdefault(kind_of(name), len(names))
     of_op = np.array([known[op.host_class] for op in schedule.ops], dtype=np.int64)
     return tuple(names), of_step, of_op
-
-
-def _positions(names: Iterable[str]) -> list[int]:
-    seen: dict[str, int] = {}
-    return [seen.setdefault(name, len(seen)) for name in names]
 
 
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:

@@ -20,8 +20,9 @@ from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
-from latpred.prediction.pricing import PriceList, host_cost
+from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost
 from latpred.profile.document import DeviceProfile
+from latpred.runtimes.eager import one_step_per_op
 from latpred.runtimes.inductor.torch_compile import Compile
 
 GUARDS_US, INPUT_US, CALL_US, GENERATED_US, GEMM_US, SCALE, BYTES_PER_US = 12.0, 0.2, 0.8, 2.0, 4.0, 1.3, 8000.0
@@ -110,6 +111,19 @@ def test_known_costs_come_back(rows: list[Row], profile: DeviceProfile) -> None:
     )
     assert fit.kernel_scales["gemm"] == pytest.approx(SCALE, rel=0.1)
     assert fit.kernels["fp32"]["generated"].activation_bytes_per_us == pytest.approx(BYTES_PER_US, rel=0.25)
+
+
+def test_ops_between_graphs_find_eager_s_code_as_cold_as_eager_does(rows: list[Row], profile: DeviceProfile) -> None:
+    eager = msgspec.structs.replace(profile.runtimes["eager"], cold_costs_us={"view": 2.0, "": 5.0}, cold_bytes=1e6)
+    cold = msgspec.structs.replace(profile, runtimes={"eager": eager})
+    fit, warm = (study.Compiled().fit(rows, one) for one in (cold, profile))
+    ops = (op("guards"), op("eager.view.expand"), generated(10**6), op("eager.sync.item"), gemm(8))
+    found = ColdDispatch.of(one_step_per_op("compile", ops), fit)
+    assert found is not None
+    assert found.most_us.tolist() == [0.0, 2.0, 0.0, 5.0, 0.0]
+    assert found.half_bytes == 1e6
+    assert ColdDispatch.of(one_step_per_op("compile", ops), warm) is None
+    assert fit.costs_us == warm.costs_us
 
 
 def test_what_passes_beside_a_call_is_no_part_of_its_kernel(rows: list[Row], profile: DeviceProfile) -> None:

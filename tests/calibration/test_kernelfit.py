@@ -43,6 +43,31 @@ def test_few_samples_borrow_the_family_s_fit_and_scale_it() -> None:
     assert 1.2 < fits["elementwise"].leaf_scales["elementwise.gelu"] <= 3.5
 
 
+def pooled(count: int, family: str, factor: float = 1.0) -> list[KernelSample]:
+    """Poolings of so many numbers, 2 us and what `factor` times their bytes take at 1000 a microsecond."""
+    sizes = [float(round(size)) for size in np.geomspace(1e3, 1e7, count)]
+    return [
+        KernelSample(family, (0.0, 0.0, 8 * n, 4 * n, 1.0, 4.0, 1.0, n / 4, 2.0), 2.0 + factor * 0.012 * n)
+        for n in sizes
+    ]
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_the_maximum_along_a_line_is_told_from_that_over_a_plane(count: int) -> None:
+    along, flat = pooled(count, "pooling.max.1d", 0.1), pooled(40, "pooling.max")
+    fits = kernel_fit.fit_kernels([*flat, *along, *pooled(40, "pooling.avg", 0.5)])
+    few = "pooling.max.1d" not in fits
+    assert few == (count < kernel_fit.APART["pooling.max.1d"])
+    # few of them are a share of what their like takes, which has a fit of its own
+    scale = fits["pooling.max"].leaf_scales["pooling.max.1d"] if few else 1.0
+    assert scale < 0.6 or not few
+    fit = fits["pooling.max" if few else "pooling.max.1d"]
+    row = along[-1].row
+    found = fit.floor_us + scale * (evaluate(fit, np.array([row]))[0] - fit.floor_us)
+    assert found == pytest.approx(scale * flat[-1].us if few else along[-1].us, rel=0.15)
+    assert evaluate(fits["pooling.max"], np.array([flat[-1].row]))[0] == pytest.approx(flat[-1].us, rel=0.1)
+
+
 @pytest.mark.parametrize(("count", "fitted"), [(kernel_fit.FEWEST - 1, False), (kernel_fit.FEWEST, True)])
 def test_a_family_with_too_few_samples_is_left_to_borrow(count: int, fitted: bool) -> None:
     fits = kernel_fit.fit_kernels([*spread(30, "elementwise.add"), *spread(count, "softmax")])

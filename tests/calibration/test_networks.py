@@ -13,7 +13,7 @@ from latpred.calibration import schedules
 from latpred.calibration.devices.conditions import cast
 from latpred.calibration.timing import in_network
 from latpred.calibration.workloads import networks
-from latpred.calibration.workloads.networks import KINDS, NetworkSpec
+from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
 from latpred.graph.dtypes import dtype_of
 from latpred.graph.graph import Op
 
@@ -21,7 +21,7 @@ TINY = [networks.draw(seed, tiny=True) for seed in range(3 * len(KINDS))]
 # A second head of width 8 and images and sequences of other sizes, still small.
 SIZED = [
     NetworkSpec(kind, seed=100 + number, width=48, size=64 if number in (2, 3, 4, 5, 6) else 12, batch=2)
-    for number, kind in enumerate(KINDS)
+    for number, kind in enumerate((*KINDS, WAVE))
 ]
 
 
@@ -46,8 +46,18 @@ def gist(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
 
 
 def test_the_kinds_are_all_drawn() -> None:
-    assert {spec.kind for spec in TINY} == set(KINDS)
-    assert {spec.kind for spec in SIZED} == set(KINDS)
+    assert {spec.kind for spec in TINY} == {spec.kind for spec in SIZED} == {*KINDS, WAVE}
+
+
+def test_networks_of_waves_pool_along_a_line_and_take_a_part_of_the_turns_of_audio() -> None:
+    drawn = [networks.draw(seed) for seed in range(KINDS.index("audio"), 30 * len(KINDS), len(KINDS))]
+    waves = [spec for spec in drawn if spec.kind == WAVE]
+    assert len(drawn) - len(waves) == sum(spec.kind == "audio" for spec in drawn) == 18
+    assert {spec.judge for spec in waves} == {False, True}
+    for spec in waves:
+        poolings = [op for op in networks.graph(spec).ops if op.family.startswith("pooling.max")]
+        assert {op.family for op in poolings} == {"pooling.max.1d"}
+        assert 2 <= len(poolings) <= 4
 
 
 def test_residual_networks_have_dense_windows_of_every_usual_size() -> None:

@@ -134,8 +134,16 @@ def test_copying_into_a_tensor_does_not_read_it() -> None:
 
 def test_pooling_windows() -> None:
     assert work("aten::max_pool2d", t(2, 3, 8, 8), [3, 3], out=t(2, 3, 4, 4)).dims["window"] == 9
+    assert work("aten::max_pool2d", t(2, 3, 8, 8), [3, 3], out=t(2, 3, 4, 4)).family == "pooling.max"
     dims = work("aten::adaptive_avg_pool2d", t(2, 3, 7, 7), [1, 1], out=t(2, 3, 1, 1)).dims
     assert dict(dims) == {"batch": 2, "channels": 3, "h_out": 1, "w_out": 1, "window": 49}
+
+
+@pytest.mark.parametrize(("op", "family"), [("max_pool1d", "max.1d"), ("max_pool1d_with_indices", "max")])
+def test_the_maximum_along_a_line_is_a_kernel_of_its_own_unless_its_place_is_asked_for(op: str, family: str) -> None:
+    result = work(f"aten::{op}", t(2, 3, 64), [4], out=t(2, 3, 16))
+    assert result.family == f"pooling.{family}"
+    assert dict(result.dims) == {"batch": 2, "channels": 3, "h_out": 1, "w_out": 16, "window": 4}
 
 
 def test_dispatch_classes_go_from_general_to_special() -> None:
