@@ -91,7 +91,7 @@ def test_another_machine_or_stack_is_a_caveat() -> None:
     older = msgspec.structs.replace(own_profile().machine, stack={"torch": "1.0", "numpy": "0.1"})
     store.save(msgspec.structs.replace(own_profile(), machine=older))
     (caveat,) = latpred.predict(graph(linear()), device="cpu").provenance.caveats
-    assert caveat.startswith("measured with torch 1.0, here is ")
+    assert caveat.startswith("measured with torch 1.0, here it is ")
 
 
 @pytest.mark.parametrize("batch", [0, -1, 1.5, "8", 2**40, [], [4, 0]])

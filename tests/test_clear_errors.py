@@ -56,9 +56,9 @@ def test_a_damaged_profile(data: bytes, said: str) -> None:
         ({"batch": None}, "Batch None is not a whole number"),
         ({"runtime": None}, "None is no runtime; give the name of one: eager"),
         ({"runtime": ["eager"]}, "is no runtime; give the name of one: eager"),
-        ({"host": []}, r"host=\[\] is no host; give a factor such as 1.3"),
-        ({"host": True}, "host=True is no host"),
-        ({"device": "a\0b"}, "is no name and no path"),
+        ({"host": []}, r"host=\[\] is not a host; give a factor such as 1.3"),
+        ({"host": True}, "host=True is not a host"),
+        ({"device": "a\0b"}, "is neither a name nor a path"),
     ],
 )
 def test_a_question_that_is_none(asked: dict[str, Any], said: str) -> None:

@@ -30,6 +30,25 @@ def test_the_bias_of_a_convolution_is_a_kernel_of_its_own() -> None:
     assert sum(op.launches for op in bare.ops) == 1
 
 
+def test_filters_that_each_sample_makes_are_no_bias() -> None:
+    class Mixed(nn.Module):
+        """A convolution of timm's EfficientNet-CondConv: one group of channels for each sample, with its own filters."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.Parameter(torch.zeros(4, 8 * 3 * 9))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            filters = x.mean((1, 2, 3))[:, None].sigmoid().expand(-1, 4) @ self.experts
+            joined = x.reshape(1, -1, *x.shape[2:])
+            return nn.functional.conv2d(joined, filters.view(-1, 3, 3, 3), groups=len(x))
+
+    graph = trace(Mixed(), torch.zeros(1, 3, 16, 16))
+    older = as_run_in(TORCH_1_12, graph)
+    for batch in (1, 2, 8):
+        assert (older.macs(batch), older.launches(batch)) == (graph.macs(batch), graph.launches(batch))
+
+
 def test_a_flat_convolution_goes_through_two_dimensions() -> None:
     older = as_run_in(TORCH_1_12, trace(nn.Conv1d(8, 8, 1, groups=4, bias=False), torch.zeros(1, 8, 16)))
     names = [op.name for op in older.ops if not op.name.startswith("python")]

@@ -72,7 +72,8 @@ def test_a_document_without_the_new_fields_is_read() -> None:
 def test_another_number_of_threads_is_a_caveat(monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile(machine=machine(threads=2)))
     said = (
-        "measured with 2 threads, here torch uses 1: ask with threads=1 (--threads 1), which needs a profile of its own"
+        "measured with 2 threads, but torch uses 1 here: make a profile for that with latpred calibrate --threads 1, "
+        "or set torch.set_num_threads(2) where the model runs"
     )
     assert said in latpred.predict(graph(linear())).provenance.caveats
     assert said not in latpred.predict(graph(linear()), threads=2).provenance.caveats

@@ -43,8 +43,8 @@ def test_the_table_behind_them_is_named_plainly() -> None:
     assert tables.machine_name(profile.machine) == "17 published hosts + Quadro RTX 8000"
     said = {host: predict("resnet-18", device="rtx-8000", host=host).provenance.caveats[-1] for host in (None, 1.2)}
     assert said[None] == (
-        "fitted to published latencies of a Quadro RTX 8000 on 17 hosts: dispatch is that of the middle one, and the "
-        "interval covers the others; name yours with --host"
+        "fitted to published latencies of a Quadro RTX 8000 on 17 hosts: dispatch is that of the median host, and the "
+        "interval covers all of them; give yours with --host"
     )
     assert said[1.2] == "kernel times were fitted to published latencies of a Quadro RTX 8000"
 

@@ -115,14 +115,17 @@ def test_now_is_answered_at_the_speed_of_the_moment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reference_speed, "speed_now", lambda threads: {"dispatch": 130.0})
     now = predictor_now(Predictor(mine, ("known",)))
     assert now.slowdown == pytest.approx((1.3, 1.0, 1.0))
-    assert now.caveats == ("known", "for the machine as it is now; times over the profile's: dispatch x1.30")
+    assert now.caveats == (
+        "known",
+        "adjusted to the present speed of the machine; reference times, relative to the profile's: dispatch x1.30",
+    )
 
 
 def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
-    with pytest.raises(ProfileError, match="of another machine"):
+    with pytest.raises(ProfileError, match="on another machine"):
         predictor_now(Predictor(profile()))
     mine = profile(machine=factories.machine_here(), speed={})
-    with pytest.raises(ProfileError, match="does not say at which speed"):
+    with pytest.raises(ProfileError, match="does not record how fast"):
         predictor_now(Predictor(mine))
 
 

@@ -143,11 +143,15 @@ def located(
         When the device or the host can be no name.
     """
     if host is not None and (isinstance(host, bool) or not isinstance(host, int | float | str | os.PathLike)):
-        raise UsageError(f"host={host!r} is no host; give a factor such as 1.3, the name of one, or 'this'.")
+        raise UsageError(
+            f"host={host!r} is not a host; give a factor such as 1.3, the name of a host, or 'this' for this machine."
+        )
     is_path = isinstance(device, os.PathLike)
     name = None if device is None else os.fspath(device) if isinstance(device, os.PathLike) else str(device)
     if name is not None and "\0" in name:
-        raise UsageError(f"device={name!r} is no name and no path; give cpu, cuda:0 or a profile's name.")
+        raise UsageError(
+            f"device={name!r} is neither a name nor a path; give cpu, cuda:0, the name of a profile or a path to one."
+        )
     return Where(name, is_path, host, threads, cudnn_benchmark)
 
 
@@ -156,20 +160,21 @@ def predictor_now(predictor: Predictor) -> Predictor:
     profile = predictor.profile
     if owner(profile.machine) is Owner.ANOTHER:
         raise ProfileError(
-            f"profile {profile.name!r} is of another machine ({profile.machine.cpu}, "
-            f"{difference(profile.machine)}), of whose speed at this moment "
-            "nothing is known here. Ask without now."
+            f"profile {profile.name!r} was measured on another machine ({profile.machine.cpu}, "
+            f"{difference(profile.machine)}), whose present speed cannot be timed here. Ask without now=True (--now), "
+            "or make a profile of this machine: latpred calibrate"
         )
     if not profile.speed:
         raise ProfileError(
-            f"profile {profile.name!r} does not say at which speed of the machine it was measured. "
-            "Calibrate again, then ask for now: latpred calibrate"
+            f"profile {profile.name!r} does not record how fast the machine was when it was measured, so the present "
+            "speed cannot be compared with that. Ask without now=True (--now), or calibrate again: latpred calibrate"
         )
     from latpred.calibration.timing.reference_speed import speed_now
 
     now = speed_now(profile.machine.threads)
     slowdown = speed.slowdown(profile.speed, now, asynchronous=profile.device.asynchronous)
-    said = f"for the machine as it is now; times over the profile's: {speed.sentence(speed.ratio(profile.speed, now))}"
+    ratios = speed.sentence(speed.ratio(profile.speed, now))
+    said = f"adjusted to the present speed of the machine; reference times, relative to the profile's: {ratios}"
     return Predictor(profile, (*predictor.caveats, said), slowdown)
 
 
@@ -236,7 +241,8 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
         return [caveat(machine)]
     here = {"python": python_version(), **{name: _version(name) for name in _COMPARED}}
     others = [
-        f"measured with {name} {machine.stack[name]}, here is {version}"
+        f"measured with {name} {machine.stack[name]}, here it is {version}: times may differ; measure anew with: "
+        "latpred calibrate"
         for name, version in here.items()
         if machine.stack.get(name, version) != version
     ]
@@ -252,8 +258,8 @@ def _other_threads(asked: Where, profile: DeviceProfile) -> list[str]:
     if here == then:
         return []
     return [
-        f"measured with {then} thread{'s' * (then != 1)}, here torch uses {here}: ask with threads={here} "
-        f"(--threads {here}), which needs a profile of its own"
+        f"measured with {then} thread{'s' * (then != 1)}, but torch uses {here} here: make a profile for that with "
+        f"latpred calibrate --threads {here}, or set torch.set_num_threads({then}) where the model runs"
     ]
 
 
@@ -269,13 +275,16 @@ def _fitted(profile: DeviceProfile, swapped: bool) -> str:
     if swapped:
         return f"kernel times were fitted to published latencies of a {machine.accelerator}"
     if ADAPTED in profile.protocol:
-        return f"fitted to published latencies of a {machine.accelerator}, then adapted to rows measured on one host"
+        return f"fitted to published latencies of a {machine.accelerator}, then adapted to those measured on one host"
     hosts = re.match(r"\D*(\d+) published hosts", machine.cpu)
     if hosts is None:
-        return f"fitted to published latencies of a {machine.accelerator} on one host; name yours with --host"
+        return (
+            f"fitted to published latencies of a {machine.accelerator} on one host: dispatch is that host's; give "
+            "yours with --host"
+        )
     return (
-        f"fitted to published latencies of a {machine.accelerator} on {hosts[1]} hosts: dispatch is that of the middle "
-        "one, and the interval covers the others; name yours with --host"
+        f"fitted to published latencies of a {machine.accelerator} on {hosts[1]} hosts: dispatch is that of the median "
+        "host, and the interval covers all of them; give yours with --host"
     )
 
 

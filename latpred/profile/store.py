@@ -73,8 +73,8 @@ def caveat(machine: Machine) -> str:
     if machine.cpu_model:
         return f"measured on another machine of the same hardware ({machine.cpu}, {machine.cores} cores)"
     return (
-        "perhaps measured on another machine: names, cores and memory are those of this one, and older profiles say "
-        "no more. Make sure with: latpred calibrate"
+        "perhaps measured on another machine: processor name, cores and memory are as here, and this older profile "
+        "records nothing else to tell. To be sure, measure this one with: latpred calibrate"
     )
 
 

@@ -326,7 +326,8 @@ def _view(name: str, op: Op, half: bool) -> Op:
 
 def _bias_bytes(op: Op) -> int:
     """Bytes of parameters beyond the filters."""
-    size = {name: op.dims[name].constant for name in ("c_in", "c_out", "groups", "kernel_h", "kernel_w")}
+    # At batch 1: where each sample makes filters of its own, channels and groups are proportional to the batch.
+    size = {name: op.dims[name].at(1) for name in ("c_in", "c_out", "groups", "kernel_h", "kernel_w")}
     filters = size["c_out"] * size["c_in"] // size["groups"] * size["kernel_h"] * size["kernel_w"]
     return max(0, op.weight_bytes.constant - filters * _ELEMENT_BYTES.get(op.dtype, 4))
 

@@ -193,7 +193,7 @@ def without_modes() -> Iterator[None]:
         functions = [_pop_mode() for _ in range(_len_torch_function_stack())]  # type: ignore[no-untyped-call]
         away.callback(_enter_again, functions)
         if modes or functions:
-            _unhook([*modes, *functions], away)
+            _deafen([*modes, *functions], away)
         yield
 
 
@@ -202,37 +202,50 @@ def _enter_again(modes: list[TorchFunctionMode]) -> None:
         _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
-def _unhook(modes: Sequence[Any], away: ExitStack) -> None:
-    """Take away the hooks on all modules that belong to some modes, as a counter's which follows modules by them."""
+class _Elsewhere:
+    """A hook on all modules that does nothing in one thread.
+
+    It takes the hook's place, so that other threads' modules call the hook as ever, and may iterate over all of them.
+    """
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook, self._thread = hook, threading.get_ident()
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or threading.get_ident() == self._thread:
+            return None
+        return self.hook(*args)
+
+
+def _deafen(modes: Sequence[Any], away: ExitStack) -> None:
+    """Have this thread not call the hooks on all modules that belong to some modes, as a counter's."""
     held = [part for mode in modes for part in _parts(mode)]
     owners = {id(part) for one in (*modes, *held) for part in (one, *_parts(one))}
     for name in (*_FORWARD, *_BACKWARD):
         hooks: OrderedDict[int, Any] = getattr(_MODULE, name)
-        theirs = {key: hook for key, hook in hooks.items() if id(getattr(hook, "__self__", None)) in owners}
-        for key in theirs:
-            del hooks[key]
-        if theirs:
-            away.callback(_hook_again, hooks, theirs)
+        for key, hook in list(hooks.items()):
+            if id(getattr(hook, "__self__", None)) in owners:
+                hooks[key] = _Elsewhere(hook)
+                away.callback(_hear_again, hooks, key, hooks[key])
 
 
 def _parts(holder: Any) -> list[Any]:
     return list(getattr(holder, "__dict__", {}).values())
 
 
-def _hook_again(hooks: OrderedDict[int, Any], theirs: dict[int, Any]) -> None:
-    hooks.update(theirs)
-    for key in sorted(hooks):  # the order in which they were set
-        hooks.move_to_end(key)
+def _hear_again(hooks: OrderedDict[int, Any], key: int, silent: _Elsewhere) -> None:
+    if hooks.get(key) is silent:  # else it was removed meanwhile
+        hooks[key] = silent.hook
 
 
 def leave_hooks_out(module: torch.nn.Module) -> None:
     """Have a copy of a module run without the hooks on all modules that only look on, as a counter's."""
-    call = _call()
+    call = usual_call()
     if call is not None:
         module.__dict__["_call_impl"] = MethodType(call, module)
 
 
-def _call() -> Callable[..., Any] | None:
+def usual_call() -> Callable[..., Any] | None:
     """What calls a module, with other hooks on all modules; None where there are none to leave out.
 
     It is PyTorch's own code, so that nothing else about a call is different.
@@ -240,16 +253,16 @@ def _call() -> Callable[..., Any] | None:
     hooks: dict[str, OrderedDict[int, Any]] = {name: getattr(_MODULE, name) for name in (*_FORWARD, *_BACKWARD)}
     kept = {name: OrderedDict[int, Any]() for name in _BACKWARD}
     for name in _FORWARD:
-        kept[name] = running(OrderedDict((key, hook) for key, hook in hooks[name].items() if not _of_torch(hook)))
+        kept[name] = running(OrderedDict((key, hook) for key, hook in hooks[name].items() if not _left_out(hook)))
     if kept == hooks:
         return None
     usual: Any = torch.nn.Module._call_impl
     return FunctionType(usual.__code__, {**usual.__globals__, **kept}, usual.__name__, usual.__defaults__)
 
 
-def _of_torch(hook: Any) -> bool:
-    """Whether a hook on all modules is PyTorch's own: one of its counters follows through it where it is."""
-    return (getattr(hook, "__module__", None) or "").partition(".")[0] == "torch"
+def _left_out(hook: Any) -> bool:
+    """Whether a hook on all modules is that of a mode, or PyTorch's own: one of its counters follows where it is."""
+    return isinstance(hook, _Elsewhere) or (getattr(hook, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 @contextmanager

@@ -26,7 +26,6 @@ Args = Sequence[Any]
 Options = dict[str, Any]
 Handler = Callable[["TraceRecorder", Overload, OpInfo, Args, Options], Any]
 
-_META = torch.device("meta")
 _ON_META, _REAL = 1, 2
 _PLAIN = frozenset({int, float, bool, type(None), torch.dtype})
 
@@ -72,7 +71,7 @@ def _on_meta(value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.is_meta:
             return value
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):
         return [_on_meta(item) for item in value]
     return value
@@ -226,7 +225,7 @@ def matmul(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, option
         return decompose(walk, func, info, args, options)
     key, places = _signature(info, args, options)
     entry = walk.known.get(key)
-    out = torch.empty(shape, dtype=x.dtype, device=_META) if places & _ON_META else func(*args)
+    out = torch.empty(shape, dtype=x.dtype, device="meta") if places & _ON_META else func(*args)
     if entry is None:
         entry = walk.known[key] = launching(info, args, options, out, _weights(args, options))
     return walk.record(entry, out)
@@ -252,9 +251,9 @@ def pick(walk: TraceRecorder, func: Overload, info: OpInfo, args: Args, options:
         out = func(*args, **options)
     elif info.short == "masked_select" and not args[1].is_meta:
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
-        out = torch.empty(int(args[1].expand(shape).sum()), dtype=args[0].dtype, device=_META)
+        out = torch.empty(int(args[1].expand(shape).sum()), dtype=args[0].dtype, device="meta")
     elif info.short == "repeat_interleave" and options.get("output_size") is not None:
-        out = torch.empty(options["output_size"], dtype=args[0].dtype, device=_META)
+        out = torch.empty(options["output_size"], dtype=args[0].dtype, device="meta")
     else:
         raise UnknowableError(f"the result of {info.name} has a shape that depends on values")
     return walk.record(launching(info, args, options, out, _weights(args, options)), out)

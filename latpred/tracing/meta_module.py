@@ -27,7 +27,6 @@ from latpred.sandbox.own_thread import SWITCHING, leave_hooks_out, replaced
 from latpred.tracing.inputs import demand_dense
 
 Tensor = torch.Tensor
-_META = torch.device("meta")
 _KEPT_NUMEL = 1 << 20
 _SMALL_NUMEL = 1 << 14  # numbers in a helper of the model's, which Python may read as well
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -178,8 +177,8 @@ class _OnMeta:
         if kept and not source.is_meta and source.numel() <= _KEPT_NUMEL:
             return source.detach().to("cpu", dtype, copy=True)
         if self._channels_last and source.dim() == 4:
-            return torch.empty(source.shape, dtype=dtype, device=_META, memory_format=torch.channels_last)
-        return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device=_META)
+            return torch.empty(source.shape, dtype=dtype, device="meta", memory_format=torch.channels_last)
+        return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device="meta")
 
 
 # What gives a tensor its first values and returns it.

@@ -14,7 +14,6 @@ import torch
 
 Tensor = torch.Tensor
 OVERRIDES: dict[str, Callable[..., Any]] = {}
-_META = torch.device("meta")
 
 
 def _override(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -27,7 +26,7 @@ def _override(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(shape, dtype=dtype or like.dtype, device=_META)
+    return torch.empty(shape, dtype=dtype or like.dtype, device="meta")
 
 
 def _same(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -130,7 +129,7 @@ def _convolution(
     if plane is None or min(plane) < 1:
         return NotImplemented
     shape = (x.shape[0], weight.shape[0], *plane)
-    return torch.empty(shape, dtype=x.dtype, device=_META, memory_format=_conv_format(x, weight))
+    return torch.empty(shape, dtype=x.dtype, device="meta", memory_format=_conv_format(x, weight))
 
 
 def _conv_plane(

@@ -207,7 +207,6 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> Kind:
 
 
 LIMIT = 50_000
-_META = torch.device("meta")
 
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -377,7 +376,7 @@ def _with_specs(entry: OpRecord, out: Any, counts: tuple[int, ...]) -> OpRecord:
 
 
 def _made(spec: Spec | None) -> torch.Tensor | None:
-    return None if spec is None else torch.empty_strided(spec[0], spec[1], dtype=spec[2], device=_META)
+    return None if spec is None else torch.empty_strided(spec[0], spec[1], dtype=spec[2], device="meta")
 
 
 def _spec(tensor: torch.Tensor | None) -> Spec | None:

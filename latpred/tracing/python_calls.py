@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 import torch
 from torch._library import simple_registry
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from latpred.sandbox.own_thread import usual_call
 from latpred.tracing.meta_module import ASKED, CODES
 from latpred.tracing.op_record import OpRecord, leaves
 
@@ -146,7 +147,12 @@ def _watched(tensor: torch.Tensor) -> StorageWeakRef:
 
 
 def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable[[FrameType, str, Any], None]:
-    """The profiler hook; a closure because it is called thousands of times in a walk."""
+    """The profiler hook; a closure because it is called thousands of times in a walk.
+
+    A module that the forward pass made itself is called as the model's are, without hooks on all modules that look on.
+    """
+    unhooked = usual_call()
+    lent: list[torch.nn.Module] = []
 
     def hook(frame: FrameType, event: str, _: Any) -> None:
         if calls[2]:
@@ -161,6 +167,14 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
             if code is _CALL:
                 calls[0] += 1
                 stack.append(paths.get(id(frame.f_locals["self"]), stack[-1]))
+                if lent:
+                    lent.pop().__dict__.pop("_call_impl", None)
+                return
+            if unhooked is not None and code is _WRAPPER:
+                module = frame.f_locals["self"]
+                if "_call_impl" not in module.__dict__:
+                    module.__dict__["_call_impl"] = MethodType(unhooked, module)  # found, then taken away at once
+                    lent.append(module)
                 return
             caller = frame.f_back
             if id(code) not in _OTHERS and (caller is None or caller.f_code is not _CALL):

@@ -32,7 +32,6 @@ from latpred.zoo import names
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-_META = torch.device("meta")
 UNWATCHED = "nested tensors on CUDA: the kernels are known from torch's source, not from watching them"
 
 
@@ -67,7 +66,7 @@ def padded_inputs(encoder: nn.TransformerEncoder, lengths: Sequence[int], padded
         chosen = torch.tensor([lengths[index % len(lengths)] for index in range(batch)])
         shape = (batch, padded_to, width) if first else (padded_to, batch, width)
         mask = torch.arange(padded_to)[None] >= chosen[:, None]
-        return {"src": torch.empty(shape, device=_META), "src_key_padding_mask": mask}
+        return {"src": torch.empty(shape, device="meta"), "src_key_padding_mask": mask}
 
     return make
 
@@ -191,7 +190,7 @@ class _Cpu(_Kernels):
         return self._selected(padded, mask).view(-1, width)
 
     def _selected(self, padded: Tensor, mask: Tensor) -> Tensor:
-        tokens = torch.empty(sum(self.lengths) * padded.shape[-1], dtype=padded.dtype, device=_META)
+        tokens = torch.empty(sum(self.lengths) * padded.shape[-1], dtype=padded.dtype, device="meta")
         dims = {"rows": tokens.numel(), "cols": 1}
         read = (padded.numel() + mask.numel()) * padded.dtype.itemsize
         return _issue(self.walk, "masked_select", "index.gather", dims, tokens, 0, read)  # type: ignore[no-any-return]
@@ -243,7 +242,7 @@ class _Cuda(_Kernels):
 
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
         sizes.to(torch.int64, copy=True)  # the sizes go to the device
-        tokens = torch.empty(sum(self.lengths), padded.shape[-1], dtype=padded.dtype, device=_META)
+        tokens = torch.empty(sum(self.lengths), padded.shape[-1], dtype=padded.dtype, device="meta")
         return self._converted("_nested_from_padded", tokens, tokens)
 
     def to_padded(self, nested: Tensor, padding: float, output_size: Sequence[int] | None = None) -> Tensor:
@@ -251,7 +250,7 @@ class _Cuda(_Kernels):
         tokens = nested[0]
         self.sizes.to(torch.int64, copy=True)
         longest = max(self.lengths) if output_size is None else output_size[1]
-        out = torch.empty(len(self.lengths), longest, tokens.shape[-1], dtype=tokens.dtype, device=_META)
+        out = torch.empty(len(self.lengths), longest, tokens.shape[-1], dtype=tokens.dtype, device="meta")
         return self._converted("to_padded_tensor", tokens, out)
 
     def _converted(self, name: str, source: Tensor, out: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map
 
 from latpred.sandbox.own_thread import replaced
 
-DEVICE = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
 _PROPERTIES = SimpleNamespace(
     name="NVIDIA H100",
@@ -110,12 +109,12 @@ def _fake(tensor: torch.Tensor, mode: Any) -> Any:
 
     with torch.no_grad():
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return FakeTensor(mode, empty, DEVICE)
+    return FakeTensor(mode, empty, torch.device("cuda", 0))
 
 
 def _move(graph: fx.Graph, node: fx.Node) -> None:
     aten = torch.ops.aten
-    there = {torch.device("cpu"): DEVICE}
+    there = {torch.device("cpu"): torch.device("cuda", 0)}
     node.args = tree_map(lambda value: _elsewhere(value, there), node.args)
     node.kwargs = tree_map(lambda value: _elsewhere(value, there), dict(node.kwargs))
     if node.target is aten.convolution.default and node.args[1].meta["val"].dim() == 3:  # type: ignore[union-attr]
