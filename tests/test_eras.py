@@ -32,7 +32,7 @@ def test_the_bias_of_a_convolution_is_a_kernel_of_its_own() -> None:
 
 def test_filters_that_each_sample_makes_are_no_bias() -> None:
     class Mixed(nn.Module):
-        """A convolution of timm's EfficientNet-CondConv: one group of channels for each sample, with its own filters."""
+        """A convolution of timm's EfficientNet-CondConv: one group of channels a sample, with filters of its own."""
 
         def __init__(self) -> None:
             super().__init__()
