@@ -114,14 +114,14 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
 def test_ctrl_c_while_measuring_gives_what_was_measured(
     form: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visit, visits = whole_models._Bench.visit, iter(range(9))
+    visit, visits = whole_models._Visits._visit, iter(range(9))
 
     def interrupted(bench: Any, cell: Any) -> None:
         if next(visits) == 2:
             raise KeyboardInterrupt
         visit(bench, cell)
 
-    monkeypatch.setattr(whole_models._Bench, "visit", interrupted)
+    monkeypatch.setattr(whole_models._Visits, "_visit", interrupted)
     path = tmp_path / "measured.csv"
     where = ("-o", str(path)) if form == "file" else ("--csv",)
     shown = run("measure", model, "--image", "16", "--batch", "1,2,4", "--device", "cpu", *where)
@@ -147,7 +147,7 @@ def test_measure_gives_a_table_that_a_prediction_compares_with(model: str, tmp_p
     assert report.exit_code == 0
     assert report.stdout.startswith("2 cells of 1 models: median error ")
     document = json.loads(run("compare", guess, truth, "--json").stdout)
-    assert document["schema"] == "latpred.accuracy.comparison/1"
+    assert document["schema"] == "latpred.accuracy/1"
     assert document["overall"]["cells"] == 2
     judged = json.loads(run("evaluate", truth, "--json", "--quiet").stdout)
     assert judged["overall"]["median"] == pytest.approx(document["overall"]["median"])
