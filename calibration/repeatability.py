@@ -73,7 +73,7 @@ def graphs_of(suite: str, target: str) -> list[ModelGraph]:
     found = []
     for workload in suites.get(suite).workloads():
         try:
-            found.append(workload.walk("fp32", EAGER, target))
+            found.append(workload.trace("fp32", EAGER, target))
         except (ImportError, RuntimeError):
             continue
     return found

@@ -162,8 +162,8 @@ class Choice:
                 continue
             predictor = Predictor(self._profile)
             group = list(islice(drawn, CANDIDATES * len(networks.KINDS)))
-            judges = [spec for spec in group if spec.judge]
-            others = [spec for spec in group if not spec.judge]
+            judges = [spec for spec in group if spec.holdout]
+            others = [spec for spec in group if not spec.holdout]
             others.sort(key=lambda spec: _network_sigma(predictor, spec), reverse=True)
             yield from judges
             yield from others[: len(group) // CANDIDATES]

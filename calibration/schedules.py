@@ -183,7 +183,7 @@ def sized_networks(first_seed: int = 0) -> Iterator[NetworkSpec]:
 
 def judging_networks() -> Iterator[NetworkSpec]:
     """Those of the sized networks that no fit sees."""
-    yield from _affordable(spec for spec in map(networks.draw, count()) if spec.judge)
+    yield from _affordable(spec for spec in map(networks.draw, count()) if spec.holdout)
 
 
 def walked(spec: NetworkSpec) -> ModelGraph | None:
@@ -382,7 +382,7 @@ def _effort(spec: NetworkSpec) -> tuple[int, float]:
     """Forward passes and seconds to spend on a network."""
     if spec.tiny:
         return TINY_REPEATS, TINY_S
-    return (JUDGE_REPEATS, JUDGE_S) if spec.judge else (SIZED_REPEATS, SIZED_S)
+    return (JUDGE_REPEATS, JUDGE_S) if spec.holdout else (SIZED_REPEATS, SIZED_S)
 
 
 JUDGES = 24

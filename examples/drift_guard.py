@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def moved(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
     """Parts that a check of these times calls moved."""
-    parts = drift_test.judged([drift_test.observed(profile, visits.at_one_speed(rows)) for rows in rounds])
+    parts = drift_test.drift([drift_test.ratios(profile, visits.at_one_speed(rows)) for rows in rounds])
     return [part for part in parts if part.verdict == MOVED]
 
 

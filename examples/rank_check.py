@@ -105,7 +105,7 @@ def measured(folder: Path, count: int, seed: int, passes: int) -> Recording:
     for name, one in workloads.items():
         say(f"walking {name}")
         for runtime in RUNTIMES:
-            graphs[one.key("fp32", runtime)] = one.walk("fp32", runtime)
+            graphs[one.key("fp32", runtime)] = one.trace("fp32", runtime)
     about = f"{count} random networks of each of {', '.join(SPACES)}, seed {seed}"
     recording = Recording("rank_check", about, pd.concat(parts, ignore_index=True), graphs)
     recording.save(folder)

@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from latpred.calibration.measurement import recorder
+from latpred.calibration.measurement.plans import Plan, Setting
 from latpred.calibration.workloads.base import module_workload
-from latpred.calibration.workloads.paper_models import Plan, Setting, Stage
 from latpred.cli import main
 
 TINY = module_workload("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
-STAGES = tuple(Stage(name, (Setting(TINY, batch, "fp32", "eager"),)) for name, batch in (("core", 1), ("the rest", 4)))
+STAGES = {name: (Setting(TINY, batch, "fp32", "eager"),) for name, batch in (("core", 1), ("the rest", 4))}
 
 
 @pytest.fixture(autouse=True)

@@ -1,20 +1,20 @@
-"""Judges a fitted profile on generated networks that no fit saw: how far off, how surely, and whether to trust it.
+"""Whether a fitted profile may be trusted: its errors on generated networks and ordinary models that no fit saw.
 
-The spread of these errors is what the intervals of predictions rest on.
+The spread of these errors is what the intervals of predictions rest on. The second half says which networks and models
+are timed for it, and when predictions have settled.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
-from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.base import Device
 from latpred.calibration.fitting.dispatch_fit import NetworkRun
@@ -22,8 +22,8 @@ from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.base import Workload
-from latpred.calibration.workloads.gate_models import BATCHES, gate_models
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
@@ -33,7 +33,7 @@ from latpred.profile.document import Acceptance, DeviceProfile
 from latpred.units import MS_PER_S, US_PER_S
 
 LEAST_SPREAD = 0.02
-FEWEST = 5  # judges below which a gate cannot speak
+FEWEST = 5  # networks below which a gate cannot speak
 MEDIAN_GATE, P90_GATE = 0.15, 0.40
 LEAST_STABLE = 0.70
 MOST_DISTURBED = 0.25
@@ -42,7 +42,7 @@ MOST_MISSING = 1 / 3
 
 
 class HoldoutError(NamedTuple):
-    """One judge: its cell, predicted and measured latency, and the spread that the kernels alone give it."""
+    """One network that no fit saw: its cell, its predicted and measured latency, the spread that kernels alone give."""
 
     cell: str
     predicted_us: float
@@ -56,48 +56,38 @@ class HoldoutError(NamedTuple):
 
 
 def holdout_errors(
-    profile: DeviceProfile, judges: Mapping[str, NetworkRun], runtime: str = "eager"
+    profile: DeviceProfile, runs: Mapping[str, NetworkRun], runtime: str = "eager"
 ) -> list[HoldoutError]:
-    """Predict every judge with a profile.
-
-    Parameters
-    ----------
-    profile : DeviceProfile
-        Its dispatch spread is left out of `Verdict.kernel_spread`.
-    judges : mapping of cell keys to NetworkRun
-        Networks that no fit saw, with their latency.
-    runtime : str
-        In which they ran.
-    """
+    """Errors of a profile, whose own spread is left out, on networks that no fit saw; by the keys of their cells."""
     # Not quite zero: then the predictor adds only what a kernel's spread exceeds its family's usual one by.
     bare = {name: msgspec.structs.replace(fit, spread=1e-9) for name, fit in profile.runtimes.items()}
     # What an earlier gate found is no part of it either: it would widen the intervals.
     predictor = Predictor(msgspec.structs.replace(profile, runtimes=bare, acceptance=Acceptance(True, {}, ())))
-    found = []
-    for key, run in judges.items():
+    errors = []
+    for key, run in runs.items():
         prediction = predictor.predict(run.graph, run.batch, runtime=runtime)
         low, high = prediction.interval_ms
         spread = math.log(high / low) / (2 * Z90)
-        found.append(HoldoutError(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))
-    return found
+        errors.append(HoldoutError(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))
+    return errors
 
 
-def median_error(found: Sequence[HoldoutError]) -> float:
-    """Median absolute relative error; not a number without judges."""
-    return float(np.median(np.abs(np.expm1([v.log_error for v in found])))) if found else math.nan
+def median_error(errors: Sequence[HoldoutError]) -> float:
+    """Median absolute relative error; not a number where there are none."""
+    return float(np.median(np.abs(np.expm1([error.log_error for error in errors])))) if errors else math.nan
 
 
-def network_spread(found: Sequence[HoldoutError]) -> float:
+def network_spread(errors: Sequence[HoldoutError]) -> float:
     """Standard deviation of the log error of networks that the kernels' own spread does not explain.
 
-    Chosen so that nine in ten judges lie in their 90 % interval.
+    Chosen so that nine in ten of them lie in their 90 % interval.
     """
-    if not found:
+    if not errors:
         return 2 * LEAST_SPREAD
     low, high = LEAST_SPREAD, 1.0
     for _ in range(40):
         middle = math.sqrt(low * high)
-        inside = np.mean([abs(v.log_error) <= Z90 * math.hypot(v.kernel_spread, middle) for v in found])
+        inside = np.mean([abs(e.log_error) <= Z90 * math.hypot(e.kernel_spread, middle) for e in errors])
         low, high = (low, middle) if inside >= 0.9 else (middle, high)
     return round(high, 4)
 
@@ -117,27 +107,20 @@ class RunQuality(NamedTuple):
 
 def missing(rows: Iterable[Row]) -> list[str]:
     """Kinds of cells, holdout networks by themselves, of which more than `MOST_MISSING` could not be measured."""
-    seen: dict[str, list[bool]] = {}
+    failures: dict[str, list[bool]] = {}
     for row in rows:
         network = row.cell.kind == "network"
-        seen.setdefault(f"{row.cell.kind} {row.cell.name}" if network else row.cell.kind, []).append(bool(row.error))
-        if network and network_spec(row.cell).judge:
-            seen.setdefault("holdout networks", []).append(bool(row.error))
-    return [name for name, failed in seen.items() if np.mean(failed) > MOST_MISSING]
+        kind = f"{row.cell.kind} {row.cell.name}" if network else row.cell.kind
+        failures.setdefault(kind, []).append(bool(row.error))
+        if network and network_spec(row.cell).holdout:
+            failures.setdefault("holdout networks", []).append(bool(row.error))
+    return [kind for kind, failed in failures.items() if np.mean(failed) > MOST_MISSING]
 
 
-def accepted(found: Sequence[HoldoutError], models: Sequence[HoldoutError], run: RunQuality) -> Acceptance:
-    """Whether a profile may be trusted.
-
-    Parameters
-    ----------
-    found, models : sequence of Verdict
-        Holdout networks, and ordinary models, which decide where there are enough of them.
-    run : RunQuality
-        How the calibration went.
-    """
+def accepted(networks: Sequence[HoldoutError], models: Sequence[HoldoutError], run: RunQuality) -> Acceptance:
+    """Whether a profile may be trusted; ordinary models decide where there are enough of them, else networks."""
     enough_models = len(models) >= FEWEST
-    gates = _error_gates(*(("ordinary models", models) if enough_models else ("holdout networks", found)))
+    gates = _error_gates(*(("ordinary models", models) if enough_models else ("holdout networks", networks)))
     gates["timings that were stable at least 70%"] = (run.stable, run.stable >= LEAST_STABLE)
     calm = run.disturbed <= MOST_DISTURBED
     gates[f"cells that other work disturbed at most {MOST_DISTURBED:.0%}"] = (run.disturbed, calm)
@@ -145,10 +128,10 @@ def accepted(found: Sequence[HoldoutError], models: Sequence[HoldoutError], run:
         moved = float(np.median(np.abs(np.log(run.shifts))))
         gates[f"median shift between two timings at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
     checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
-    if enough_models and found:
-        checks["median error of holdout networks"] = f"{median_error(found):.1%}"
-    enough = len(found) >= FEWEST
-    checks[f"networks to judge by at least {FEWEST}"] = f"{len(found)}: {'passed' if enough else 'failed'}"
+    if enough_models and networks:
+        checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
+    enough = len(networks) >= FEWEST
+    checks[f"networks to judge by at least {FEWEST}"] = f"{len(networks)}: {'passed' if enough else 'failed'}"
     if run.missing:
         checks["kinds of cells that could not be measured"] = f"{', '.join(run.missing)}: failed"
     failed = [name for name, (_, passed) in gates.items() if not passed]
@@ -160,47 +143,38 @@ def _share(value: float) -> str:
     return f"{value:.1%}" if math.isfinite(value) else "nothing to judge by"
 
 
-def _error_gates(who: str, found: Sequence[HoldoutError]) -> dict[str, tuple[float, bool]]:
+def _error_gates(who: str, errors: Sequence[HoldoutError]) -> dict[str, tuple[float, bool]]:
     """Median and p90 error, and whether each is small enough."""
-    errors = np.abs(np.expm1([v.log_error for v in found])) if found else np.array([math.inf])
-    median, p90 = float(np.median(errors)), float(np.quantile(errors, 0.9)) if found else math.inf
+    relative = np.abs(np.expm1([error.log_error for error in errors])) if errors else np.array([math.inf])
+    median, p90 = float(np.median(relative)), float(np.quantile(relative, 0.9)) if errors else math.inf
     return {
         f"median error of {who} that no fit saw at most {MEDIAN_GATE:.0%}": (median, median <= MEDIAN_GATE),
         f"p90 error of {who} that no fit saw at most {P90_GATE:.0%}": (p90, p90 <= P90_GATE),
     }
 
 
-def with_runtime(known: Acceptance, runtime: str, found: Sequence[HoldoutError]) -> Acceptance:
-    """A verdict with what another runtime's networks add to it.
-
-    Parameters
-    ----------
-    known : Acceptance
-        Of eager, and of what was added before.
-    runtime : str
-        Whose networks they are.
-    found : sequence of Verdict
-        Networks that its fit did not see; none where it has none to be judged by.
-    """
-    own = accepted(found, (), RunQuality(1.0))
-    checks = {
-        f"{runtime}: {name}": said for name, said in own.checks.items() if not name.startswith(("timings", "cells"))
-    }
-    return _joined(known, runtime, checks, own.passed)
+def with_runtime(others: Acceptance, runtime: str, errors: Sequence[HoldoutError]) -> Acceptance:
+    """A verdict with what another runtime's networks add to it, those that its fit did not see."""
+    mine = accepted(errors, (), RunQuality(1.0))
+    checks = {name: said for name, said in mine.checks.items() if not name.startswith(("timings", "cells"))}
+    return _joined(others, runtime, checks, mine.passed)
 
 
-def without(known: Acceptance, runtime: str, reason: str) -> Acceptance:
+def without(others: Acceptance, runtime: str, reason: str) -> Acceptance:
     """A verdict that says why a runtime is not in the profile."""
-    return _joined(known, runtime, {f"{runtime}: costs": f"{reason}: failed"}, False)
+    return _joined(others, runtime, {"costs": f"{reason}: failed"}, False)
 
 
-def _joined(known: Acceptance, runtime: str, checks: dict[str, str], passed: bool) -> Acceptance:
-    others = {name: said for name, said in known.checks.items() if not name.startswith(f"{runtime}: ")}
-    advice = [*known.advice]
+def _joined(others: Acceptance, runtime: str, checks: dict[str, str], passed: bool) -> Acceptance:
+    prefix = f"{runtime}: "
+    kept = {name: said for name, said in others.checks.items() if not name.startswith(prefix)}
     again = f"Calibrate {runtime} anew when nothing else runs: latpred calibrate --runtimes {runtime}"
-    advice = [line for line in advice if line != again] + ([] if passed else [again])
+    advice = [line for line in others.advice if line != again] + ([] if passed else [again])
     return msgspec.structs.replace(
-        known, checks=others | checks, advice=tuple(advice), runtimes={**known.runtimes, runtime: passed}
+        others,
+        checks=kept | {f"{prefix}{name}": said for name, said in checks.items()},
+        advice=tuple(advice),
+        runtimes={**others.runtimes, runtime: passed},
     )
 
 
@@ -228,7 +202,8 @@ VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.
 
 def cells(rows: Sequence[Row], runtime: str = "eager") -> Iterator[Cell]:
     """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
-    models = [_model_cell(workload, batch) for batch in BATCHES for workload in gate_models()]
+    suite = suites.get(suites.GATE)
+    models = [Cell(MODEL, workload.name, {"batch": batch}) for batch in suite.batches for workload in suite.ready]
     yield from models
     yield from _holdouts_again(rows, runtime)
     yield from (again(cell) for cell in models)
@@ -245,53 +220,52 @@ def _holdouts_again(rows: Sequence[Row], runtime: str) -> Iterator[Cell]:
     for row in rows:
         cell = row.cell
         mine = cell.kind == "network" and (cell.runtime, cell.precision) == (runtime, "fp32") and AGAIN not in cell.dims
-        if mine and not row.error and schedules.network_spec(cell).judge:
+        if mine and not row.error and network_spec(cell).holdout:
             by_kind.setdefault(cell.name, []).append(cell)
     each = -(-HOLDOUTS_AGAIN // max(len(by_kind), 1))
     for number in range(each):
-        yield from (again(found[number]) for found in by_kind.values() if number < len(found))
+        yield from (again(kind[number]) for kind in by_kind.values() if number < len(kind))
 
 
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
-    workload, batch = _workload(cell.name), cell.dims["batch"]
     graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
-    model, inputs = workload.make(device.name, cell.precision)
-    call = device.prepare_model(model, inputs(batch, device.name), cell.runtime)
+    model, inputs = _workload(cell.name).make(device.name, cell.precision)
+    call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
     gauge = None if device.asynchronous else gauge_of(torch.get_num_threads())
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 
 
 def model_runs(rows: Iterable[Row]) -> dict[str, NetworkRun]:
     """The ordinary models among a journal's rows, by the keys of their cells."""
-    found = {}
+    runs = {}
     for row in rows:
         if row.cell.kind == MODEL and not row.error:
             graph = graph_of_model(row.cell.name, row.cell.precision)
             latency_us = row.timings["single"].median_s * US_PER_S
-            found[row.cell.key] = NetworkRun(graph, row.cell.dims["batch"], latency_us)
-    return found
+            runs[row.cell.key] = NetworkRun(graph, row.cell.dims["batch"], latency_us)
+    return runs
 
 
 def shift(rows: Iterable[Row]) -> list[float]:
     """Ratio of the second to the first timing of each cell that was timed twice."""
-    latency: Mapping[str, float] = {
-        row.cell.key: row.timings["single"].median_s for row in rows if "single" in row.timings and not row.error
-    }
-    firsts = {again(row.cell).key: row.cell.key for row in rows if AGAIN not in row.cell.dims}
-    return [latency[key] / latency[firsts[key]] for key in latency if key in firsts and firsts[key] in latency]
+    timed = [row for row in rows if "single" in row.timings and not row.error]
+    latency_s = {row.cell.key: row.timings["single"].median_s for row in timed}
+    firsts = {again(row.cell).key: row.cell.key for row in timed if AGAIN not in row.cell.dims}
+    return [latency_s[key] / latency_s[firsts[key]] for key in latency_s if key in firsts]
 
 
 def predictions(profile: DeviceProfile) -> Floats:
     """Latencies of the ordinary models, in milliseconds; no number where the profile knows too little."""
-    predictor, found = Predictor(profile), []
-    for workload in gate_models():
+    predictor, suite = Predictor(profile), suites.get(suites.GATE)
+    latencies: list[float] = []
+    for workload in suite.ready:
         try:
-            points = predictor.curve(graph_of_model(workload.name, "fp32"), BATCHES).points
-            found += [point.latency_ms for point in points]
+            points = predictor.curve(graph_of_model(workload.name, "fp32"), suite.batches).points
+            latencies += [point.latency_ms for point in points]
         except LatpredError:
-            found += [math.nan] * len(BATCHES)
-    return np.array(found)
+            latencies += [math.nan] * len(suite.batches)
+    return np.array(latencies)
 
 
 def settled(before: Floats, now: Floats) -> bool:
@@ -307,17 +281,8 @@ def settled(before: Floats, now: Floats) -> bool:
 @lru_cache(maxsize=64)
 def graph_of_model(name: str, precision: str) -> ModelGraph:
     """What an ordinary model does."""
-    return _workload(name).walk(precision)
-
-
-@cache
-def _workloads() -> dict[str, Workload]:
-    return {workload.name: workload for workload in gate_models()}
+    return _workload(name).trace(precision)
 
 
 def _workload(name: str) -> Workload:
-    return _workloads()[name]
-
-
-def _model_cell(workload: Workload, batch: int) -> Cell:
-    return Cell(MODEL, workload.name, {"batch": batch})
+    return next(workload for workload in suites.get(suites.GATE).ready if workload.name == name)

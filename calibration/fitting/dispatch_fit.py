@@ -90,19 +90,14 @@ def _corrected(name: str, cost: float, per_call: float) -> float:
 
 def fit_issued(costs: Mapping[str, float], runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:
     """Costs of classes and calls timed in loops of their own, brought to what whole networks take to issue."""
-    known = DispatchFit(with_parents(dict(costs)), called.module_us, called.python_us, called.fixed_us)
-    alone = np.array([_loop_us(known, run) for run in runs])
+    loops = DispatchFit(with_parents(dict(costs)), called.module_us, called.python_us, called.fixed_us)
+    alone = np.array([_loop_us(loops, run) for run in runs])
     totals = np.array([run.total_us for run in runs])
-    return msgspec.structs.replace(known, scale=float(np.median((totals - known.fixed_us) / alone)))
+    return msgspec.structs.replace(loops, scale=float(np.median((totals - loops.fixed_us) / alone)))
 
 
 def loop_costs(cells: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
-    """Cost of each class from ops in loops of their own.
-
-    Parameters
-    ----------
-    cells : sequence of (classes, us)
-        What one call of each cell dispatches, and its host microseconds.
+    """Cost of each class from ops in loops of their own: what one call of each dispatches, and its host microseconds.
 
     A cell prices the one class that no other has for itself. Those that only ever come together, issued from C++ by
     the same composite ops, are told apart by their general classes ("view.nested") as far as they come in different
@@ -120,20 +115,20 @@ def loop_costs(cells: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]
     return costs | _told_apart(shared, DispatchFit(with_parents(costs), 0.0, 0.0, 0.0))
 
 
-def _told_apart(shared: Sequence[tuple[Counter[str], float]], known: DispatchFit) -> dict[str, float]:
+def _told_apart(shared: Sequence[tuple[Counter[str], float]], told: DispatchFit) -> dict[str, float]:
     """Costs of general classes that explain what cells leave for them, drawn weakly to what their like costs."""
     classes = list(dict.fromkeys(name for counts, _ in shared for name in counts))
     if not classes:
         return {}
-    usual = np.array([host_cost(known, name) for name in classes])
+    usual = np.array([host_cost(told, name) for name in classes])
     numbers = np.array([[counts[name] for name in classes] for counts, _ in shared], dtype=float)
     rests = np.array([rest for _, rest in shared])
     certain = 1.0 / np.maximum(numbers @ usual, LEAST_US)
     # Pulled so, classes that nothing tells apart are all as much cheaper or dearer than their like.
     pull = ALIKE * np.sqrt(numbers.sum(axis=0) / np.maximum(usual, LEAST_US) / usual.mean())
     terms = np.concatenate((numbers * certain[:, None], np.diag(pull)))
-    found = nnls(terms, np.concatenate((rests * certain, pull * usual)))[0]
-    return dict(zip(classes, found.tolist(), strict=True))
+    costs_us = nnls(terms, np.concatenate((rests * certain, pull * usual)))[0]
+    return dict(zip(classes, costs_us.tolist(), strict=True))
 
 
 def _loop_us(fit: DispatchFit, run: NetworkRun) -> float:

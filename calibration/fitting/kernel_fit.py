@@ -57,16 +57,10 @@ def row_of(op: Op, batch: int, *, resident: float = 0.0) -> tuple[float, ...]:
 def fit_kernels(
     samples: Iterable[KernelSample], multiprocessors: int = 0, *, native_threads: int = 0
 ) -> dict[str, KernelFit]:
-    """A fit for every family that has samples.
+    """A fit for every family that has samples of one device and precision; repeated rows are averaged.
 
-    Parameters
-    ----------
-    samples : iterable of KernelSample
-        Of one device and precision; repeated rows are averaged.
-    multiprocessors : int
-        Of a GPU; 0 for a CPU.
-    native_threads : int
-        Threads of a CPU on which PyTorch computes some convolutions of this precision itself; 0 where it does not.
+    A CPU has no multiprocessors; `native_threads` are those on which PyTorch computes some convolutions of this
+    precision itself, 0 where it does not.
     """
     by_family: dict[str, dict[str, list[KernelSample]]] = {}
     for sample in samples:
@@ -170,24 +164,18 @@ class Kernel(NamedTuple):
 def placed_samples(
     runs: Sequence[NetworkRun], dispatch: DispatchFit, watched: DispatchFit | None = None
 ) -> list[KernelSample]:
-    """Samples of every kernel that had a call of its own.
+    """Samples of every kernel that had a call of its own, from runs of one precision with the times of their calls.
 
-    Parameters
-    ----------
-    runs : sequence of NetworkRun
-        Of one precision, with the times of their calls.
-    dispatch : DispatchFit
-        Costs in tiny networks, and how much longer dispatch takes from cold caches.
-    watched : DispatchFit, optional
-        The same as the clock around each call has it, which is a little longer; default: `dispatch`.
+    `dispatch` are the costs in tiny networks, with how much longer dispatch takes from cold caches; `watched` the same
+    as the clock around each call has it, which is a little longer.
     """
     kernels = [_kernels(run, watched or dispatch, _cold_us(run, dispatch)) for run in runs]
-    afterwork = _afterwork(runs, kernels, dispatch)
+    refill = _cache_refill(runs, kernels, dispatch)
     samples = []
-    for run, found in zip(runs, kernels, strict=True):
-        for op, us, dispatch_us in found:
+    for run, launched in zip(runs, kernels, strict=True):
+        for op, us, dispatch_us in launched:
             if op is not None:
-                after_us = float(_terms(np.array([us]))[0] @ afterwork)
+                after_us = float(_terms(np.array([us]))[0] @ refill)
                 beside_us = dispatch_us + PASS_SHARE * run.total_us
                 row = row_of(op, run.batch, resident=run.resident)
                 each = 1.0 / op.launches
@@ -256,7 +244,7 @@ def _cold_us(run: NetworkRun, dispatch: DispatchFit) -> list[float]:
     return longer
 
 
-def _afterwork(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
+def _cache_refill(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
     """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
     totals = np.array([run.total_us for run in runs])
     explained = [host_us(run, dispatch) + sum(k.us for k in found) for run, found in zip(runs, kernels, strict=True)]

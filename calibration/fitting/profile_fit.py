@@ -13,9 +13,8 @@ import msgspec
 
 from latpred.calibration.devices import constants
 from latpred.calibration.devices.constants import Clocks
-from latpred.calibration.fitting import acceptance as gate
-from latpred.calibration.fitting import acceptance as judging
-from latpred.calibration.fitting.acceptance import HoldoutError
+from latpred.calibration.fitting import acceptance
+from latpred.calibration.fitting.acceptance import FEWEST, HoldoutError, RunQuality, holdout_errors
 from latpred.calibration.fitting.dispatch_fit import (
     NetworkRun,
     call_costs,
@@ -34,11 +33,25 @@ from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError
 from latpred.graph.features import layout
 from latpred.prediction.kernel_times import resident_share
-from latpred.profile.document import SCHEMA_VERSION, Acceptance, DeviceInfo, DeviceProfile, DispatchFit, Machine, Sample
+from latpred.profile.document import (
+    SCHEMA_VERSION,
+    Acceptance,
+    DeviceInfo,
+    DeviceProfile,
+    DispatchFit,
+    KernelFit,
+    Machine,
+    Sample,
+)
 from latpred.units import US_PER_S
 
 EAGER = "eager"
 FEWEST_NETWORKS = 4
+_PROTOCOL = {
+    "latency": "single: synchronised after each forward pass",
+    "mode": "torch.inference_mode, evaluation mode, inputs on the device, caches warm",
+    "statistic": "median, with half the interquartile range as spread",
+}
 
 
 def fit_profile(
@@ -46,16 +59,7 @@ def fit_profile(
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile that a journal's rows amount to, and how it did on the networks that were kept out of its fits.
 
-    Parameters
-    ----------
-    rows : sequence of Row
-        Of one device; rows with errors, and those of other runtimes than eager, are left out.
-    machine : Machine
-        Where they were measured.
-    info : DeviceInfo
-        The device; its clock constants are filled in from the rows.
-    name : str
-        Name of the profile.
+    Rows with errors, and those of other runtimes than eager, are left out; the device's clock constants are filled in.
 
     Raises
     ------
@@ -65,20 +69,7 @@ def fit_profile(
     eager = [row for row in rows if row.cell.runtime == EAGER]
     good = visits.at_one_speed(row for row in eager if not row.error)
     info = constants.described(clocks_of(good).into(info) if info.asynchronous else info, good)
-    tiny = [run_of(row, info) for row in _networks(good) if network_spec(row.cell).tiny]
-    chains = [run_of(row, info) for row in good if row.cell.kind == "network" and network_spec(row.cell).chain]
-    if len(tiny) < FEWEST_NETWORKS or not chains:
-        raise CalibrationError(
-            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
-            "Give the calibration more time: latpred calibrate --budget 5m"
-        )
-    called = call_costs(chains)
-    if info.asynchronous:
-        dispatch = watched = fit_issued(_issue_costs(good, info.sync_us), tiny, called)
-    else:
-        watched = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
-        networks = [run for runs in _placed(good, info).values() for run in runs]
-        dispatch = with_cold(fit_in_place(tiny, called), watched, networks, float(info.resident_bytes))
+    dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
         name=name,
         schema=SCHEMA_VERSION,
@@ -88,84 +79,34 @@ def fit_profile(
         device=info,
         protocol=dict(_PROTOCOL),
         runtimes={EAGER: dispatch},
-        kernels={
-            precision: fits
-            for precision, samples in _samples(good, dispatch, watched, info).items()
-            if (fits := fit_kernels(samples, info.multiprocessors, native_threads=_native(machine, info, precision)))
-        },
+        kernels=_kernels(good, dispatch, in_place, info, machine),
         samples=tuple(sample_of(row) for row in good),
         acceptance=Acceptance(False, {}, ()),
-        seconds=round(sum(row.seconds for row in rows if row.cell.runtime == EAGER), 3),
+        seconds=round(sum(row.seconds for row in eager), 3),
         speed=full_speed(row.speed for row in eager if row.speed),
         disturbed=round(sum(map(visits.is_disturbed, eager)) / len(eager), 4),
         slowed=round(sum(map(visits.is_slowed, eager)) / len(eager), 4),
         failures=visits.failures(eager),
     )
-    return _judged(profile, good, eager)
+    return _checked(profile, good, eager)
 
 
-def _judged(
-    profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]
-) -> tuple[DeviceProfile, list[HoldoutError]]:
-    """The profile with the spread and the verdict of the networks that were kept out of its fits."""
-    holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).judge])
-    found = judging.holdout_errors(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})
-    models = judging.holdout_errors(
-        profile, gate.model_runs(_at_full_speed([r for r in rows if r.cell.kind == gate.MODEL]))
-    )
-    spread = judging.network_spread(models if len(models) >= judging.FEWEST else found)
-    runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
-    timings = [timing for row in rows for timing in row.timings.values()]
-    stable = sum(timing.stable for timing in timings) / len(timings)
-    run = judging.RunQuality(stable, profile.disturbed, gate.shift(_at_full_speed(rows)), judging.missing(every))
-    acceptance = judging.accepted(found, models, run)
-    return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=acceptance), found
-
-
-def _at_full_speed(rows: Sequence[Row]) -> Sequence[Row]:
-    """Rows that were timed at full speed, which alone say how exact a profile is; all where those are too few."""
-    fast = [row for row in rows if not visits.is_slowed(row)]
-    return fast if len(fast) >= judging.FEWEST else rows
-
-
-_PROTOCOL = {
-    "latency": "single: synchronised after each forward pass",
-    "mode": "torch.inference_mode, evaluation mode, inputs on the device, caches warm",
-    "statistic": "median, with half the interquartile range as spread",
-}
-
-
-def run_of(row: Row, info: DeviceInfo) -> NetworkRun:
-    """A network row as a run: its latency where the device is synchronous, else the time to issue it."""
-    spec = network_spec(row.cell)
-    timing = row.timings.get("issue") or row.timings["single"]
-    graph = networks.graph(spec, row.cell.precision)
-    resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info)
-    return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us, resident)
-
-
-def _latency(row: Row, info: DeviceInfo) -> NetworkRun:
-    return run_of(row, info)._replace(total_us=row.timings["single"].median_s * US_PER_S)
-
-
-def clocks_of(rows: Iterable[Row]) -> Clocks:
-    """The clock constants that a journal holds.
-
-    Raises
-    ------
-    CalibrationError
-        When it holds none.
-    """
-    for row in rows:
-        if row.cell == CLOCK:
-            values = {name: timing.median_s * US_PER_S for name, timing in row.timings.items() if name != "queue"}
-            return msgspec.convert({**values, "queue": round(row.timings["queue"].median_s)}, Clocks)
-    raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
-
-
-def _networks(rows: Iterable[Row]) -> list[Row]:
-    """Rows of networks that issue ops."""
-    return [row for row in rows if row.cell.kind == "network" and not network_spec(row.cell).chain]
+def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, DispatchFit]:
+    """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer."""
+    tiny = [run_of(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
+    chains = [run_of(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
+    if len(tiny) < FEWEST_NETWORKS or not chains:
+        raise CalibrationError(
+            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
+            "Give the calibration more time: latpred calibrate --budget 5m"
+        )
+    called = call_costs(chains)
+    if info.asynchronous:
+        issued = fit_issued(_issue_costs(rows, info.sync_us), tiny, called)
+        return issued, issued
+    in_place = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
+    sized = [run for runs in _timed_in_place(rows, info).values() for run in runs]
+    return with_cold(fit_in_place(tiny, called), in_place, sized, float(info.resident_bytes)), in_place
 
 
 def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
@@ -183,43 +124,94 @@ def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
     return loop_costs(issued)
 
 
-def _samples(
-    rows: Sequence[Row], dispatch: DispatchFit, watched: DispatchFit, info: DeviceInfo
-) -> dict[str, list[KernelSample]]:
-    """Kernel samples by precision."""
-    found: dict[str, list[KernelSample]] = {}
+def _kernels(
+    rows: Sequence[Row], dispatch: DispatchFit, in_place: DispatchFit, info: DeviceInfo, machine: Machine
+) -> dict[str, dict[str, KernelFit]]:
+    """Kernel fits by precision, from kernels timed in queues and from those timed in their networks."""
+    samples: dict[str, list[KernelSample]] = {}
     for row in rows:
         if row.cell.kind == "kernel":
-            found.setdefault(row.cell.precision, []).extend(_queued_sample(row, info.gap_us))
-    for precision, runs in _placed(rows, info).items():
-        found.setdefault(precision, []).extend(placed_samples(runs, dispatch, watched))
-    if "tf32" in found:
+            samples.setdefault(row.cell.precision, []).extend(queued_sample(row, info.gap_us))
+    for precision, runs in _timed_in_place(rows, info).items():
+        samples.setdefault(precision, []).extend(placed_samples(runs, dispatch, in_place))
+    if "tf32" in samples:
         # TF32 is a way to multiply: all else is what it is in fp32.
-        found["tf32"] += [sample for sample in found.get("fp32", ()) if layout(sample.family).product is None]
-    return found
+        samples["tf32"] += [sample for sample in samples.get("fp32", ()) if layout(sample.family).product is None]
+    fits = {}
+    for precision, timed in samples.items():
+        # A CPU computes some convolutions without a library, which it does in float32 only.
+        native_threads = machine.threads if info.kind == "cpu" and precision == "fp32" else 0
+        fits[precision] = fit_kernels(timed, info.multiprocessors, native_threads=native_threads)
+    return {precision: families for precision, families in fits.items() if families}
 
 
-def _placed(rows: Iterable[Row], info: DeviceInfo) -> dict[str, list[NetworkRun]]:
-    """Networks with the times of their calls, without those that judge, by precision."""
-    found: dict[str, list[NetworkRun]] = {}
-    for row in rows:
-        if row.calls_us and not network_spec(row.cell).judge:
-            found.setdefault(row.cell.precision, []).append(run_of(row, info))
-    return found
-
-
-def _native(machine: Machine, info: DeviceInfo, precision: str) -> int:
-    """Threads of a CPU that computes some convolutions without a library, which it does in float32 only."""
-    return machine.threads if info.kind == "cpu" and precision == "fp32" else 0
-
-
-def _queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
+def queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
     """A kernel timed in a queue: its period less the gap to its predecessor."""
     graph, batch = single_ops.graph(row.cell)
     launching = [op for op in graph.at(batch) if op.launches]
     us = row.timings["queued"].median_s * US_PER_S - gap_us
     if len(launching) == 1 and launching[0].launches == 1 and us > 0:
         yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
+
+
+def _timed_in_place(rows: Iterable[Row], info: DeviceInfo) -> dict[str, list[NetworkRun]]:
+    """Networks with the times of their calls, without the holdout ones, by precision."""
+    runs: dict[str, list[NetworkRun]] = {}
+    for row in rows:
+        if row.calls_us and not network_spec(row.cell).holdout:
+            runs.setdefault(row.cell.precision, []).append(run_of(row, info))
+    return runs
+
+
+def _checked(
+    profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]
+) -> tuple[DeviceProfile, list[HoldoutError]]:
+    """The profile with the spread and the verdict of the networks that were kept out of its fits."""
+    holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).holdout])
+    errors = holdout_errors(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})
+    models = _at_full_speed([row for row in rows if row.cell.kind == acceptance.MODEL])
+    of_models = holdout_errors(profile, acceptance.model_runs(models))
+    spread = acceptance.network_spread(of_models if len(of_models) >= FEWEST else errors)
+    runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
+    timings = [timing for row in rows for timing in row.timings.values()]
+    stable = sum(timing.stable for timing in timings) / len(timings)
+    shifts = acceptance.shift(_at_full_speed(rows))
+    quality = RunQuality(stable, profile.disturbed, shifts, acceptance.missing(every))
+    verdict = acceptance.accepted(errors, of_models, quality)
+    return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
+
+
+def _at_full_speed(rows: Sequence[Row]) -> Sequence[Row]:
+    """Rows that were timed at full speed, which alone say how exact a profile is; all where those are too few."""
+    fast = [row for row in rows if not visits.is_slowed(row)]
+    return fast if len(fast) >= FEWEST else rows
+
+
+def _networks(rows: Iterable[Row]) -> list[Row]:
+    """Rows of networks that issue ops."""
+    return [row for row in rows if row.cell.kind == "network" and not network_spec(row.cell).chain]
+
+
+def run_of(row: Row, info: DeviceInfo) -> NetworkRun:
+    """A network row as a run: its latency where the device is synchronous, else the time to issue it."""
+    spec = network_spec(row.cell)
+    timing = row.timings.get("issue") or row.timings["single"]
+    graph = networks.graph(spec, row.cell.precision)
+    resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info)
+    return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us, resident)
+
+
+def _latency(row: Row, info: DeviceInfo) -> NetworkRun:
+    return run_of(row, info)._replace(total_us=row.timings["single"].median_s * US_PER_S)
+
+
+def clocks_of(rows: Iterable[Row]) -> Clocks:
+    """The clock constants that a journal holds."""
+    for row in rows:
+        if row.cell == CLOCK:
+            values = {name: timing.median_s * US_PER_S for name, timing in row.timings.items() if name != "queue"}
+            return msgspec.convert({**values, "queue": round(row.timings["queue"].median_s)}, Clocks)
+    raise CalibrationError("the journal has no clock constants. Calibrate again: latpred calibrate --fresh")
 
 
 def sample_of(row: Row) -> Sample:

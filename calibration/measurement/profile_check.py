@@ -1,6 +1,6 @@
 """`check`: times a few cells of a profile again, in at most half a minute, and says whether the profile still holds.
 
-Which cells is `anchors`' business, what their times are held against `observing`'s, what counts as moved `moves`'.
+Which cells, and what their times say, is `drift_test`'s business.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 
 from latpred.accuracy.drift import Check
 from latpred.calibration.calibrator import Campaign
-from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.base import Device, open_device
 from latpred.calibration.measurement import drift_test
-from latpred.calibration.measurement.whole_models import Step
+from latpred.calibration.measurement.bench import Pace, Step
 from latpred.calibration.schedules import Asynchronous, Synchronous
 from latpred.calibration.session import Row, measured
 from latpred.calibration.timing import disturbance, visits
@@ -75,22 +74,22 @@ def check(
     """
     if budget_s < LEAST_S:
         raise UsageError(f"a budget of {budget_s:g} s measures nothing. Give at least {LEAST_S:g} s, better 25.")
-    known = _profile(profile, device)
-    _demand_own(known)
-    live = device if device is not None and not isinstance(device, str) else open_device(device or known.device.kind)
+    checked = _profile(profile, device)
+    _demand_own(checked)
+    live = device if device is not None and not isinstance(device, str) else open_device(device or checked.device.kind)
     start = time.monotonic()
     watch = disturbance.Watch()
-    rounds = timed_again(known, live, budget_s, progress)
-    parts = drift_test.judged([drift_test.observed(known, visits.at_one_speed(rows)) for rows in rounds])
+    rounds = timed_again(checked, live, budget_s, progress)
+    parts = drift_test.drift([drift_test.ratios(checked, visits.at_one_speed(rows)) for rows in rounds])
     if not parts:
-        raise CalibrationError(f"nothing of profile {known.name!r} could be timed again: {_reason(rounds)}.")
-    seen = watch.lap()
+        raise CalibrationError(f"nothing of profile {checked.name!r} could be timed again: {_reason(rounds)}.")
+    activity = watch.lap()
     return Check(
-        profile=known.name,
-        created=known.created,
+        profile=checked.name,
+        created=checked.created,
         parts=tuple(parts),
-        changes=tuple(store.mismatch(known, live.machine())),
-        busy=round((seen.others or 0.0) + (seen.stolen or 0.0), 2),
+        changes=tuple(store.mismatch(checked, live.machine())),
+        busy=round((activity.others or 0.0) + (activity.stolen or 0.0), 2),
         seconds=round(time.monotonic() - start, 1),
     )
 
@@ -98,33 +97,21 @@ def check(
 def timed_again(
     profile: DeviceProfile, live: Device, budget_s: float, progress: Callable[[Step], None] | None = None
 ) -> list[list[Row]]:
-    """The profile's anchors, timed in rounds under the conditions of its calibration."""
-    start = time.monotonic()
-    cells = drift_test.chosen(profile)
+    """The profile's probe cells, timed in rounds under the conditions of its calibration."""
+    cells = drift_test.probe_cells(profile)
     threads = profile.machine.threads if profile.device.kind == "cpu" else None
     options = conditions.Options(threads, profile.protocol.get(CUDNN) == BENCHMARK)
     rounds: list[list[Row]] = []
+    pace = Pace(ROUNDS * len(cells), budget_s, progress)
     with conditions.stated(options.checked(live.info().kind)):
         campaign: Campaign = (Asynchronous if live.asynchronous else Synchronous)(live, tuple(profile.kernels))
         for number in range(ROUNDS):
             rounds.append([])
-            for cell in _order(cells, number):
-                spent = time.monotonic() - start
-                if spent > budget_s:
+            for cell in random.Random(number).sample(cells, len(cells)):
+                if not pace.next(cell.key):
                     return rounds
-                if progress is not None:
-                    done = number * len(cells) + len(rounds[-1])
-                    progress(_step(done, ROUNDS * len(cells), cell, spent))
                 rounds[-1].append(measured(cell, campaign.measure))
     return rounds
-
-
-def _order(cells: Sequence[Cell], number: int) -> list[Cell]:
-    return random.Random(number).sample(cells, len(cells))
-
-
-def _step(done: int, total: int, cell: Cell, spent: float) -> Step:
-    return Step(done, total, cell.key, spent / done * (total - done) if done else float("nan"))
 
 
 def _profile(profile: DeviceProfile | str | None, device: str | Device | None) -> DeviceProfile:

@@ -1,45 +1,32 @@
 """Measure a plan into a folder, setting by setting in the order of their worth, until it is done or the time is spent.
 
 Every setting is timed in both protocols; on an asynchronous device its host's and its device's side are timed alone as
-well, which tells its regime. What was measured is on the disk before the next setting starts, and the model is walked
+well, which tells its regime. What was measured is on the disk before the next setting starts, and the model is traced
 where it is measured, so that the recording can be replayed anywhere. A run that ended in any way goes on where it was.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from latpred import runtimes, tables
-from latpred.accuracy.predicted import GraphKey
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.base import Call, Device, open_device
 from latpred.calibration.journal import Journal, JournalEntry
-from latpred.calibration.measurement.whole_models import (
-    OUT_OF_MEMORY,
-    REFUSED,
-    VISIT,
-    Pace,
-    Step,
-    demand_runtime,
-    failure_of,
-)
+from latpred.calibration.measurement.bench import OUT_OF_MEMORY, REFUSED, Bench, Pace, Step, demand_runtime
+from latpred.calibration.measurement.plans import Plan, Setting, plan
+from latpred.calibration.measurement.whole_models import VISIT
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.base import Inputs, Workload
-from latpred.calibration.workloads.paper_models import Plan, Setting, plan
-from latpred.errors import DeviceError, LatpredError, MissingPackageError, UsageError
+from latpred.errors import LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.lowering import target_of, unsuited
 
 ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
 """Effort of timing one side alone; few calls in a row, so that they fit the device's launch queue."""
 
-NOT_WALKED = "not walked: "
+NOT_TRACED = "not walked: "
 MOST_ENDS = 3  # runs that may end in one and the same setting before it is passed over
 
 
@@ -73,24 +60,10 @@ def record(
     effort: timer.Plan = VISIT,
     progress: Callable[[Step], None] | None = None,
 ) -> Done:
-    """Measure a plan into a folder and save it as a recording.
+    """Measure a plan ("paper", "heldout" or "check") into a folder and save it as a recording.
 
-    Parameters
-    ----------
-    name : str
-        Name of a plan: "paper", "heldout" or "check".
-    folder : Path
-        Where the recording goes, and the notebook from which a later run goes on.
-    device : str or Device
-        What to measure on.
-    stages, runtimes : sequence of str
-        Only these; default: all.
-    budget_s : float, optional
-        No setting starts later than this.
-    effort : timing.Plan
-        Of one timing.
-    progress : callable, optional
-        Told before each setting.
+    Only some `stages` or `runtimes` are measured where they are named; `effort` is that of one timing. The folder keeps
+    the journal from which a later run goes on.
 
     Raises
     ------
@@ -103,40 +76,32 @@ def record(
     _check_stages(wanted, stages)
     live = open_device(device) if isinstance(device, str) else device
     left_out, notes = _unavailable(live, wanted, runtimes)
-    planned = {stage.name: [one for one in stage.settings if one.runtime not in left_out] for stage in wanted.stages}
+    planned = {
+        stage: [one for one in settings if one.runtime not in left_out] for stage, settings in wanted.stages.items()
+    }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with Journal(folder, name, live.machine()) as notebook, conditions.stated():
-        todo = [setting for setting in chosen if setting.key not in notebook.entries]
-        todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
-        bench = _Bench(live, notebook, effort)
-        pace = Pace(len(todo), budget_s, progress)
-        try:
-            for setting in todo:
-                if not pace.next(setting.key):
-                    break
-                notebook.begin(setting.key)
-                notebook.add(bench.visit(setting))
-        finally:
-            bench.clear()
-            notebook.save(live.info().name)
-        counts = {
-            stage: (sum(one.key in notebook.entries for one in settings), len(settings))
-            for stage, settings in planned.items()
-        }
+    with Journal(folder, name, live.machine()) as journal, conditions.stated():
+        _measure(chosen, Bench(live), journal, effort, Pace(_left(chosen, journal), budget_s, progress))
         failed: dict[str, list[str]] = {}
         for setting in chosen:
-            entry = notebook.entries.get(setting.key)
+            entry = journal.entries.get(setting.key)
             if entry is not None and entry.status != tables.OK:
                 failed.setdefault(entry.status, []).append(setting.key)
-        left = sum(setting.key not in notebook.entries for setting in chosen)
-    return Done(folder, counts, (*wanted.notes, *notes), failed, left)
+        counts = {
+            stage: (len(settings) - _left(settings, journal), len(settings)) for stage, settings in planned.items()
+        }
+        return Done(folder, counts, (*wanted.notes, *notes), failed, _left(chosen, journal))
+
+
+def _left(settings: Sequence[Setting], journal: Journal) -> int:
+    return sum(setting.key not in journal.entries for setting in settings)
 
 
 def _check_stages(wanted: Plan, stages: Sequence[str]) -> None:
-    known = [stage.name for stage in wanted.stages]
     for stage in stages:
-        if stage not in known:
-            raise UsageError(f"The plan {wanted.name} has no stage {stage!r}. Use one of {', '.join(known)}.")
+        if stage not in wanted.stages:
+            known = ", ".join(wanted.stages)
+            raise UsageError(f"The plan {wanted.name} has no stage {stage!r}. Use one of {known}.")
 
 
 def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -144,7 +109,7 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
     target = target_of(device.info().kind)
     out: set[str] = set()
     notes: list[str] = []
-    named = dict.fromkeys(setting.runtime for stage in wanted.stages for setting in stage.settings)
+    named = dict.fromkeys(setting.runtime for settings in wanted.stages.values() for setting in settings)
     for runtime in only:
         if runtime not in named:
             raise UsageError(f"The plan {wanted.name} has no runtime {runtime!r}. Use some of {', '.join(named)}.")
@@ -162,157 +127,128 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
     return out, notes
 
 
-@dataclass(slots=True)
-class _Held:
-    """The model built last."""
+def _measure(chosen: Sequence[Setting], bench: Bench, journal: Journal, effort: timer.Plan, pace: Pace) -> None:
+    """Measure what the journal has not yet, one model built at a time."""
+    todo = [setting for setting in chosen if setting.key not in journal.entries]
+    todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
+    built = None
+    try:
+        for setting in todo:
+            if not pace.next(setting.key):
+                break
+            if (setting.workload, setting.precision) != built:
+                bench.clear()
+            built = setting.workload, setting.precision
+            journal.begin(setting.key)
+            journal.add(_visit(setting, bench, journal, effort))
+    finally:
+        bench.clear()
+        journal.save(bench.info.name)
 
-    workload: Workload
-    precision: str
-    model: Any
-    inputs: Inputs
+
+def _visit(setting: Setting, bench: Bench, journal: Journal, effort: timer.Plan) -> JournalEntry:
+    """Measure one setting in both protocols, or say why that cannot be done."""
+
+    def measured() -> JournalEntry:
+        bench.device.use_precision(setting.precision)
+        graph, untraced = _traced(setting, bench, journal)
+        call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
+        if setting.counted:
+            return _counted(call, setting, bench.device)
+        timings = {name: timer.timed(bench.device, call, name, effort) for name in timer.PROTOCOLS}
+        sides = _sides(call, setting, bench.device, graph)
+        return _entry(setting, untraced or tables.OK, timings, {**sides, **_state(bench.device)})
+
+    entry = _hopeless(setting, journal) or bench.attempt(measured)
+    return _entry(setting, entry) if isinstance(entry, str) else entry
 
 
-class _Bench:
-    """Times settings on a device, one model built at a time."""
-
-    def __init__(self, device: Device, notebook: Journal, effort: timer.Plan) -> None:
-        self._device, self._notebook, self._effort = device, notebook, effort
-        self._info = device.info()
-        self._held: _Held | None = None
-
-    def visit(self, setting: Setting) -> JournalEntry:
-        """Measure one setting in both protocols, or say why that cannot be done."""
-        status = self._hopeless(setting)
-        if status:
-            return self._entry(setting, status)
-        try:
-            self._device.use_precision(setting.precision)
-            graph, untraced = self._walk(setting)
-            call = self._prepared(setting, graph)
-            if setting.counted:
-                return self._counted(call, setting)
-            found = {name: timer.timed(self._device, call, name, self._effort) for name in timer.PROTOCOLS}
-            sides = self._sides(call, setting, graph)
-        except (UsageError, DeviceError):
-            raise
-        except Exception as error:  # a model's own forward may raise anything; the table says what
-            status = failure_of(error)
-            if status == OUT_OF_MEMORY:
-                self.clear()
-            return self._entry(setting, status)
-        return self._entry(setting, untraced or tables.OK, found, {**sides, **self._state()})
-
-    def clear(self) -> None:
-        """Free the model."""
-        self._held = None
-        gc.collect()
-        if self._info.kind == "cuda":
-            torch.cuda.empty_cache()
-
-    def _hopeless(self, setting: Setting) -> str:
-        """Why a setting need not be tried: what failed at a smaller batch fails here too."""
-        if self._notebook.ended_runs(setting.key) >= MOST_ENDS:
-            return f"given up: it ended the run {MOST_ENDS} times"
-        for earlier in self._notebook.entries.values():
-            same = earlier.model == setting.workload.name and earlier.input_size == setting.workload.input_size
-            same = same and (earlier.precision, earlier.runtime) == (setting.precision, setting.runtime)
-            if same and earlier.status.startswith(REFUSED):
+def _hopeless(setting: Setting, journal: Journal) -> str:
+    """Why a setting need not be tried: what failed at a smaller batch fails here too."""
+    if journal.ended_runs(setting.key) >= MOST_ENDS:
+        return f"given up: it ended the run {MOST_ENDS} times"
+    mine = (setting.workload.name, setting.workload.input_size, setting.precision, setting.runtime)
+    for earlier in journal.entries.values():
+        if (earlier.model, earlier.input_size, earlier.precision, earlier.runtime) == mine:
+            if earlier.status.startswith(REFUSED):
                 return earlier.status
-            if same and earlier.status.startswith(OUT_OF_MEMORY) and setting.batch > earlier.batch:
+            if earlier.status.startswith(OUT_OF_MEMORY) and setting.batch > earlier.batch:
                 return f"{OUT_OF_MEMORY} (not tried: batch {earlier.batch} did not fit)"
-        return ""
+    return ""
 
-    def _walk(self, setting: Setting) -> tuple[ModelGraph | None, str]:
-        """What the runtime runs for the model, kept in the notebook; or why that is not known."""
-        key: GraphKey = setting.workload.key(setting.precision, setting.runtime)
-        graph = self._notebook.graphs.get(key)
-        if graph is not None:
-            return graph, ""
+
+def _traced(setting: Setting, bench: Bench, journal: Journal) -> tuple[ModelGraph | None, str]:
+    """What the runtime runs for the model, kept in the journal; or why that is not known."""
+    key = setting.workload.key(setting.precision, setting.runtime)
+    if key not in journal.graphs:
         try:
-            graph = setting.workload.walk(setting.precision, setting.runtime, target_of(self._info.kind))
+            journal.keep(key, setting.workload.trace(setting.precision, setting.runtime, bench.target))
         except LatpredError as error:
-            if self._info.kind == "simulated":  # which runs walks
+            if bench.simulated:  # which runs graphs
                 raise
-            return None, f"{NOT_WALKED}{error}"[:200]
-        self._notebook.keep(key, graph)
-        return graph, ""
+            return None, f"{NOT_TRACED}{error}"[:200]
+    return journal.graphs[key], ""
 
-    def _prepared(self, setting: Setting, graph: ModelGraph | None) -> Call:
-        with self._device.errors():
-            if self._info.kind == "simulated":
-                return self._device.prepare_model(graph, setting.batch, setting.runtime)
-            held = self._held
-            if held is None or (held.workload.name, held.workload.input_size, held.precision) != (
-                setting.workload.name,
-                setting.workload.input_size,
-                setting.precision,
-            ):
-                self.clear()
-                made = setting.workload.make(self._device.name, setting.precision)
-                held = self._held = _Held(setting.workload, setting.precision, *made)
-            return self._device.prepare_model(
-                held.model, held.inputs(setting.batch, self._device.name), setting.runtime
-            )
 
-    def _sides(self, call: Call, setting: Setting, graph: ModelGraph | None) -> dict[str, Any]:
-        """Host and device timed alone; unknown where the host waits in mid-pass, or the stream is not PyTorch's."""
-        if not self._device.asynchronous or graph is None or graph.syncs(1) or graph.syncs(2):
-            return {}
-        runtime = runtimes.get(setting.runtime)
-        if getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False):
-            return {}
-        host_s = timer.issue(self._device, call, ISSUES).median_s
-        device_s = timer.queued(self._device, call, ISSUES).median_s
-        regime = "framework-bound" if host_s > device_s else "compute-bound"
-        return {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
+def _sides(call: Call, setting: Setting, device: Device, graph: ModelGraph | None) -> dict[str, Any]:
+    """Host and device timed alone; unknown where the host waits in mid-pass, or the stream is not PyTorch's."""
+    if not device.asynchronous or graph is None or graph.syncs(1) or graph.syncs(2):
+        return {}
+    runtime = runtimes.get(setting.runtime)
+    if getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False):
+        return {}
+    host_s = timer.issue(device, call, ISSUES).median_s
+    device_s = timer.queued(device, call, ISSUES).median_s
+    regime = "framework-bound" if host_s > device_s else "compute-bound"
+    return {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
 
-    def _counted(self, call: Call, setting: Setting) -> JournalEntry:
-        """What a profiler counts, or why there is nothing of it."""
-        look = getattr(self._device, "profile", None)
-        if look is None:
-            return self._entry(setting, f"{self._device.name} has no profiler")
-        seen = look(call)
-        if not seen.kernels:  # containers often forbid it
-            return self._entry(setting, "the profiler sees no kernel")
-        found = {
-            tables.KERNELS: f"{seen.kernels:g}",
-            "x_kernels_s": f"{seen.kernel_s:.6g}",
-            "x_fills": f"{seen.fills:g}",
-        }
-        # What is replayed is launched by no op, so there is nothing to hold the walk against.
-        walked = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
-        return self._entry(setting, tables.OK, {}, {**walked, **found})
 
-    def _state(self) -> dict[str, Any]:
-        """The GPU's clocks just after."""
-        look = getattr(self._device, "state", None)
-        state = look() if look is not None else None
-        if state is None:
-            return {}
-        return {
-            "x_sm_mhz": str(state.sm_mhz),
-            "x_temperature_c": str(state.temperature_c),
-            "x_throttled": "+".join(state.throttled),
-        }
+def _counted(call: Call, setting: Setting, device: Device) -> JournalEntry:
+    """What a profiler counts, or why there is nothing of it."""
+    profiled = getattr(device, "profile", None)
+    if profiled is None:
+        return _entry(setting, f"{device.name} has no profiler")
+    seen = profiled(call)
+    if not seen.kernels:  # containers often forbid it
+        return _entry(setting, "the profiler sees no kernel")
+    counts = {
+        tables.KERNELS: f"{seen.kernels:g}",
+        "x_kernels_s": f"{seen.kernel_s:.6g}",
+        "x_fills": f"{seen.fills:g}",
+    }
+    # What is replayed is launched by no op, so there is nothing to hold the graph against.
+    launches = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
+    return _entry(setting, tables.OK, {}, {**launches, **counts})
 
-    def _entry(
-        self,
-        setting: Setting,
-        status: str,
-        found: dict[str, timer.Timing] | None = None,
-        more: dict[str, Any] | None = None,
-    ) -> JournalEntry:
-        latencies = {name: (t.median_s, t.spread_s, t.n) for name, t in (found or {}).items()}
-        return JournalEntry(
-            key=setting.key,
-            model=setting.workload.name,
-            input_kind=setting.workload.input_kind,
-            input_size=setting.workload.input_size,
-            precision=setting.precision,
-            runtime=setting.runtime,
-            batch=setting.batch,
-            number=setting.number,
-            status=status,
-            timings=latencies,
-            more=more or {},
-        )
+
+def _state(device: Device) -> dict[str, Any]:
+    """The GPU's clocks just after."""
+    state = device.state() if hasattr(device, "state") else None
+    if state is None:
+        return {}
+    return {
+        "x_sm_mhz": str(state.sm_mhz),
+        "x_temperature_c": str(state.temperature_c),
+        "x_throttled": "+".join(state.throttled),
+    }
+
+
+def _entry(
+    setting: Setting,
+    status: str,
+    timings: dict[str, timer.Timing] | None = None,
+    more: dict[str, Any] | None = None,
+) -> JournalEntry:
+    return JournalEntry(
+        key=setting.key,
+        model=setting.workload.name,
+        input_kind=setting.workload.input_kind,
+        input_size=setting.workload.input_size,
+        precision=setting.precision,
+        runtime=setting.runtime,
+        batch=setting.batch,
+        number=setting.number,
+        status=status,
+        timings={name: (t.median_s, t.spread_s, t.n) for name, t in (timings or {}).items()},
+        more=more or {},
+    )

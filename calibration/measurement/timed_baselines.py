@@ -10,8 +10,6 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -21,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from latpred import tables
 from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Device
+from latpred.calibration.measurement.bench import Bench
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.base import Workload
 from latpred.errors import UsageError
@@ -29,7 +27,7 @@ from latpred.errors import UsageError
 PLAN = timer.Plan(least=3, most=15, precision=0.02, budget_s=0.03, warmup_s=0.01)
 """Effort of one op: it is one of a hundred, whose errors average out."""
 
-Rival = Callable[[Workload, int, str, Device], float]
+Baseline = Callable[[Bench, Workload, int, str], float]
 Announce = Callable[[str], bool]
 
 
@@ -49,37 +47,27 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **named)
 
 
-def isolated_ops(workload: Workload, batch: int, precision: str, device: Device) -> float:
+def isolated_ops(bench: Bench, workload: Workload, batch: int, precision: str) -> float:
     """Seconds of a forward pass as the sum of its ops, each timed in a loop of its own on the operands it had.
 
     This is how predictors that add up operators are built, with a perfect operator model: no op is interpolated.
     """
-    model, inputs = workload.make(device.name, precision)
-    given = inputs(batch, device.name)
-    positional, named = ((), given) if isinstance(given, dict) else (given, {})
+    forward = _forward(bench, workload, batch, precision)
     with conditions.stated():
-        device.use_precision(precision)
+        bench.device.use_precision(precision)
         with _Calls() as seen:
-            model(*positional, **named)
-        parts = [timer.queued(device, call, PLAN).median_s * count for call, count in seen.calls.values()]
+            forward()
+        parts = [timer.queued(bench.device, call, PLAN).median_s * count for call, count in seen.calls.values()]
     return math.fsum(parts)
 
 
-def runtime_estimator(workload: Workload, batch: int, precision: str, device: Device) -> float:
-    """Seconds of a forward pass by torch's RuntimeEstimator, in its roofline mode.
-
-    Raises
-    ------
-    AssertionError
-        By torch, where there is no CUDA: it asks CUDA what the device is capable of.
-    """
+def runtime_estimator(bench: Bench, workload: Workload, batch: int, precision: str) -> float:
+    """Seconds of a forward pass by torch's RuntimeEstimator, in its roofline mode, which asks CUDA what it can do."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
     estimator = RuntimeEstimator()
-    model, inputs = workload.make(device.name, precision)
-    given = inputs(batch, device.name)
-    positional, named = ((), given) if isinstance(given, dict) else (given, {})
+    forward = _forward(bench, workload, batch, precision)
     # On leaving, the estimator prints a line of its own.
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -87,73 +75,62 @@ def runtime_estimator(workload: Workload, batch: int, precision: str, device: De
         contextlib.redirect_stdout(io.StringIO()),
         estimator("operator-level-cost-model"),
     ):
-        model(*positional, **named)
+        forward()
     return float(estimator.total_runtime) / 1e3
 
 
-RIVALS: dict[str, Rival] = {"isolated_ops": isolated_ops, "runtime_estimator": runtime_estimator}
+BASELINES: dict[str, Baseline] = {"isolated_ops": isolated_ops, "runtime_estimator": runtime_estimator}
 
 
-def with_rivals(
-    table: pd.DataFrame, workloads: Sequence[Workload], device: Device, names: Sequence[str], announce: Announce
+def with_baselines(
+    table: pd.DataFrame, workloads: Sequence[Workload], bench: Bench, names: Sequence[str], announce: Announce
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """The table with a column for each rival, and why a rival has none.
+    """The table of measurements with a column for each baseline, and why a baseline has none.
 
-    Parameters
-    ----------
-    table : DataFrame
-        Measurements of the subjects in eager.
-    workloads : sequence of Subject
-        The models.
-    device : Device
-        Where they were measured.
-    names : sequence of str
-        Keys of `RIVALS`.
-    announce : callable
-        Told what comes next; False when there is no more time.
-
-    Raises
-    ------
-    UsageError
-        For an unknown rival.
+    `announce` is told what comes next, and says whether there is time for it.
     """
-    unknown = [name for name in names if name not in RIVALS]
+    unknown = [name for name in names if name not in BASELINES]
     if unknown:
-        raise UsageError(f"There is no baseline {unknown[0]!r} to measure. Use one of {', '.join(RIVALS)}.")
-    if device.info().kind == "simulated":
+        raise UsageError(f"There is no baseline {unknown[0]!r} to measure. Use one of {', '.join(BASELINES)}.")
+    if bench.simulated:
         return table, dict.fromkeys(names, "the simulated device runs graphs, not ops")
     reasons: dict[str, str] = {}
     out = table.copy()
+    by_name = {workload.name: workload for workload in workloads}
     for name in names:
-        # A model is built once for all its batches.
-        built = {s.name: replace(s, make=lru_cache(maxsize=1)(s.make)) for s in workloads}
-        values, reason = _column(table, built, device, name, announce)
+        values, reason = _column(table, by_name, bench, name, announce)
         if reason:
             reasons[name] = reason
         if any(math.isfinite(value) for value in values):
             out[f"{tables.BASELINE_PREFIX}{name}_s"] = values
+    bench.clear()
     return out, reasons
 
 
 def _column(
-    table: pd.DataFrame, workloads: dict[str, Workload], device: Device, name: str, announce: Announce
+    table: pd.DataFrame, workloads: dict[str, Workload], bench: Bench, name: str, announce: Announce
 ) -> tuple[list[float], str]:
-    """One value per row, and the first thing that went wrong; a rival whose first answer fails is not asked again."""
+    """One value per row, and the first thing that went wrong; who fails at the first row is not asked again."""
     values, reason = [math.nan] * len(table), ""
     for position, cell in enumerate(table.to_dict("records")):
         if cell["status"] != tables.OK or cell["runtime"] != "eager":
             continue
         if not announce(f"{name}: {cell['model']} batch {cell['batch']}"):
             return values, reason or "the time budget was spent"
+        workload = workloads[cell["model"]]
         try:
-            values[position] = RIVALS[name](
-                workloads[cell["model"]], int(cell["batch"]), str(cell["precision"]), device
-            )
+            values[position] = BASELINES[name](bench, workload, int(cell["batch"]), str(cell["precision"]))
         except Exception as error:  # torch, a model or a device may refuse in any way; the report says how
             reason = reason or " ".join(f"{type(error).__name__}: {error}".split())
             if not any(math.isfinite(value) for value in values):
                 return values, reason
+        bench.leave(workload)
     return values, reason
+
+
+def _forward(bench: Bench, workload: Workload, batch: int, precision: str) -> Callable[[], Any]:
+    model, inputs = bench.model(workload, batch, precision)
+    return lambda: model(**inputs) if isinstance(inputs, dict) else model(*inputs)
 
 
 def _replay(func: Any, args: Any, named: Any) -> Callable[[], Any]:
@@ -168,10 +145,7 @@ def _replay(func: Any, args: Any, named: Any) -> Callable[[], Any]:
 
 def _signature(call: Any) -> Hashable:
     leaves, structure = tree_flatten(call)
-    return str(structure), tuple(_leaf(leaf) for leaf in leaves)
-
-
-def _leaf(leaf: Any) -> Hashable:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.stride(), leaf.dtype
-    return repr(leaf)
+    return str(structure), tuple(
+        (tuple(leaf.shape), leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in leaves
+    )

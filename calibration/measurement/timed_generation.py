@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from latpred.calibration.devices.base import Device, open_device
-from latpred.calibration.measurement.whole_models import REPEATS, Step, measure
+from latpred.calibration.measurement.bench import Step
+from latpred.calibration.measurement.whole_models import REPEATS, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.base import SEED, Inputs, Workload, keep_lively, moved
 from latpred.errors import UsageError

@@ -1,6 +1,6 @@
 """Validate a profile: measure a suite of whole models that no fit has seen, or replay a recording, and compare.
 
-Only puts the pieces together: `measuring` measures, `predicted` predicts, `latpred.accuracy.comparison` judges.
+Only puts the pieces together: `whole_models` measures, `accuracy.predicted` predicts, `accuracy.comparison` judges.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from latpred.accuracy.predicted import predict_table
 from latpred.accuracy.recording import Recording, load
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.base import open_device
-from latpred.calibration.measurement.timed_baselines import RIVALS, with_rivals
-from latpred.calibration.measurement.whole_models import REPEATS, Pace, Step, demand_runtime, measure
+from latpred.calibration.measurement.bench import Bench, Pace, Step, demand_runtime
+from latpred.calibration.measurement.timed_baselines import BASELINES, with_baselines
+from latpred.calibration.measurement.whole_models import REPEATS, measure
 from latpred.calibration.workloads import suites
 from latpred.errors import UsageError
 from latpred.prediction.predictor import Predictor
@@ -39,7 +40,7 @@ def validate(
     protocol: str = "single",
     repeats: int = REPEATS,
     threads: int | None = None,
-    rivals: Sequence[str] = tuple(RIVALS),
+    rivals: Sequence[str] = tuple(BASELINES),
     replay: Recording | str | os.PathLike[str] | None = None,
     record: str | os.PathLike[str] | None = None,
     budget_s: float | None = None,
@@ -87,12 +88,12 @@ def validate(
     """
     if replay is not None and record is not None:
         raise UsageError("A replay measures nothing that could be recorded. Give replay or record, not both.")
-    known = profile or store.find(device, threads=threads)
+    device_profile = profile or store.find(device, threads=threads)
     if replay is not None:
-        return (replay if isinstance(replay, Recording) else load(replay)).replay(known)
+        return (replay if isinstance(replay, Recording) else load(replay)).replay(device_profile)
     chosen = suites.get(suite)
     workloads = chosen.workloads()
-    live, predictor = open_device(device), Predictor(known)
+    live, predictor = open_device(device), Predictor(device_profile)
     for runtime in runtimes:
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring
@@ -111,19 +112,19 @@ def validate(
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
     pace = Pace(len(table) * len(rivals), left_s, progress)
     with conditions.stated(conditions.Options(threads)):
-        table, reasons = with_rivals(table, workloads, live, rivals, pace.next)
-        notes = [f"Measured now: {said}." for said in store.mismatch(known, live.machine())]
-        ratios = host.ratio(known.speed, tables.speed_of(table))
+        table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
+        notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]
+        ratios = host.ratio(device_profile.speed, tables.speed_of(table))
         notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
-    target = target_of(known.device.kind)
+    target = target_of(device_profile.device.kind)
     graphs = {
-        workload.key(precision, runtime): workload.walk(precision, runtime, target)
+        workload.key(precision, runtime): workload.trace(precision, runtime, target)
         for runtime in runtimes
         for workload in workloads
     }
     if record is not None:
-        Recording(f"{suite}-{known.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)
-    return compare(predict_table(table, graphs, known), table, reasons=reasons, notes=notes)
+        Recording(f"{suite}-{device_profile.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)
+    return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
 
 
 def _about(suite: str, table: pd.DataFrame) -> str:

@@ -2,20 +2,18 @@
 
 On a CPU only moments at full speed count: what was timed while a neighbour slowed the processors is left out, and a
 cell that had no other moments is visited again at the end. Gives the measurement table (`latpred.tables.MEASURED`) with
-the repeat noise of the very run. How one visit is timed is `timing`'s business; what a device is, `device`'s.
+the repeat noise of the very run.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import secrets
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +23,7 @@ import torch
 from latpred import host, runtimes, tables
 from latpred.calibration.devices import conditions
 from latpred.calibration.devices.base import Device, open_device
+from latpred.calibration.measurement.bench import OUT_OF_MEMORY, REFUSED, Bench, Pace, Step, demand_runtime
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
     SLOW,
@@ -36,8 +35,7 @@ from latpred.calibration.timing.reference_speed import (
     slower,
 )
 from latpred.calibration.workloads.base import Models, Workload, workloads_of
-from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
-from latpred.runtimes.lowering import lacking, target_of
+from latpred.errors import UsageError
 from latpred.sandbox.own_thread import without_modes
 
 VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
@@ -46,10 +44,6 @@ VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1
 REPEATS = 4
 LEAST_KEPT = 2  # visits of a cell that count in any case
 MORE_ROUNDS = 3  # for cells that were never visited at full speed
-OUT_OF_MEMORY = "out of memory"
-REFUSED = "refused: "
-_KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
-_MOST_TEXT = 200
 
 
 class StoppedError(KeyboardInterrupt):
@@ -64,15 +58,6 @@ class StoppedError(KeyboardInterrupt):
     def __init__(self, table: pd.DataFrame) -> None:
         super().__init__()
         self.table = table
-
-
-class Step(NamedTuple):
-    """Progress: visits made and to make, the one under way, and seconds left at the present pace."""
-
-    done: int
-    total: int
-    label: str
-    left_s: float
 
 
 @dataclass
@@ -128,7 +113,7 @@ def measure(
 
     Parameters
     ----------
-    models : str, nn.Module, Subject, a sequence of those, or a mapping of names to modules
+    models : str, nn.Module, Workload, a sequence of those, or a mapping of names to modules
         What to measure.
     batches : iterable of int
         Batch sizes, each at least 1.
@@ -185,165 +170,106 @@ def measure(
         demand_runtime(name, live)
     workloads = workloads_of(models, seq=seq, image=image)
     cells = [_Cell(workload, batch, name) for workload in workloads for batch in sizes for name in names]
-    bench = _Bench(live, precision, protocol, plan or VISIT, copies=len(names))
-    options = conditions.Options(threads).checked(bench.info.kind)
+    options = conditions.Options(threads).checked(live.info().kind)
+    pace = Pace(repeats * len(cells), budget_s, progress)
+    visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, pace)
     with conditions.stated(options):
         live.use_precision(precision)
         try:
-            _rounds(cells, bench, repeats, Pace(repeats * len(cells), budget_s, progress))
+            visits.rounds(repeats)
         except KeyboardInterrupt:
             settled = [cell.settled() for cell in cells]
             if not any(settled):
                 raise
-            raise StoppedError(_table(cells, bench, "interrupted before it was measured")) from None
-        return _table(cells, bench, "not reached in the time budget")
+            raise StoppedError(visits.table("interrupted before it was measured")) from None
+        return visits.table("not reached in the time budget")
 
 
-def demand_runtime(runtime: str, device: Device) -> None:
-    """Make sure that a runtime can run on a device.
+class _Visits:
+    """The cells of a run on a bench, and how fast the machine was meanwhile."""
 
-    Raises
-    ------
-    UsageError
-        When no runtime goes by the name.
-    MissingPackageError
-        When it is not installed; the message says how to install it.
-    """
-    runtimes.get(runtime)  # a misspelt one is said even where everything is simulated
-    kind = device.info().kind
-    missing = None if kind == "simulated" else lacking(runtime, target_of(kind))
-    if missing:
-        raise MissingPackageError(f"{runtime} cannot run here: {missing}")
-
-
-class _Bench:
-    """A device with models built on it; those that fit into a share of its memory stay built between rounds."""
-
-    def __init__(self, device: Device, precision: str, protocol: str, plan: timer.Plan, copies: int = 1) -> None:
-        self.device, self.precision, self.protocol, self.plan = device, precision, protocol, plan
-        self._copies = copies  # of its weights: each runtime that exports or traces a model holds them once more
-        self.info = device.info()
-        threads = torch.get_num_threads()
-        self._reference = ReferenceTimer(threads) if self.info.kind != "simulated" else None
-        self._gauge = gauge_of(threads) if self.info.kind == "cpu" else None
+    def __init__(
+        self, cells: Sequence[_Cell], bench: Bench, precision: str, protocol: str, plan: timer.Plan, pace: Pace
+    ) -> None:
+        self.cells, self.bench, self.precision, self.protocol, self.plan = cells, bench, precision, protocol, plan
+        self._pace, kind = pace, bench.info.kind
+        self._reference = ReferenceTimer(torch.get_num_threads()) if kind != "simulated" else None
+        self._gauge = gauge_of(torch.get_num_threads()) if kind == "cpu" else None
         self.speeds: list[dict[str, float]] = []
-        self._built: dict[Workload, tuple[Any, Callable[[int], Any]]] = {}
-        self._room = _KEPT_SHARE * self.info.memory_bytes
-
-    def visit(self, cell: _Cell) -> None:
-        """Time a cell once, or note why that cannot be done."""
-        try:
-            cell.visits.append(self._timing(cell))
-            cell.fastest.append(self.fastest)
-            if self._reference is not None:
-                self.speeds.append(self._reference.read())
-        except (UsageError, DeviceError):
-            raise
-        except Exception as error:  # a model's own forward may raise anything; the table says what
-            cell.failure = failure_of(error)
-            if cell.failure == OUT_OF_MEMORY:
-                self.clear()
 
     @property
     def fastest(self) -> SpeedReading:
         """The fastest moments of the machine so far; nothing where the host is not what is timed."""
         return SpeedReading(0.0) if self._gauge is None else self._gauge.fastest
 
-    def leave(self, workload: Workload) -> None:
-        """Free a model, unless it may stay for the next round."""
-        if workload not in self._built:
-            return
-        kept = self._copies * sum(_weight_bytes(model) for model, _ in self._built.values())
-        if kept > self._room:
-            del self._built[workload]
-            gc.collect()
+    def rounds(self, repeats: int) -> None:
+        """Visit every cell so often, and those again that were never visited at full speed, while there is time."""
+        for number in range(repeats):
+            if not self._round(self.cells, number, f"round {number + 1} of {repeats}"):
+                return
+        for number in range(repeats, repeats + MORE_ROUNDS):
+            slowed = [cell for cell in self.cells if cell.slowed(self.fastest)]
+            if not self._round(slowed, number, "again, since the machine was slowed"):
+                return
 
-    def clear(self) -> None:
-        """Free all models."""
-        self._built.clear()
-        gc.collect()
-
-    def _timing(self, cell: _Cell) -> timer.Timing:
-        try:
-            return self._timed(cell)
-        except (MemoryError, torch.OutOfMemoryError):
-            if len(self._built) <= 1:
-                raise
-        self.clear()  # the memory may be held by models that only wait for their next round
-        return self._timed(cell)
-
-    def _timed(self, cell: _Cell) -> timer.Timing:
-        with self.device.errors():
-            if self.info.kind == "simulated":
-                graph = cell.workload.walk(self.precision, cell.runtime, target_of(self.info.kind))
-                call = self.device.prepare_model(graph, cell.batch, cell.runtime)
-            else:
-                if cell.workload not in self._built:
-                    self._built[cell.workload] = self._build(cell.workload)
-                model, inputs = self._built[cell.workload]
-                call = self.device.prepare_model(model, inputs(cell.batch), cell.runtime)
-        return timer.timed(self.device, call, self.protocol, self.plan, self._gauge)
-
-    def _build(self, workload: Workload) -> tuple[Any, Callable[[int], Any]]:
-        where = self.device.name
-        model, inputs = workload.make(where, self.precision)
-        return model, lambda batch: inputs(batch, where)
-
-
-def failure_of(error: Exception) -> str:
-    """What stands as the status of a cell that raised an error."""
-    if isinstance(error, RuntimeRefusalError):
-        return f"{REFUSED}{error}"[:_MOST_TEXT]
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return OUT_OF_MEMORY
-    text = " ".join(str(error).split())[:_MOST_TEXT]
-    return f"{type(error).__name__}: {text}"
-
-
-class Pace:
-    """Counts visits, says how long the rest will take, and when the budget is spent."""
-
-    def __init__(self, total: int, budget_s: float | None, progress: Callable[[Step], None] | None) -> None:
-        self._total, self._budget_s, self._progress = total, budget_s, progress
-        self._start = time.monotonic()
-        self._done = 0
-
-    def next(self, label: str) -> bool:
-        """Announce a visit; False when there is no time for it."""
-        spent = time.monotonic() - self._start
-        if self._budget_s is not None and spent > self._budget_s:
-            return False
-        if self._progress is not None:
-            left = spent / self._done * max(0, self._total - self._done) if self._done else math.nan
-            self._progress(Step(self._done, self._total, label, left))
-        self._done += 1
+    def _round(self, visited: Sequence[_Cell], number: int, label: str) -> bool:
+        """Visit cells once, models and batches in an order of this round; False when there is no time for all."""
+        for group in _order(visited, number):
+            for cell in group:
+                if not self._pace.next(f"{cell.workload.name} batch {cell.batch}, {cell.runtime}, {label}"):
+                    return False
+                if not cell.failure:
+                    self._visit(cell)
+            self.bench.leave(group[0].workload)
         return True
 
+    def _visit(self, cell: _Cell) -> None:
+        """Time a cell once, or note why that cannot be done, for cells too that cannot fare better."""
 
-def _rounds(cells: Sequence[_Cell], bench: _Bench, repeats: int, pace: Pace) -> None:
-    for number in range(repeats):
-        if not _round(cells, cells, number, f"round {number + 1} of {repeats}", bench, pace):
+        def timed() -> timer.Timing:
+            call = self.bench.call(cell.workload, cell.batch, cell.runtime, self.precision)
+            return timer.timed(self.bench.device, call, self.protocol, self.plan, self._gauge)
+
+        timing = self.bench.attempt(timed)
+        if isinstance(timing, str):
+            cell.failure = timing
+            for other in self.cells:
+                if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
+                    other.failure = _shared_failure(cell, other)
             return
-    for number in range(repeats, repeats + MORE_ROUNDS):
-        slowed = [cell for cell in cells if cell.slowed(bench.fastest)]
-        if not _round(slowed, cells, number, "again, since the machine was slowed", bench, pace):
-            return
+        cell.visits.append(timing)
+        cell.fastest.append(self.fastest)
+        if self._reference is not None:
+            self.speeds.append(self._reference.read())
+
+    def table(self, unvisited: str) -> pd.DataFrame:
+        """What was measured; `unvisited` is the status of cells that never were."""
+        machine = self.bench.device.machine()
+        common = {
+            "machine": tables.machine_name(machine),
+            "device": self.bench.info.name,
+            "precision": self.precision,
+            "protocol": self.protocol,
+            "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
+            "stack": tables.stack_text(machine),
+        }
+        fastest = {host.DISPATCH: self.fastest.dispatch_us, host.THREADS: self.fastest.threads_us}
+        speed = full_speed(self.speeds) | {kind: round(us, 3) for kind, us in fastest.items() if us > 0}
+        speeds = {host.COLUMN.format(kind): us for kind, us in speed.items()}
+        rows = [{**common, **speeds, **_row(cell, self.fastest, unvisited)} for cell in self.cells]
+        return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 
-def _round(visited: Sequence[_Cell], cells: Sequence[_Cell], number: int, said: str, bench: _Bench, pace: Pace) -> bool:
-    """Visit cells once; False when there is no time for all of them."""
-    for group in _order(visited, number):
-        for cell in group:
-            if not pace.next(f"{cell.workload.name} batch {cell.batch}, {cell.runtime}, {said}"):
-                return False
-            if not cell.failure:
-                bench.visit(cell)
-            if cell.failure == OUT_OF_MEMORY:
-                _give_up_larger(cells, cell)
-            if cell.failure.startswith(REFUSED):
-                _give_up_runtime(cells, cell)
-        bench.leave(group[0].workload)
-    return True
+def _shared_failure(failed: _Cell, other: _Cell) -> str:
+    """Why another batch of a model in the same runtime need not be tried; "" where it may do better.
+
+    A runtime that refuses a model refuses it at every batch, after seconds each time.
+    """
+    if failed.failure.startswith(REFUSED):
+        return failed.failure
+    if failed.failure == OUT_OF_MEMORY and other.batch > failed.batch:
+        return f"{OUT_OF_MEMORY} (not tried: batch {failed.batch} did not fit)"
+    return ""
 
 
 def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
@@ -357,37 +283,6 @@ def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
     for group in ordered:
         rng.shuffle(group)
     return ordered
-
-
-def _give_up_larger(cells: Sequence[_Cell], failed: _Cell) -> None:
-    for cell in cells:
-        same = cell.workload is failed.workload and cell.runtime == failed.runtime
-        if same and cell.batch > failed.batch and not cell.failure:
-            cell.failure = f"{OUT_OF_MEMORY} (not tried: batch {failed.batch} did not fit)"
-
-
-def _give_up_runtime(cells: Sequence[_Cell], refused: _Cell) -> None:
-    """A runtime that refuses a model refuses it at every batch, after seconds each time."""
-    for cell in cells:
-        if cell.workload is refused.workload and cell.runtime == refused.runtime:
-            cell.failure = refused.failure
-
-
-def _table(cells: Sequence[_Cell], bench: _Bench, unvisited: str) -> pd.DataFrame:
-    machine = bench.device.machine()
-    common = {
-        "machine": tables.machine_name(machine),
-        "device": bench.info.name,
-        "precision": bench.precision,
-        "protocol": bench.protocol,
-        "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
-        "stack": tables.stack_text(machine),
-    }
-    fastest = {host.DISPATCH: bench.fastest.dispatch_us, host.THREADS: bench.fastest.threads_us}
-    found = full_speed(bench.speeds) | {kind: round(us, 3) for kind, us in fastest.items() if us > 0}
-    speeds = {host.COLUMN.format(kind): us for kind, us in found.items()}
-    rows = [{**common, **speeds, **_row(cell, bench.fastest, unvisited)} for cell in cells]
-    return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 
 def _row(cell: _Cell, fastest: SpeedReading, unvisited: str) -> dict[str, Any]:
@@ -415,10 +310,6 @@ def _repeat_ratio(visits: Sequence[timer.Timing]) -> float:
         return math.nan
     halves = [float(np.median([visit.median_s for visit in visits[start::2]])) for start in (0, 1)]
     return max(halves) / min(halves)
-
-
-def _weight_bytes(model: Any) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters()) if isinstance(model, torch.nn.Module) else 0
 
 
 def _checked(batches: Iterable[int], repeats: int, protocol: str) -> tuple[int, ...]:

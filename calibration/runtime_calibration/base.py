@@ -36,7 +36,7 @@ class Study(Protocol):
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Cells without end, the most valuable first.
 
-        Networks that judge (`NetworkSpec.judge`) are among them early: the gate and the intervals rest on those.
+        Networks that judge (`NetworkSpec.holdout`) are among them early: the gate and the intervals rest on those.
         """
         ...
 

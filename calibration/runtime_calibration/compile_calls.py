@@ -217,7 +217,7 @@ class Compiled(WholeNetworks):
         drawn = {
             "tiny": iter(schedules.tiny_networks(len(networks.KINDS))),
             "sized": (
-                spec for spec in schedules.sized_networks() if not spec.judge and _launches(spec) <= MOST_LAUNCHES
+                spec for spec in schedules.sized_networks() if not spec.holdout and _launches(spec) <= MOST_LAUNCHES
             ),
             "judge": (spec for spec in schedules.judging_networks() if _launches(spec) <= MOST_JUDGED),
         }
@@ -284,7 +284,7 @@ def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[Ne
 def _timed(row: Row, profile: DeviceProfile) -> Timed | None:
     """A row as calls and the steps they run; None for judges, and where the two do not fit together."""
     spec = schedules.network_spec(row.cell)
-    if spec.judge:
+    if spec.holdout:
         return None
     graph = runs.graph_of(spec, row.cell.precision, row.cell.runtime, target_of(profile.device.kind))
     ops = graph.at(spec.batch)

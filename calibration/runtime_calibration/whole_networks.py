@@ -119,7 +119,7 @@ class WholeNetworks:
         drawn = {
             "tiny": iter(schedules.tiny_networks(10 * FIRST_TINY)),
             "judge": schedules.judging_networks(),
-            "sized": (spec for spec in schedules.sized_networks() if not spec.judge),
+            "sized": (spec for spec in schedules.sized_networks() if not spec.holdout),
         }
         first = () if device.asynchronous else ("tiny",) * FIRST_TINY
         for kind in chain(first, cycle(QUEUE_TURN if device.asynchronous else TURN)):
@@ -158,7 +158,7 @@ def effort(spec: NetworkSpec) -> tuple[int, float]:
     """Forward passes and seconds to spend on a network."""
     if spec.tiny:
         return TINY_REPEATS, TINY_S
-    return (JUDGE_REPEATS, JUDGE_S) if spec.judge else (SIZED_REPEATS, SIZED_S)
+    return (JUDGE_REPEATS, JUDGE_S) if spec.holdout else (SIZED_REPEATS, SIZED_S)
 
 
 def timed_after(

@@ -1,7 +1,7 @@
-"""What can be measured whole: a model that can be built anywhere, with inputs at any batch size.
+"""What can be measured whole: a recipe of a model that can be built anywhere, with inputs at any batch size.
 
-A subject is a recipe, not a model, so that a suite of many fits in memory and the same subject is traced on the meta
-device and run on a real one.
+A recipe, not a model, so that a suite of many fits in memory and the same one is traced on the meta device and run on
+a real one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Workload:
     family : str
         Which architectures count as relatives; "" when nobody said.
     graph : ModelGraph, optional
-        Its walk, where that is known without tracing.
+        Its graph, where that is known without tracing.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Workload:
         """What its graph of a runtime is found by."""
         return GraphKey(self.name, self.input_kind, self.input_size, precision, traced_by(runtime))
 
-    def walk(self, precision: str, runtime: str = "eager", target: str = "cpu") -> ModelGraph:
+    def trace(self, precision: str, runtime: str = "eager", target: str = "cpu") -> ModelGraph:
         """What a runtime runs for it on a kind of device; the graph it came with, where there is one."""
         if self.graph is not None:
             return fitting(self.graph, runtime, target)
@@ -68,15 +68,12 @@ class Workload:
         model, inputs = self.make("meta", precision)
         graph = trace(model, lambda batch: inputs(batch, "meta"), precision=precision)
         graph = msgspec.structs.replace(graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size)
-        real = self._real_inputs(precision)
-        source = Source(graph, lambda: self.make("cpu", precision)[0], real, digest_of(model))
-        return of_source(source, runtime, target)
 
-    def _real_inputs(self, precision: str) -> Callable[[int], Any]:
-        def inputs(batch: int) -> Any:
+        def real_inputs(batch: int) -> Any:
             return self.make("meta", precision)[1](batch, "cpu")
 
-        return inputs
+        source = Source(graph, lambda: self.make("cpu", precision)[0], real_inputs, digest_of(model))
+        return of_source(source, runtime, target)
 
 
 Model = str | nn.Module | ModelGraph | Workload
@@ -84,14 +81,7 @@ Models = Model | Iterable[Model] | Mapping[str, nn.Module]
 
 
 def workloads_of(models: Models, *, seq: int | None = None, image: int | None = None) -> tuple[Workload, ...]:
-    """Subjects from whatever a user calls models.
-
-    Parameters
-    ----------
-    models : str, nn.Module, ModelGraph, Subject, a sequence of those, or a mapping of names to modules
-        What to measure; a graph runs on the simulated device only.
-    seq, image : int, optional
-        Tokens or pixels of the inputs, where the default is not wanted.
+    """Workloads from whatever a user calls models; a graph among them runs on the simulated device only.
 
     Raises
     ------
@@ -103,52 +93,38 @@ def workloads_of(models: Models, *, seq: int | None = None, image: int | None = 
     if isinstance(models, (str, nn.Module, ModelGraph, Workload)):
         models = [models]
     if isinstance(models, Mapping):
-        found = [module_workload(name, module, seq=seq, image=image) for name, module in models.items()]
+        workloads = [module_workload(name, module, seq=seq, image=image) for name, module in models.items()]
     else:
-        found = [_workload(one, seq, image) for one in models]
-    if not found:
+        workloads = [_workload(model, seq, image) for model in models]
+    if not workloads:
         raise UsageError("There is no model to measure. Name at least one.")
     seen: set[tuple[str, int]] = set()
-    for one in found:
-        if (one.name, one.input_size) in seen:
-            raise UsageError(f"Two models are called {one.name}. Pass a mapping of distinct names to modules.")
-        seen.add((one.name, one.input_size))
-    return tuple(found)
+    for workload in workloads:
+        if (workload.name, workload.input_size) in seen:
+            raise UsageError(f"Two models are called {workload.name}. Pass a mapping of distinct names to modules.")
+        seen.add((workload.name, workload.input_size))
+    return tuple(workloads)
 
 
 def module_workload(
     name: str, module: nn.Module, inputs: Any = None, *, seq: int | None = None, image: int | None = None
 ) -> Workload:
-    """A subject from a live module, copied where it is not yet on the device, in eval mode and of the precision.
+    """A live module, copied where it is not yet on the device, in eval mode and of the precision.
 
-    Parameters
-    ----------
-    name : str
-        What tables are to call it.
-    module : nn.Module
-        The model.
-    inputs : tensor, tuple, dict or callable, optional
-        As `latpred.trace` takes them; by default they follow from the model.
-    seq, image : int, optional
-        Tokens or pixels, when `inputs` is not given.
-
-    Raises
-    ------
-    UsageError
-        When nothing says what the model takes.
+    Its inputs are given as `latpred.trace` takes them, or follow from the model and the tokens or pixels asked for.
     """
     from latpred.tracing.inputs import derived, from_example
 
-    found = derived(module, seq, image) if inputs is None else from_example(inputs)
+    example = derived(module, seq, image) if inputs is None else from_example(inputs)
 
     def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         def inputs(batch: int, where: Any) -> Any:
-            made = found.make(batch)
+            made = example.make(batch)
             return made if str(where) == "meta" else _real(made, where, precision)
 
         return (module if device == "meta" else moved(module, device, precision)), inputs
 
-    return Workload(name, found.kind, found.size, make)
+    return Workload(name, example.kind, example.size, make)
 
 
 def seeded(make: Callable[[], nn.Module], device: str, precision: str) -> nn.Module:
@@ -221,11 +197,18 @@ def _of_name(name: str, seq: int | None, image: int | None) -> Workload:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             built = names.build(name, seq=seq, image=image, device=device, precision=precision)
-            if device != "meta" and not _from_file(name):
+            if device != "meta" and not names.is_file(name):  # a user's function may have trained weights
                 keep_lively(built.model)
         return built.model.eval(), built.inputs
 
     return Workload(name, shape.input_kind, shape.input_size, make)
+
+
+def _of_graph(graph: ModelGraph) -> Workload:
+    def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
+        raise UsageError(f"{graph.model} is a graph, which {device} cannot run. Pass its name or module.")
+
+    return Workload(graph.model, graph.input_kind, graph.input_size, make, graph=graph)
 
 
 def moved(module: nn.Module, device: str, precision: str) -> nn.Module:
@@ -249,15 +232,3 @@ def _real(made: Any, device: Any, precision: str) -> Any:
         return value.to(device=device, dtype=dtype_of(precision) if value.is_floating_point() else value.dtype)
 
     return tree_map(place, made if isinstance(made, (tuple, dict)) else (made,))
-
-
-def _from_file(name: str) -> bool:
-    """Whether a name is a user's function, whose weights may be trained ones."""
-    return ".py:" in name
-
-
-def _of_graph(graph: ModelGraph) -> Workload:
-    def make(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        raise UsageError(f"{graph.model} is a graph, which {device} cannot run. Pass its name or module.")
-
-    return Workload(graph.model, graph.input_kind, graph.input_size, make, graph=graph)

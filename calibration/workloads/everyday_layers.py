@@ -1,18 +1,24 @@
-"""Layers of everyday networks, for the models of the suite "ordinary" and those of the gate.
+"""Layers of everyday networks, shared by the models in plain torch.
 
 Generated networks have blocks of their own (`blocks`), so that what is judged shares no code with what is fitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 Activation = Callable[[], nn.Module]
+
+
+def each(block: Callable[..., nn.Module], steps: Iterable[tuple[Any, ...]]) -> list[nn.Module]:
+    """One block for each step's arguments, as in channels before, channels after, stride."""
+    return [block(*step) for step in steps]
 
 
 def mlp(*widths: int, activation: Activation = nn.ReLU) -> nn.Sequential:
@@ -34,6 +40,12 @@ def conv(
 def double(before: int, after: int) -> nn.Sequential:
     """Two convolutions of 3 x 3."""
     return nn.Sequential(conv(before, after, 3), conv(after, after, 3))
+
+
+def basic(before: int, after: int, stride: int = 1) -> nn.Module:
+    """ResNet's block of two convolutions."""
+    body = nn.Sequential(conv(before, after, 3, stride), conv(after, after, 3, activation=nn.Identity))
+    return ResidualSum(body, before, after, stride)
 
 
 def inverted(before: int, after: int, stride: int, *extra: nn.Module, activation: Activation = nn.SiLU) -> nn.Module:
@@ -65,7 +77,7 @@ def feed_forward(width: int, hidden: int) -> nn.Module:
 
 def transformer_layer(width: int, heads: int, *, causal: bool = False) -> nn.Sequential:
     """A transformer's layer, normalised first."""
-    attention = Residual(nn.LayerNorm(width), Attention(width, heads, causal=causal))
+    attention = Residual(nn.LayerNorm(width), _Attention(width, heads, causal=causal))
     return nn.Sequential(attention, feed_forward(width, 4 * width))
 
 
@@ -77,20 +89,31 @@ class Residual(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum."""
         made: Tensor = self.layers(x)
         return x + made
 
 
+class ResidualSum(nn.Module):
+    """The rectified sum of a body and of its input, which is convolved where it has another shape."""
+
+    def __init__(self, body: nn.Module, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        same = stride == 1 and before == after
+        self.body = body
+        self.shortcut: nn.Module = nn.Identity() if same else conv(before, after, 1, stride, activation=nn.Identity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
 class States(nn.Module):
-    """The states of a recurrent layer, without its last ones apart."""
+    """The states of a recurrent layer, one for each step, without its last ones apart."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """One state for each step."""
         states: Tensor = self.layer(x)[0]
         return states
 
@@ -99,19 +122,28 @@ class Mean(nn.Module):
     """The mean over tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """One row for each sample."""
         return x.mean(1)
 
 
-class Last(nn.Module):
-    """The last of the tokens."""
+class Take(nn.Module):
+    """One of the tokens: 0 for the first, -1 for the last."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        """One row for each sample."""
-        return x[:, -1]
+        return x[:, self.index]
 
 
-class Attention(nn.Module):
+class Transposed(nn.Module):
+    """The last two dimensions in the other order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
+class _Attention(nn.Module):
     """Self-attention with one projection for queries, keys and values."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
@@ -120,7 +152,6 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As many tokens as came in."""
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=self.causal)
@@ -137,20 +168,43 @@ class Patches(nn.Module):
         self.positions = nn.Parameter(torch.randn(1, tokens, width)) if tokens else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tokens."""
         tokens: Tensor = self.cut(x).flatten(2).transpose(1, 2)
         return tokens if self.positions is None else tokens + self.positions
 
 
+class ClassToken(nn.Module):
+    """An image cut into patches behind a learned token."""
+
+    def __init__(self, width: int, side: int, patches: int) -> None:
+        super().__init__()
+        self.cut = Patches(3, width, side)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, patches + 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.token.expand(x.shape[0], -1, -1), self.cut(x)], 1) + self.positions
+
+
+class MixedTokens(nn.Module):
+    """The half of an MLP-Mixer's layer that mixes tokens, normalised first."""
+
+    def __init__(self, width: int, tokens: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(width), mlp(tokens, hidden, tokens, activation=nn.GELU)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.mix(self.norm(x).transpose(1, 2))
+        return x + mixed.transpose(1, 2)
+
+
 class PlacedWords(nn.Module):
-    """Embeddings of words and of their places."""
+    """The sum of embeddings of words and of their places."""
 
     def __init__(self, vocabulary: int, length: int, width: int) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Their sum."""
         out: Tensor = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         return out
 
@@ -164,7 +218,6 @@ class StandardConv(nn.Conv2d):
         self.scale = gamma * self.weight[0].numel() ** -0.5
 
     def forward(self, input: Tensor) -> Tensor:
-        """The convolution with standardised weights."""
         rows = self.weight.reshape(1, self.out_channels, -1)
         gain = self.gain * self.scale
         weight = F.batch_norm(rows, None, None, weight=gain, training=True, momentum=0.0, eps=1e-6)
@@ -172,35 +225,30 @@ class StandardConv(nn.Conv2d):
         return F.conv2d(input, standard, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class MixedTokens(nn.Module):
-    """The half of an MLP-Mixer's layer that mixes tokens, normalised first."""
+class ChannelNorm(nn.LayerNorm):
+    """Layer normalisation along the channels of a map."""
 
-    def __init__(self, width: int, tokens: int, hidden: int) -> None:
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class SqueezedChannels(nn.Module):
+    """Channels weighed by a learned function of their means (squeeze and excitation)."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
-        self.norm, self.mix = nn.LayerNorm(width), mlp(tokens, hidden, tokens, activation=nn.GELU)
+        self.weigh = nn.Sequential(nn.Conv2d(channels, squeezed, 1), nn.ReLU(), nn.Conv2d(squeezed, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As many tokens as came in."""
-        mixed: Tensor = self.mix(self.norm(x).transpose(1, 2))
-        return x + mixed.transpose(1, 2)
+        return x * torch.sigmoid(self.weigh(x.mean((2, 3), keepdim=True)))
 
 
-class Basic(nn.Module):
-    """ResNet's block of two convolutions."""
+class GatedChannels(nn.Module):
+    """The same as MobileNetV3 has it, in functions and with a hard sigmoid."""
 
-    def __init__(self, before: int, after: int, stride: int = 1) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(conv(before, after, 3, stride), conv(after, after, 3, activation=nn.Identity))
-        same = stride == 1 and before == after
-        self.shortcut: nn.Module = nn.Identity() if same else conv(before, after, 1, stride, activation=nn.Identity)
+        self.down, self.up = nn.Conv2d(channels, channels // 4, 1), nn.Conv2d(channels // 4, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rectified sum."""
-        return F.relu(self.body(x) + self.shortcut(x))
-
-
-def shuffled(x: Tensor, groups: int) -> Tensor:
-    """The channels dealt out again among groups."""
-    batch, channels, height, width = x.shape
-    grouped = x.view(batch, groups, channels // groups, height, width)
-    return grouped.transpose(1, 2).reshape(batch, channels, height, width)
+        return x * F.hardsigmoid(self.up(F.relu(self.down(F.adaptive_avg_pool2d(x, 1)))))

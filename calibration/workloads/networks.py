@@ -45,20 +45,21 @@ class NetworkSpec(msgspec.Struct, frozen=True):
         return self.kind in CHAINS
 
     @property
-    def judge(self) -> bool:
+    def holdout(self) -> bool:
         """Kept out of every fit, to tell how well whole networks are predicted."""
-        return not self.tiny and self.seed // len(KINDS) % JUDGE_EVERY == JUDGE_EVERY - 1
+        return not self.tiny and self.seed // len(KINDS) % HOLDOUT_EVERY == HOLDOUT_EVERY - 1
 
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
 WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
 VERSION = 8  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
-JUDGE_EVERY = 6
+HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
 COLD_SHARE = 0.6  # of sized networks
 CHAINS = ("modules", "functions")  # do nothing but call, `size` times
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
+_WORDS = ("encoder", "decoder", "recurrent")
 
 
 def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
@@ -88,52 +89,32 @@ def build(spec: NetworkSpec) -> nn.Module:
         chain = blocks.ModuleChain if spec.kind == "modules" else blocks.FunctionChain
         return chain(spec.size).eval()
     rng = random.Random(spec.seed * 7919 + 13)
-    maker: Callable[[random.Random, NetworkSpec], nn.Module] = {
-        "encoder": _encoder,
-        "decoder": _decoder,
-        "residual": _residual,
-        "mobile": _mobile,
-        "patch": _patch,
-        "window": _window,
-        "dense": _dense,
-        "audio": _audio,
-        WAVE: _wave,
-        "mixer": _mixer,
-        "recurrent": _recurrent,
-        "mlp": _mlp,
-    }[spec.kind]
-    return maker(rng, spec).eval().requires_grad_(False)
+    return _MAKERS[spec.kind](rng, spec).eval().requires_grad_(False)
 
 
 def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> tuple[torch.Tensor, ...]:
     """Random inputs of a spec's network at its own batch or another."""
-    count = spec.batch if batch is None else batch
-    if spec.kind in ("encoder", "decoder", "recurrent"):
+    count, samples = spec.batch if batch is None else batch, spec.size * 160
+    if spec.kind in _WORDS:
         return (torch.randint(0, blocks.VOCABULARY, (count, spec.size), device=device),)
-    if spec.kind == "audio":
-        return (torch.randn(count, spec.size * 160, device=device),)
-    if spec.kind == WAVE:
-        return (torch.randn(count, 1, spec.size * 160, device=device),)
-    if spec.chain:
-        return (torch.randn(count, TINY_WIDTH, device=device),)
-    if spec.kind == "mlp":
-        return (torch.randn(count, spec.size, device=device),)
-    if spec.kind == "mixer":
-        return (torch.randn(count, spec.size, _multiple(spec.width, 8), device=device),)
-    return (torch.randn(count, 3, spec.size, spec.size, device=device),)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_IMAGE, (3, spec.size, spec.size))
+    shapes |= dict.fromkeys(CHAINS, (TINY_WIDTH,))
+    shapes |= {"audio": (samples,), WAVE: (1, samples), "mlp": (spec.size,)}
+    shapes |= {"mixer": (spec.size, _multiple(spec.width, 8))}
+    return (torch.randn(count, *shapes[spec.kind], device=device),)
 
 
 @lru_cache(maxsize=4096)
 def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
-    """What a spec's network does, walked like any model; a cold one counts the weights that pushed its own out."""
+    """What a spec's network does, traced like any model; a cold one counts the weights that pushed its own out."""
     from latpred.tracing import trace
 
     with torch.device("meta"):
         model = build(spec)
-    walked = trace(model, inputs(spec, 2), precision=precision)
+    traced = trace(model, inputs(spec, 2), precision=precision)
     if not spec.cold:
-        return walked
-    return msgspec.structs.replace(walked, parameter_bytes=walked.parameter_bytes + EVICTING_BYTES)
+        return traced
+    return msgspec.structs.replace(traced, parameter_bytes=traced.parameter_bytes + EVICTING_BYTES)
 
 
 def _log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:
@@ -184,29 +165,18 @@ def _decoder(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 def strides(side: int, stages: int, *, pooled: bool) -> list[int]:
     """Strides of the stages of a convolutional network, so that it is valid whatever was drawn.
 
-    Each stage but the first halves its map where that has two pixels to halve. Pooling gives no result on a single
-    pixel, and a convolution has nothing to stride over there, so such a stage keeps its map. Blocks need not look at
-    the size of what they get.
+    Each stage but the first halves its map, at first of `side` pixels, where that has two pixels to halve. Pooling
+    gives no result on a single pixel, and a convolution has nothing to stride over there, so such a stage keeps its
+    map. Pooling leaves out an odd pixel; a padded convolution does not.
 
-    Parameters
-    ----------
-    side : int
-        Pixels along a side of the map that the first stage gets.
-    stages : int
-        How many there are.
-    pooled : bool
-        Whether blocks halve by pooling, which leaves out an odd pixel, rather than by a padded convolution.
-
-    Examples
-    --------
     >>> strides(3, 3, pooled=False), strides(3, 3, pooled=True)
     ([1, 2, 2], [1, 2, 1])
     """
-    found = [1]
-    while len(found) < stages:
-        found.append(2 if side > 1 else 1)
+    steps = [1]
+    while len(steps) < stages:
+        steps.append(2 if side > 1 else 1)
         side = max(1, side // 2 if pooled else (side + 1) // 2)
-    return found
+    return steps
 
 
 def _stages(
@@ -342,3 +312,19 @@ def _mlp(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     tapering, norm = rng.random() < 0.3, rng.choice(("none", "none", "none", "batch", "layer"))
     widths = [spec.size, *(_multiple(width / 2 ** (layer if tapering else 0), 8) for layer in range(depth))]
     return blocks.MlpNetwork(widths, rng.choice(("relu", "relu", "gelu", "silu", "tanh")), norm, rng.choice((1, 10)))
+
+
+_MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
+    "encoder": _encoder,
+    "decoder": _decoder,
+    "residual": _residual,
+    "mobile": _mobile,
+    "patch": _patch,
+    "window": _window,
+    "dense": _dense,
+    "audio": _audio,
+    WAVE: _wave,
+    "mixer": _mixer,
+    "recurrent": _recurrent,
+    "mlp": _mlp,
+}

@@ -144,7 +144,7 @@ def test_networks_that_judge_are_never_fitted(calibrated: Calibrated) -> None:
 
 def judging(row: Row) -> bool:
     """Whether a row is of a network that is kept out of every fit."""
-    return row.cell.kind == "network" and schedules.network_spec(row.cell).judge
+    return row.cell.kind == "network" and schedules.network_spec(row.cell).holdout
 
 
 def without(rows: Sequence[Row], keys: set[str]) -> list[Row]:

@@ -5,9 +5,9 @@ all are taken whose kind has stages of convolutions, 3,000 of each kind: their m
 with anything depends on the draw. In the other kinds a draw changes sizes that fit each other by construction, so every
 tenth stands for the rest. A calibration of five minutes reaches some 1,300 seeds.
 
-Networks are also walked, as whoever chooses and fits them does: a stride of those seeds and of later ones, which a
-machine ten times as fast would reach; tiny networks and those that judge. The cells of a calibration of the host alone,
-and the anchors of a check, come from the same streams.
+Networks are also traced, as whoever chooses and fits them does: a stride of those seeds and of later ones, which a
+machine ten times as fast would reach; tiny networks and holdouts. The cells of a calibration of the host alone, and the
+probe cells of a check, come from the same streams.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ EACH = 3000  # seeds of a kind
 STAGED = ("residual", "mobile", "dense")
 THINNED = 10
 PARTS = 3  # that the seeds of a kind fall into, so that several processes share them
-WALKED = (*range(0, 13_000, 21), *range(13_000, 130_000, 191))
-JUDGES = 60
+TRACED = (*range(0, 13_000, 21), *range(13_000, 130_000, 191))
+HOLDOUTS = 60
 TINY = 10 * len(KINDS)  # as many as the study of any runtime draws
 PRECISIONS = ("fp32", "bf16", "fp16")
 CELLS = 400  # kernel cells of a precision
@@ -103,35 +103,29 @@ def test_a_stage_that_halves_a_single_pixel_would_be_found(seed: int, monkeypatc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sized_networks_are_walked(kind: str) -> None:
-    for number, seed in enumerate(seed for seed in WALKED if KINDS[seed % len(KINDS)] == kind):
+def test_sized_networks_are_traced(kind: str) -> None:
+    for number, seed in enumerate(seed for seed in TRACED if KINDS[seed % len(KINDS)] == kind):
         spec = networks.draw(seed)
         demand_sound(networks.graph(spec, PRECISIONS[number % len(PRECISIONS)]), spec.batch)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_tiny_networks_are_walked(precision: str) -> None:
+def test_tiny_networks_are_traced(precision: str) -> None:
     for spec in schedules.tiny_networks(TINY if precision == "fp32" else len(KINDS)):
         demand_sound(networks.graph(spec, precision), 1)
 
 
-def test_networks_that_judge_are_walked() -> None:
-    for spec in islice(schedules.judging_networks(), JUDGES):
-        assert spec.judge
+def test_holdout_networks_are_traced() -> None:
+    for spec in islice(schedules.judging_networks(), HOLDOUTS):
+        assert spec.holdout
         demand_sound(networks.graph(spec), spec.batch)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, "tf32"])
 def test_kernel_cells_launch_a_kernel(precision: str) -> None:
-    for cell in islice(schedules.kernel_cells(precision, seed=0), CELLS):
-        graph, batch = single_ops.graph(cell)
-        demand_sound(graph, batch)
-
-
-def test_products_in_tf32_launch_a_kernel() -> None:
-    for cell in islice(schedules.kernel_cells("tf32", seed=0, names=schedules.PRODUCTS), 60):
-        graph, batch = single_ops.graph(cell)
-        demand_sound(graph, batch)
+    products = {"names": schedules.PRODUCTS} if precision == "tf32" else {}
+    for cell in islice(schedules.kernel_cells(precision, seed=0, **products), CELLS):
+        demand_sound(*single_ops.graph(cell))
 
 
 def test_dispatch_cells_issue_something() -> None:
@@ -181,8 +175,7 @@ def demand_shapes(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("kind", dict.fromkeys(onnx_workloads.KINDS))
 def test_generated_onnx_graphs_have_shapes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (onnx_workloads, onnx_workloads):
-        monkeypatch.setattr(module, "Graph", Outline)
+    monkeypatch.setattr(onnx_workloads, "Graph", Outline)
     drawn = [graph_cell(number, "fp32", tiny=True) for number in range(TINY_GRAPHS)]
     drawn += [graph_cell(number, "fp32") for number in range(GRAPHS)]
     for cell in (cell for cell in drawn if cell.name == kind):

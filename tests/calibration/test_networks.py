@@ -1,4 +1,4 @@
-"""Generated networks: every kind builds, walks and runs, and its walk is the stream of calls that its run makes."""
+"""Generated networks: every kind builds, is traced and runs, and its trace is the stream of calls of its run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def made(spec: NetworkSpec, precision: str, batch: int) -> tuple[torch.nn.Module
 
 
 def called(call: Callable[[], object]) -> list[str]:
-    """Names of the ops that Python issues in a call, as `inplace` sees them."""
+    """Names of the ops that Python issues in a call, as `in_network` sees them."""
     with torch.inference_mode(), in_network._Clocked() as clocked:
         call()
     return clocked.names
@@ -53,7 +53,7 @@ def test_networks_of_waves_pool_along_a_line_and_take_a_part_of_the_turns_of_aud
     drawn = [networks.draw(seed) for seed in range(KINDS.index("audio"), 30 * len(KINDS), len(KINDS))]
     waves = [spec for spec in drawn if spec.kind == WAVE]
     assert len(drawn) - len(waves) == sum(spec.kind == "audio" for spec in drawn) == 18
-    assert {spec.judge for spec in waves} == {False, True}
+    assert {spec.holdout for spec in waves} == {False, True}
     for spec in waves:
         poolings = [op for op in networks.graph(spec).ops if op.family.startswith("pooling.max")]
         assert {op.family for op in poolings} == {"pooling.max.1d"}
@@ -75,27 +75,27 @@ def test_residual_networks_have_dense_windows_of_every_usual_size() -> None:
 def test_stages_halve_a_map_while_there_is_something_to_halve(stages: int, pooled: bool) -> None:
     halve = torch.nn.MaxPool2d(2) if pooled else torch.nn.Conv2d(1, 1, 3, 2, 1)
     for side in range(1, 40):
-        x, found = torch.zeros(1, 1, side, side), networks.strides(side, stages, pooled=pooled)
-        assert len(found) == stages
-        for stage, stride in enumerate(found):
+        x, strides = torch.zeros(1, 1, side, side), networks.strides(side, stages, pooled=pooled)
+        assert len(strides) == stages
+        for stage, stride in enumerate(strides):
             assert stride == (2 if stage and x.shape[-1] > 1 else 1)
             x = halve(x) if stride == 2 else x
 
 
 @pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_the_walk_is_the_stream_of_calls(spec: NetworkSpec, batch: int) -> None:
+def test_the_trace_is_the_stream_of_calls(spec: NetworkSpec, batch: int) -> None:
     model, inputs = made(spec, "fp32", batch)
     groups = in_network.calls(networks.graph(spec).at(batch))
     names = called(lambda: model(*inputs))
     assert len(groups) == len(names)
     singles = [(group[0].name, name) for group, name in zip(groups, names, strict=True) if len(group) == 1]
-    assert [walked for walked, _ in singles] == [run for _, run in singles]
+    assert [traced for traced, _ in singles] == [run for _, run in singles]
 
 
 @pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_network_runs_and_is_walked_in_a_precision(spec: NetworkSpec, precision: str) -> None:
+def test_every_network_runs_and_is_traced_in_a_precision(spec: NetworkSpec, precision: str) -> None:
     model, inputs = made(spec, precision, 3)
     with torch.inference_mode():
         out = model(*inputs)
@@ -121,39 +121,33 @@ def test_timing_in_place_times_each_group_of_calls() -> None:
     evictions: list[int] = []
     model, inputs = made(TINY[0], "fp32", 1)
     with torch.inference_mode():
-        placed = in_network.time_ops(
+        timed = in_network.time_ops(
             model, inputs, repeats=4, budget_s=60.0, gauge=ScriptedGauge(), between=lambda: evictions.append(1)
         )
-    assert len(placed.calls_us) == len(in_network.calls(networks.graph(TINY[0]).at(1)))
-    assert min(placed.calls_us) > 0
-    assert placed.forward.n == 4
+    assert len(timed.calls_us) == len(in_network.calls(networks.graph(TINY[0]).at(1)))
+    assert min(timed.calls_us) > 0
+    assert timed.forward.n == 4
     assert len(evictions) == 8  # ahead of the pass that nobody watches and of the one with a clock
 
 
-def test_turns_in_slow_moments_do_not_count() -> None:
+@pytest.mark.parametrize(
+    ("moments", "repeats", "budget_s", "slow", "reads"),
+    [
+        ([1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 1.0], 3, 60.0, 1.0, 7),  # six turns, three of which met a slow moment
+        ([1.6, 1.6, 1.4, 1.3, 1.3, 1.5], 9, 0.0, 1.6, None),  # all moments are slow: the least slowed turns stand
+        ([], 50, 0.0, None, None),  # a spent budget still gives three repeats
+    ],
+)
+def test_turns_in_slow_moments_do_not_count_while_there_is_time(
+    moments: list[float], repeats: int, budget_s: float, slow: float | None, reads: int | None
+) -> None:
     model, inputs = made(TINY[0], "fp32", 1)
-    gauge = ScriptedGauge([1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 1.0])
+    gauge = ScriptedGauge(moments) if moments else ScriptedGauge()
     with torch.inference_mode():
-        placed = in_network.time_ops(model, inputs, repeats=3, budget_s=60.0, gauge=gauge)
-    assert placed.forward.n == 3
-    assert placed.forward.slow == 1.0
-    assert gauge.reads == 7  # six turns, three of which met a slow moment
-
-
-def test_where_all_moments_are_slow_the_least_slowed_turns_stand() -> None:
-    model, inputs = made(TINY[0], "fp32", 1)
-    gauge = ScriptedGauge([1.6, 1.6, 1.4, 1.3, 1.3, 1.5])
-    with torch.inference_mode():
-        placed = in_network.time_ops(model, inputs, repeats=9, budget_s=0.0, gauge=gauge)
-    assert placed.forward.n == in_network.FEWEST == 3
-    assert placed.forward.slow == pytest.approx(1.6)
-
-
-def test_a_spent_budget_still_gives_three_repeats() -> None:
-    model, inputs = made(TINY[0], "fp32", 1)
-    with torch.inference_mode():
-        placed = in_network.time_ops(model, inputs, repeats=50, budget_s=0.0, gauge=ScriptedGauge())
-    assert placed.forward.n == in_network.FEWEST == 3
+        timed = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge)
+    assert timed.forward.n == in_network.FEWEST == 3
+    assert slow is None or timed.forward.slow == pytest.approx(slow)
+    assert reads is None or gauge.reads == reads
 
 
 def test_a_network_that_changes_its_mind_is_refused() -> None:
@@ -169,14 +163,14 @@ def test_a_network_that_changes_its_mind_is_refused() -> None:
         in_network.time_ops(Fickle(), (torch.ones(2),), repeats=9, budget_s=60.0, gauge=ScriptedGauge())
 
 
-def test_judges_are_one_in_six_of_every_kind_and_never_tiny() -> None:
+def test_holdouts_are_one_in_six_of_every_kind_and_never_tiny() -> None:
     drawn = [networks.draw(seed) for seed in range(6 * len(KINDS))]
-    judges = [spec for spec in drawn if spec.judge]
+    holdouts = [spec for spec in drawn if spec.holdout]
     # seeds 55 to 65: the sixth round over the eleven kinds
-    assert [spec.seed for spec in judges] == list(range(55, 66))
-    assert {spec.kind for spec in judges} == set(KINDS)
-    assert not any(spec.tiny for spec in judges)
-    assert not any(spec.judge for spec in (networks.draw(seed, tiny=True) for seed in range(60)))
+    assert [spec.seed for spec in holdouts] == list(range(55, 66))
+    assert {spec.kind for spec in holdouts} == set(KINDS)
+    assert not any(spec.tiny for spec in holdouts)
+    assert not any(spec.holdout for spec in (networks.draw(seed, tiny=True) for seed in range(60)))
 
 
 def test_a_cold_network_does_not_fit_a_cache_that_it_was_pushed_out_of() -> None:

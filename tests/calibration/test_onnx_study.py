@@ -112,7 +112,7 @@ def test_what_is_measured_first() -> None:
     assert len({cell.key for cell in cells}) == len(cells)
     networks = [schedules.network_spec(cell) for cell in cells if cell.kind == "network"]
     assert networks
-    assert all(spec.judge and not spec.cold for spec in networks)
+    assert all(spec.holdout and not spec.cold for spec in networks)
     sizes = [cell.dims["tiny"] for cell in cells if cell.kind == "kernel"]
     assert sizes == sorted(sizes, reverse=True)
     assert 20 < sum(sizes) < len(sizes) - 20

@@ -52,7 +52,7 @@ def test_after_learning_judges_are_kept_and_the_uncertain_come_first() -> None:
     choice = Choice()
     choice.learn(learned)
     specs = [small(seed) for seed in range(50, 50 + GROUP)]  # seeds 55 to 65 judge
-    judges = [spec for spec in specs if spec.judge]
+    judges = [spec for spec in specs if spec.holdout]
     assert len(judges) == len(KINDS)
     chosen = list(islice(choice.of_networks(iter(specs)), len(KINDS) + GROUP // sampling.CANDIDATES))
     assert chosen[: len(KINDS)] == judges

@@ -225,8 +225,8 @@ def test_cells_of_a_study_are_its_own_and_judges_come_early() -> None:
     count = len(networks.KINDS)
     assert {spec.kind for spec in kinds["cpu"][:count]} == set(networks.KINDS)
     assert all(spec.tiny for spec in kinds["cpu"][:count])
-    assert sum(spec.judge for spec in kinds["cpu"]) == 5
-    assert [(spec.tiny, spec.judge) for spec in kinds["simulated"][:3]] == [
+    assert sum(spec.holdout for spec in kinds["cpu"]) == 5
+    assert [(spec.tiny, spec.holdout) for spec in kinds["simulated"][:3]] == [
         (False, False),
         (True, False),
         (False, True),

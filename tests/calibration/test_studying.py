@@ -20,7 +20,7 @@ from latpred.calibration.calibrator import Progress
 from latpred.calibration.devices.base import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
-from latpred.calibration.measurement import whole_models
+from latpred.calibration.measurement import bench
 from latpred.calibration.runtime_calibration import each_runtime
 from latpred.calibration.session import Row, directory, read_rows
 from latpred.cli import main
@@ -306,7 +306,7 @@ def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.Mo
     assert "has no CUDA provider" in str(each_runtime.hindrance("onnxruntime", OnGpu()))
     assert each_runtime.hindrance("onnxruntime", open_device("cpu")) is None
     with pytest.raises(MissingPackageError, match="has no CUDA provider"):
-        whole_models.demand_runtime("onnxruntime", OnGpu())
+        bench.demand_runtime("onnxruntime", OnGpu())
 
 
 def test_without_a_kernel_no_other_runtime_is_studied(latpred_home: Path) -> None:

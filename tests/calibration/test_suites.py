@@ -1,4 +1,4 @@
-"""Suites: wide enough, walkable without a device, and nothing that a calibration trains on."""
+"""Suites and gate models: wide enough, traced without a device, runnable, and nothing that a calibration fits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.base import Workload, workloads_of
 from latpred.errors import UsageError
 
-CPU = suites.get("cpu")
-EVERYDAY = [suites.get("ordinary"), suites.get("sealed")]
-SMALL = [s for name in ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed") for s in suites.get(name).ready]
+SUITES = {name: suites.get(name) for name in ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed")}
+CPU, GATE = SUITES["cpu"], suites.get(suites.GATE)
+EVERYDAY = [SUITES["ordinary"], SUITES["sealed"]]
+SMALL = [workload for suite in SUITES.values() for workload in suite.ready]
+LITTLE = 1.2e9  # MACs of 60 ms, where two slow cores do some 20 GMAC a second
+
+
+def families(*names: str) -> set[str]:
+    return {workload.family for name in names for workload in SUITES[name].ready}
 
 
 def test_the_cpu_suite_is_wide_enough() -> None:
     assert len(CPU.workloads()) >= 12
-    assert len({workload.family for workload in CPU.ready}) >= 8
+    assert len(families("cpu")) >= 8
     assert {1, 2, 4, 8, 16, 32} <= set(CPU.batches)
     assert len(CPU.ready) * len(CPU.batches) >= 200
-    assert len({workload.name for workload in CPU.ready}) == len(CPU.ready)
 
 
 def test_no_model_is_in_two_suites() -> None:
@@ -34,39 +39,28 @@ def test_no_model_is_in_two_suites() -> None:
 
 
 def test_the_blind_suite_shares_no_family_with_an_earlier_one() -> None:
-    blind = {workload.family for workload in suites.get("blind").ready}
-    others = {workload.family for name in ("cpu", "unseen", "fresh") for workload in suites.get(name).ready}
-    assert len(blind) >= 20
-    assert not blind & others
-    assert suites.get("blind").batches == CPU.batches
+    assert len(families("blind")) >= 20
+    assert not families("blind") & families("cpu", "unseen", "fresh")
+    assert SUITES["blind"].batches == CPU.batches
 
 
 @pytest.mark.parametrize("suite", EVERYDAY, ids=lambda suite: suite.name)
 def test_suites_of_everyday_networks_are_wide_and_have_many_small_models(suite: suites.Suite) -> None:
     assert len(suite.workloads()) >= 24
-    assert len({workload.family for workload in suite.ready}) >= 20
+    assert len(families(suite.name)) >= 20
     assert suite.batches == (1, 2, 4, 8, 16, 32)
-    assert sum(workload.walk("fp32").macs(1) < 5e6 for workload in suite.ready) > len(suite.ready) / 4
+    assert sum(workload.trace("fp32").macs(1) < 5e6 for workload in suite.ready) > len(suite.ready) / 4
 
 
-@pytest.mark.parametrize("subject", [s for suite in EVERYDAY for s in suite.ready], ids=lambda workload: workload.name)
-def test_ordinary_models_run_on_ordinary_numbers_at_one_sample_and_at_two(workload: Workload) -> None:
-    model, inputs = workload.make("cpu", "fp32")
-    with torch.inference_mode(), Denormals() as seen:
-        one, two = (model(*inputs(batch, "cpu")) for batch in (1, 2))
-    assert (one.shape[0], two.shape[0]) == (1, 2)
-    assert one.shape[1:] == two.shape[1:]
-    assert bool(torch.isfinite(two).all())
-    assert seen.count == 0
-
-
-@pytest.mark.parametrize("subject", SMALL, ids=lambda workload: workload.name)
-def test_every_model_for_a_cpu_walks(workload: Workload) -> None:
-    graph = workload.walk("fp32")
+@pytest.mark.parametrize("workload", [*SMALL, *GATE.ready], ids=lambda workload: workload.name)
+def test_every_model_for_a_cpu_is_traced(workload: Workload) -> None:
+    graph = workload.trace("fp32")
     assert graph.model == workload.name
     assert graph.coverage(2).launches == 1.0
-    # two slow cores do some 20 GMAC a second: half a second at batch 32
-    assert graph.macs(32) < 13e9
+    if workload in GATE.ready:
+        assert graph.macs(max(GATE.batches)) < LITTLE
+    else:  # half a second at batch 32
+        assert graph.macs(32) < 13e9
 
 
 class Denormals(TorchDispatchMode):
@@ -83,21 +77,42 @@ class Denormals(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("subject", CPU.ready, ids=lambda workload: workload.name)
+RUN = [*CPU.ready, *(workload for suite in EVERYDAY for workload in suite.ready), *GATE.ready]
+
+
+@pytest.mark.parametrize("workload", RUN, ids=lambda workload: workload.name)
 def test_models_run_where_they_are_built_on_ordinary_numbers(workload: Workload) -> None:
     model, inputs = workload.make("cpu", "fp32")
     with torch.inference_mode(), Denormals() as seen:
-        output = model(*inputs(2, "cpu"))
-    first = output if isinstance(output, torch.Tensor) else output[0]
-    assert first.shape[0] == 2
-    assert bool(torch.isfinite(first).all())
+        outputs = [model(*inputs(batch, "cpu")) for batch in (1, 2)]
+    one, two = (out if isinstance(out, torch.Tensor) else out[0] for out in outputs)
+    assert (one.shape[0], two.shape[0]) == (1, 2)
+    assert one.shape[1:] == two.shape[1:]
+    assert bool(torch.isfinite(two).all())
     assert seen.count == 0
+
+
+def test_gate_models_are_of_many_kinds() -> None:
+    assert len({workload.name for workload in GATE.ready}) == len(GATE.ready) >= 12
+    assert {workload.input_kind for workload in GATE.ready} == {"seq", "image", "audio", "custom"}
+
+
+def work(workload: Workload) -> tuple[int, int]:
+    """Parameters, and multiply-adds of one sample."""
+    model, _ = workload.make("meta", "fp32")
+    return sum(weight.numel() for weight in model.parameters()), workload.trace("fp32").macs(1)
+
+
+@pytest.mark.slow
+def test_no_suite_holds_a_gate_model() -> None:
+    theirs = [workload for name in suites.NAMES for workload in suites.get(name).workloads()]
+    assert not {workload.name for workload in GATE.ready} & {workload.name for workload in theirs}
+    assert not {work(workload) for workload in GATE.ready} & {work(workload) for workload in theirs}
 
 
 def test_the_heldout_suite_holds_names_and_builds_nothing() -> None:
     suite = suites.get("heldout")
-    assert len(suite.names) == 12
-    assert suite.ready == ()
+    assert (len(suite.names), suite.ready) == (12, ())
 
 
 @pytest.mark.parametrize("name", suites.get("heldout").names)
@@ -113,23 +128,31 @@ def test_an_unknown_suite() -> None:
         suites.get("gpu")
 
 
-BROKEN = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
-BUILDS = """
+GATE_BUILT = """
+import sys
+sys.modules.update(dict.fromkeys(("transformers", "torchvision", "timm")))
 from latpred.calibration.workloads import suites
-
+for workload in suites.get(suites.GATE).ready:
+    workload.make("meta", "fp32")
+    print(workload.name)
+"""
+BERTS_BUILT = """
+from latpred.calibration.workloads import suites
 for name in ("cpu", "blind", "fresh"):
-    for workload in suites.get(name).workloads():
-        if workload.family == "encoder" or "bert" in workload.name:
-            workload.make("meta", "fp32")
-            print(workload.name)
-            break
+    workload = next(one for one in suites.get(name).workloads() if "bert" in one.name)
+    workload.make("meta", "fp32")
+    print(workload.name)
 """
 
 
-def test_suites_are_built_beside_a_torchvision_that_does_not_fit_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("script", "built"), [(GATE_BUILT, len(GATE.ready)), (BERTS_BUILT, 3)], ids=["gate", "berts"])
+def test_models_are_built_without_other_packages_or_beside_a_broken_torchvision(
+    script: str, built: int, tmp_path: Path
+) -> None:
     (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text(BROKEN)
+    broken = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
+    (tmp_path / "torchvision" / "__init__.py").write_text(broken)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
-    done = subprocess.run([sys.executable, "-c", BUILDS], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 3
+    assert len(done.stdout.splitlines()) == built

@@ -28,7 +28,7 @@ def toy(name: str, width: int) -> Workload:
 @pytest.fixture(autouse=True)
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     suite = suites.Suite("toys", "for tests", (1, 4), ready=(toy("a", 8), toy("b", 64), toy("c", 512)))
-    monkeypatch.setitem(suites._SUITES, "toys", suite)
+    monkeypatch.setattr(suites, "get", {"toys": suite}.__getitem__)
 
 
 def test_measured_predicted_compared_recorded_and_replayed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import docblocks
 import pytest
 
-from latpred.calibration.workloads.paper_models import plan
+from latpred.calibration.measurement.plans import plan
 
 PAGE = (Path(__file__).parents[2] / "examples" / "gpu" / "README.md").read_text()
 COMMANDS = [line for line in docblocks.bash_lines(PAGE) if line.startswith("latpred")]
@@ -22,5 +22,5 @@ def test_commands_parse(command: str) -> None:
 def test_stages_are_those_of_the_plan() -> None:
     named = re.findall(r"^\| ([a-z0-9-]+) \|.*\| (\d+) \|$", PAGE, re.MULTILINE)
     assert [(stage, int(settings)) for stage, settings in named] == [
-        (stage.name, len(stage.settings)) for stage in plan("paper").stages
+        (name, len(settings)) for name, settings in plan("paper").stages.items()
     ]

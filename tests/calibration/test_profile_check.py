@@ -1,14 +1,15 @@
-"""`check` on the simulated device, and the sentences for what cannot be checked."""
+"""`check` on the simulated device, what cannot be checked, and what is called moved: no more than noise allows."""
 
 from __future__ import annotations
 
 import json
 import math
 import runpy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -17,9 +18,11 @@ from profiledata import machine, profile
 import latpred
 from latpred import storage
 from latpred.accuracy import drift
+from latpred.accuracy.drift import Part
 from latpred.calibration import calibrate
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import drift_test
+from latpred.calibration.measurement.drift_test import Ratio
 from latpred.cli import main
 from latpred.errors import DeviceError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
@@ -74,8 +77,8 @@ def test_the_verb_says_what_moved_and_exits_with_one(
     assert (found["verdict"], done.exit_code) == ("moved", 1)
 
 
-def test_every_family_of_a_profile_has_anchors(calibrated: DeviceProfile) -> None:
-    cells = drift_test.chosen(calibrated)
+def test_every_family_of_a_profile_has_probe_cells(calibrated: DeviceProfile) -> None:
+    cells = drift_test.probe_cells(calibrated)
     held = {part for cell in cells if cell.kind == "kernel" for part in drift_test._parts(calibrated, cell)}
     assert held == set(calibrated.kernels["fp32"])
     assert len({cell.key for cell in cells}) == len(cells)
@@ -86,26 +89,25 @@ def test_no_profile() -> None:
         latpred.check()
 
 
-def test_a_profile_of_another_machine() -> None:
-    other = machine(hostname_hash="elsewhere", cpu="Another CPU")
-    with pytest.raises(ProfileError, match=r"is of another machine .Another CPU, here .*Check it there"):
-        latpred.check(profile(machine=other))
-
-
-@pytest.mark.parametrize("name", ["rtx-8000", "a100"])
-def test_a_profile_that_nobody_measured(name: str) -> None:
-    with pytest.raises(ProfileError, match=r"was not measured here .*latpred calibrate"):
-        latpred.check(name)
-
-
-def test_an_adapted_profile_no_longer_predicts_its_cells() -> None:
-    with pytest.raises(ProfileError, match=r"was adapted, from cpu on .* Check the profile that it was adapted from"):
-        latpred.check(profile(protocol={ADAPTED: "from cpu on 2026-11-21: eager by host and device"}))
-
-
-def test_a_profile_without_cells() -> None:
-    with pytest.raises(ProfileError, match="keeps no cells that could be timed again"):
-        latpred.check(profile(samples=()))
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("rtx-8000", r"was not measured here .*latpred calibrate"),
+        ("a100", r"was not measured here .*latpred calibrate"),
+        (profile(samples=()), "keeps no cells that could be timed again"),
+        (
+            profile(protocol={ADAPTED: "from cpu on 2026-11-21: eager by host and device"}),
+            r"was adapted, from cpu on .* Check the profile that it was adapted from",
+        ),
+        (
+            profile(machine=machine(hostname_hash="elsewhere", cpu="Another CPU")),
+            r"is of another machine .Another CPU, here .*Check it there",
+        ),
+    ],
+)
+def test_profiles_that_cannot_be_checked(asked: DeviceProfile | str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        latpred.check(asked)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -119,3 +121,63 @@ def test_a_gpu_profile_without_cuda() -> None:
 def test_no_time_at_all() -> None:
     with pytest.raises(UsageError, match="Give at least 1 s"):
         latpred.check(profile(), budget_s=0.1)
+
+
+PARTS = 24
+PROBES = 6
+
+
+def rounds(seed: int, noise: float, factors: Mapping[str, float], speed: float = 1.0) -> list[list[Ratio]]:
+    """Two rounds of parts that all took `speed` times as long, some of them more."""
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            Ratio("device", f"part{i}", f"{i}/{j}", math.log(speed * factors.get(f"part{i}", 1.0)) + error, noise)
+            for i in range(PARTS)
+            for j, error in enumerate(rng.normal(0.0, noise, PROBES))
+        ]
+        for _ in range(2)
+    ]
+
+
+def named(parts: list[Part], verdict: str) -> set[str]:
+    return {part.name for part in parts if part.verdict == verdict}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fifteen_percent_in_one_part_is_seen_and_nothing_else(seed: int) -> None:
+    for factors in ({"part3": 1.15}, {"part3": 1 / 1.15}, {}):
+        assert named(drift_test.drift(rounds(seed, 0.03, factors)), "moved") == set(factors)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_hides_a_change_and_is_never_called_one(seed: int) -> None:
+    parts = drift_test.drift(rounds(seed, 0.4, {"part3": 1.15}))
+    assert named(parts, "moved") == set()
+    assert "part3" in named(parts, "unclear")
+
+
+def test_a_common_speed_is_said_by_itself() -> None:
+    parts = {part.name: part for part in drift_test.drift(rounds(1, 0.01, {"part3": 1.3}, speed=1.5))}
+    assert parts[""].ratio == pytest.approx(1.5, rel=0.01)
+    assert parts[""].verdict == "moved"
+    assert parts["part3"].ratio == pytest.approx(1.3, rel=0.02)
+    assert parts["part4"].verdict == "holds"
+    assert parts["part3"].low < 1.3 < parts["part3"].high
+
+
+def test_clocks_have_speeds_of_their_own() -> None:
+    host = [[ratio._replace(clock="host") for ratio in one] for one in rounds(2, 0.01, {}, speed=1.4)]
+    device = rounds(3, 0.01, {})
+    parts = drift_test.drift([a + b for a, b in zip(host, device, strict=True)])
+    assert [(part.clock, part.name) for part in parts if part.verdict == "moved"] == [("host", "")]
+
+
+def test_one_outlier_among_the_probes_moves_nothing() -> None:
+    first, second = rounds(4, 0.01, {})
+    struck = [ratio._replace(log_ratio=1.0) if ratio.probe == "5/0" else ratio for ratio in first]
+    assert named(drift_test.drift([struck, second]), "moved") == set()
+
+
+def test_a_part_that_is_missing_is_no_part() -> None:
+    assert drift_test.drift([[], []]) == []

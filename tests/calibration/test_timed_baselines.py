@@ -12,6 +12,7 @@ from torch import nn
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import timed_baselines
+from latpred.calibration.measurement.bench import Bench
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.base import Workload, module_workload
 from latpred.errors import UsageError
@@ -40,7 +41,7 @@ def test_each_distinct_op_is_timed_once_and_counted_as_often_as_it_came(monkeypa
         return timer.Timing(1e-3, 0.0, 3, True)
 
     monkeypatch.setattr(timer, "queued", one_millisecond)
-    seconds = timed_baselines.isolated_ops(workload(), 4, "fp32", CpuDevice())
+    seconds = timed_baselines.isolated_ops(Bench(CpuDevice()), workload(), 4, "fp32")
     assert seconds == pytest.approx(4e-3)  # three layers and a relu
     assert [tuple(result.shape) for result in timed] == [(4, 8), (4, 8)]
 
@@ -61,7 +62,7 @@ class Counting(nn.Module):
 
 def test_operands_are_those_of_the_moment_of_the_call() -> None:
     counting = module_workload("counting", Counting().eval(), torch.zeros(1, 3, dtype=torch.long))
-    assert timed_baselines.isolated_ops(counting, 2, "fp32", CpuDevice()) > 0
+    assert timed_baselines.isolated_ops(Bench(CpuDevice()), counting, 2, "fp32") > 0
 
 
 def test_columns_and_reasons() -> None:
@@ -72,8 +73,8 @@ def test_columns_and_reasons() -> None:
         said.append(label)
         return True
 
-    out, reasons = timed_baselines.with_rivals(
-        table, [workload()], CpuDevice(), tuple(timed_baselines.RIVALS), announce
+    out, reasons = timed_baselines.with_baselines(
+        table, [workload()], Bench(CpuDevice()), tuple(timed_baselines.BASELINES), announce
     )
     assert (out["baseline_isolated_ops_s"] > 0).all()
     assert "baseline_runtime_estimator_s" not in out
@@ -84,19 +85,21 @@ def test_columns_and_reasons() -> None:
 
 def test_no_time_is_a_reason() -> None:
     table = measured([("layers", 1, 1e-4)], status="ok")
-    out, reasons = timed_baselines.with_rivals(table, [workload()], CpuDevice(), ["isolated_ops"], lambda label: False)
+    out, reasons = timed_baselines.with_baselines(
+        table, [workload()], Bench(CpuDevice()), ["isolated_ops"], lambda label: False
+    )
     assert list(out.columns) == list(table.columns)
     assert reasons == {"isolated_ops": "the time budget was spent"}
 
 
 def test_the_simulated_device_has_no_ops() -> None:
     table = measured([("layers", 1, 1e-4)], status="ok")
-    _, reasons = timed_baselines.with_rivals(
-        table, [workload()], SimulatedDevice(), ["isolated_ops"], lambda label: True
+    _, reasons = timed_baselines.with_baselines(
+        table, [workload()], Bench(SimulatedDevice()), ["isolated_ops"], lambda label: True
     )
     assert "graphs, not ops" in reasons["isolated_ops"]
 
 
 def test_an_unknown_rival() -> None:
     with pytest.raises(UsageError, match="no baseline 'guess' to measure"):
-        timed_baselines.with_rivals(measured([("a", 1, 1.0)]), [], CpuDevice(), ["guess"], lambda label: True)
+        timed_baselines.with_baselines(measured([("a", 1, 1.0)]), [], Bench(CpuDevice()), ["guess"], lambda label: True)

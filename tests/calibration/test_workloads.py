@@ -1,4 +1,4 @@
-"""Subjects: recipes from names, modules and graphs, which leave the user's model and random state alone."""
+"""Workloads: recipes from names, modules and graphs, which leave the user's model and random state alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def conv() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2))
 
 
-def test_a_module_is_copied_when_it_is_not_ready() -> None:
+def test_a_module_is_copied_unless_it_is_ready() -> None:
     mine = conv().train()
     made, inputs = module_workload("mine", mine, image=4).make("cpu", "bf16")
     assert made is not mine
@@ -31,17 +31,14 @@ def test_a_module_is_copied_when_it_is_not_ready() -> None:
     given = inputs(5, "cpu")
     assert given[0].shape == (5, 3, 4, 4)
     assert given[0].dtype is torch.bfloat16
+    ready = conv().eval()
+    assert module_workload("mine", ready, image=4).make("cpu", "fp32")[0] is ready
 
 
-def test_a_module_that_is_ready_is_used_as_it_is() -> None:
-    mine = conv().eval()
-    assert module_workload("mine", mine, image=4).make("cpu", "fp32")[0] is mine
-
-
-def test_a_module_is_walked_in_every_runtime_from_its_recipe() -> None:
+def test_a_module_is_traced_in_every_runtime_from_its_recipe() -> None:
     pytest.importorskip("onnxruntime")
     workload = module_workload("mine", conv().eval(), image=4)
-    assert [workload.walk("fp32", runtime).runtime for runtime in ("eager", "onnxruntime")] == ["eager", "onnxruntime"]
+    assert [workload.trace("fp32", runtime).runtime for runtime in ("eager", "onnxruntime")] == ["eager", "onnxruntime"]
     assert workload.make("meta", "fp32")[1](3, "meta")[0].is_meta
 
 
@@ -52,10 +49,9 @@ def test_integer_inputs_stay_integers() -> None:
     assert (given.shape, given.dtype) == ((3, 7), torch.int64)
 
 
-def test_walking_gives_the_graph_the_name_and_size_of_the_subject() -> None:
-    graph = Workload("mine", "image", 8, lambda device, precision: (conv(), dense_inputs((3, 8, 8), precision))).walk(
-        "fp16"
-    )
+def test_a_trace_has_the_name_and_size_of_the_workload() -> None:
+    mine = Workload("mine", "image", 8, lambda device, precision: (conv(), dense_inputs((3, 8, 8), precision)))
+    graph = mine.trace("fp16")
     assert (graph.model, graph.input_kind, graph.input_size, graph.precision) == ("mine", "image", 8, "fp16")
     assert graph.macs(2) == 2 * 64 * 3 * 2
 

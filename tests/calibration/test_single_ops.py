@@ -1,4 +1,4 @@
-"""Single-op cells: their walked work equals what one derives by hand, and their weights rotate."""
+"""Single-op cells: their traced work equals what one derives by hand, and their weights rotate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTENTION = {"batch": 2, "heads": 3, "queries": 4, "head_dim": 8, "masked": 0}
 CPU = SimpleNamespace(torch_device=torch.device("cpu"))
 
 
-def walked(name: str, dims: dict[str, int]) -> tuple[Op, int]:
+def traced(name: str, dims: dict[str, int]) -> tuple[Op, int]:
     """The only op of a cell that launches, and the batch to read it at."""
     graph, batch = single_ops.graph(Cell("kernel", name, dims))
     (op,) = (op for op in graph.at(batch) if op.launches)
@@ -45,7 +45,7 @@ def walked(name: str, dims: dict[str, int]) -> tuple[Op, int]:
 def test_work_is_what_one_derives_by_hand(
     name: str, dims: dict[str, int], family: str, macs: int, weights: int, read: int, written: int
 ) -> None:
-    op, batch = walked(name, dims)
+    op, batch = traced(name, dims)
     assert op.family == family
     work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
     assert tuple(line.at(batch) for line in work) == (macs, weights, read, written)
@@ -65,7 +65,7 @@ def test_work_is_what_one_derives_by_hand(
     ],
 )
 def test_dimensions_are_those_of_the_cell(name: str, dims: dict[str, int], expected: dict[str, int]) -> None:
-    op, batch = walked(name, dims)
+    op, batch = traced(name, dims)
     assert {dim: op.dims[dim].at(batch) for dim in expected} == expected
 
 
@@ -78,42 +78,37 @@ def test_every_cell_runs_and_no_op_of_it_is_estimated(cell: Cell) -> None:
         single_ops.build(cell, CPU)()
 
 
-def test_weights_rotate_from_call_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the weight of each call lay, of a cell called "watched"."""
+    places: list[int] = []
 
     def watched(dims: dict[str, int]) -> single_ops.Built:
         weight = torch.ones(dims["cols"])
-        return single_ops.Built(lambda x, w: seen.append(w.data_ptr()), (torch.ones(1),), 1, (weight,))
+        return single_ops.Built(lambda x, w: places.append(w.data_ptr()), (torch.ones(1),), 1, (weight,))
 
     monkeypatch.setitem(single_ops.BUILDERS, "watched", watched)
-    monkeypatch.setattr(single_ops, "ROTATED_BYTES", 3 * 4 * 16)  # three copies of 16 numbers
-    kernel = single_ops.build(Cell("kernel", "watched", {"cols": 16}), CPU)
-    for _ in range(6):
-        kernel()
-    assert len(set(seen[:3])) == 3
-    assert seen[3:] == seen[:3]
-    seen.clear()
-    dispatch = single_ops.build(Cell("dispatch", "watched", {"cols": 16}), CPU)
-    for _ in range(3):
-        dispatch()
-    assert len(set(seen)) == 1
+    return places
 
 
-def test_copies_are_limited_but_there_is_always_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[int] = set()
-
-    def watched(dims: dict[str, int]) -> single_ops.Built:
-        weight = torch.ones(dims["cols"])
-        return single_ops.Built(lambda x, w: seen.add(w.data_ptr()), (torch.ones(1),), 1, (weight,))
-
-    monkeypatch.setitem(single_ops.BUILDERS, "watched", watched)
-    for rotated, copies in ((1, 1), (1 << 30, single_ops.MOST_COPIES)):
-        seen.clear()
-        monkeypatch.setattr(single_ops, "ROTATED_BYTES", rotated)
-        call = single_ops.build(Cell("kernel", "watched", {"cols": 16}), CPU)
-        for _ in range(2 * single_ops.MOST_COPIES):
-            call()
-        assert len(seen) == copies
+@pytest.mark.parametrize(
+    ("kind", "rotated", "copies"),
+    [
+        ("kernel", 3 * 4 * 16, 3),  # three copies of 16 numbers
+        ("kernel", 1, 1),
+        ("kernel", 1 << 30, single_ops.MOST_COPIES),
+        ("dispatch", 1 << 30, 1),
+    ],
+)
+def test_weights_of_kernels_rotate_from_call_to_call(
+    held: list[int], monkeypatch: pytest.MonkeyPatch, kind: str, rotated: int, copies: int
+) -> None:
+    monkeypatch.setattr(single_ops, "ROTATED_BYTES", rotated)
+    call = single_ops.build(Cell(kind, "watched", {"cols": 16}), CPU)
+    for _ in range(2 * copies):
+        call()
+    assert len(set(held[:copies])) == copies
+    assert held[copies:] == held[:copies]
 
 
 @pytest.mark.parametrize("name", ["read", "bandwidth", "upload"])

@@ -1,9 +1,8 @@
 """What to measure on a GPU, in the order of its worth: the study of "The Framework Tax", and models kept out of fits.
 
-"check" is a minute or two in which everything is tried once.
-
-A plan is a list of stages, a stage a list of settings (one model at one batch size in one runtime and precision).
-Whoever runs out of time part-way has what matters most. Nothing is built here; `recorder` measures.
+"check" is a minute or two in which everything is tried once. A plan is a list of stages, a stage a list of settings
+(one model at one batch size in one runtime and precision): whoever runs out of time part-way has what matters most.
+Nothing is built here; `recorder` measures.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-import transformers
 from torch import nn
 
 from latpred.calibration.workloads import suites
@@ -37,14 +35,13 @@ MORE = ("fnet-base", "resnet-101", "resnet-152", "bert-large-uncased")
 REPEATED = 4  # models that are measured again, for the repeat noise
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-WIDTHS = (128, 256, 512, 1024, 1536)
-DEPTHS = (2, 4, 8, 16, 24)
+SHAPES = (*((width, 12) for width in (128, 256, 512, 1024, 1536)), *((768, layers) for layers in (2, 4, 8, 16, 24)))
 CAPTURED = ("eager", "cuda-graphs")
 FIRST = (*CAPTURED, "torchscript")
 COMPILED = ("compile", "compile-reduce-overhead", "onnxruntime", "onnxruntime-cuda-graphs")
+PRECISIONS = ("fp16", "fp32", "bf16", "tf32")
 TRIED = ("distilbert-base-uncased", "resnet-18")
 COUNTED = 0  # number of a setting that is not timed: a profiler counts what it launches
-PLANS = ("paper", "heldout", "check")
 _VOCABULARY, _LENGTH = 30522, 128
 
 
@@ -52,16 +49,7 @@ _VOCABULARY, _LENGTH = 30522, 128
 class Setting:
     """One model at one batch size in one runtime and precision.
 
-    Attributes
-    ----------
-    workload : Subject
-        The model.
-    batch : int
-        Batch size.
-    precision, runtime : str
-        How it is run.
-    number : int
-        1; 2 where it is measured again to learn the repeat noise; 0 where a profiler counts its launches instead.
+    number : 1; 2 where it is measured again to learn the repeat noise; 0 where a profiler counts its launches instead.
     """
 
     workload: Workload
@@ -83,39 +71,24 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Settings that are worth about the same."""
-
-    name: str
-    settings: tuple[Setting, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """Stages, the most valuable first, no setting twice; `notes` say what could not be planned here."""
+    """Settings by stage, the most valuable first, no setting twice; `notes` say what could not be planned here."""
 
     name: str
-    stages: tuple[Stage, ...]
+    stages: dict[str, tuple[Setting, ...]]
     notes: tuple[str, ...] = ()
 
 
 def plan(name: str) -> Plan:
     """A plan by name.
 
-    Raises
-    ------
-    UsageError
-        For an unknown name.
-
-    Examples
-    --------
     >>> plan("gpu")
     Traceback (most recent call last):
     latpred.errors.UsageError: There is no plan to measure 'gpu' by. Use one of paper, heldout, check.
     """
     makers: dict[str, Callable[[], Plan]] = {"paper": _paper, "heldout": _heldout, "check": _check}
     if name not in makers:
-        raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(PLANS)}.")
+        raise UsageError(f"There is no plan to measure {name!r} by. Use one of {', '.join(makers)}.")
     return makers[name]()
 
 
@@ -123,8 +96,8 @@ def _paper() -> Plan:
     core, notes = _named(CORE)
     more, _ = _named(MORE)
     lengths = [workload for length in LENGTHS for workload in workloads_of("bert-base-uncased", seq=length)]
-    shapes = [*(_bert(width, 12) for width in WIDTHS), *(_bert(768, layers) for layers in DEPTHS)]
-    every, fp16 = (*FIRST, *COMPILED), ("fp16",)
+    shapes = [_bert(width, layers) for width, layers in SHAPES]
+    fp16 = ("fp16",)
     stages = (
         ("core", _grid(core, (1, 4, 16, 64), fp16, FIRST)),
         ("again", _grid(core[:REPEATED], (1, 16), fp16, FIRST, number=2)),
@@ -137,7 +110,7 @@ def _paper() -> Plan:
         ("fp32", _grid(core, BATCHES, ("fp32",), FIRST)),
         ("more-compiled", chain(_grid(lengths, (1,), fp16, COMPILED), _grid(core, (4, 64), fp16, COMPILED))),
         ("other-precisions", _grid(core, (1, 4, 16, 64), ("bf16", "tf32"), CAPTURED)),
-        ("the-rest", _grid([*core, *more], BATCHES, ("fp16", "fp32", "bf16", "tf32"), every)),
+        ("the-rest", _grid([*core, *more], BATCHES, PRECISIONS, (*FIRST, *COMPILED))),
     )
     return Plan("paper", _each_once(stages), notes)
 
@@ -151,7 +124,7 @@ def _heldout() -> Plan:
         ("compiled", _grid(models, (1, 16), ("fp16",), COMPILED)),
         ("batches", _grid(models, BATCHES, ("fp16",), FIRST)),
         ("fp32", _grid(models, BATCHES, ("fp32",), FIRST)),
-        ("the-rest", _grid(models, BATCHES, ("fp16", "fp32", "bf16", "tf32"), (*FIRST, *COMPILED))),
+        ("the-rest", _grid(models, BATCHES, PRECISIONS, (*FIRST, *COMPILED))),
     )
     return Plan("heldout", _each_once(stages), notes)
 
@@ -164,28 +137,24 @@ def _check() -> Plan:
 
 
 def _named(names: Sequence[str]) -> tuple[list[Workload], tuple[str, ...]]:
-    """Subjects of those names that can be built here, and a sentence about each of the others."""
-    found: list[Workload] = []
+    """Workloads of those names that can be built here, and a sentence about each of the others."""
+    workloads: list[Workload] = []
     notes = []
     for name in names:
         try:
-            found += workloads_of(name)
+            workloads += workloads_of(name)
         except MissingPackageError as error:
             notes.append(str(error))
-    return found, tuple(notes)
+    return workloads, tuple(notes)
 
 
 def _bert(width: int, layers: int) -> Workload:
     """BERT of another width or depth, heads of 64."""
-
-    def make() -> nn.Module:
-        config = transformers.BertConfig(
-            hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
-        )
-        return transformers.BertModel(config)
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": width // 64, "intermediate_size": 4 * width}
 
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        return seeded(make, device, precision), token_inputs(_LENGTH, _VOCABULARY)
+        model = seeded(lambda: suites.published("BertModel", {"hidden_size": width, **sizes}), device, precision)
+        return model, token_inputs(_LENGTH, _VOCABULARY)
 
     return Workload(f"bert-w{width}-l{layers}", "seq", _LENGTH, build, "bert")
 
@@ -211,11 +180,11 @@ def _launches(workloads: Sequence[Workload]) -> Iterator[Setting]:
     return _grid(workloads, (1,), ("fp16",), CAPTURED, number=COUNTED)
 
 
-def _each_once(stages: Iterable[tuple[str, Iterator[Setting]]]) -> tuple[Stage, ...]:
+def _each_once(stages: Iterable[tuple[str, Iterator[Setting]]]) -> dict[str, tuple[Setting, ...]]:
     seen: set[str] = set()
-    kept = []
+    kept = {}
     for name, settings in stages:
         fresh = [setting for setting in settings if setting.key not in seen]
         seen.update(setting.key for setting in fresh)
-        kept.append(Stage(name, tuple(fresh)))
-    return tuple(kept)
+        kept[name] = tuple(fresh)
+    return kept

@@ -106,7 +106,7 @@ def test_sized_networks_are_affordable_and_go_on_where_told() -> None:
     assert not any(spec.tiny for spec in specs)
 
 
-def test_a_network_that_cannot_be_walked_is_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_traced_is_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     known = list(islice(schedules.sized_networks(), 12))
     broken, walk = networks.draw(known[4].seed), networks.graph
 
@@ -121,7 +121,7 @@ def test_a_network_that_cannot_be_walked_is_drawn_all_the_same(monkeypatch: pyte
     assert list(islice(schedules.sized_networks(), 12)) == [*known[:4], broken, *known[5:]]
 
 
-def test_judging_networks_are_those_of_the_sized_that_judge() -> None:
-    judges = [spec for spec in islice(schedules.sized_networks(), 120) if spec.judge]
-    assert len(judges) >= 10
-    assert list(islice(schedules.judging_networks(), len(judges))) == judges
+def test_judging_networks_are_the_holdouts_of_the_sized() -> None:
+    holdouts = [spec for spec in islice(schedules.sized_networks(), 120) if spec.holdout]
+    assert len(holdouts) >= 10
+    assert list(islice(schedules.judging_networks(), len(holdouts))) == holdouts

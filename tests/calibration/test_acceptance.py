@@ -1,0 +1,186 @@
+"""Acceptance: errors of networks that no fit saw, the spread they leave, the gates, and what is timed for them."""
+
+from __future__ import annotations
+
+import math
+
+import factories
+import numpy as np
+import pytest
+import torch
+
+from latpred.calibration import schedules
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices import conditions
+from latpred.calibration.devices.cpu import CpuDevice
+from latpred.calibration.fitting import acceptance
+from latpred.calibration.fitting.acceptance import HoldoutError, RunQuality, accepted, network_spread
+from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.session import Row
+from latpred.calibration.timing.timer import Timing
+from latpred.calibration.workloads import networks, suites
+from latpred.prediction.crossover import Z90
+from latpred.profile import store
+
+GATE = suites.get(suites.GATE)
+HOLDOUTS = [schedules.network_cell(spec) for spec in map(networks.draw, range(6 * len(networks.KINDS))) if spec.holdout]
+
+
+def error(ratio: float, kernel_spread: float = 0.0) -> HoldoutError:
+    """A network predicted at `ratio` times what it takes."""
+    return HoldoutError("cell", 100.0 * ratio, 100.0, kernel_spread)
+
+
+def percents(kernel_spread: float = 0.0) -> list[HoldoutError]:
+    """Errors of 1 to 10 %."""
+    return [error(math.exp(percent / 100), kernel_spread) for percent in range(1, 11)]
+
+
+def row(cell: Cell, seconds: float = 1e-3, error: str = "") -> Row:
+    return Row(cell, {} if error else {"single": Timing(seconds, 0.0, 5, True)}, 0.1, error)
+
+
+def test_holdout_networks_are_predicted_by_the_profile() -> None:
+    # a synchronous device: 20 us for the pass, 5 for the class, 2 + macs / 1e6 in the kernel, nothing else
+    profile = factories.profile(factories.device(asynchronous=False, kind="cpu"))
+    graph = factories.graph(factories.linear(rows=128, width=768))
+    (found,) = acceptance.holdout_errors(profile, {"holdout": NetworkRun(graph, 2, 500.0)})
+    macs_us, weight_us = 2 * 128 * 768 * 768 / 1e6, 4 * 768 * 768 / 1e3
+    moved_us = weight_us + 2 * 2 * 4 * 128 * 768 / 1e3
+    kernel_us = found.predicted_us - 20.0 - 5.0 - 2.0
+    assert max(macs_us, moved_us) <= kernel_us * (1 + 1e-9)
+    assert kernel_us <= macs_us + moved_us
+    assert (found.cell, found.measured_us) == ("holdout", 500.0)
+    assert found.log_error == pytest.approx(math.log(found.predicted_us / 500.0))
+
+
+def test_the_dispatch_spread_is_left_out() -> None:
+    info = factories.device(asynchronous=False, kind="cpu")
+    wide = factories.profile(info, runtimes={"eager": factories.dispatch(spread=0.5)})
+    (found,) = acceptance.holdout_errors(wide, {"a": NetworkRun(factories.graph(factories.linear()), 1, 500.0)})
+    assert found.kernel_spread == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_median_error_counts_both_sides() -> None:
+    assert acceptance.median_error([error(1.1), error(0.8), error(1.0)]) == pytest.approx(0.1)
+    assert math.isnan(acceptance.median_error([]))
+
+
+def test_the_spread_covers_nine_in_ten_beyond_what_kernels_explain_within_bounds() -> None:
+    assert network_spread(percents()) == pytest.approx(0.09 / Z90, abs=1e-4)
+    normal = [error(math.exp(log)) for log in np.random.default_rng(0).normal(0.0, 0.2, 2000)]
+    assert network_spread(normal) == pytest.approx(0.2, rel=0.06)
+    assert network_spread(percents(0.04)) == pytest.approx(math.sqrt((0.09 / Z90) ** 2 - 0.04**2), abs=1e-4)
+    assert network_spread([error(1.0)] * 10) == pytest.approx(acceptance.LEAST_SPREAD, abs=1e-4)
+    assert network_spread([error(1e9)] * 10) == 1.0
+    assert network_spread([]) == 2 * acceptance.LEAST_SPREAD
+
+
+def test_a_good_profile_passes() -> None:
+    verdict = accepted([error(1.05)] * 5, (), RunQuality(0.9))
+    assert (verdict.passed, verdict.advice) == (True, ())
+    assert verdict.checks == {
+        "median error of holdout networks that no fit saw at most 15%": "5.0%: passed",
+        "p90 error of holdout networks that no fit saw at most 40%": "5.0%: passed",
+        "timings that were stable at least 70%": "90.0%: passed",
+        "cells that other work disturbed at most 25%": "0.0%: passed",
+        "networks to judge by at least 5": "5: passed",
+    }
+
+
+ANEW = "Close other programs, let the machine cool down, and calibrate anew: latpred calibrate --fresh"
+MORE_TIME = "Give the calibration more time: latpred calibrate --budget 5m"
+DISTURBED = "Other work disturbed 40% of the cells until the end."
+MEDIAN = "median error of holdout networks that no fit saw at most 15%"
+P90 = "p90 error of holdout networks that no fit saw at most 40%"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "run", "failing", "advice"),
+    [
+        ([1.2] * 10, RunQuality(0.9), {MEDIAN: "20.0%"}, [ANEW]),
+        ([1.0] * 8 + [1.6] * 2, RunQuality(0.9), {P90: "60.0%"}, [ANEW]),
+        ([1.0] * 10, RunQuality(0.69), {"timings that were stable at least 70%": "69.0%"}, [ANEW]),
+        (
+            [1.0] * 10,
+            RunQuality(0.9, shifts=(1.2, 1.2, 1.0)),
+            {"median shift between two timings at most 10%": "18.2%"},
+            [ANEW],
+        ),
+        (
+            [1.0] * 10,
+            RunQuality(1.0, disturbed=0.4),
+            {"cells that other work disturbed at most 25%": "40.0%"},
+            [DISTURBED],
+        ),
+        ([1.0] * 4, RunQuality(1.0), {"networks to judge by at least 5": "4"}, [MORE_TIME]),
+        (
+            [],
+            RunQuality(1.0),
+            {MEDIAN: "nothing to judge by", P90: "nothing to judge by", "networks to judge by at least 5": "0"},
+            [ANEW, MORE_TIME],
+        ),
+    ],
+)
+def test_what_fails_and_what_to_do_then(
+    ratios: list[float], run: RunQuality, failing: dict[str, str], advice: list[str]
+) -> None:
+    verdict = accepted([error(ratio) for ratio in ratios], (), run)
+    assert not verdict.passed
+    failed = {name: text.removesuffix(": failed") for name, text in verdict.checks.items() if text.endswith("failed")}
+    assert failed == failing
+    assert len(verdict.advice) == len(advice)
+    assert all(line.startswith(start) for line, start in zip(verdict.advice, advice, strict=True))
+
+
+def test_ordinary_models_decide_where_there_are_enough() -> None:
+    verdict = accepted([error(1.5)] * 10, [error(1.02)] * acceptance.FEWEST, RunQuality(1.0))
+    assert verdict.passed
+    assert verdict.checks["median error of ordinary models that no fit saw at most 15%"] == "2.0%: passed"
+    assert verdict.checks["median error of holdout networks"] == "50.0%"
+
+
+def test_kinds_that_could_not_be_measured_fail_a_profile() -> None:
+    rows = [row(cell, error="it raised") for cell in HOLDOUTS[:1]] + [row(schedules.CLOCK)] * 3
+    missing = acceptance.missing(rows)
+    assert missing == [f"network {HOLDOUTS[0].name}", "holdout networks"]
+    verdict = accepted([error(1.0)] * 10, (), RunQuality(1.0, missing=missing))
+    assert not verdict.passed
+    assert "holdout networks" in verdict.checks["kinds of cells that could not be measured"]
+
+
+def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
+    others = [schedules.network_cell(networks.draw(seed)) for seed in range(3)]
+    cells = list(acceptance.cells([row(cell) for cell in (*HOLDOUTS, *others)]))
+    models = len(GATE.ready) * len(GATE.batches)
+    assert all(cell.kind == acceptance.MODEL and acceptance.AGAIN not in cell.dims for cell in cells[:models])
+    repeated = [cell for cell in cells[models:] if cell.kind == "network"]
+    assert {cell.name for cell in repeated} == set(networks.KINDS)
+    assert all(schedules.network_spec(cell).holdout and cell.dims[acceptance.AGAIN] == 1 for cell in repeated)
+    assert cells[models + len(repeated) :] == [acceptance.again(cell) for cell in cells[:models]]
+    failed_or_repeated = [row(HOLDOUTS[0], error="it raised"), row(acceptance.again(HOLDOUTS[1]))]
+    assert not [cell for cell in acceptance.cells(failed_or_repeated) if cell.kind == "network"]
+
+
+def test_a_model_is_timed_whole_and_becomes_a_run() -> None:
+    cell = Cell(acceptance.MODEL, "gate/mlp", {"batch": 1})
+    with conditions.stated(conditions.Options(threads=torch.get_num_threads())):
+        sampled = acceptance.measure(cell, CpuDevice())
+    (run,) = acceptance.model_runs([Row(cell, dict(sampled.timings), 0.1), row(HOLDOUTS[0])]).values()
+    assert run.total_us == pytest.approx(1e6 * sampled.timings["single"].median_s)
+    assert (run.batch, run.graph.macs(1)) == (1, 745_600)
+
+
+def test_the_shift_is_the_second_time_over_the_first() -> None:
+    rows = [row(HOLDOUTS[0], 1e-3), row(acceptance.again(HOLDOUTS[0]), 1.1e-3), row(HOLDOUTS[1], 1e-3)]
+    assert acceptance.shift(rows) == pytest.approx([1.1])
+    assert acceptance.shift([*rows[:1], row(acceptance.again(HOLDOUTS[0]), error="no")]) == []
+
+
+def test_predictions_that_move_no_more_end_a_calibration() -> None:
+    before = acceptance.predictions(store.load("epyc-shared"))
+    assert before.shape == (len(GATE.ready) * len(GATE.batches),)
+    assert acceptance.settled(before, 1.005 * before)
+    moving = np.where(np.arange(len(before)) % 5 == 0, 1.2 * before, before)  # a fifth still moves
+    unknown = np.where(np.arange(len(before)) == 0, np.nan, before)
+    assert not any(acceptance.settled(before, now) for now in (1.02 * before, moving, unknown))

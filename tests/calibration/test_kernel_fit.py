@@ -1,0 +1,218 @@
+"""Kernel fits: one for each family, special ones where samples are enough; kernels timed in their networks."""
+
+from __future__ import annotations
+
+import factories
+import msgspec
+import numpy as np
+import pytest
+
+from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.kernel_fit import (
+    APART,
+    FEWEST,
+    FEWEST_COLD,
+    FEWEST_LEAF,
+    LEAST_SHARE,
+    PASS_SHARE,
+    SHORT_US,
+    KernelSample,
+    _averaged,
+    fit_kernels,
+    host_us,
+    placed_samples,
+    row_of,
+    with_cold,
+)
+from latpred.prediction.kernel_times import evaluate
+
+
+def sample(numel: int, family: str = "elementwise.add", factor: float = 1.0) -> KernelSample:
+    """A sum of `numel` elements: 2 us and 1000 bytes a microsecond, of which `factor` times as many."""
+    row = (0.0, 0.0, 8.0 * numel, 4.0 * numel, float(numel), 2.0)
+    return KernelSample(family, row, 2.0 + factor * 12.0 * numel / 1000.0)
+
+
+def spread(count: int, family: str, factor: float = 1.0) -> list[KernelSample]:
+    return [sample(int(numel), family, factor) for numel in np.geomspace(1e3, 1e7, count)]
+
+
+def test_a_known_kernel_comes_back() -> None:
+    fits = fit_kernels(spread(30, "elementwise.add"))
+    fit = fits["elementwise"]
+    asked = [sample(numel) for numel in (5_000, 70_000, 3_000_000)]
+    found = evaluate(fit, np.array([one.row for one in asked]))
+    assert found == pytest.approx([one.us for one in asked], rel=0.05)
+
+
+def test_a_special_family_with_many_samples_has_a_fit_of_its_own() -> None:
+    many = FEWEST_LEAF
+    fits = fit_kernels([*spread(many, "elementwise.add"), *spread(many - 1, "elementwise.gelu", 3.0)])
+    assert set(fits) == {"elementwise", "elementwise.add"}
+    assert set(fits["elementwise"].leaf_scales) == {"elementwise.gelu"}
+
+
+def test_few_samples_borrow_the_family_s_fit_and_scale_it() -> None:
+    fits = fit_kernels([*spread(60, "elementwise.add"), *spread(12, "elementwise.gelu", 3.0)])
+    assert "elementwise.gelu" not in fits
+    # three times the others' time, drawn towards the family's
+    assert 1.2 < fits["elementwise"].leaf_scales["elementwise.gelu"] <= 3.5
+
+
+def pooled(count: int, family: str, factor: float = 1.0) -> list[KernelSample]:
+    """Poolings of so many numbers, 2 us and what `factor` times their bytes take at 1000 a microsecond."""
+    sizes = [float(round(size)) for size in np.geomspace(1e3, 1e7, count)]
+    return [
+        KernelSample(family, (0.0, 0.0, 8 * n, 4 * n, 1.0, 4.0, 1.0, n / 4, 2.0), 2.0 + factor * 0.012 * n)
+        for n in sizes
+    ]
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_the_maximum_along_a_line_is_told_from_that_over_a_plane(count: int) -> None:
+    along, flat = pooled(count, "pooling.max.1d", 0.1), pooled(40, "pooling.max")
+    fits = fit_kernels([*flat, *along, *pooled(40, "pooling.avg", 0.5)])
+    few = "pooling.max.1d" not in fits
+    assert few == (count < APART["pooling.max.1d"])
+    # few of them are a share of what their like takes, which has a fit of its own
+    scale = fits["pooling.max"].leaf_scales["pooling.max.1d"] if few else 1.0
+    assert scale < 0.6 or not few
+    fit = fits["pooling.max" if few else "pooling.max.1d"]
+    row = along[-1].row
+    found = fit.floor_us + scale * (evaluate(fit, np.array([row]))[0] - fit.floor_us)
+    assert found == pytest.approx(scale * flat[-1].us if few else along[-1].us, rel=0.15)
+    assert evaluate(fits["pooling.max"], np.array([flat[-1].row]))[0] == pytest.approx(flat[-1].us, rel=0.1)
+
+
+@pytest.mark.parametrize(("count", "fitted"), [(FEWEST - 1, False), (FEWEST, True)])
+def test_a_family_with_too_few_samples_is_left_to_borrow(count: int, fitted: bool) -> None:
+    fits = fit_kernels([*spread(30, "elementwise.add"), *spread(count, "softmax")])
+    assert ("softmax" in fits) is fitted
+    assert "elementwise" in fits
+    assert fit_kernels([]) == {}
+
+
+def test_repeated_rows_are_one_row_with_their_median() -> None:
+    once = spread(30, "elementwise")
+    outlier = [one._replace(us=100.0 * one.us) for one in once[:1]]
+    # thrice the same row, one of them a hundred times too slow: the median is the row's time
+    repeated = fit_kernels([*once, once[0], *outlier])["elementwise"]
+    row = np.array([once[0].row])
+    assert len(repeated.points) == len(fit_kernels(once)["elementwise"].points)
+    assert evaluate(repeated, row)[0] == pytest.approx(once[0].us, rel=0.05)
+
+
+def test_weights_of_a_repeated_row_add_up_to_four() -> None:
+    rows, times, weights, _ = _averaged([sample(100)] * 9 + [sample(200)] * 2 + [sample(300)._replace(weight=0.3)])
+    assert times.tolist() == pytest.approx([3.2, 4.4, 5.6])
+    assert weights.tolist() == pytest.approx([4.0, 2.0, 0.3])
+    assert rows[:, 4].tolist() == [100.0, 200.0, 300.0]
+
+
+def test_the_row_of_an_op() -> None:
+    op = factories.linear(rows=2, width=8)
+    # at batch 3: 6 rows of 8 by 8
+    moved = 4.0 * 6 * 8
+    assert row_of(op, 3) == (6.0 * 64, 256.0, moved, moved, 6.0, 8.0, 8.0)
+    assert row_of(op, 3, resident=True) == (6.0 * 64, 0.0, moved + 256.0, moved, 6.0, 8.0, 8.0)
+
+
+DISPATCH = factories.dispatch()  # 5 us for gemm, 3 for view.transpose, 7 for others; 20 for the pass
+GEMM_US, TRANSPOSE_US, ADD_US, PASS_US = 5.0, 3.0, 7.0, 20.0
+
+
+def left_behind(us: float, after: tuple[float, float, float]) -> float:
+    return after[0] * us / (us + SHORT_US) + after[1] * us**0.5 + after[2] * us
+
+
+def run(rows: int, kernels_us: tuple[float, float], after: tuple[float, float, float], **changes: bool) -> NetworkRun:
+    """A product, a transpose and a sum; each kernel adds parts `after` it that saturate, grow as its root and as it."""
+    product_us, sum_us = kernels_us
+    ops = (factories.linear(rows), factories.view(), factories.add(rows))
+    calls_us = (GEMM_US + product_us, TRANSPOSE_US, ADD_US + sum_us)
+    left = sum(left_behind(us, after) for us in kernels_us)
+    return NetworkRun(factories.graph(*ops), 1, PASS_US + sum(calls_us) + left, calls_us, **changes)
+
+
+def runs(after: tuple[float, float, float]) -> list[NetworkRun]:
+    kernels = ((40.0, 9.0), (100.0, 16.0), (900.0, 400.0), (2500.0, 25.0), (64.0, 3600.0))
+    return [run(rows, us, after) for rows, us in zip((1, 2, 3, 4, 5), kernels, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "after", [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (0.0, 0.5, 0.0), (0.0, 0.0, 0.1), (1.0, 0.2, 0.05)]
+)
+def test_known_kernels_and_afterwork_come_back(after: tuple[float, float, float]) -> None:
+    samples = placed_samples(runs(after), DISPATCH)
+    products = [sample.us for sample in samples if sample.family == "gemm"]
+    expected = [us + left_behind(us, after) for us in (40.0, 100.0, 900.0, 2500.0, 64.0)]
+    assert products == pytest.approx(expected, rel=1e-3)
+    assert len(samples) == 10  # nothing of the transposes
+
+
+def test_a_call_hidden_in_its_dispatch_is_known_to_be_short() -> None:
+    product, total = placed_samples([run(3, (0.0, 8.0), (0.0, 0.0, 0.0))], DISPATCH)
+    assert product.us == pytest.approx(LEAST_SHARE * GEMM_US)
+    assert total.us == pytest.approx(8.0)
+
+
+def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
+    timed = run(3, (5.0, 700.0), (0.0, 0.0, 0.0))
+    product, _ = placed_samples([timed], DISPATCH)
+    assert product.beside_us == pytest.approx(GEMM_US + PASS_SHARE * timed.total_us)
+    assert product.row == row_of(factories.linear(3), 1)
+    resident, _ = placed_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH)
+    assert resident.row == row_of(factories.linear(3), 1, resident=True)
+
+
+HALF_BYTES = 1e6  # after which code is half cold
+COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=HALF_BYTES)
+
+
+def cold_run(rows: int, product_us: float, sum_us: float) -> NetworkRun:
+    """As `run`, with nothing left behind, where every call finds its code as cold as the bytes of the pass make it."""
+    ops = (factories.linear(rows), factories.view(), factories.add(rows * 1000))
+    graph = factories.graph(*ops)
+    touched = graph.bytes(1)  # each class comes once in a pass
+    share = touched / (touched + HALF_BYTES)
+    calls_us = (GEMM_US + product_us + 10.0 * share, TRANSPOSE_US + 6.0 * share, ADD_US + sum_us + 14.0 * share)
+    return NetworkRun(graph, 1, PASS_US + sum(calls_us), calls_us)
+
+
+def test_what_cold_code_takes_longer_is_no_kernel() -> None:
+    products, sums = (
+        [sample.us for sample in placed_samples([cold_run(500, 40.0, 9.0)], COLD) if sample.family == family]
+        for family in ("gemm", "elementwise.add")
+    )
+    assert products == pytest.approx([40.0])
+    assert sums == pytest.approx([9.0])
+
+
+def test_calls_without_a_kernel_tell_what_cold_code_takes() -> None:
+    timed = [cold_run(rows, 40.0, 9.0) for rows in range(1, 1000, 1000 // FEWEST_COLD)]
+    found = with_cold(DISPATCH, DISPATCH, timed, HALF_BYTES)
+    # A transpose takes 6 us from cold caches, twice its 3 us, and so all classes take twice theirs.
+    assert found.cold_costs_us == {name: pytest.approx(2.0 * us) for name, us in DISPATCH.costs_us.items()}
+    assert found.cold_bytes == HALF_BYTES
+    assert found.costs_us == DISPATCH.costs_us
+
+
+def test_few_calls_tell_nothing_of_cold_code() -> None:
+    few = [cold_run(500, 40.0, 9.0)]
+    for runs, half_bytes in ((few, HALF_BYTES), (few * FEWEST_COLD, 0.0)):
+        assert with_cold(DISPATCH, DISPATCH, runs, half_bytes) == DISPATCH
+
+
+def test_kernels_that_share_a_call_and_estimated_work_give_no_sample() -> None:
+    shared = factories.graph(factories.linear(4), factories.add(100, host_class="elementwise.nested.add"))
+    estimated = factories.graph(factories.linear(4, estimated=True))
+    assert placed_samples([NetworkRun(graph, 1, 500.0, (450.0,)) for graph in (shared, estimated)], DISPATCH) == []
+
+
+def test_the_host_time_of_a_pass() -> None:
+    ops = (factories.linear(4, module_calls=2), factories.view(python_calls=6), factories.add())
+    fit = factories.dispatch(scale=2.0)
+    # 20 + 2 x (5 + 3 + 7 + 2 modules at 1 + 6 functions at 0.5)
+    assert host_us(NetworkRun(factories.graph(*ops), 1, 0.0), fit) == 20.0 + 2.0 * 20.0
+    cold = cold_run(500, 40.0, 9.0)
+    assert host_us(cold, COLD) == pytest.approx(cold.total_us - 49.0)
