@@ -23,9 +23,10 @@ import torch
 from latpred import runtimes
 from latpred.calibration import schedules
 from latpred.calibration.devices.base import open_device
-from latpred.calibration.runtime_calibration import onnx_workloads, runs
-from latpred.calibration.runtime_calibration.onnx_nodes import TINY_GRAPHS, graph_cell
+from latpred.calibration.runtime_calibration import onnx_workloads
+from latpred.calibration.runtime_calibration.onnx_calibrator import TINY_GRAPHS, graph_cell
 from latpred.calibration.runtime_calibration.onnx_workloads import Graph
+from latpred.calibration.runtime_calibration.timed_networks import build_network, network_inputs
 from latpred.calibration.workloads import blocks, networks, single_ops
 from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
 from latpred.errors import TraceError
@@ -40,7 +41,7 @@ THINNED = 10
 PARTS = 3  # that the seeds of a kind fall into, so that several processes share them
 WALKED = (*range(0, 13_000, 21), *range(13_000, 130_000, 191))
 JUDGES = 60
-TINY = 10 * len(KINDS)  # as many as the study of any runtime draws
+TINY = 10 * len(KINDS)  # as many as the calibrator of any runtime draws
 PRECISIONS = ("fp32", "bf16", "fp16")
 CELLS = 400  # kernel cells of a precision
 GRAPHS = 30_000  # generated ONNX graphs
@@ -181,8 +182,7 @@ def demand_shapes(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("kind", dict.fromkeys(onnx_workloads.KINDS))
 def test_generated_onnx_graphs_have_shapes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (onnx_workloads, onnx_workloads):
-        monkeypatch.setattr(module, "Graph", Outline)
+    monkeypatch.setattr(onnx_workloads, "Graph", Outline)
     drawn = [graph_cell(number, "fp32", tiny=True) for number in range(TINY_GRAPHS)]
     drawn += [graph_cell(number, "fp32") for number in range(GRAPHS)]
     for cell in (cell for cell in drawn if cell.name == kind):
@@ -223,9 +223,9 @@ def test_networks_run_for_real(runtime: str) -> None:
     others = [number for number, kind in enumerate(KINDS) if kind not in STAGED]
     others.append(len(KINDS) + KINDS.index("audio"))  # whose turn a network of waves takes
     for seed in list(PIXELS)[:1] if runtime == "compile" else (*PIXELS, *others):  # which takes long to compile
-        model = runs.built(small(seed), "fp32")
+        model = build_network(small(seed), "fp32")
         for batch in (1, 2):
-            inputs = runs.inputs_of(small(seed), "fp32", batch=batch)
+            inputs = network_inputs(small(seed), "fp32", batch=batch)
             out = device.prepare_model(model, inputs, runtime)()
             first = torch.as_tensor(out[0] if isinstance(out, (list, tuple)) else out)
             with torch.inference_mode():
