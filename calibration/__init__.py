@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from latpred.calibration.measurement.profile_check import check
     from latpred.calibration.measurement.validation import validate
     from latpred.calibration.measurement.whole_models import measure
-    from latpred.calibration.published.published_fit import fit_profile
+    from latpred.calibration.published.fitted_profiles import fit_profile
     from latpred.calibration.sampling import choose_shapes
 
 __all__ = [
@@ -36,7 +36,7 @@ _HOMES = {
     "check": "measurement.profile_check",
     "choose_shapes": "sampling",
     "evaluate_kernels": "fitting.kernel_table",
-    "fit_profile": "published.published_fit",
+    "fit_profile": "published.fitted_profiles",
     "fit_raw": "calibrator",
     "measure": "measurement.whole_models",
     "validate": "measurement.validation",

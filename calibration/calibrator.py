@@ -1,7 +1,7 @@
 """`calibrate`: measures a device, cell by cell within a time budget, and saves the profile that the cells amount to.
 
 Which cells come when is `synchronous`' and `asynchronous`' business, how they are kept `session`'s, what they amount to
-`fitting`'s. Other runtimes than eager come after it: see `studying`.
+`fitting`'s. Other runtimes than eager come after it: see `calibrate_runtimes`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latpred.calibration.devices import conditions
 from latpred.calibration.devices.base import Device, open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import acceptance, profile_fit
-from latpred.calibration.runtime_calibration import each_runtime, onnx_workloads
+from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.schedules import Asynchronous, Synchronous
 from latpred.calibration.session import JOURNAL, LAST, Header, Row, Sampled, Session, directory, read_rows
 from latpred.calibration.timing.visits import Visits
@@ -103,7 +103,7 @@ def calibrate(
         Under a minute for eager, one precision, wider intervals.
     budget_s : float, optional
         Seconds to measure for, fitting included, for all runtimes together; default for eager 50 in a quick calibration
-        and 285 in a full one, and what each other runtime's study asks for.
+        and 285 in a full one, and what each other runtime's calibrator asks for.
     cells : int, optional
         Stop after so many cells, what was resumed included. Seconds then count only where `budget_s` is given too, so
         that a simulated device is measured alike on any machine, however busy.
@@ -146,7 +146,7 @@ def calibrate(
     >>> profile = calibrate("cpu", quick=True)  # doctest: +SKIP
     """
     live = open_device(device) if isinstance(device, str) else device
-    asked = each_runtime.named(runtimes, live)
+    asked = calibrate_runtimes.named(runtimes, live)
     _effort(quick, budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
@@ -155,7 +155,7 @@ def calibrate(
         made = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
         settings = {"precisions": chosen, **made, **options.settings()}
         with Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
-            known = None if fresh or session.begun(EAGER) else each_runtime.kept(called, live, options.noted_in)
+            known = None if fresh or session.begun(EAGER) else calibrate_runtimes.kept(called, live, options.noted_in)
             plan = _plan(asked, known, quick, budget_s, cells)
             if known is None or EAGER in plan:
                 kind = Asynchronous if live.asynchronous else Synchronous
@@ -185,7 +185,7 @@ def _studied(
             "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
             f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
         )
-    run = each_runtime.Studies(device, session, priced)
+    run = calibrate_runtimes.RuntimeSession(device, session, priced)
     whole_s = sum(effort.seconds for effort in plan.values())
     before_s = plan[EAGER].seconds if EAGER in plan else 0.0
     for name, effort in plan.items():

@@ -48,7 +48,6 @@ CIRCLES = (
     "explanation.explanation render.explanation_text",
     "prediction.predictor search.many search.resume search.workers",
     "calibration.devices.base calibration.devices.cpu calibration.devices.cuda calibration.devices.simulated",
-    "calibration.runtime_calibration.async_fit calibration.runtime_calibration.whole_fit",
 )
 SEPARATE = (("latpred.profile.document", "latpred.tracing"), ("latpred.prediction.prediction", "latpred.tracing"))
 ALONE = ("latpred.errors", "latpred.units")

@@ -1,4 +1,4 @@
-"""Small linear systems of named unknowns that are not negative: measurements with doubts, and beliefs that pull.
+"""Small linear systems of named unknowns that are not negative: measurements with their sigma, and priors that pull.
 
 Knows nothing of what the unknowns mean.
 """
@@ -21,17 +21,17 @@ class _Row(NamedTuple):
     terms: Mapping[Column, float]
     value: float
     sigma: float
-    belief: bool
+    prior: bool
 
 
 class System:
-    """Equations to be met in the sense of least squares, each weighted by its doubt.
+    """Equations to be met in the sense of least squares, each weighted by its sigma.
 
     Examples
     --------
     >>> system = System()
     >>> system.measured({("x",): 2.0}, 8.0, 0.1)
-    >>> system.believed({("x",): 1.0}, 0.0, 100.0)
+    >>> system.prior({("x",): 1.0}, 0.0, 100.0)
     >>> round(system.solve()["x",], 3)
     4.0
     """
@@ -43,7 +43,7 @@ class System:
         """An equation that may be an outlier: far from all others it pulls less."""
         self._rows.append(_Row(terms, value, sigma, False))
 
-    def believed(self, terms: Mapping[Column, float], value: float, sigma: float) -> None:
+    def prior(self, terms: Mapping[Column, float], value: float, sigma: float) -> None:
         """An equation that was known beforehand."""
         self._rows.append(_Row(terms, value, sigma, True))
 
@@ -59,7 +59,7 @@ class System:
             for column, amount in row.terms.items():
                 matrix[index, columns[column]] += amount / row.sigma
         values = np.array([row.value / row.sigma for row in self._rows])
-        fixed = np.array([row.belief for row in self._rows])
+        fixed = np.array([row.prior for row in self._rows])
         # Unknowns of very different size (bytes and launches) must look alike to the solver.
         sizes = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
         weights = np.ones(len(values))
@@ -69,3 +69,8 @@ class System:
             off = np.abs(matrix @ found - values)
             weights = np.where(fixed, 1.0, np.sqrt(np.minimum(1.0, ORDINARY / np.maximum(off, 1e-12))))
         return {column: float(found[index]) for column, index in columns.items()}
+
+
+def of_kind(values: Mapping[Column, float], kind: str) -> dict[str, float]:
+    """Values of the unknowns of a kind, by the second part of their names."""
+    return {column[1]: value for column, value in values.items() if column[0] == kind}

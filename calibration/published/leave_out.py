@@ -1,29 +1,30 @@
-"""What the law is worth on what it did not see: models, GPUs or runs are left out of the fit and predicted.
+"""What the latency model is worth on what it did not see: models, GPUs or runs are left out of the fit and predicted.
 
-Every fold starts from what is believed before any row is seen, so that nothing of what is left out lingers. A GPU or a
-run that is left out keeps one row of the smallest batch for each of its runs, without which nobody knows its host.
+Every fold starts from the priors, so that nothing of what is left out lingers. A GPU or a run that is left out keeps
+one row of the smallest batch for each of its runs, without which nobody knows its host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from latpred import tables
 from latpred.accuracy import baselines, metrics
 from latpred.accuracy.metrics import Errors
-from latpred.calibration.published.fitted_profiles import Accuracy
-from latpred.calibration.published.joint_fit import Problem
-from latpred.calibration.published.parameters import EAGER
-from latpred.calibration.published.published_table import MOST_PROCESSES
+from latpred.calibration.published.joint_fit import Mask, Problem, problem
+from latpred.calibration.published.published_table import MOST_PROCESSES, Progress
+from latpred.calibration.published.row_counts import EAGER, Ints
+from latpred.errors import UsageError
 from latpred.graph.features import Floats
 from latpred.profile.gpus import Spec
 
+SCHEMA = "latpred.leave-out/1"
 BY = ("model", "gpu", "run")
 SHOTS = 5
 DRAWS = 2
@@ -32,18 +33,23 @@ KNEE = 1.2
 FACTOR = 2.0
 FEWEST_BESIDE = 40_000  # rows in all folds, below which a second process takes longer to start than it saves
 SMALL, LARGE = 4, 64  # batches up to the first and from the second on are regimes of their own
+# How often the latency model was changed and judged by leaving out models of the framework-tax table before it was as
+# it is.
+FORMS_TRIED = 128
+TREES = "boosted trees on counts and work of every op class"
+NEAREST = "copy of the nearest GPU"
+_SHOWN = 8
+_ROUNDS = 200
+_SAME = ["runtime", "precision", "model", "batch", "input_kind", "input_size"]
 _SEED = 0
-
-Progress = Callable[[str], None]
-Mask = NDArray[np.bool_]
 
 
 class Fold(NamedTuple):
-    """Rows a fit may see, and rows it is judged on."""
+    """Rows that a fit is made from, and rows that it predicts."""
 
     name: str
-    seen: Mask
-    judged: Mask
+    fitted: Mask
+    predicted: Mask
 
 
 class Coverage(NamedTuple):
@@ -54,16 +60,20 @@ class Coverage(NamedTuple):
     width: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Predictions of rows that the fit did not see.
+class Accuracy(NamedTuple):
+    """What a profile says of itself: median error, and half widths of 90 % intervals in log latency by regime."""
 
-    Attributes
-    ----------
-    title : str
-        What was left out.
-    frame : DataFrame
-        device, runtime, precision, model, batch, input_size, run, latency_s and predicted_s of each.
+    median: float
+    small_batch: float
+    large_batch: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldoutRows:
+    """Predictions of rows that the fit did not see; the frame's index is the row of the problem.
+
+    title : what was left out. frame : columns of the table, latency_s and predicted_s among them.
     """
 
     title: str
@@ -72,104 +82,96 @@ class LeftOut:
     @property
     def log_errors(self) -> Floats:
         """Logarithm of predicted over measured."""
-        found: Floats = np.log((self.frame["predicted_s"] / self.frame["latency_s"]).to_numpy(float))
-        return found
+        ratios: Floats = (self.frame["predicted_s"] / self.frame["latency_s"]).to_numpy(float)
+        return np.log(ratios)
 
     def errors(self, *columns: str) -> dict[str, Errors]:
         """Errors by the values of columns; without any, of all rows under "all"."""
         if not columns:
             return {"all": _errors(self.frame)}
         return {
-            " ".join(str(part) for part in (name if isinstance(name, tuple) else (name,))): _errors(group)
-            for name, group in self.frame.groupby(list(columns), sort=True)
+            " ".join(map(str, name)): _errors(group) for name, group in self.frame.groupby(list(columns), sort=True)
         }
 
-    def of(self, runtime: str) -> LeftOut:
-        """The rows of one runtime."""
-        return LeftOut(f"{self.title}, {runtime}", self.frame[self.frame["runtime"] == runtime].reset_index(drop=True))
+    def where(self, column: str, value: str) -> HoldoutRows:
+        """The rows that have a value in a column."""
+        return HoldoutRows(f"{self.title}, {value}", self.frame[self.frame[column] == value])
 
 
-def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[str] | None = None) -> LeftOut:
+def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[str] | None = None) -> HoldoutRows:
     """Every model predicted from all others; with `gpus`, only the models that these have."""
-    where = problem.model if gpus is None else problem.model[np.isin(problem.law.rows.gpu, gpus)]
-    folds = [Fold(str(name), problem.model != name, problem.model == name) for name in sorted(set(where))]
-    return _judge(problem, "a model left out", folds, progress)
+    models = problem.rows.model
+    names = sorted(set(models if gpus is None else models[np.isin(problem.rows.gpu, gpus)]))
+    folds = [Fold(str(name), models != name, models == name) for name in names]
+    return _predicted(problem, "a model left out", folds, progress)
 
 
-def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> LeftOut:
+def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> HoldoutRows:
     """Every GPU predicted from the others, its datasheet, one row of each of its runs and `shots` models of its own."""
-    rows = problem.law.rows
-    draws = DRAWS if shots else 1
     folds = []
-    for gpu in sorted(set(rows.gpu)):
-        mine = rows.gpu == gpu
-        for draw in range(draws):
-            own = _some_models(problem, mine, shots, draw)
-            shown = ~mine | own | _anchors(problem, mine)
-            folds.append(Fold(f"{gpu}, {shots} models", shown, mine & ~shown))
-    return _judge(problem, f"a GPU left out, {shots} models of it seen", folds, progress)
+    for gpu in sorted(set(problem.rows.gpu)):
+        mine = problem.rows.gpu == gpu
+        models = np.array(sorted(set(problem.rows.model[mine])), dtype=object)
+        for draw in range(DRAWS if shots else 1):
+            random = np.random.default_rng(_SEED + draw)
+            shown = random.choice(models, size=min(shots, len(models)), replace=False)
+            fitted = ~mine | np.isin(problem.rows.model, shown) | _one_of_each_run(problem, mine)
+            folds.append(Fold(f"{gpu}, {shots} models", fitted, ~fitted))
+    return _predicted(problem, f"a GPU left out, {shots} models of it seen", folds, progress)
 
 
-def by_run(problem: Problem, progress: Progress | None = None) -> LeftOut:
+def by_run(problem: Problem, progress: Progress | None = None) -> HoldoutRows:
     """Every run predicted from the others and one row of its own, a tenth of the runs at a time."""
-    rows = problem.law.rows
-    runs = np.array(sorted(set(rows.run)), dtype=object)
+    runs = np.array(sorted(set(problem.rows.run)), dtype=object)
     np.random.default_rng(_SEED).shuffle(runs)
     folds = []
     for part in np.array_split(runs, min(RUN_FOLDS, len(runs))):
-        mine = np.isin(rows.run, part)
-        shown = ~mine | _anchors(problem, mine)
-        folds.append(Fold(f"{len(part)} runs", shown, mine & ~shown))
-    return _judge(problem, "a run left out", folds, progress)
+        mine = np.isin(problem.rows.run, part)
+        fitted = ~mine | _one_of_each_run(problem, mine)
+        folds.append(Fold(f"{len(part)} runs", fitted, ~fitted))
+    return _predicted(problem, "a run left out", folds, progress)
 
 
-def _judge(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> LeftOut:
-    parts, runtime = [], problem.law.rows.runtime
-    for fold, thetas in zip(folds, _thetas(problem, [fold.seen for fold in folds]), strict=True):
+def _predicted(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> HoldoutRows:
+    parts = []
+    for fold, thetas in zip(folds, _thetas(problem, folds), strict=True):
         if progress is not None:
             progress(f"{title}: {fold.name}")
-        for name, theta in thetas.items():
-            judged = fold.judged & (runtime == name)
-            predicted = np.exp(problem.law.predict(theta)[judged]) / 1e6
-            parts.append(problem.table.cells[judged].assign(predicted_s=predicted, **dict(problem.work[judged])))
-    return LeftOut(title, pd.concat(parts, ignore_index=True))
+        for runtime, theta in thetas.items():
+            rows = fold.predicted & (problem.rows.runtime == runtime)
+            predicted_s = problem.predict(theta)[rows]
+            parts.append(problem.table.cells[rows].assign(predicted_s=predicted_s, **dict(problem.work[rows])))
+    return HoldoutRows(title, pd.concat(parts))
 
 
-def _thetas(problem: Problem, masks: Sequence[Mask]) -> Iterator[dict[str, Floats]]:
-    """Fits to the rows of each mask, as `Problem.thetas` makes them; where there is much to do, several at a time."""
-    large = len(masks) * len(problem.model) >= FEWEST_BESIDE
-    processes = min(joblib.cpu_count(), MOST_PROCESSES, len(masks)) if large else 1
-    calls = (joblib.delayed(Problem.thetas)(problem, mask) for mask in masks)
+def _thetas(problem: Problem, folds: Sequence[Fold]) -> Iterator[dict[str, Floats]]:
+    """Fits of the folds, as `Problem.thetas` makes them; where there is much to do, several at a time."""
+    large = len(folds) * len(problem.rows) >= FEWEST_BESIDE
+    processes = min(joblib.cpu_count(), MOST_PROCESSES, len(folds)) if large else 1
+    calls = (joblib.delayed(Problem.thetas)(problem, fold.fitted) for fold in folds)
     yield from joblib.Parallel(n_jobs=processes, batch_size=1, max_nbytes=None, return_as="generator")(calls)
 
 
-def _anchors(problem: Problem, mine: Mask) -> Mask:
-    """One row of each run: of its smallest batch, of the model that most runs have."""
-    rows = problem.law.rows
+def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
+    """One row of each run: of its smallest batch, of the model that most rows have."""
+    rows = problem.rows
     chosen = np.zeros(len(rows), bool)
-    common = pd.Series(problem.model).groupby(problem.model).transform("size").to_numpy()
+    common = pd.Series(rows.model).groupby(rows.model).transform("size").to_numpy()
     for run in sorted(set(rows.run[mine])):
         own = np.flatnonzero(rows.run == run)
-        order = np.lexsort((problem.model[own].astype(str), -common[own], problem.batch[own]))
+        order = np.lexsort((rows.model[own].astype(str), -common[own], rows.batch[own]))
         chosen[own[order[0]]] = True
     return chosen
-
-
-def _some_models(problem: Problem, mine: Mask, count: int, draw: int) -> Mask:
-    models = np.array(sorted(set(problem.model[mine])), dtype=object)
-    picked = np.random.default_rng(_SEED + draw).choice(models, size=min(count, len(models)), replace=False)
-    found: Mask = mine & np.isin(problem.model, picked)
-    return found
 
 
 def _errors(frame: pd.DataFrame) -> Errors:
     return metrics.errors(frame["predicted_s"], frame["latency_s"], list(frame["model"]))
 
 
-# -- intervals -----------------------------------------------------------------------------------------------------
+# -- intervals and knees -------------------------------------------------------------------------------------------
 
 
-def regimes(batch: NDArray[np.int64]) -> dict[str, Mask]:
+def regimes(batch: Ints) -> dict[str, Mask]:
     """Rows of each regime, the ones between the first and the last included."""
     return {
         f"batch 1 to {SMALL}": batch <= SMALL,
@@ -178,54 +180,58 @@ def regimes(batch: NDArray[np.int64]) -> dict[str, Mask]:
     }
 
 
-def conformal(judged: LeftOut) -> dict[str, Coverage]:
+def conformal(holdout: HoldoutRows) -> dict[str, Coverage]:
     """90 % intervals from the residuals of other models left out, and how many rows they hold, regime by regime.
 
     Each model's interval is the quantile of the errors of all others: neither its rows nor a fit that saw them take
     part.
     """
-    sizes, models = np.abs(judged.log_errors), judged.frame["model"].to_numpy(object)
-    found = {}
-    for name, rows in regimes(judged.frame["batch"].to_numpy(np.int64)).items():
+    sizes, models = np.abs(holdout.log_errors), holdout.frame["model"].to_numpy(object)
+    coverage = {}
+    for name, rows in regimes(holdout.frame["batch"].to_numpy(np.int64)).items():
         inside = np.zeros(len(sizes), bool)
         for model in sorted(set(models[rows])):
             others, own = rows & (models != model), rows & (models == model)
             inside[own] = sizes[own] <= metrics.conformal(sizes[others])
-        found[name] = Coverage(
-            int(rows.sum()), float(inside[rows].mean()) if rows.any() else np.nan, metrics.conformal(sizes[rows])
-        )
-    return found
+        share = float(inside[rows].mean()) if rows.any() else np.nan
+        coverage[name] = Coverage(int(rows.sum()), share, metrics.conformal(sizes[rows]))
+    return coverage
 
 
-def accuracy(judged: LeftOut) -> Accuracy:
-    """What a profile says of itself: errors and interval widths on models left out, the host of each row known."""
-    all_rows, widths = judged.errors()["all"], list(conformal(judged).values())
+def accuracy(holdout: HoldoutRows, everywhere: HoldoutRows) -> Accuracy:
+    """Errors on one GPU's rows, with intervals of all GPUs.
+
+    A model is as far off on one GPU as on another: widths come from all, since each alone has few models.
+    """
+    errors, widths = _errors(holdout.frame), [each.width for each in conformal(everywhere).values()]
     return Accuracy(
-        median=float(f"{all_rows.median:.4g}"),
-        small_batch=widths[0].width,
-        large_batch=float(np.nanmax([each.width for each in widths[1:]])),
-        text=f"{all_rows.median:.1%} median, {all_rows.p90:.1%} p90, {all_rows.near:.0%} within 10 % "
-        f"({all_rows.models} models, {all_rows.cells} cells)",
+        median=float(f"{errors.median:.4g}"),
+        small_batch=widths[0],
+        large_batch=float(np.nanmax(widths[1:])),
+        text=f"{errors.median:.1%} median, {errors.p90:.1%} p90, {errors.near:.0%} within 10 % "
+        f"({errors.models} models, {errors.cells} cells)",
     )
 
 
-# -- knees ---------------------------------------------------------------------------------------------------------
-
-
-def knees(judged: LeftOut, ratio: float = KNEE) -> tuple[int, float]:
+def knees(holdout: HoldoutRows, ratio: float = KNEE) -> tuple[int, float]:
     """How many curves bend, and the share of them whose knee is predicted within a factor of two.
 
     A curve that does not bend within its batches has its knee beyond them: the other side's must then lie within a
     factor of two of the largest batch.
     """
     good = []
-    for curve in _curves(judged.frame):
+    curves = holdout.frame.sort_values("batch").groupby(
+        ["device", "runtime", "precision", "model", "input_size", "run"], sort=True
+    )
+    for _, curve in curves:
         batch = curve["batch"].to_numpy(float)
-        ends = [_knee(batch, curve[name].to_numpy(float), ratio) for name in ("predicted_s", "latency_s")]
-        if np.isnan(ends[1]):
+        if curve["batch"].nunique() < 4 or batch.min() != 1:
             continue
-        predicted = batch.max() if np.isnan(ends[0]) else ends[0]
-        good.append(metrics.factor(predicted, ends[1]) <= FACTOR)
+        predicted, measured = (
+            _knee(batch, curve[name].to_numpy(float), ratio) for name in ("predicted_s", "latency_s")
+        )
+        if not np.isnan(measured):
+            good.append(metrics.factor(batch.max() if np.isnan(predicted) else predicted, measured) <= FACTOR)
     return len(good), float(np.mean(good)) if good else np.nan
 
 
@@ -235,65 +241,55 @@ def _knee(batch: Floats, latency: Floats, ratio: float) -> float:
     return metrics.knee(batch, flat, ratio)
 
 
-def _curves(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    keys = ["device", "runtime", "precision", "model", "input_size", "run"]
-    for _, curve in frame.sort_values("batch").groupby(keys, sort=True):
-        if curve["batch"].nunique() >= 4 and curve["batch"].min() == 1:
-            yield curve
+# -- simpler predictors --------------------------------------------------------------------------------------------
 
 
-TREES = "boosted trees on counts and work of every op class"
-NEAREST = "copy of the nearest GPU"
-_ROUNDS = 200
-_SAME = ["runtime", "precision", "model", "batch", "input_kind", "input_size"]
-
-
-def for_models(problem: Problem, judged: LeftOut) -> dict[str, Errors]:
+def for_models(problem: Problem, holdout: HoldoutRows) -> dict[str, Errors]:
     """Errors of simpler predictors on eager rows, each fitted to the models that were not left out."""
-    frame = judged.frame[judged.frame["runtime"] == EAGER].reset_index(drop=True)
-    found = {
-        one.idea: _simple_errors(frame, one.latency_s)
+    frame = holdout.frame[holdout.frame["runtime"] == EAGER].reset_index(drop=True)
+    errors = {
+        one.idea: _errors(frame.assign(predicted_s=one.latency_s))
         for one in baselines.all_baselines(frame)
         if one.latency_s is not None
     }
     rows = problem.table.cells.assign(predicted_s=by_trees(problem))
-    return found | {TREES: _simple_errors(rows[problem.law.rows.runtime == EAGER])}
+    return errors | {TREES: _errors(rows[problem.rows.runtime == EAGER])}
 
 
 def for_gpus(problem: Problem) -> dict[str, Errors]:
     """Errors of taking every GPU for the one whose datasheet is nearest, where that ran the same cell."""
-    cells, gpus = problem.table.cells, problem.law.gpus
+    cells, sheets = problem.table.cells, {name: _sheet(spec) for name, spec in problem.gpus.items()}
     typical = cells.groupby(["device", *_SAME])["latency_s"].median()
-    found = {}
-    for gpu in sorted(gpus):
-        other = min((name for name in gpus if name != gpu), key=lambda name: _distance(gpus[name], gpus[gpu]))
+    errors = {}
+    for gpu, sheet in sorted(sheets.items()):
+        others = {name: np.abs(np.subtract(other, sheet)).sum() for name, other in sheets.items() if name != gpu}
+        nearest = min(others, key=others.__getitem__)
         own = cells[(cells["device"] == gpu) & (cells["runtime"] == EAGER)]
-        copied = own[_SAME].join(typical[other].rename("predicted_s"), on=_SAME)["predicted_s"]
-        known = copied.notna().to_numpy()
-        if known.any():
-            found[f"{NEAREST}, {gpu} as {other}"] = _simple_errors(own[known], copied[known].to_numpy(float))
-    return found
+        copied = own.join(typical[nearest].rename("predicted_s"), on=_SAME).dropna(subset="predicted_s")
+        if len(copied):
+            errors[f"{NEAREST}, {gpu} as {nearest}"] = _errors(copied)
+    return errors
 
 
 def by_trees(problem: Problem) -> Floats:
     """Seconds of every eager row by trees that did not see its model; NaN for others."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    given, rows = _features(problem), problem.law.rows
-    eager, out = rows.runtime == EAGER, np.full(len(rows), np.nan)
-    for model in sorted(set(problem.model[eager])):
-        own = problem.model == model
+    inputs, rows = _features(problem), problem.rows
+    eager, predicted_s = rows.runtime == EAGER, np.full(len(rows), np.nan)
+    for model in sorted(set(rows.model[eager])):
+        own = rows.model == model
         # The last column is the run, which says more of the host than any datasheet.
         trees = HistGradientBoostingRegressor(
-            max_iter=_ROUNDS, categorical_features=[given.shape[1] - 1], random_state=0
-        ).fit(given[eager & ~own], rows.log_us[eager & ~own])
-        out[eager & own] = np.exp(trees.predict(given[eager & own])) / 1e6
-    return out
+            max_iter=_ROUNDS, categorical_features=[inputs.shape[1] - 1], random_state=0
+        ).fit(inputs[eager & ~own], rows.log_us[eager & ~own])
+        predicted_s[eager & own] = np.exp(trees.predict(inputs[eager & own])) / 1e6
+    return predicted_s
 
 
 def _features(problem: Problem) -> Floats:
-    """Of every row: counts by host class, work by kernel family, batch and size, the datasheet, the format, the run."""
-    cells, rows = problem.law.cells, problem.law.rows
+    """Of every row: counts by host class, work by kernel family, the datasheet, batch and size, the format, the run."""
+    cells, rows = problem.cells, problem.rows
     columns = [*cells.counts.T]
     for work in cells.kernels.values():
         amounts = np.zeros((len(cells.keys), 3))
@@ -302,16 +298,16 @@ def _features(problem: Problem) -> Floats:
             amounts, work.cell, work.count[:, None] * np.column_stack((np.ones_like(moved), work.work[:, 0], moved))
         )
         columns += [*np.log1p(amounts).T]
-    sheets = {name: _sheet(spec) for name, spec in problem.law.gpus.items()}
-    runs = {name: number for number, name in enumerate(sorted(set(rows.run)))}
-    own = [
-        (*sheets[gpu], np.log(batch), size, float(precision == "fp16"), runs[run])
-        for gpu, batch, size, precision, run in zip(
-            rows.gpu, problem.batch, problem.table.cells["input_size"], rows.precision, rows.run, strict=True
+    return np.column_stack(
+        (
+            np.column_stack(columns)[rows.cell],
+            np.array([_sheet(problem.gpus[gpu]) for gpu in rows.gpu]),
+            np.log(rows.batch),
+            problem.table.cells["input_size"].to_numpy(float),
+            rows.precision == "fp16",
+            np.unique(rows.run, return_inverse=True)[1],
         )
-    ]
-    found: Floats = np.column_stack((np.column_stack(columns)[rows.cell], np.array(own, dtype=float)))
-    return found
+    ).astype(float)
 
 
 def _sheet(spec: Spec) -> tuple[float, float, float]:
@@ -320,10 +316,118 @@ def _sheet(spec: Spec) -> tuple[float, float, float]:
     return float(np.log(peak)), float(np.log(spec.bandwidth_bytes_per_us)), float(np.log(spec.multiprocessors))
 
 
-def _distance(one: Spec, other: Spec) -> float:
-    return float(np.abs(np.subtract(_sheet(one), _sheet(other))).sum())
+# -- the report ----------------------------------------------------------------------------------------------------
 
 
-def _simple_errors(rows: pd.DataFrame, predicted_s: Floats | None = None) -> Errors:
-    predicted = rows["predicted_s"] if predicted_s is None else predicted_s
-    return metrics.errors(predicted, rows["latency_s"], list(rows["model"]))
+@dataclass(frozen=True, slots=True)
+class LeaveOutReport:
+    """What leaving out models, GPUs or runs showed."""
+
+    by: str  # "model", "gpu" or "run"
+    figures: Mapping[str, Errors]  # by test and runtime
+    baselines: Mapping[str, Errors]  # of simpler predictors, on the eager rows, a model or a GPU left out
+    knees: tuple[int, float]  # curves that bend, and the share of knees within a factor of two
+    coverage: Mapping[str, Coverage]  # of 90 % intervals, by regime
+    by_model: Mapping[str, Errors]  # of eager rows
+    by_class: Mapping[str, Errors]  # of eager rows, by what takes most of the slower clock
+    cells: pd.DataFrame  # every predicted row
+    notes: tuple[str, ...]  # about the table and the latency model
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, for JSON; what could not be computed is None."""
+        errors = {
+            name: {key: _finite(asdict(value)) for key, value in getattr(self, name).items()}
+            for name in ("figures", "baselines", "by_model", "by_class")
+        }
+        return {
+            "schema": SCHEMA,
+            "left_out": self.by,
+            **errors,
+            "knees": _finite({"curves": self.knees[0], "within_factor_2": self.knees[1]}),
+            "coverage": {name: _finite(one._asdict()) for name, one in self.coverage.items()},
+            "notes": list(self.notes),
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Predicted and measured latency of every row that was left out."""
+        return self.cells
+
+    def text(self) -> str:
+        """The report for people."""
+        lines = [_line("", "rows", "median", "p90", "within 10 %")]
+        lines += [_row(name, errors) for name, errors in self.figures.items()]
+        lines += [_row(f"baseline {name}", errors) for name, errors in self.baselines.items()]
+        if np.isfinite(self.knees[1]):
+            lines += ["", f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)"]
+        for name, one in self.coverage.items():
+            if one.rows:
+                lines.append(
+                    f"90 % interval, {name}: holds {one.share:.1%} of {one.rows} rows (x/÷ {np.exp(one.width):.2f})"
+                )
+        for title, groups in (("worst models", self.by_model), ("by what is slowest", self.by_class)):
+            lines += ["", _line(title, "rows", "median", "p90", "within 10 %")]
+            worst = sorted(groups.items(), key=lambda item: -item[1].median)
+            lines += [_row(name, errors) for name, errors in worst[:_SHOWN]]
+        return "\n".join([*lines, "", *(f"Note: {note}" for note in self.notes)]) + "\n"
+
+
+def evaluate_left_out(source: tables.Source | Problem, by: str, *, progress: Progress | None = None) -> LeaveOutReport:
+    """Predict every row of a table from a fit that did not see it, leaving out a "model", a "gpu" or a "run" at a time.
+
+    Rows of models that need a package which is not there are left out; the report's notes say which and how many.
+    """
+    if by not in BY:
+        raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(BY)}.")
+    whole = source if isinstance(source, Problem) else problem(source, progress=progress, partial=True)
+    values = getattr(whole.rows, by)
+    if len(set(values)) < 2:
+        raise UsageError(f"The table has one {by} only ({values[0]}): leaving it out leaves nothing to fit.")
+    parts = {
+        "model": lambda: [by_model(whole, progress)],
+        "gpu": lambda: [by_gpu(whole, shots, progress) for shots in (0, SHOTS)],
+        "run": lambda: [by_run(whole, progress)],
+    }
+    return _report(whole, by, parts[by]())
+
+
+def _report(problem: Problem, by: str, parts: list[HoldoutRows]) -> LeaveOutReport:
+    """Figures of rows that were left out; the first part is looked at closely."""
+    figures: dict[str, Errors] = {}
+    for part in parts:
+        precisions = len(set(part.frame["precision"])) > 1
+        for columns in (("runtime",), ("runtime", "precision"))[: 1 + precisions]:
+            figures |= {f"{part.title}, {name}": errors for name, errors in part.errors(*columns).items()}
+    first, has_eager = parts[0], bool((problem.rows.runtime == EAGER).any())
+    eager = first.where("runtime", EAGER) if (first.frame["runtime"] == EAGER).any() else first
+    compared: dict[str, Errors] = {}
+    if has_eager and by != "run":
+        compared = for_models(problem, eager) if by == "model" else for_gpus(problem)
+    slowest = problem.slowest()[eager.frame.index]
+    return LeaveOutReport(
+        by=by,
+        figures=figures,
+        baselines=compared,
+        knees=knees(eager),
+        coverage=conformal(eager),
+        by_model=eager.errors("model"),
+        by_class=HoldoutRows("", eager.frame.assign(slowest=slowest)).errors("slowest"),
+        cells=pd.concat([part.frame.assign(left_out=part.title) for part in parts], ignore_index=True),
+        notes=(
+            *problem.table.notes,
+            f"{FORMS_TRIED} forms of the latency model were judged on the framework-tax table by leaving out models.",
+        ),
+    )
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def _row(name: str, errors: Errors) -> str:
+    return _line(name, str(errors.cells), f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{errors.near:.0%}")
+
+
+def _line(name: str, *cells: str) -> str:
+    return f"{name:58s}" + "".join(f"{cell:>12s}" for cell in cells)

@@ -1,164 +1,202 @@
-"""Named parameters of the law with what is believed of them, and the linear maps from them to a block's local numbers.
+"""Parameters of the latency model with their priors, and which of them add up to each local number of a block.
 
 Every local number (the floor of one family on one GPU in one format, the cost of one host class in one runtime) is a
-sum of a few parameters, all logarithms: what is shared, and deviations that are believed to be about zero.
+sum of a few parameters, all logarithms: what is shared, and deviations from it. Medians of priors are round figures of
+what kernels and dispatch take on any GPU of the last ten years. How narrow priors are was chosen by leaving out models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from math import log
+from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse as sparse
 
-from latpred.calibration.published.priors import (
-    ENGINE_WIDTH,
-    KERNEL_OF_GROUP,
-    LIBRARY,
-    OTHER_HOST,
-    RUNTIME_CALLS,
-    RUNTIME_CALLS_WIDTH,
-    RUNTIME_OPS,
-    Hyperparameters,
-    Prior,
+from latpred.calibration.published.row_counts import (
+    CONVOLUTIONS,
+    EAGER,
+    ENGINES,
+    HALF,
+    MODULE,
+    PYTHON,
+    WITHOUT_HALF,
     group_of,
     multiplies,
 )
-from latpred.calibration.published.row_counts import ENGINES, HALF, MODULE, PYTHON, WITHOUT_HALF
 from latpred.graph.features import Floats
 from latpred.profile.datasheet import PRODUCT_ONLY, log_promise, mode_of
 from latpred.profile.gpus import Spec
 
 Name = tuple[str, ...]
 DEVIATING = ("floor", "compute", "activations")  # slots in which GPUs, formats and runtimes may differ
-EAGER = "eager"
+
+
+class Prior(NamedTuple):
+    """Median of a parameter, and the standard deviation of its logarithm."""
+
+    median: float
+    width: float
+
+
+# Of the slots of `profile.datasheet`: compute 2 is half the peak, activations 1.25 are four fifths of the bandwidth.
+KERNEL: Mapping[str, Prior] = {
+    "floor": Prior(4.5, 0.15),  # the gap to the next kernel included
+    "compute": Prior(2.0, 0.6),
+    "weights": Prior(1.25, 0.4),
+    "activations": Prior(1.18, 0.15),
+    "waves": Prior(0.3, 0.2),
+    "outputs": Prior(16.0, 1.0),
+    "k": Prior(32.0, 0.8),
+    "n": Prior(4.0, 0.3),
+}
+# Convolutions move their operands more than once: layouts are changed and windows unrolled.
+KERNEL_OF_GROUP: Mapping[tuple[str, str], Prior] = {(CONVOLUTIONS, "activations"): Prior(1.5, 0.5)}
+
+# Microseconds of host time on a host of factor 1. A table has the sum of a forward pass alone, so what one class takes
+# over another holds firmly: as on CPUs where each was measured, and as published traces of dispatch have it. How much
+# Python stood between the calls in software of another time is known less well.
+HOST: Mapping[str, float] = {
+    "conv": 35.0,
+    "conv_grouped": 45.0,
+    "conv_depthwise": 20.0,
+    "gemm": 18.0,
+    "batch_norm": 20.0,
+    "norm": 15.0,
+    "elementwise": 8.0,
+    "softmax": 11.0,
+    "pooling": 14.0,
+    "cat": 14.0,
+    "copy": 10.0,
+    "index": 14.0,
+    "view": 3.0,
+    "factory": 5.0,
+    "free": 3.0,
+    "sync": 20.0,
+    "reduction": 12.0,
+    "module": 5.0,
+    "python": 0.5,
+    "fixed": 60.0,
+    "fused": 25.0,
+}
+OTHER_HOST = 9.0
+HOST_WIDTH = 0.15
+HOST_WIDTHS: Mapping[str, float] = {"module": 0.3, "python": 0.7, "fixed": 0.5, "fused": 0.25}
+KNEE = Prior(6.0, 0.3)  # exponent that joins the two clocks
+
+# Hyperparameters: prior widths of deviations, as standard deviations of logarithms.
+FORMAT = 0.3  # what a number format changes
+LEVELS = {  # what an architecture and a GPU change: in all families, in one number format, and in one family
+    "architecture": (0.3, 0.3, 0.12),
+    "gpu": (0.2, 0.15, 0.15),
+}
+# Hosts of one GPU are often alike, so that a narrow prior of each by itself would blame the GPU for slow ones.
+RUN = 1.0
+RUN_GROUP = 0.12  # what differs in a run's host factor between transformers and convolutional networks
+HOST_HALF, LIBRARY_HALF = 0.1, 0.35  # what half precision changes in a host class, and in library calls
+LIBRARY = ("conv", "conv_grouped", "conv_depthwise", "batch_norm")  # libraries choose an algorithm in each call
+# Medians, as logarithms, of what other runtimes take of eager's host costs: for ops, and for calls of Python.
+RUNTIME_OPS: Mapping[str, float] = {"torchscript": -0.4, "tensorrt": -2.0}
+RUNTIME_CALLS, RUNTIME_CALLS_WIDTH = -2.0, 0.5
+RUNTIME_HOST, RUNTIME_CLASS = 0.5, 0.08  # what a runtime changes in all host costs, and in those of one class
+RUNTIME_PRODUCT, RUNTIME_KERNEL = 0.005, 0.05  # what it changes in products, and in all other kernels
+ENGINE_KERNEL = 0.3  # the same in engines, which choose their own kernels
 
 
 class Parameters:
-    """Parameters by name, each with the mean and the width that are believed of it."""
+    """Parameters by name, each with a prior of its logarithm; asking for a local number adds those that it needs.
+
+    Every local number is a list of positions of parameters, which add up to its logarithm.
+    """
 
     def __init__(self) -> None:
         self.names: dict[Name, int] = {}
-        self._means: list[float] = []
-        self._widths: list[float] = []
-
-    def add(self, name: Name, mean: float, width: float) -> int:
-        """Position of a parameter, which is new or known."""
-        if name not in self.names:
-            self.names[name] = len(self._means)
-            self._means.append(mean)
-            self._widths.append(width)
-        return self.names[name]
+        self._priors: list[tuple[float, float]] = []
 
     @property
     def means(self) -> Floats:
-        """What is believed of each, before any row is seen."""
-        return np.array(self._means)
+        """Prior mean of each."""
+        return np.array([mean for mean, _ in self._priors])
 
     @property
     def widths(self) -> Floats:
-        """Standard deviations of that."""
-        return np.array(self._widths)
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._means)
-
-
-class Builder:
-    """Makes the terms of local numbers, adding the parameters they need."""
-
-    def __init__(self, form: Hyperparameters) -> None:
-        self.form = form
-        self.parameters = Parameters()
+        """Prior standard deviation of each."""
+        return np.array([width for _, width in self._priors])
 
     def kernel(self, family: str, slot: str, gpu: Spec, precision: str, runtime: str) -> tuple[float, list[int]]:
         """Constant and parameters of one slot of one family on one GPU."""
         if slot in PRODUCT_ONLY and not multiplies(family):
             return 0.0, []
         mode = mode_of(gpu, precision, family)
-        terms = self._shared(family, slot)
+        prior = KERNEL_OF_GROUP.get((group_of(family), slot), KERNEL[slot])
+        # Weights stream from memory whatever multiplies with them.
+        terms = [self._add(("kernel", "all" if slot == "weights" else family, slot), log(prior.median), prior.width)]
         if slot in DEVIATING:
             terms += self._of_format(family, slot, mode, precision)
             terms += self._of_gpu(family, slot, mode, gpu)
             if runtime != EAGER:
-                terms.append(self._deviation(("runtime kernel", runtime, family, slot), self._freedom(family, runtime)))
+                terms.append(
+                    self._deviation(("runtime kernel", runtime, family, slot), _runtime_width(family, runtime))
+                )
         elif slot == "weights":
-            terms.append(self._deviation(("gpu", gpu.name, slot), self.form.gpu))
+            terms.append(self._deviation(("gpu", gpu.name, slot), LEVELS["gpu"][0]))
         return log_promise(gpu, mode, slot), terms
 
     def host(self, name: str, runtime: str, gpu: Spec) -> list[int]:
         """Parameters of the cost of a host class: libraries look for algorithms of tensor cores where there are any."""
         general = name.removesuffix(HALF)
-        width = self.form.host_widths.get(general, self.form.host)
-        believed = Prior(self.form.hosts.get(general, OTHER_HOST), width)
-        terms = [self.parameters.add(("host", general), believed.mean, believed.width)]
+        median, width = HOST.get(general, OTHER_HOST), HOST_WIDTHS.get(general, HOST_WIDTH)
+        terms = [self._add(("host", general), log(median), width)]
         library = general in LIBRARY
         if name != general and general not in WITHOUT_HALF and (gpu.tensor_cores or not library):
-            half = self.form.library_half if library else self.form.host_half
-            terms.append(self._deviation(("host half", general), half))
-        if runtime != EAGER:
-            terms += self._host_of_runtime(general, runtime)
+            terms.append(self._deviation(("host half", general), LIBRARY_HALF if library else HOST_HALF))
+        if runtime != EAGER and general in (PYTHON, MODULE):
+            terms.append(self._add(("runtime host", runtime, general), RUNTIME_CALLS, RUNTIME_CALLS_WIDTH))
+        elif runtime != EAGER:
+            terms.append(self._add(("runtime host", runtime), RUNTIME_OPS.get(runtime, 0.0), RUNTIME_HOST))
+            terms.append(self._deviation(("runtime host", runtime, general), RUNTIME_CLASS))
         return terms
 
-    def run(self, run: str) -> list[int]:
+    def run(self, run: str) -> int:
         """Parameter of a run's host factor."""
-        return [self._deviation(("run", run), self.form.run)]
+        return self._deviation(("run", run), RUN)
 
-    def run_group(self, run: str, group: str) -> list[int]:
+    def run_group(self, run: str, group: str) -> int:
         """Parameter of what a run's host factor is in one group of models."""
-        return [self._deviation(("run", run, group), self.form.run_group)]
+        return self._deviation(("run", run, group), RUN_GROUP)
 
-    def knee(self) -> list[int]:
+    def knee(self) -> int:
         """Parameter of the exponent that joins the clocks."""
-        return [self.parameters.add(("knee",), float(np.log(self.form.knee)), self.form.knee_width)]
+        return self._add(("knee",), log(KNEE.median), KNEE.width)
 
-    def _host_of_runtime(self, general: str, runtime: str) -> list[int]:
-        if general in (PYTHON, MODULE):
-            return [self.parameters.add(("runtime host", runtime, general), RUNTIME_CALLS, RUNTIME_CALLS_WIDTH)]
-        mean = RUNTIME_OPS.get(runtime, 0.0)
-        every = self.parameters.add(("runtime host", runtime), mean, self.form.runtime_host)
-        return [every, self._deviation(("runtime host", runtime, general), self.form.runtime_class)]
-
-    def _freedom(self, family: str, runtime: str) -> float:
-        if runtime in ENGINES:
-            return ENGINE_WIDTH
-        return self.form.runtime_product if multiplies(family) else self.form.runtime_kernel
-
-    def _deviation(self, name: Name, width: float) -> int:
-        return self.parameters.add(name, 0.0, width)
-
-    def _shared(self, family: str, slot: str) -> list[int]:
-        believed = KERNEL_OF_GROUP.get((group_of(family), slot), self.form.kernel[slot])
-        # Weights stream from memory whatever multiplies with them.
-        name = ("kernel", "all" if slot == "weights" else family, slot)
-        return [self.parameters.add(name, believed.mean, believed.width)]
-
-    def _of_format(self, family: str, slot: str, mode: str, precision: str) -> list[int]:
+    def _of_format(self, family: str, slot: str, mode: str, precision: str) -> Iterable[int]:
         if slot == "compute":
-            return [self._deviation(("mode", family, mode), self.form.mode)] if mode != "fp32" else []
+            return [self._deviation(("mode", family, mode), FORMAT)] if mode != "fp32" else []
         if precision not in ("fp16", "bf16"):
             return []
-        library = family.startswith("conv")
-        return [self._deviation(("half", family, slot), self.form.mode * (1.5 if library else 0.5))]
+        return [self._deviation(("half", family, slot), FORMAT * (1.5 if family.startswith("conv") else 0.5))]
 
-    def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> list[int]:
-        form = self.form
-        terms = []
-        for level, name, width, in_mode, in_family in (
-            ("architecture", gpu.architecture, form.architecture, form.architecture_mode, form.architecture_family),
-            ("gpu", gpu.name, form.gpu, form.gpu_mode, form.gpu_family),
-        ):
-            terms.append(self._deviation((level, name, slot), width))
-            terms.append(self._deviation((level, name, slot, family), in_family))
+    def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> Iterable[int]:
+        for level, name in (("architecture", gpu.architecture), ("gpu", gpu.name)):
+            in_all, in_format, in_family = LEVELS[level]
+            yield self._deviation((level, name, slot), in_all)
+            yield self._deviation((level, name, slot, family), in_family)
             if slot == "compute":
-                terms.append(self._deviation((level, name, slot, "in", mode), in_mode))
-                terms.append(self._deviation((level, name, slot, family, mode), in_family))
-        return terms
+                yield self._deviation((level, name, slot, "in", mode), in_format)
+                yield self._deviation((level, name, slot, family, mode), in_family)
+
+    def _deviation(self, name: Name, width: float) -> int:
+        return self._add(name, 0.0, width)
+
+    def _add(self, name: Name, mean: float, width: float) -> int:
+        """Position of a parameter, which is new or known."""
+        if name not in self.names:
+            self.names[name] = len(self._priors)
+            self._priors.append((mean, width))
+        return self.names[name]
 
 
-def matrix(terms: Sequence[Sequence[int]], size: int) -> sparse.csr_matrix:
-    """The matrix that sums parameters into local numbers, one row each."""
-    rows = np.repeat(np.arange(len(terms)), [len(each) for each in terms])
-    columns = np.array([index for each in terms for index in each], dtype=np.int64)
-    return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(terms), size))
+def _runtime_width(family: str, runtime: str) -> float:
+    if runtime in ENGINES:
+        return ENGINE_KERNEL
+    return RUNTIME_PRODUCT if multiplies(family) else RUNTIME_KERNEL

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -67,7 +67,7 @@ CONTRADICTION = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PublishedTable:
     """A table that can be fitted.
 
     Attributes
@@ -76,19 +76,23 @@ class Table:
         Columns of a measurement table; `device` names the GPU. Repeats of a cell in one run are their median.
     weight : ndarray
         Of each row: below 1 where repeats contradict each other.
-    era : str
-        What software ran it (see `latpred.runtimes.legacy_torch`); "" is today's.
+    torch_version : str
+        Which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" is today's.
     notes : tuple of str
         What was found and done, as sentences.
     """
 
     cells: pd.DataFrame
     weight: np.ndarray
-    era: str
+    torch_version: str
     notes: tuple[str, ...]
 
+    def where(self, keep: np.ndarray) -> PublishedTable:
+        """Some of its rows."""
+        return replace(self, cells=self.cells[keep].reset_index(drop=True), weight=self.weight[keep])
 
-def read(source: tables.Source) -> Table:
+
+def read(source: tables.Source) -> PublishedTable:
     """Read a table of latencies from a DataFrame or a CSV file (also gzipped).
 
     Raises
@@ -112,7 +116,8 @@ def read(source: tables.Source) -> Table:
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
     _refuse_milliseconds(cells)
     merged, weight, notes = _without_repeats(cells.reset_index(drop=True))
-    return Table(merged, weight, _era_of(merged), tuple(notes))
+    legacy = bool(merged["stack"].str.contains(r"torch=1\.").any())
+    return PublishedTable(merged, weight, TORCH_1_12 if legacy else "", tuple(notes))
 
 
 def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
@@ -172,13 +177,9 @@ def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, lis
     return merged, np.where(contrary[first], 0.1, 1.0), notes
 
 
-def _era_of(cells: pd.DataFrame) -> str:
-    return TORCH_1_12 if bool(cells["stack"].str.contains(r"torch=1\.").any()) else ""
-
-
 Progress = Callable[[str], None]
 
-# Fewer walks than that are over before a second process has imported PyTorch.
+# Fewer traces than that are over before a second process has imported PyTorch.
 FEWEST_BESIDE = 16
 MOST_PROCESSES = 4
 
@@ -192,8 +193,8 @@ class TraceKey(NamedTuple):
     precision: str
 
 
-Walks = Mapping[TraceKey, ModelGraph]
-_Made = dict[TraceKey, ModelGraph] | MissingPackageError
+Graphs = MutableMapping[TraceKey, ModelGraph]
+_Traced = dict[TraceKey, ModelGraph] | MissingPackageError
 
 
 def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
@@ -204,84 +205,67 @@ def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
 
 def trace_all(
     keys: Iterable[TraceKey],
-    era: str,
-    known: MutableMapping[TraceKey, ModelGraph] | None = None,
+    torch_version: str,
+    graphs: Graphs | None = None,
     progress: Progress | None = None,
     lacking: MutableMapping[str, str] | None = None,
-) -> MutableMapping[TraceKey, ModelGraph]:
-    """Eager walks of models, as an era ran them.
+) -> Graphs:
+    """Eager graphs of models, as a version of PyTorch ran them.
 
-    Parameters
-    ----------
-    keys : iterable of WalkKey
-        Which models; repeats are walked once.
-    era : str
-        See `latpred.runtimes.legacy_torch`.
-    known : mapping, optional
-        Walks there are already; new ones are added to it.
-    progress : callable, optional
-        Told what is being walked.
-    lacking : mapping, optional
-        Models that need a package which is not there are put into it, with the reason; without it they end everything.
-
-    Raises
-    ------
-    MissingPackageError
-        When a model needs a package that is not there, or cannot be imported.
-    UnknownModelError
-        When a name means nothing; says which row of the table has it and what is nearest.
-    TraceError
-        When a model cannot be walked.
+    Graphs there are already are not traced again; new ones are added to them. Models that need a package which is not
+    there are put into `lacking`, with the reason; without it they end everything with a MissingPackageError.
     """
-    walks = {} if known is None else known
+    graphs = {} if graphs is None else graphs
     missing: dict[str, list[TraceKey]] = {}
     for key in dict.fromkeys(keys):
-        if key not in walks:
-            kept = graph_store.look_up(_parts(key, era)) if _lasting(key.model) else None
-            if kept is None:
+        if key not in graphs:
+            stored = graph_store.look_up(_store_key(key, torch_version)) if _lasting(key.model) else None
+            if stored is None:
                 missing.setdefault(key.model, []).append(key)
             else:
-                walks[key] = kept
-    for name, made in _walked(missing, era, progress or (lambda _: None)):
-        if isinstance(made, MissingPackageError):
+                graphs[key] = stored
+    for name, traced in _traced(missing, torch_version, progress or (lambda _: None)):
+        if isinstance(traced, MissingPackageError):
             if lacking is None:
-                raise made
-            lacking[name] = str(made)
+                raise traced
+            lacking[name] = str(traced)
             continue
-        for key, graph in made.items():
+        for key, graph in traced.items():
             if _lasting(key.model):
-                graph_store.keep(_parts(key, era), graph)
-            walks[key] = graph
-    return walks
+                graph_store.keep(_store_key(key, torch_version), graph)
+            graphs[key] = graph
+    return graphs
 
 
-def _walked(models: Mapping[str, Sequence[TraceKey]], era: str, progress: Progress) -> Iterator[tuple[str, _Made]]:
-    """Walks of models, one model after the other; where there are many, several at a time."""
+def _traced(
+    models: Mapping[str, Sequence[TraceKey]], torch_version: str, progress: Progress
+) -> Iterator[tuple[str, _Traced]]:
+    """Graphs of models, one model after the other; where there are many, several at a time."""
     processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, models.values())) >= FEWEST_BESIDE else 1
-    # The models with most walks come first, lest one process be left with one of them.
+    # The models with most graphs come first, lest one process be left with one of them.
     ordered = sorted(models.values(), key=len, reverse=True)
-    calls = (joblib.delayed(_walk_model)(keys, era) for keys in ordered)
-    for name, made in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
-        if not isinstance(made, MissingPackageError):
-            progress(f"walked {name} ({len(made)} combinations of input size and precision)")
-        yield name, made
+    calls = (joblib.delayed(_trace_model)(keys, torch_version) for keys in ordered)
+    for name, traced in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
+        if not isinstance(traced, MissingPackageError):
+            progress(f"walked {name} ({len(traced)} combinations of input size and precision)")
+        yield name, traced
 
 
-def _walk_model(keys: Sequence[TraceKey], era: str) -> tuple[str, _Made]:
+def _trace_model(keys: Sequence[TraceKey], torch_version: str) -> tuple[str, _Traced]:
     name = keys[0].model
     try:
-        return name, {key: as_run_in(era, _walk(key, era)) for key in keys}
+        return name, {key: as_run_in(torch_version, _trace(key, torch_version)) for key in keys}
     except MissingPackageError as error:
         return name, MissingPackageError(str(error))  # without what it was raised from, which may not leave a process
 
 
-def _walk(key: TraceKey, era: str) -> ModelGraph:
+def _trace(key: TraceKey, torch_version: str) -> ModelGraph:
     from latpred.tracing import trace
     from latpred.zoo.names import attention
 
     size = key.size or None
     try:
-        with attention(attention_of(era)):
+        with attention(attention_of(torch_version)):
             return trace(
                 key.model,
                 seq=size if key.kind == "seq" else None,
@@ -292,22 +276,19 @@ def _walk(key: TraceKey, era: str) -> ModelGraph:
         raise UnknownModelError(f"the table's column model: {error}") from error
 
 
-# -- the cache -----------------------------------------------------------------------------------------------------
-
-
 def _lasting(name: str) -> bool:
     """Whether a name means the same tomorrow: one of a function in a user's file does not."""
     return ".py:" not in name
 
 
-def _parts(key: TraceKey, era: str) -> tuple[str, ...]:
-    """Everything that the walk of a published model depends on."""
-    return (key.model, key.kind, str(key.size), key.precision, era, *_software())
+def _store_key(key: TraceKey, torch_version: str) -> tuple[str, ...]:
+    """Everything that the graph of a published model depends on."""
+    return (key.model, key.kind, str(key.size), key.precision, torch_version, *_software())
 
 
 @cache
 def _software() -> tuple[str, ...]:
-    """Versions of the packages that models come from, and a digest of the code that walks them."""
+    """Versions of the packages that models come from, and a digest of the code that traces them."""
     versions = []
     for name in ("torch", "transformers", "torchvision", "timm"):
         try:

@@ -1,6 +1,6 @@
-"""What is asked of host and device in each cell of a table: counts by host class, and rows of work by kernel family.
+"""What host and device have to do in each cell of a table: counts by host class, and kernels by family.
 
-A cell is a walked model at one batch size. Everything that does not depend on fitted numbers is computed here, once.
+A cell is a traced model at one batch size. Everything that does not depend on fitted numbers is computed here, once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.calibration.published.priors import multiplies
 from latpred.graph.features import CAT, Floats, kind, read
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
@@ -24,10 +23,17 @@ from latpred.runtimes.legacy_torch import GROUP, fuser_of, scripted
 
 Ints = NDArray[np.int64]
 
-HALF = ".half"
+EAGER = "eager"
+ENGINES = ("tensorrt",)
+SCRIPTED = ("torchscript",)
+HALF = ".half"  # ends the host classes of half precision
 PYTHON, MODULE, FIXED = "python", "module", "fixed"
 WITHOUT_HALF = (PYTHON, MODULE, FIXED)
+PRODUCTS = frozenset({"gemm", "bmm", "attention", "rnn", "conv_depthwise"})
+CONVOLUTIONS, MEMORY = "convolutions", "memory-bound"
 _STAND_INS = {"factory": "elementwise", "other": "elementwise", "sort": "elementwise", "fft": "elementwise"}
+_POINTWISE = ("batch_norm", "elementwise")
+_JOINED = f"{CAT}.engine"
 
 
 class CellKey(NamedTuple):
@@ -41,18 +47,11 @@ class CellKey(NamedTuple):
     batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Kernels of one family in all cells; equal kernels of a cell are one row.
+class FamilyWork(NamedTuple):
+    """Kernels of one family in all cells, ordered by cell; equal kernels of a cell are one row.
 
-    Attributes
-    ----------
-    cell : ndarray of int
-        Cell of each row, ascending.
-    count : ndarray
-        How many kernels each row stands for.
-    work, product : ndarray, shape (rows, 4)
-        Multiply-adds and bytes (weights, read, written); m, n, k and copies.
+    count : how many kernels a row stands for. work : its multiply-adds and bytes (weights, read, written).
+    product : its m, n, k and copies.
     """
 
     cell: Ints
@@ -63,47 +62,42 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Cells of a table.
-
-    Attributes
-    ----------
-    keys : tuple[CellKey, ...]
-        Which they are.
-    classes : tuple[str, ...]
-        Host classes; one of half precision ends in ".half".
-    counts : ndarray, shape (cells, classes)
-        How often each is met in a forward pass.
-    kernels : Mapping[str, Work]
-        Work by family.
-    """
+    """Cells of a table: how often each host class is met in a forward pass, and its kernels by family."""
 
     keys: tuple[CellKey, ...]
     classes: tuple[str, ...]
-    counts: Floats
-    kernels: Mapping[str, Work]
-
-    def index(self) -> dict[CellKey, int]:
-        """Position of each cell."""
-        return {key: position for position, key in enumerate(self.keys)}
+    counts: Floats  # shape (cells, classes)
+    kernels: Mapping[str, FamilyWork]
 
 
-class _Kernels(NamedTuple):
-    """Kernels of one family that a walk launches: how many of each, and their columns as lines in batch."""
+class _Counts(NamedTuple):
+    """Host classes of the ops of a graph; kernels by the latency model's family and by the one that has their columns.
 
-    times: Floats
-    constant: Floats
-    per_sample: Floats
-
-
-class _Walk(NamedTuple):
-    """One graph at batch 1, or at any other batch; kernels by the law's family and by the one with their columns."""
+    Of kernels: how many of each, and their columns as `Affine` numbers in batch.
+    """
 
     hosts: Counter[str]
-    kernels: Mapping[tuple[str, str], _Kernels]
+    kernels: Mapping[tuple[str, str], tuple[Floats, Floats]]
+
+
+def group_of(family: str) -> str:
+    """The group whose priors a family has: its own, or that of its like.
+
+    >>> group_of("conv.3x3"), group_of("softmax"), group_of("gemm")
+    ('convolutions', 'memory-bound', 'gemm')
+    """
+    if family in PRODUCTS:
+        return family
+    return CONVOLUTIONS if family.startswith("conv") else MEMORY
+
+
+def multiplies(family: str) -> bool:
+    """Whether kernels of a family multiply matrices, or amount to that."""
+    return group_of(family) != MEMORY
 
 
 def family_of(op: Op) -> str:
-    """The family whose parameters an op's kernel has in the law.
+    """The family whose parameters an op's kernel has in the latency model.
 
     >>> from latpred.graph.graph import ZERO
     >>> family_of(Op("aten::gelu", "", "elementwise.gelu", "elementwise.gelu", "float32", {"numel": ZERO}))
@@ -117,36 +111,36 @@ def family_of(op: Op) -> str:
 
 
 def host_class_of(op: Op) -> str:
-    """The class whose cost an op has in the law, as "conv" or "conv.half"."""
+    """The class whose cost an op has in the latency model, as "conv" or "conv.half"."""
     general, _, rest = op.host_class.partition(".")
     return general + HALF if rest.partition(".")[0] == HALF[1:] else general
 
 
-def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[str, int, str, str, str], ModelGraph]) -> Cells:
-    """Cells of walked models, by (model, size, precision, runtime, fuser)."""
-    walks: dict[tuple[object, ...], _Walk] = {}
+def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[object, ...], ModelGraph]) -> Cells:
+    """Cells of traced models, by all of `CellKey` but the batch."""
+    counted: dict[tuple[object, ...], _Counts] = {}
     hosts: list[Counter[str]] = []
-    found: dict[tuple[str, str], list[tuple[int, Floats, Floats]]] = {}
+    kernels: dict[tuple[str, str], list[tuple[int, Floats, Floats]]] = {}
     for position, key in enumerate(keys):
         graph = graphs[key[:5]]
-        special = key.batch == 1 and graph.ops_at_one is not None
-        walk = walks.get((*key[:5], special))
-        if walk is None:
-            walk = walks[*key[:5], special] = _walk(graph.at(key.batch))
-        hosts.append(walk.hosts)
-        for names, launched in walk.kernels.items():
-            values = launched.constant + launched.per_sample * key.batch
-            found.setdefault(names, []).append((position, launched.times, values))
+        graph_key = (*key[:5], key.batch == 1 and graph.ops_at_one is not None)
+        if graph_key not in counted:
+            counted[graph_key] = _counts(graph.at(key.batch))
+        hosts.append(counted[graph_key].hosts)
+        for names, (count, affine) in counted[graph_key].kernels.items():
+            values = affine[:, :, 0] + affine[:, :, 1] * key.batch
+            kernels.setdefault(names, []).append((position, count, values))
     classes = tuple(sorted({name for counter in hosts for name in counter}))
     counts = np.array([[counter[name] for name in classes] for counter in hosts], dtype=float)
-    families = sorted({family for family, _ in found})
-    kernels = {
-        family: _joined([_work(*names, found[names]) for names in found if names[0] == family]) for family in families
+    families = sorted({family for family, _ in kernels})
+    work = {
+        family: _by_cell([_work(*names, kernels[names]) for names in kernels if names[0] == family])
+        for family in families
     }
-    return Cells(tuple(keys), classes, counts, kernels)
+    return Cells(tuple(keys), classes, counts, work)
 
 
-def _walk(ops: Sequence[Op]) -> _Walk:
+def _counts(ops: Sequence[Op]) -> _Counts:
     hosts: Counter[str] = Counter({FIXED: 1})
     kernels: dict[tuple[str, str], Counter[tuple[Affine, ...]]] = {}
     for op in ops:
@@ -157,38 +151,30 @@ def _walk(ops: Sequence[Op]) -> _Walk:
         if op.family and op.launches:
             base = root(op.family)
             kernels.setdefault((family_of(op), base), Counter())[columns(op, base)] += 1
-    return _Walk(hosts, {names: _kernels(lines) for names, lines in kernels.items()})
+    return _Counts(
+        hosts,
+        {
+            names: (np.array(list(rows.values()), dtype=float), np.array(list(rows), dtype=float))
+            for names, rows in kernels.items()
+        },
+    )
 
 
-def _kernels(lines: Counter[tuple[Affine, ...]]) -> _Kernels:
-    values = np.array(list(lines), dtype=float)
-    return _Kernels(np.array(list(lines.values()), dtype=float), values[:, :, 0], values[:, :, 1])
-
-
-def _work(family: str, base: str, found: Sequence[tuple[int, Floats, Floats]]) -> Work:
-    inputs = read(base, np.concatenate([values for _, _, values in found]))
+def _work(family: str, base: str, cells: Sequence[tuple[int, Floats, Floats]]) -> FamilyWork:
+    inputs = read(base, np.concatenate([values for _, _, values in cells]))
     product = np.ones_like(inputs.work) if inputs.product is None or not multiplies(family) else inputs.product
-    return Work(
-        cell=np.repeat([position for position, _, _ in found], [len(count) for _, count, _ in found]),
-        count=np.concatenate([count for _, count, _ in found]),
+    return FamilyWork(
+        cell=np.repeat([position for position, _, _ in cells], [len(count) for _, count, _ in cells]),
+        count=np.concatenate([count for _, count, _ in cells]),
         work=inputs.work,
         product=product,
     )
 
 
-def _joined(parts: Sequence[Work]) -> Work:
-    cell = np.concatenate([part.cell for part in parts])
-    order = np.argsort(cell, kind="stable")
-    count, work, product = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("count", "work", "product")
-    )
-    return Work(cell[order], count[order], work[order], product[order])
-
-
-ENGINES = ("tensorrt",)
-SCRIPTED = ("torchscript",)
-_POINTWISE = ("batch_norm", "elementwise")
-_JOINED = f"{CAT}.engine"
+def _by_cell(parts: Sequence[FamilyWork]) -> FamilyWork:
+    joined = FamilyWork(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    order = np.argsort(joined.cell, kind="stable")
+    return FamilyWork(*(values[order] for values in joined))
 
 
 def fuser_name(runtime: str, gpu: Spec) -> str:
@@ -201,12 +187,13 @@ def as_run_by(runtime: str, graph: ModelGraph, gpu: Spec) -> ModelGraph:
     if runtime in ENGINES:
         exact = graph.ops_at_one
         return msgspec.structs.replace(
-            graph, ops=_launched(graph.ops), ops_at_one=None if exact is None else _launched(exact)
+            graph, ops=_as_engine(graph.ops), ops_at_one=None if exact is None else _as_engine(exact)
         )
     return scripted(graph, fuser_of(gpu)) if runtime in SCRIPTED else graph
 
 
-def _launched(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+def _as_engine(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Ops that an engine launches: pointwise ones are part of the kernel before them."""
     kept: list[Op] = []
     for op in ops:
         if op.launches and op.family and not (kept and root(op.family) in _POINTWISE):

@@ -1,65 +1,192 @@
-"""Study: what has to be measured for a runtime beside eager, and what the measurements amount to.
+"""RuntimeCalibrator: what is measured of a runtime beside eager, and what the measurements amount to.
 
-Eager is measured first and in full, by `synchronous` or `asynchronous`; a study stands on the profile that comes of it
-and adds the runtime's own costs. Which study serves which runtime is decided in `calibration.runtime_calibration`.
+Eager is measured first and in full; a calibrator stands on the profile that comes of it. A runtime that compiles or
+exports what it runs cannot be watched op by op, but what its steps cost can be told from whole networks that take
+different numbers of them: `RuntimeCalibrator` itself does that, and serves any runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, cycle
 
+import torch
+
+from latpred import runtimes
+from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices.base import Call, Device
+from latpred.calibration.fitting.acceptance import HoldoutError
+from latpred.calibration.runtime_calibration import timed_networks
+from latpred.calibration.runtime_calibration.network_fit import fit_networks
+from latpred.calibration.runtime_calibration.timed_networks import build_network, is_holdout, network_inputs
 from latpred.calibration.session import Row, Sampled
+from latpred.calibration.timing import timer
+from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_of
+from latpred.calibration.timing.timer import Plan, Timing
+from latpred.calibration.workloads import networks
+from latpred.calibration.workloads.networks import NetworkSpec
+from latpred.errors import CalibrationError
+from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceProfile, DispatchFit
 
+SECONDS = 90.0
+FIRST_TINY = len(networks.KINDS)  # one of each kind, before anything else
+TURN = ("sized", "holdout", "tiny", "sized")  # what comes after them, again and again
+ASYNCHRONOUS_TURN = ("sized", "tiny", "holdout")
+WARM = 3  # forward passes before the first that counts: some runtimes settle on their code only then
+TINY_REPEATS, TINY_S = 40, 0.15
+SIZED_REPEATS, SIZED_S = 12, 0.15
+HOLDOUT_REPEATS, HOLDOUT_S = 15, 0.5
+FEWEST_PASSES = 3  # timed forward passes of a network, however long they take
+SINGLE, ISSUE = Plan(most=80), Plan(loops=1, most=80)
+MOST_LAUNCHES = 480  # under way at once: half of what the queue of a GPU holds, as libraries launch more than is traced
+QUEUED = 12  # forward passes in a queue, where they are that short
 
-class Study(Protocol):
-    """The calibration of one runtime.
+
+class RuntimeCalibrator:
+    """Calibrates a runtime on whole networks.
 
     Attributes
     ----------
     runtime : str
-        Name of the runtime; every cell has it as `Cell.runtime`.
+        Its name; every cell has it as `Cell.runtime`.
     seconds : float
         What a full calibration spends on it by default; a quick one spends a third.
     folds : int
-        Parts that the networks of the fit fall into, so that each judges a fit of the others, where networks that judge
-        are too few to tell how wide intervals must be; 0 where they are not.
+        Parts that the networks of the fit fall into, so that each tests a fit of the others, where holdouts are too few
+        to tell how wide intervals must be; 0 where they are not.
+
+    Examples
+    --------
+    >>> from latpred.calibration.devices.base import open_device
+    >>> next(RuntimeCalibrator("torchscript").cells(open_device("cpu"), "fp32")).runtime
+    'torchscript'
     """
 
-    runtime: str
-    seconds: float
-    folds: int
+    folds = 0
+
+    def __init__(self, runtime: str, seconds: float = SECONDS) -> None:
+        self.runtime = runtime
+        self.seconds = seconds
+        self._filler: torch.Tensor | None = None
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
-        """Cells without end, the most valuable first.
+        """Cells without end, the most valuable first: a tiny network of each kind, sized ones and holdouts.
 
-        Networks that judge (`NetworkSpec.holdout`) are among them early: the gate and the intervals rest on those.
+        Holdouts are among them early: the gate and the intervals rest on those. Where a network's host time can be
+        taken by itself, sized ones tell of it too: tiny ones need not come first.
         """
-        ...
+        drawn = {
+            "tiny": iter(schedules.tiny_networks(10 * FIRST_TINY)),
+            "holdout": schedules.judging_networks(),
+            "sized": (spec for spec in schedules.sized_networks() if not spec.holdout),
+        }
+        first = () if device.asynchronous else ("tiny",) * FIRST_TINY
+        for kind in chain(first, cycle(ASYNCHRONOUS_TURN if device.asynchronous else TURN)):
+            spec = next(drawn[kind], None)  # the tiny ones come to an end
+            if spec is not None:
+                yield schedules.network_cell(spec, precision, self.runtime)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
-        """Time one cell. What it raises becomes a row with an error, and the calibration goes on."""
-        ...
+        """Time a network whole, once it is known what the runtime runs for it.
+
+        What this raises becomes a row with an error, and the calibration goes on.
+        """
+        spec = schedules.network_spec(cell)
+        graph = timed_networks.graph_of(spec, cell.precision, self.runtime, device.info().kind)
+        call = self.prepared(cell, graph, device)
+        if device.asynchronous:
+            return Sampled(_timings(device, call, self.runtime, graph, spec.batch))
+        return Sampled({"single": self.timed(call, self._evict if spec.cold else call, *effort(spec))})
+
+    def prepared(self, cell: Cell, graph: ModelGraph, device: Device) -> Call:
+        """The call that runs a forward pass of a network; a simulation runs its graph."""
+        spec, place = schedules.network_spec(cell), getattr(device, "torch_device", None)
+        device.use_precision(cell.precision)
+        with device.errors():
+            if place is None:
+                return device.prepare_model(graph, spec.batch, self.runtime)
+            model = build_network(spec, cell.precision, str(place))
+            return device.prepare_model(model, network_inputs(spec, cell.precision, str(place)), self.runtime)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
-        """The runtime's costs.
+        """The runtime's costs, from rows that are no holdouts, brought to the usual speed of the machine.
 
-        `spread` may be left at zero: it is set afterwards, from the networks that judge.
-
-        Parameters
-        ----------
-        rows : sequence of Row
-            Of this runtime, without errors, brought to the usual speed of the machine. Those of networks that judge are
-            among them and must not be used.
-        profile : DeviceProfile
-            The same device's, with eager and the kernels fitted.
-
-        Raises
-        ------
-        CalibrationError
-            When there are too few rows; says how to get more.
+        `profile` is the same device's, with eager and the kernels fitted. `spread` may be left at zero: it is set
+        afterwards, from the holdouts. Too few rows are a CalibrationError that says how to get more.
         """
-        ...
+        return fit_networks(timed_networks.networks_of(rows, profile.device), profile, self.runtime)
+
+    def errors_by_folds(self, rows: Sequence[Row], profile: DeviceProfile, folds: int) -> list[HoldoutError]:
+        """How fits of all but a few networks do on those few; tiny networks, which tell of the host alone, stay in."""
+        tested = [
+            row
+            for row in rows
+            if row.cell.kind == "network" and not is_holdout(row) and not schedules.network_spec(row.cell).tiny
+        ]
+        errors: list[HoldoutError] = []
+        for fold in range(min(folds, len(tested))):
+            out = {row.cell.key for row in tested[fold::folds]}
+            try:
+                fit = self.fit([row for row in rows if row.cell.key not in out], profile)
+            except CalibrationError:
+                return []  # so few networks that every one is needed
+            errors += timed_networks.holdout_errors(fit, tested[fold::folds], profile, self.runtime)
+        return errors
+
+    def timed(self, call: Callable[[], object], before: Callable[[], object], repeats: int, budget_s: float) -> Timing:
+        """Time a call on a synchronous device, in turns with what leaves the caches as the call shall find them.
+
+        `before` is a call of itself, as where a model is called again and again, or what evicts its weights. After
+        `budget_s` there is no other turn once there were a few.
+        """
+
+        def turn() -> float:
+            before()
+            begun = time.perf_counter()
+            call()
+            return time.perf_counter() - begun
+
+        for _ in range(WARM):
+            call()
+        return timer.summary(*timer.turns(turn, self._gauge, repeats=repeats, budget_s=budget_s, fewest=FEWEST_PASSES))
+
+    @property
+    def _gauge(self) -> SpeedGauge:
+        return gauge_of(torch.get_num_threads())
+
+    def _evict(self) -> None:
+        """Fill the last-level cache, as the layers of a larger model would."""
+        if self._filler is None:
+            self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
+        self._filler.sum()
+
+
+def effort(spec: NetworkSpec) -> tuple[int, float]:
+    """Forward passes and seconds to spend on a network."""
+    if spec.tiny:
+        return TINY_REPEATS, TINY_S
+    return (HOLDOUT_REPEATS, HOLDOUT_S) if spec.holdout else (SIZED_REPEATS, SIZED_S)
+
+
+def _timings(device: Device, call: Call, name: str, graph: ModelGraph, batch: int) -> dict[str, Timing]:
+    """Timings of a network on an asynchronous device.
+
+    "single"; where the host is never made to wait also "issue" and, where the stream is PyTorch's own, "queued".
+    """
+    with device.errors():
+        for _ in range(WARM):
+            call()
+    timings = {"single": timer.single(device, call, SINGLE)}
+    launches, runtime = graph.launches(batch), runtimes.get(name)
+    if graph.syncs(batch) or launches > MOST_LAUNCHES or getattr(runtime, "waits", False):
+        return timings
+    timings["issue"] = timer.issue(device, call, ISSUE)
+    if getattr(runtime, "own_stream", False):
+        # Nothing can be put before what it queues. Back to back its passes would tell of the device too, but of its
+        # average: what is slow now and then is in every such timing, where most single passes go without it.
+        return timings
+    loops = min(QUEUED, MOST_LAUNCHES // max(launches, 1))
+    return timings | {"queued": timer.queued(device, call, Plan(loops=loops, most=40))}

@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 
 OPSET = 20
-_ELEMENTS = (1 << 14, 1 << 22)  # of the largest activation, drawn for each graph: many small graphs, some large ones
+VERSION = 3  # of what a kind and a seed mean; a journal of another version is not resumed
+# Drawn for each graph, so that there are many small ones and some large ones.
+_ELEMENTS = (1 << 14, 1 << 22)  # of the largest activation
+_MACS = (20_000_000, 2_000_000_000)  # of a layer of tokens
+_LATE_MACS = (4_000_000, 400_000_000)  # of a convolution on small maps
+_GELU = ("Gelu", "Gelu", "tanh", "Relu", "Silu")
+_ACTIVATIONS = ("Relu", "Relu", "Sigmoid", "HardSwish", "Clip", "Silu")
+_UNARY = (
+    *("Abs", "Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Tanh", "Sigmoid", "Relu", "Softplus", "Gelu", "Log"),
+    *("HardSwish", "Cos", "Sin", "Floor", "LeakyRelu"),
+)
+_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 
 
 class Graph:
@@ -32,13 +43,17 @@ class Graph:
     def weight(self, *shape: int, scale: float | None = None) -> str:
         """A random weight, of a size that keeps activations at theirs."""
         spread = (1.0 / max(1, prod(shape[1:]))) ** 0.5 if scale is None else scale
-        return self.constant(self._draw.standard_normal(shape, dtype=np.float32) * np.float32(spread))
+        return self.constant(self._draw.standard_normal(shape, dtype=np.float32) * np.float32(spread), np.float32)
 
-    def constant(self, values: Any, dtype: Any = None) -> str:
+    def constant(self, values: Any, dtype: Any = np.int64) -> str:
         """A constant array."""
         name = f"w{len(self._weights)}"
         self._weights[name] = np.asarray(values, dtype=dtype)
         return name
+
+    def scalar(self, value: float) -> str:
+        """A constant number."""
+        return self.constant(value, np.float32)
 
     def add(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
         """Append a node; gives the name of its (last) output."""
@@ -88,203 +103,21 @@ class Draw(random.Random):
         """Elements of the largest activation."""
         return self.between(*_ELEMENTS)
 
-
-def linear(graph: Graph, x: str, width: int, out: int, bias: bool = True) -> str:
-    y = graph.add("MatMul", x, graph.weight(width, out, scale=width**-0.5))
-    return graph.add("Add", y, graph.weight(out, scale=0.1)) if bias else y
-
-
-def normed(graph: Graph, x: str, width: int) -> str:
-    return graph.add(
-        "LayerNormalization", x, graph.weight(width, scale=1.0), graph.weight(width, scale=0.1), axis=-1, epsilon=1e-5
-    )
+    def side(self) -> int:
+        """Pixels of an image."""
+        return self.one_of((8, 32, 48, 64, 96, 112, 128, 160, 192, 224))
 
 
-def gelu(graph: Graph, x: str) -> str:
-    kind = graph.rng.choice(("Gelu", "Gelu", "tanh", "Relu", "Silu"))
-    if kind == "tanh":
-        return graph.add("Gelu", x, approximate="tanh")
-    return graph.add("Mul", x, graph.add("Sigmoid", x)) if kind == "Silu" else graph.add(kind, x)
-
-
-_ACTIVATIONS = ("Relu", "Relu", "Sigmoid", "HardSwish", "Clip", "Silu")
-_LATE_MACS = (4_000_000, 400_000_000)  # of a convolution on small maps
-
-
-def images(rng: Draw) -> tuple[Graph, str]:
-    size, batch = rng.one_of((8, 32, 48, 64, 96, 112, 128, 160, 192, 224)), rng.batch()
-    width = rng.between(16, 128, rng.choice((8, 8, 8, 4)))
-    side, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8)))
-    most = rng.room()
-    while batch > 1 and batch * width * size * size // stride**2 > most:
-        batch //= 2
-    graph = Graph(rng, (batch, 3, size, size))
-    x = _conv(graph, "x", 3, width, side, stride, activation=True)
-    size //= stride
-    if size >= 32:
-        x, size = graph.add("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), size // 2
-    for stage in range(rng.choice((2, 3))):
-        wider = width * (2 if stage else 1)
-        x = _residual(graph, x, width, wider, 2 if stage and size > 7 else 1)
-        width = wider
-    return graph, _classified(graph, x, width)
-
-
-def _residual(graph: Graph, x: str, width: int, wider: int, stride: int) -> str:
-    style = graph.rng.choice(("basic", "bottleneck", "grouped", "plain", "concatenated"))
-    narrow = max(8, wider // 4)
-    if style == "plain":
-        return _conv(graph, x, width, wider, graph.rng.choice((3, 3, 5)), stride, activation=True)
-    if style == "concatenated":
-        x = _conv(graph, x, width, wider, 1, stride, activation=True)
-        y = _conv(graph, x, wider, wider, 3, 1, activation=True)
-        y = graph.add("Concat", x, y, axis=1)
-        return _conv(graph, y, 2 * wider, wider, 1, 1, activation=True)
-    if style == "basic":
-        y = _conv(graph, x, width, wider, 3, stride, activation=True)
-        y = _conv(graph, y, wider, wider, 3, 1)
-    else:
-        groups = graph.rng.choice([g for g in (2, 4, 8) if narrow % g == 0] or [1]) if style == "grouped" else 1
-        y = _conv(graph, x, width, narrow, 1, 1, activation=True)
-        y = _conv(graph, y, narrow, narrow, 3, stride, groups=groups, activation=True)
-        y = _conv(graph, y, narrow, wider, 1, 1)
-    if stride > 1 or width != wider:
-        x = _conv(graph, x, width, wider, 1, stride)
-    return graph.add("Relu", graph.add("Add", x, y))
-
-
-def mobile(rng: Draw) -> tuple[Graph, str]:
-    size, batch = rng.one_of((8, 32, 48, 64, 96, 112, 128, 160, 192, 224)), rng.batch()
-    width = rng.between(8, 96, 8)
-    most = rng.room()
-    while batch > 1 and batch * 4 * width * size * size // 4 > most:
-        batch //= 2
-    graph = Graph(rng, (batch, 3, size, size))
-    x = _conv(graph, "x", 3, width, 3, 2, activation=True)
-    kernel, squeezed, size = rng.choice((3, 3, 5, 7)), rng.random() < 0.5, size // 2
-    for _ in range(rng.choice((2, 3))):
-        stride, wider = (rng.choice((1, 2)) if size > 7 else 1), width + rng.choice((0, 8, 16))
-        inner = width * rng.choice((1, 3, 4, 6))
-        y = _conv(graph, x, width, inner, 1, 1, activation=True)
-        y = _conv(graph, y, inner, inner, kernel, stride, groups=inner, activation=True)
-        y = _squeezed(graph, y, inner) if squeezed else y
-        y = _conv(graph, y, inner, wider, 1, 1)
-        x = graph.add("Add", x, y) if stride == 1 and wider == width else y
-        width, size = wider, size // stride
-    return graph, _classified(graph, x, width)
-
-
-def late(rng: Draw) -> tuple[Graph, str]:
-    """Blocks as networks of images end in: many channels on small maps."""
-    size, batch = rng.one_of((1, 2, 3, 4, 4, 5, 6, 7, 8, 10, 12, 14, 16)), rng.batch()
-    wide, narrow = rng.between(64, 1536, 8), rng.between(16, 384, 8)
-    style, most = rng.choice(("bottleneck", "inverted", "plain")), rng.between(*_LATE_MACS)
-    work = narrow * (9 * narrow if style == "plain" else wide) * size**2
-    while batch > 1 and batch * work > most:
-        batch //= 2
-    width = wide if style == "bottleneck" else narrow
-    graph, x = Graph(rng, (batch, width, size, size)), "x"
-    for _ in range(rng.choice((2, 3))):
-        if style == "plain":
-            y = _conv(graph, x, narrow, narrow, 3, 1, activation=True)
-        elif style == "bottleneck":
-            y = _conv(graph, x, wide, narrow, 1, 1, activation=True)
-            groups = rng.choice([g for g in (1, 1, 2, 4, 8, 16) if narrow % (8 * g) == 0])
-            y = _conv(graph, y, narrow, narrow, 3, 1, groups=groups, activation=True)
-            y = _conv(graph, y, narrow, wide, 1, 1)
-        else:
-            y = _conv(graph, x, narrow, wide, 1, 1, activation=True)
-            y = _conv(graph, y, wide, wide, rng.choice((3, 5)), 1, groups=wide, activation=True)
-            y = _squeezed(graph, y, wide) if rng.random() < 0.5 else y
-            y = _conv(graph, y, wide, narrow, 1, 1)
-        x = graph.add("Add", x, y)
-    return graph, _classified(graph, x, width)
-
-
-def grouped(rng: Draw) -> tuple[Graph, str]:
-    """Convolutions over tokens, one wide, some of them in groups, as some encoders have in place of products."""
-    groups, batch = rng.choice((1, 2, 4, 4, 8)), rng.batch()
-    width, length = groups * rng.between(16, 256, 8), rng.between(4, 256)
-    most = rng.between(*_LATE_MACS)
-    while batch > 1 and batch * length * 4 * width**2 // groups > most:
-        batch //= 2
-    graph, x = Graph(rng, (batch, width, length)), "x"
-    for _ in range(rng.choice((1, 2))):
-        y = gelu(graph, _along(graph, x, width, 4 * width, groups))
-        x = graph.add("Add", x, _along(graph, y, 4 * width, width, groups))
-        y = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
-        x = _along(graph, graph.add("Transpose", y, perm=(0, 2, 1)), width, width, groups)
-    return graph, x
-
-
-def _along(graph: Graph, x: str, width: int, out: int, groups: int) -> str:
-    """A convolution one wide along tokens."""
-    weights = graph.weight(out, width // groups, 1), graph.weight(out, scale=0.1)
-    return graph.add("Conv", x, *weights, group=groups, kernel_shape=(1,), strides=(1,), pads=(0, 0))
-
-
-def _squeezed(graph: Graph, x: str, width: int) -> str:
-    """Channels weighted by what is in them."""
-    narrow = max(8, width // 4)
-    pool = graph.rng.choice(("GlobalAveragePool", "ReduceMean"))
-    y = graph.add(pool, x) if pool == "GlobalAveragePool" else graph.add(pool, x, graph.constant([2, 3], np.int64))
-    y = graph.add("Relu", _conv(graph, y, width, narrow, 1, 1))
-    return graph.add("Mul", x, graph.add("Sigmoid", _conv(graph, y, narrow, width, 1, 1)))
-
-
-def _conv(
-    graph: Graph, x: str, width: int, out: int, side: int, stride: int, groups: int = 1, activation: bool = False
-) -> str:
-    low = side // 2 if stride < side else 0
-    weights = graph.weight(out, width // groups, side, side), graph.weight(out, scale=0.1)
-    window: dict[str, Any] = {"strides": (stride, stride), "pads": (low,) * 4, "kernel_shape": (side, side)}
-    y = graph.add("Conv", x, *weights, group=groups, **window)
-    kind = graph.rng.choice(_ACTIVATIONS) if activation else ""
-    if kind == "Clip":
-        return graph.add("Clip", y, graph.constant(0.0, np.float32), graph.constant(6.0, np.float32))
-    if kind == "Silu":
-        return graph.add("Mul", y, graph.add("Sigmoid", y))
-    return graph.add(kind, y) if kind else y
-
-
-def _classified(graph: Graph, x: str, width: int) -> str:
-    x = graph.add("Flatten", graph.add("GlobalAveragePool", x), axis=1)
-    classes = graph.rng.one_of((10, 100, 1000))
-    return graph.add("Gemm", x, graph.weight(width, classes), graph.weight(classes, scale=0.1))
-
-
-def sound(rng: Draw) -> tuple[Graph, str]:
-    """Convolutions along time, which onnxruntime does not lay out in blocks."""
-    width, length = rng.between(16, 384, 16), rng.between(400, 16000)
-    batch, most = rng.batch(), rng.room()
-    while batch > 1 and batch * width * length // 5 > most:
-        batch //= 2
-    graph, x, before = Graph(rng, (batch, 1, length)), "x", 1
-    for side, stride in ((10, 5), (3, 2), (3, 2), (2, 2)):
-        length = (length - side) // stride + 1
-        weights = graph.weight(width, before, side), graph.weight(width, scale=0.1)
-        x = graph.add("Conv", x, *weights, strides=(stride,), kernel_shape=(side,), pads=(0, 0))
-        x, before = gelu(graph, x), width
-    x = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
-    x = graph.add("Transpose", linear(graph, x, width, width), perm=(0, 2, 1))
-    groups = rng.choice((4, 8, 16))
-    weights = graph.weight(width, width // groups, 9), graph.weight(width, scale=0.1)
-    return graph, graph.add("Conv", x, *weights, group=groups, pads=(4, 4), kernel_shape=(9,), strides=(1,))
-
-
-KINDS = (
-    *("tokens", "images", "late", "elements", "grouped", "mobile", "late", "tokens", "images", "sound", "tokens"),
-    *("late", "moves", "spectral", "images", "grouped", "recurrent"),
-)
-VERSION = 3  # of what a kind and a seed mean; a journal of another version is not resumed
-_MACS = (20_000_000, 2_000_000_000)  # the same, of the multiply-adds of a layer of tokens
+def halved(number: int, work: int, most: int, over: int = 1) -> int:
+    """A number of samples or rows, halved until their work is no more than the most."""
+    while number > 1 and number * work // over > most:
+        number //= 2
+    return number
 
 
 def make(kind: str, seed: int, *, tiny: bool = False) -> tuple[bytes, dict[str, Any]]:
     """A generated model and its input.
 
-    Examples
-    --------
     >>> model, feed = make("elements", 3)
     >>> list(feed)
     ['x']
@@ -298,7 +131,194 @@ def make(kind: str, seed: int, *, tiny: bool = False) -> tuple[bytes, dict[str, 
     return graph.model(result), {"x": values}
 
 
-# -- tokens --------------------------------------------------------------------------------------------------------
+# -- layers --------------------------------------------------------------------------------------------------------
+
+
+def linear(graph: Graph, x: str, width: int, out: int, bias: bool = True) -> str:
+    y = graph.add("MatMul", x, graph.weight(width, out, scale=width**-0.5))
+    return graph.add("Add", y, graph.weight(out, scale=0.1)) if bias else y
+
+
+def normed(graph: Graph, x: str, width: int) -> str:
+    return graph.add(
+        "LayerNormalization", x, graph.weight(width, scale=1.0), graph.weight(width, scale=0.1), axis=-1, epsilon=1e-5
+    )
+
+
+def activated(graph: Graph, x: str, kinds: Sequence[str]) -> str:
+    """One of several activations, as exporters write it."""
+    kind = graph.rng.choice(kinds)
+    if kind == "Silu":
+        return graph.add("Mul", x, graph.add("Sigmoid", x))
+    if kind == "Clip":
+        return graph.add("Clip", x, graph.scalar(0.0), graph.scalar(6.0))
+    return graph.add("Gelu", x, approximate="tanh") if kind == "tanh" else graph.add(kind, x)
+
+
+def conv(
+    graph: Graph, x: str, width: int, out: int, side: int, stride: int, *, groups: int = 1, active: bool = False
+) -> str:
+    """A convolution on a map, with as many pixels as before or, where its stride is its side, as it has windows."""
+    y = _conv(graph, x, (out, width, side, side), stride, side // 2 if stride < side else 0, group=groups)
+    return activated(graph, y, _ACTIVATIONS) if active else y
+
+
+def conv_along(graph: Graph, x: str, width: int, out: int, groups: int) -> str:
+    """A convolution one wide along tokens."""
+    return _conv(graph, x, (out, width, 1), 1, 0, group=groups)
+
+
+def _conv(graph: Graph, x: str, sizes: tuple[int, ...], stride: int, pad: int, **group: int) -> str:
+    (out, width, *window), groups = sizes, group.get("group", 1)
+    weights = graph.weight(out, width // groups, *window), graph.weight(out, scale=0.1)
+    strides, pads = (stride,) * len(window), (pad,) * 2 * len(window)
+    return graph.add("Conv", x, *weights, strides=strides, pads=pads, kernel_shape=tuple(window), **group)
+
+
+def attended(graph: Graph, x: str, length: int, heads: int, head: int) -> str:
+    """Attention as an exporter writes it: scaled queries and keys, products with a transposed one, softmax."""
+    width = heads * head
+    parts = []
+    for order in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)):
+        y = linear(graph, x, width, width, bias=graph.rng.random() < 0.8)
+        y = graph.add("Reshape", y, graph.constant([-1, length, heads, head]))
+        parts.append(graph.add("Transpose", y, perm=order))
+    scale = graph.scalar(head**-0.25)
+    query, key = (graph.add("Mul", part, scale) for part in parts[:2])
+    scores = graph.add("MatMul", query, key)
+    if graph.rng.random() < 0.4:
+        scores = graph.add("Add", scores, graph.weight(1, 1, length, length, scale=1.0))
+    y = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), parts[2])
+    y = graph.add("Transpose", y, perm=(0, 2, 1, 3))
+    y = graph.add("Reshape", y, graph.constant([-1, length, width]))
+    return linear(graph, y, width, width)
+
+
+def squeezed(graph: Graph, x: str, width: int) -> str:
+    """Channels weighted by what is in them."""
+    narrow = max(8, width // 4)
+    pool = graph.rng.choice(("GlobalAveragePool", "ReduceMean"))
+    y = graph.add(pool, x) if pool == "GlobalAveragePool" else graph.add(pool, x, graph.constant([2, 3]))
+    y = graph.add("Relu", conv(graph, y, width, narrow, 1, 1))
+    return graph.add("Mul", x, graph.add("Sigmoid", conv(graph, y, narrow, width, 1, 1)))
+
+
+def classified(graph: Graph, x: str, width: int) -> str:
+    x = graph.add("Flatten", graph.add("GlobalAveragePool", x), axis=1)
+    classes = graph.rng.one_of((10, 100, 1000))
+    return graph.add("Gemm", x, graph.weight(width, classes), graph.weight(classes, scale=0.1))
+
+
+def residual(graph: Graph, x: str, width: int, wider: int, stride: int) -> str:
+    """A block of one of the styles that networks of images have."""
+    style = graph.rng.choice(("basic", "bottleneck", "grouped", "plain", "concatenated"))
+    narrow = max(8, wider // 4)
+    if style == "plain":
+        return conv(graph, x, width, wider, graph.rng.choice((3, 3, 5)), stride, active=True)
+    if style == "concatenated":
+        x = conv(graph, x, width, wider, 1, stride, active=True)
+        y = conv(graph, x, wider, wider, 3, 1, active=True)
+        return conv(graph, graph.add("Concat", x, y, axis=1), 2 * wider, wider, 1, 1, active=True)
+    if style == "basic":
+        y = conv(graph, x, width, wider, 3, stride, active=True)
+        y = conv(graph, y, wider, wider, 3, 1)
+    else:
+        groups = graph.rng.choice([g for g in (2, 4, 8) if narrow % g == 0] or [1]) if style == "grouped" else 1
+        y = conv(graph, x, width, narrow, 1, 1, active=True)
+        y = conv(graph, y, narrow, narrow, 3, stride, groups=groups, active=True)
+        y = conv(graph, y, narrow, wider, 1, 1)
+    if stride > 1 or width != wider:
+        x = conv(graph, x, width, wider, 1, stride)
+    return graph.add("Relu", graph.add("Add", x, y))
+
+
+# -- kinds of graphs -----------------------------------------------------------------------------------------------
+
+
+def _images(rng: Draw) -> tuple[Graph, str]:
+    size, batch = rng.side(), rng.batch()
+    width = rng.between(16, 128, rng.choice((8, 8, 8, 4)))
+    side, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8)))
+    graph = Graph(rng, (halved(batch, width * size * size, rng.room(), stride**2), 3, size, size))
+    x = conv(graph, "x", 3, width, side, stride, active=True)
+    size //= stride
+    if size >= 32:
+        x, size = graph.add("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), size // 2
+    for stage in range(rng.choice((2, 3))):
+        wider = width * (2 if stage else 1)
+        x = residual(graph, x, width, wider, 2 if stage and size > 7 else 1)
+        width = wider
+    return graph, classified(graph, x, width)
+
+
+def _mobile(rng: Draw) -> tuple[Graph, str]:
+    size, batch = rng.side(), rng.batch()
+    width = rng.between(8, 96, 8)
+    graph = Graph(rng, (halved(batch, width * size * size, rng.room()), 3, size, size))
+    x = conv(graph, "x", 3, width, 3, 2, active=True)
+    side, squeezes, size = rng.choice((3, 3, 5, 7)), rng.random() < 0.5, size // 2
+    for _ in range(rng.choice((2, 3))):
+        stride, wider = (rng.choice((1, 2)) if size > 7 else 1), width + rng.choice((0, 8, 16))
+        inner = width * rng.choice((1, 3, 4, 6))
+        y = conv(graph, x, width, inner, 1, 1, active=True)
+        y = conv(graph, y, inner, inner, side, stride, groups=inner, active=True)
+        y = squeezed(graph, y, inner) if squeezes else y
+        y = conv(graph, y, inner, wider, 1, 1)
+        x = graph.add("Add", x, y) if stride == 1 and wider == width else y
+        width, size = wider, size // stride
+    return graph, classified(graph, x, width)
+
+
+def _late(rng: Draw) -> tuple[Graph, str]:
+    """Blocks as networks of images end in: many channels on small maps."""
+    size, batch = rng.one_of((1, 2, 3, 4, 4, 5, 6, 7, 8, 10, 12, 14, 16)), rng.batch()
+    wide, narrow = rng.between(64, 1536, 8), rng.between(16, 384, 8)
+    style, most = rng.choice(("bottleneck", "inverted", "plain")), rng.between(*_LATE_MACS)
+    batch = halved(batch, narrow * (9 * narrow if style == "plain" else wide) * size**2, most)
+    width = wide if style == "bottleneck" else narrow
+    graph, x = Graph(rng, (batch, width, size, size)), "x"
+    for _ in range(rng.choice((2, 3))):
+        if style == "plain":
+            y = conv(graph, x, narrow, narrow, 3, 1, active=True)
+        elif style == "bottleneck":
+            y = conv(graph, x, wide, narrow, 1, 1, active=True)
+            groups = rng.choice([g for g in (1, 1, 2, 4, 8, 16) if narrow % (8 * g) == 0])
+            y = conv(graph, y, narrow, narrow, 3, 1, groups=groups, active=True)
+            y = conv(graph, y, narrow, wide, 1, 1)
+        else:
+            y = conv(graph, x, narrow, wide, 1, 1, active=True)
+            y = conv(graph, y, wide, wide, rng.choice((3, 5)), 1, groups=wide, active=True)
+            y = squeezed(graph, y, wide) if rng.random() < 0.5 else y
+            y = conv(graph, y, wide, narrow, 1, 1)
+        x = graph.add("Add", x, y)
+    return graph, classified(graph, x, width)
+
+
+def _grouped(rng: Draw) -> tuple[Graph, str]:
+    """Convolutions over tokens, one wide, some of them in groups, as some encoders have in place of products."""
+    groups, batch = rng.choice((1, 2, 4, 4, 8)), rng.batch()
+    width, length = groups * rng.between(16, 256, 8), rng.between(4, 256)
+    batch = halved(batch, length * 4 * width**2, rng.between(*_LATE_MACS), groups)
+    graph, x = Graph(rng, (batch, width, length)), "x"
+    for _ in range(rng.choice((1, 2))):
+        y = activated(graph, conv_along(graph, x, width, 4 * width, groups), _GELU)
+        x = graph.add("Add", x, conv_along(graph, y, 4 * width, width, groups))
+        y = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
+        x = conv_along(graph, graph.add("Transpose", y, perm=(0, 2, 1)), width, width, groups)
+    return graph, x
+
+
+def _sound(rng: Draw) -> tuple[Graph, str]:
+    """Convolutions along time, which onnxruntime does not lay out in blocks."""
+    width, length = rng.between(16, 384, 16), rng.between(400, 16000)
+    graph = Graph(rng, (halved(rng.batch(), width * length, rng.room(), 5), 1, length))
+    x, before = "x", 1
+    for side, stride in ((10, 5), (3, 2), (3, 2), (2, 2)):
+        x = activated(graph, _conv(graph, x, (width, before, side), stride, 0), _GELU)
+        before = width
+    x = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
+    x = graph.add("Transpose", linear(graph, x, width, width), perm=(0, 2, 1))
+    return graph, _conv(graph, x, (width, width, 9), 1, 4, group=rng.choice((4, 8, 16)))
 
 
 def _tokens(rng: Draw) -> tuple[Graph, str]:
@@ -306,8 +326,7 @@ def _tokens(rng: Draw) -> tuple[Graph, str]:
     width, batch = head * heads, rng.batch()
     length = rng.between(4, 256)
     most, most_macs = rng.room(), rng.between(*_MACS)
-    while batch > 1 and (batch * length * 4 * width > most or batch * length * 12 * width**2 > most_macs):
-        batch //= 2
+    batch = halved(halved(batch, length * 4 * width, most), length * 12 * width**2, most_macs)
     length = max(4, min(length, most_macs // (12 * width**2)))
     inner = rng.choice((2, 3, 4, 4)) * width
     graph = Graph(rng, (batch, length), "int64")
@@ -315,112 +334,75 @@ def _tokens(rng: Draw) -> tuple[Graph, str]:
     x = graph.add("Gather", graph.weight(1000, width, scale=1.0), "x")
     x = normed(graph, x, width)
     for _ in range(rng.choice((1, 1, 2))):
-        x = normed(graph, graph.add("Add", x, _attended(graph, x, (length, heads, head))), width)
-        y = linear(graph, x, width, inner)
-        y = linear(graph, gelu(graph, y), inner, width)
-        x = normed(graph, graph.add("Add", x, y), width)
-    first = graph.add("Gather", x, graph.constant(0, np.int64), axis=1)
+        x = normed(graph, graph.add("Add", x, attended(graph, x, length, heads, head)), width)
+        y = activated(graph, linear(graph, x, width, inner), _GELU)
+        x = normed(graph, graph.add("Add", x, linear(graph, y, inner, width)), width)
+    first = graph.add("Gather", x, graph.constant(0), axis=1)
     return graph, graph.add("Gemm", first, graph.weight(width, width), graph.weight(width, scale=0.1))
-
-
-def _attended(graph: Graph, x: str, sizes: tuple[int, int, int]) -> str:
-    """Attention as an exporter writes it: scaled queries and keys, products with a transposed one, softmax."""
-    length, heads, head = sizes
-    width = heads * head
-    parts = []
-    for order in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)):
-        y = linear(graph, x, width, width, bias=graph.rng.random() < 0.8)
-        y = graph.add("Reshape", y, graph.constant([-1, length, heads, head], np.int64))
-        parts.append(graph.add("Transpose", y, perm=order))
-    scale = graph.constant(head**-0.25, np.float32)
-    query, key = (graph.add("Mul", part, scale) for part in parts[:2])
-    scores = graph.add("MatMul", query, key)
-    if graph.rng.random() < 0.4:
-        scores = graph.add("Add", scores, graph.weight(1, 1, length, length, scale=1.0))
-    y = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), parts[2])
-    y = graph.add("Transpose", y, perm=(0, 2, 1, 3))
-    y = graph.add("Reshape", y, graph.constant([-1, length, width], np.int64))
-    return linear(graph, y, width, width)
-
-
-# -- rows ----------------------------------------------------------------------------------------------------------
-
-_UNARY = (
-    *("Abs", "Neg", "Exp", "Sqrt", "Reciprocal", "Erf", "Tanh", "Sigmoid", "Relu", "Softplus", "Gelu", "Log"),
-    *("HardSwish", "Cos", "Sin", "Floor", "LeakyRelu"),
-)
-_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 
 
 def _elements(rng: Draw) -> tuple[Graph, str]:
     """Elementwise nodes, reductions, normalisations and softmax over rows."""
     rows, cols = rng.between(1, 16384), rng.between(8, 4096, 4)
-    most = rng.room()
-    while rows > 1 and rows * cols > most:
-        rows //= 2
-    graph, axes = Graph(rng, (rows, cols)), [-1]
-    x, row = "x", graph.constant(axes, np.int64)
+    graph, x = Graph(rng, (halved(rows, cols, rng.room()), cols)), "x"
+    add, row = graph.add, graph.constant([-1])
+
+    def rms(x: str) -> str:
+        squares = add("ReduceMean", add("Pow", x, graph.scalar(2.0)), row, keepdims=1)
+        return add("Mul", x, add("Reciprocal", add("Sqrt", squares)))
+
+    def reduced(x: str) -> str:
+        return add("Sub", x, add(rng.choice(("ReduceMean", "ReduceSum", "ReduceMax")), x, row, keepdims=1))
+
+    steps: dict[str, Callable[[str], str]] = {
+        # Kept positive, so that roots and logarithms stay numbers.
+        "unary": lambda x: add(rng.choice(_UNARY), add("Abs", x) if rng.random() < 0.5 else x),
+        "scalar": lambda x: add(rng.choice((*_BINARY, "Pow")), x, graph.scalar(2.0)),
+        "binary": lambda x: add(rng.choice(_BINARY), x, add(rng.choice(_UNARY[:8]), x)),
+        "vector": lambda x: add(rng.choice(_BINARY[:3]), x, graph.weight(cols, scale=1.0)),
+        "norm": lambda x: normed(graph, x, cols),
+        "softmax": lambda x: add("Softmax", x, axis=-1),
+        "reduce": reduced,
+        "where": lambda x: add("Where", add("Greater", x, graph.scalar(0.5)), x, add("Neg", x)),
+        "rms": rms,
+    }
     for _ in range(10):
-        kind = rng.choice(("unary", "unary", "scalar", "binary", "vector", "norm", "softmax", "reduce", "where", "rms"))
-        if kind == "unary":
-            # Kept positive, so that roots and logarithms stay numbers.
-            x = graph.add(rng.choice(_UNARY), graph.add("Abs", x) if rng.random() < 0.5 else x)
-        elif kind == "scalar":
-            x = graph.add(rng.choice((*_BINARY, "Pow")), x, graph.constant(2.0, np.float32))
-        elif kind == "binary":
-            x = graph.add(rng.choice(_BINARY), x, graph.add(rng.choice(_UNARY[:8]), x))
-        elif kind == "vector":
-            x = graph.add(rng.choice(_BINARY[:3]), x, graph.weight(cols, scale=1.0))
-        elif kind == "norm":
-            x = normed(graph, x, cols)
-        elif kind == "softmax":
-            x = graph.add("Softmax", x, axis=-1)
-        elif kind == "reduce":
-            y = graph.add(rng.choice(("ReduceMean", "ReduceSum", "ReduceMax")), x, row, keepdims=1)
-            x = graph.add("Sub", x, y)
-        elif kind == "where":
-            x = graph.add("Where", graph.add("Greater", x, graph.constant(0.5, np.float32)), x, graph.add("Neg", x))
-        else:
-            y = graph.add("ReduceMean", graph.add("Pow", x, graph.constant(2.0, np.float32)), row, keepdims=1)
-            x = graph.add("Mul", x, graph.add("Reciprocal", graph.add("Sqrt", y)))
+        x = steps[rng.choice(("unary", *steps))](x)
     return graph, x
 
 
 def _moves(rng: Draw) -> tuple[Graph, str]:
     """Nodes that only move elements: transposes, slices, splits, concatenations, gathers, pads, casts."""
     batch, rows, cols = rng.batch(), rng.between(4, 512, 4), rng.between(8, 1024, 8)
-    most = rng.room()
-    while batch > 1 and batch * rows * cols > most:
-        batch //= 2
+    batch = halved(batch, rows * cols, rng.room())
     graph, x = Graph(rng, (batch, rows, cols)), "x"
+    add, constant = graph.add, graph.constant
     for _ in range(8):
         kind = rng.choice(("swap", "heads", "split", "slice", "gather", "pad", "cast", "expand", "cumulate"))
         if kind == "swap":
-            x, rows, cols = graph.add("Transpose", x, perm=(0, 2, 1)), cols, rows
+            x, rows, cols = add("Transpose", x, perm=(0, 2, 1)), cols, rows
         elif kind == "heads":
             heads = rng.choice([h for h in (2, 4, 8) if cols % h == 0] or [1])
-            y = graph.add("Reshape", x, graph.constant([batch, rows, heads, cols // heads], np.int64))
-            y = graph.add("Transpose", y, perm=(0, 2, 1, 3))
-            x = graph.add("Reshape", y, graph.constant([batch, rows, cols], np.int64))
+            y = add("Reshape", x, constant([batch, rows, heads, cols // heads]))
+            y = add("Transpose", y, perm=(0, 2, 1, 3))
+            x = add("Reshape", y, constant([batch, rows, cols]))
         elif kind == "split" and cols % 2 == 0:
-            last = graph.add("Split", x, outputs=2, axis=2, num_outputs=2)
-            x = graph.add("Concat", last, last.replace("_1", "_0"), axis=2)
+            last = add("Split", x, outputs=2, axis=2, num_outputs=2)
+            x = add("Concat", last, last.replace("_1", "_0"), axis=2)
         elif kind == "slice" and rows > 8:
-            bounds = [graph.constant([value], np.int64) for value in (0, rows // 2, 1)]
-            y = graph.add("Slice", x, *bounds)
-            x = graph.add("Concat", y, y, axis=1)
-            rows = rows // 2 * 2
+            y = add("Slice", x, *[constant([value]) for value in (0, rows // 2, 1)])
+            x, rows = add("Concat", y, y, axis=1), rows // 2 * 2
         elif kind == "gather":
-            x = graph.add("Gather", x, graph.constant([rng.randrange(rows) for _ in range(rows)], np.int64), axis=1)
+            x = add("Gather", x, constant([rng.randrange(rows) for _ in range(rows)]), axis=1)
         elif kind == "pad":
-            x, rows = graph.add("Pad", x, graph.constant([0, 1, 0, 0, 1, 0], np.int64)), rows + 2
+            x, rows = add("Pad", x, constant([0, 1, 0, 0, 1, 0])), rows + 2
         elif kind == "cast":
-            x = graph.add("Cast", graph.add("Cast", x, to=6), to=1)
+            x = add("Cast", add("Cast", x, to=6), to=1)
         elif kind == "expand":
-            y = graph.add("ReduceMax", x, graph.constant([1], np.int64), keepdims=1)
-            x = graph.add("Expand", y, graph.constant([batch, rows, cols], np.int64))
+            y = add("ReduceMax", x, constant([1]), keepdims=1)
+            x = add("Expand", y, constant([batch, rows, cols]))
         else:
-            x = graph.add("CumSum", x, graph.constant(1, np.int64))
+            x = add("CumSum", x, constant(1))
     return graph, x
 
 
@@ -431,16 +413,15 @@ def _spectral(rng: Draw) -> tuple[Graph, str]:
         length, width = rng.one_of((4, 8, 16, 32, 64, 128, 256)), rng.one_of((16, 32, 64, 128, 256, 512, 1024))
     else:
         length, width = rng.between(4, 256), rng.between(16, 1024, rng.choice((8, 48, 64)))
-    while batch > 1 and batch * length * width > most:
-        batch //= 2
+    batch = halved(batch, length * width, most)
     graph, x = Graph(rng, (batch, length, width)), "x"
-    last = graph.constant([-1], np.int64)
+    last = graph.constant([-1])
     imaginary = graph.constant(np.zeros((batch, length, width, 1)), np.float32)
     for _ in range(2):
         y = graph.add("Concat", graph.add("Unsqueeze", x, last), imaginary, axis=3)
         for axis in (2, 1):
-            y = graph.add("DFT", y, "", graph.constant(axis, np.int64))
-        real = graph.add("Gather", y, graph.constant(0, np.int64), axis=3)
+            y = graph.add("DFT", y, "", graph.constant(axis))
+        real = graph.add("Gather", y, graph.constant(0), axis=3)
         x = normed(graph, graph.add("Add", x, real), width)
     return graph, x
 
@@ -452,17 +433,21 @@ def _recurrent(rng: Draw) -> tuple[Graph, str]:
     for _ in range(rng.choice((1, 2))):
         weights = graph.weight(1, gates * width, width, scale=0.1), graph.weight(1, gates * width, width, scale=0.1)
         y = graph.add(kind, x, *weights, graph.weight(1, 2 * gates * width, scale=0.1), hidden_size=width)
-        x = graph.add("Squeeze", y, graph.constant([1], np.int64))
+        x = graph.add("Squeeze", y, graph.constant([1]))
     return graph, x
 
 
+KINDS = (
+    *("tokens", "images", "late", "elements", "grouped", "mobile", "late", "tokens", "images", "sound", "tokens"),
+    *("late", "moves", "spectral", "images", "grouped", "recurrent"),
+)
 _MAKERS: dict[str, Callable[[Draw], tuple[Graph, str]]] = {
     "tokens": _tokens,
-    "images": images,
-    "mobile": mobile,
-    "late": late,
-    "grouped": grouped,
-    "sound": sound,
+    "images": _images,
+    "mobile": _mobile,
+    "late": _late,
+    "grouped": _grouped,
+    "sound": _sound,
     "elements": _elements,
     "moves": _moves,
     "spectral": _spectral,

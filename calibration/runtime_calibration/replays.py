@@ -1,4 +1,4 @@
-"""Replays: the study of runtimes that launch a captured graph for each forward pass.
+"""ReplayCalibrator: of runtimes that launch a captured graph for each forward pass.
 
 Chains of the smallest kernel, captured at several lengths, tell the gap between kernels of a graph. What a replay takes
 the host, and how the kernels compare to eager's, are told by generated networks, as for any other runtime.
@@ -13,10 +13,9 @@ import numpy as np
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.base import Call, Device
 from latpred.calibration.devices.constants import QUEUED, TINY
-from latpred.calibration.runtime_calibration import runs
-from latpred.calibration.runtime_calibration.async_fit import fit_queued
-from latpred.calibration.runtime_calibration.whole_fit import demand_enough, taken_apart
-from latpred.calibration.runtime_calibration.whole_networks import WholeNetworks
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
+from latpred.calibration.runtime_calibration.network_fit import fit_networks
+from latpred.calibration.runtime_calibration.timed_networks import networks_of
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.timer import Timing
@@ -26,31 +25,22 @@ from latpred.units import US_PER_S
 
 # Seconds of a full calibration: exporting takes a while, compiling longer.
 SECONDS = {"cuda-graphs": 45.0, "onnxruntime-cuda-graphs": 60.0, "compile-reduce-overhead": 120.0}
-USUAL_SECONDS = 60.0
 LIKE = {"onnxruntime-cuda-graphs": "onnxruntime", "compile-reduce-overhead": "compile"}  # whose kernels are replayed
-FEWEST_LIKE = 2  # networks that do where those kernels are known
 LENGTHS = (1, 4, 16, 64, 256)  # kernels of a chain
 REPLAYS = 60  # of each chain
 CHAIN = "chain"
 
 
-class Replays(WholeNetworks):
-    """The study of a runtime that replays captured graphs.
+class ReplayCalibrator(RuntimeCalibrator):
+    """Calibrates a runtime that replays captured graphs.
 
-    Parameters
-    ----------
-    runtime : str
-        Its name.
-
-    Examples
-    --------
     >>> from latpred.calibration.devices.base import open_device
-    >>> next(Replays("cuda-graphs").cells(open_device("simulated"), "fp32")).key
+    >>> next(ReplayCalibrator("cuda-graphs").cells(open_device("simulated"), "fp32")).key
     'clock/cuda-graphs/fp32/chain/kernels=1'
     """
 
     def __init__(self, runtime: str) -> None:
-        super().__init__(runtime, SECONDS.get(runtime, USUAL_SECONDS))
+        super().__init__(runtime, SECONDS[runtime])
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Chains, then networks."""
@@ -59,13 +49,7 @@ class Replays(WholeNetworks):
         yield from super().cells(device, precision)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
-        """Time replays of a chain, or a network.
-
-        Raises
-        ------
-        CalibrationError
-            When the device captures no graphs.
-        """
+        """Time replays of a chain, or a network."""
         if cell.kind != "clock":
             return super().measure(cell, device)
         tiny = device.prepare(TINY)
@@ -75,10 +59,9 @@ class Replays(WholeNetworks):
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """The gap between kernels, what a replay takes the host, and factors on kernel times."""
         gap_us = node_gap_us([row for row in rows if row.cell.kind == "clock"], profile.device.gap_us, self.runtime)
-        networks, like = runs.runs_of(rows, profile.device), profile.runtimes.get(LIKE.get(self.runtime, "eager"))
-        if like is None or len(networks) < FEWEST_LIKE:
-            demand_enough(networks, self.runtime)
-        return fit_queued(taken_apart(networks, profile, self.runtime), profile, gap_us, like)
+        like = profile.runtimes.get(LIKE.get(self.runtime, "eager"))
+        networks = networks_of(rows, profile.device)
+        return fit_networks(networks, profile, self.runtime, gap_us=gap_us, like=like)
 
 
 def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> float:
@@ -86,11 +69,6 @@ def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> floa
 
     A longer chain takes a kernel and a gap more for each step; the kernel alone is what one takes in a queue, less the
     gap of the stream.
-
-    Raises
-    ------
-    CalibrationError
-        When there are fewer than two lengths.
     """
     lengths = np.array([row.cell.dims["kernels"] for row in rows], dtype=float)
     if len(set(lengths.tolist())) < 2:
@@ -98,18 +76,17 @@ def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> floa
             f"{len(rows)} chains were replayed, too few to tell the gap between kernels of a graph. "
             f"Give it more time: latpred calibrate --runtimes {runtime} --budget 3m"
         )
-    taken_us = np.array([row.timings["replayed"].median_s for row in rows]) * US_PER_S
+    replayed_us = np.array([row.timings["replayed"].median_s for row in rows]) * US_PER_S
     floor_us = float(np.median([row.timings["queued"].median_s for row in rows])) * US_PER_S - stream_gap_us
     # A timing is off by a share of itself, so the longest chains must not outweigh the others.
-    step_us, _ = np.polyfit(lengths, taken_us, 1, w=1.0 / taken_us)
+    step_us, _ = np.polyfit(lengths, replayed_us, 1, w=1.0 / replayed_us)
     return round(max(float(step_us) - floor_us, 0.0), 4)
 
 
 def _replayed(device: Device, call: Call, length: int) -> Timing:
     """Device time of one replay of a chain."""
-    seen = [device.time_replayed(call, length) for _ in range(REPLAYS)]
-    seconds = [one for one in seen if one is not None]
+    replays = [device.time_replayed(call, length) for _ in range(REPLAYS)]
+    seconds = [one for one in replays if one is not None]
     if len(seconds) < REPLAYS:
         raise CalibrationError(f"{device.name} captures no graphs, so none can be replayed.")
-    low, median, high = np.percentile(seconds, (25, 50, 75))
-    return Timing(float(median), float(high - low) / 2, len(seconds), True)
+    return timer.summary(seconds)

@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 
 from latpred.accuracy.metrics import Errors
-from latpred.calibration.published import published_table
+from latpred.calibration.published.fitted_profiles import shared_of, without_gpu
 from latpred.calibration.published.joint_fit import problem
 from latpred.calibration.published.leave_out import by_gpu
-from latpred.calibration.published.published_fit import left_out, shared_of
 
 SOURCE = 'fitted to the latencies behind "The Framework Tax" (arXiv 2302.06117) on {gpus}; eager, torch 1.12'
 
@@ -31,14 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("table", help="measured latencies")
     parser.add_argument("-o", "--output", type=Path, help="where to write what the GPUs have in common")
     asked = parser.parse_args(arguments)
-    found = problem(published_table.read(asked.table))
-    judged = left_out(found)
+    fitted = problem(asked.table)
+    holdout = without_gpu(fitted)
     print("a GPU left out, its host not known     cells  median     p90  within 10 %")
     for title, columns in (("all", ()), ("", ("device",)), ("", ("precision",))):
-        for name, errors in judged.errors(*columns).items():
+        for name, errors in holdout.errors(*columns).items():
             print(_line(title or name, errors))
     if asked.output:
-        common = shared_of(found, judged, by_gpu(found, 0), SOURCE.format(gpus=", ".join(sorted(found.law.gpus))))
+        common = shared_of(fitted, holdout, by_gpu(fitted, 0), SOURCE.format(gpus=", ".join(sorted(fitted.gpus))))
         asked.output.write_bytes(msgspec.json.format(msgspec.json.encode(common), indent=1) + b"\n")
         print(f"written to {asked.output}")
 

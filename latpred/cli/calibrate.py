@@ -198,7 +198,7 @@ def measure_profile(context: click.Context, wanted: Wanted) -> DeviceProfile:
 def _runtimes(text: str, device: str) -> tuple[str, ...]:
     """Names of runtimes; "all" leaves out those that cannot be had here, and says why."""
     from latpred.calibration.devices.base import open_device
-    from latpred.calibration.runtime_calibration.each_runtime import ALL, offered
+    from latpred.calibration.runtime_calibration.calibrate_runtimes import ALL, offered
 
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if names != (ALL,):
@@ -379,7 +379,7 @@ def fit_from_table(table: Path, gpu: str | None, name: str | None, output: Outpu
 
 def show_left_out(table: Path, by: str, output: Output) -> None:
     """Leave parts of a table out in turn and say how far off predictions of them are."""
-    from latpred.calibration.published.published_fit import evaluate_left_out
+    from latpred.calibration.published.leave_out import evaluate_left_out
 
     report = evaluate_left_out(table, by, progress=notice)
 

@@ -12,7 +12,8 @@ from factories import device, graph, kernel_fit, profile
 
 from latpred.calibration import runtime_calibration
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
-from latpred.calibration.runtime_calibration import runs
+from latpred.calibration.runtime_calibration import timed_networks
+from latpred.calibration.runtime_calibration.calibrate_runtimes import fit_with_spread
 from latpred.calibration.session import Row
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
@@ -83,31 +84,30 @@ def eager_profile() -> DeviceProfile:
 
 
 class Calibrated(NamedTuple):
-    """What a study found."""
+    """A runtime, and the costs that were found."""
 
     runtime: str
     fit: DispatchFit
-    rows: list[Row]
 
 
 @pytest.fixture(scope="module", params=list(CLASSES))
 def calibrated(request: pytest.FixtureRequest) -> Calibrated:
-    """A runtime's study run over its first cells, on networks made by hand."""
+    """A runtime's calibrator run over its first cells, on networks made by hand."""
     runtime = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "graph_on", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
-        simulated, study, whole = (
+        patch.setattr(timed_networks, "graph_of", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
+        simulated, calibrator, whole = (
             SimulatedDevice(SimulatedSpec(seed=SEED)),
             runtime_calibration.get(runtime),
             eager_profile(),
         )
         rows = [
-            Row(cell, dict(study.measure(cell, simulated).timings), 1.0)
-            for cell in islice(study.cells(simulated, "fp32"), CELLS)
+            Row(cell, dict(calibrator.measure(cell, simulated).timings), 1.0)
+            for cell in islice(calibrator.cells(simulated, "fp32"), CELLS)
         ]
-        fit, verdicts = runs.judged(study.fit(rows, whole), rows, whole, runtime)
-    assert len(verdicts) >= 5
-    return Calibrated(runtime, fit, rows)
+        fit, errors = fit_with_spread(calibrator, rows, whole)
+    assert len(errors) >= 5
+    return Calibrated(runtime, fit)
 
 
 def test_host_costs_come_back(calibrated: Calibrated) -> None:
@@ -163,13 +163,13 @@ def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibr
                 assert found == pytest.approx(true_ms, rel=0.03), (seed, batch, protocol)
 
 
-def test_judges_are_never_fitted(calibrated: Calibrated) -> None:
+def test_holdouts_are_never_fitted(calibrated: Calibrated) -> None:
     assert calibrated.fit.spread == pytest.approx(0.02, abs=0.015)
 
 
 def test_one_length_of_chain_tells_no_gap() -> None:
-    study, simulated = runtime_calibration.get("cuda-graphs"), SimulatedDevice()
-    cell = next(study.cells(simulated, "fp32"))
-    row = Row(cell, dict(study.measure(cell, simulated).timings), 1.0)
+    calibrator, simulated = runtime_calibration.get("cuda-graphs"), SimulatedDevice()
+    cell = next(calibrator.cells(simulated, "fp32"))
+    row = Row(cell, dict(calibrator.measure(cell, simulated).timings), 1.0)
     with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.*--runtimes cuda-graphs --budget 3m"):
-        study.fit([row], eager_profile())
+        calibrator.fit([row], eager_profile())

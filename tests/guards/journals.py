@@ -19,7 +19,7 @@ from latpred import storage
 from latpred.calibration import calibrate, calibrator, runtime_calibration, schedules, session
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.fitting import profile_fit
-from latpred.calibration.runtime_calibration.each_runtime import Studies
+from latpred.calibration.runtime_calibration.calibrate_runtimes import RuntimeSession
 from latpred.calibration.session import Session
 from latpred.profile import codec
 from latpred.profile.document import DeviceProfile
@@ -43,7 +43,7 @@ def fitted(journal: Path, folder: Path) -> DeviceProfile:
         profile, _ = profile_fit.fit_profile(stored.rows, machine, calibrator.device_of(machine), "stored")
         others = dict.fromkeys(row.cell.runtime for row in stored.rows if row.cell.runtime != profile_fit.EAGER)
         if others:
-            added = Studies(SimulatedDevice(), stored, tuple(profile.kernels))
+            added = RuntimeSession(SimulatedDevice(), stored, tuple(profile.kernels))
             for runtime in others:
                 profile = added.add(profile, runtime_calibration.get(runtime), inf, 0, lambda *_: None)
     return profile

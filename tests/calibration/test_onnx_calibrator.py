@@ -11,14 +11,21 @@ import torch
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.base import open_device
-from latpred.calibration.runtime_calibration import onnx_fit, onnx_workloads
-from latpred.calibration.runtime_calibration.onnx_fit import Placed, fit_nodes
-from latpred.calibration.runtime_calibration.onnx_nodes import OnnxStudy, graph_cell
+from latpred.calibration.runtime_calibration import onnx_workloads
+from latpred.calibration.runtime_calibration.onnx_calibrator import (
+    OnnxCalibrator,
+    TimedGraph,
+    fit_nodes,
+    graph_cell,
+    kernel_samples,
+    node_kernels,
+)
 from latpred.calibration.session import Row
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, Op
 from latpred.prediction.kernel_times import evaluate
 from latpred.prediction.pricing import host_cost
+from latpred.profile.document import DispatchFit
 from latpred.runtimes.onnx import onnx_graph, onnx_session
 
 NODE_US, GEMM_US, FIXED_US, MACS_PER_US = 1.5, 3.0, 12.0, 20_000.0
@@ -68,18 +75,18 @@ def kernel_us(op: Op) -> float:
     return op.macs.at(1) / MACS_PER_US
 
 
-def placed(ops: tuple[Op, ...], *, tiny: bool) -> Placed:
+def timed(ops: tuple[Op, ...], *, tiny: bool) -> TimedGraph:
     """A graph as a clock would have it: whole, and its nodes in whole microseconds of a profiler that slows them."""
     host = sum(GEMM_US if op.launches else NODE_US for op in ops)
     nodes = tuple(float(int(5.0 + 1.1 * kernel_us(op))) if op.launches else 1.0 for op in ops)
-    return Placed(ops, FIXED_US + host + sum(map(kernel_us, ops)), nodes, "fp32", tiny, resident=True)
+    return TimedGraph(ops, FIXED_US + host + sum(map(kernel_us, ops)), nodes, "fp32", tiny, resident=True)
 
 
-def graphs() -> list[Placed]:
+def graphs() -> list[TimedGraph]:
     rng = random.Random(0)
-    tiny = [placed((gemm(1),) * a + (VIEW,) * b, tiny=True) for a, b in ((3, 20), (20, 3), (10, 10), (1, 40), (30, 30))]
+    tiny = [timed((gemm(1),) * a + (VIEW,) * b, tiny=True) for a, b in ((3, 20), (20, 3), (10, 10), (1, 40), (30, 30))]
     sized = [
-        placed(tuple(gemm(rng.randrange(16, 2000)) for _ in range(6)) + (VIEW,) * rng.randrange(5), tiny=False)
+        timed(tuple(gemm(rng.randrange(16, 2000)) for _ in range(6)) + (VIEW,) * rng.randrange(5), tiny=False)
         for _ in range(20)
     ]
     return tiny + sized
@@ -105,9 +112,9 @@ def test_too_few_graphs_are_said() -> None:
 
 
 def test_what_is_measured_first() -> None:
-    study = runtime_calibration.get("onnxruntime")
-    assert isinstance(study, OnnxStudy)
-    cells = list(islice(study.cells(open_device("cpu"), "fp32"), 100))
+    calibrator = runtime_calibration.get("onnxruntime")
+    assert isinstance(calibrator, OnnxCalibrator)
+    cells = list(islice(calibrator.cells(open_device("cpu"), "fp32"), 100))
     assert {cell.runtime for cell in cells} == {"onnxruntime"}
     assert len({cell.key for cell in cells}) == len(cells)
     networks = [schedules.network_spec(cell) for cell in cells if cell.kind == "network"]
@@ -120,7 +127,7 @@ def test_what_is_measured_first() -> None:
     assert len(
         {
             (cell.name, cell.dims["cold"])
-            for cell in islice(study.cells(open_device("cpu"), "fp32"), 200)
+            for cell in islice(calibrator.cells(open_device("cpu"), "fp32"), 200)
             if cell.kind == "kernel"
         }
     ) == 2 * len(set(onnx_workloads.KINDS))
@@ -130,22 +137,22 @@ def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
     many, few = gemm(2000), gemm(8)  # results and weights are most of what they move
 
     def sampled(cold: bool) -> int:
-        one = placed((many, few), tiny=False)._replace(cold=cold, nodes_us=(500.0, 300.0))
-        return len(onnx_fit._samples(one, onnx_fit._kernels(one, {"": 1.0}), 1.0))
+        one = timed((many, few), tiny=False)._replace(cold=cold, nodes_us=(500.0, 300.0))
+        return len(kernel_samples(one, node_kernels(one, DispatchFit({"": 1.0}, 0.0, 0.0, 0.0)), 1.0))
 
     assert (sampled(cold=False), sampled(cold=True)) == (2, 1)
 
 
 def test_an_asynchronous_device_is_calibrated_on_whole_networks() -> None:
-    cells = islice(OnnxStudy().cells(open_device("simulated"), "fp32"), 20)
+    cells = islice(OnnxCalibrator().cells(open_device("simulated"), "fp32"), 20)
     assert {cell.kind for cell in cells} == {"network"}
 
 
 def test_a_graph_is_timed_whole_and_node_by_node() -> None:
-    study, cell = OnnxStudy(), graph_cell(0, "fp32", tiny=True)
-    sampled = study.measure(cell, open_device("cpu"))
+    calibrator, cell = OnnxCalibrator(), graph_cell(0, "fp32", tiny=True)
+    sampled = calibrator.measure(cell, open_device("cpu"))
     row = Row(cell, dict(sampled.timings), 0.0, "", sampled.calls_us)
     assert row.timings["single"].median_s > 0
     assert len(row.calls_us) == len(ops_of(cell.name, 0, tiny=True))
-    again = OnnxStudy()._graph_ops(Cell("kernel", cell.name, cell.dims, "fp32", "onnxruntime"))
-    assert [op.name for op in again] == [op.name for op in study._graph_ops(cell)]
+    again = OnnxCalibrator()._graph_ops(Cell("kernel", cell.name, cell.dims, "fp32", "onnxruntime"))
+    assert [op.name for op in again] == [op.name for op in calibrator._graph_ops(cell)]

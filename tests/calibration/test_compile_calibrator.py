@@ -1,4 +1,4 @@
-"""The study of torch.compile: known costs come back from networks whose every call was timed."""
+"""Calibration of torch.compile: known costs come back from networks whose every call was timed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gauges import ScriptedGauge
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices.base import open_device
-from latpred.calibration.runtime_calibration import compile_calls, runs
-from latpred.calibration.runtime_calibration import compile_calls as study
+from latpred.calibration.runtime_calibration import compile_calibrator, timed_networks
+from latpred.calibration.runtime_calibration.compile_calibrator import KINDS, PUSHING_US, CompileCalibrator
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost
-from latpred.profile.document import DeviceProfile
+from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes.eager import one_step_per_op
 from latpred.runtimes.inductor.torch_compile import Compile
 
@@ -79,6 +79,16 @@ def row(cell: Any, net: ModelGraph, profile: DeviceProfile) -> Row:
     return Row(cell, {"single": timing, "outside": Timing(outside_us / 1e6, 0.0, 9, True)}, 1.0, "", tuple(calls))
 
 
+def outside(one: Row, us: float) -> Row:
+    """A row whose pass takes so much beside its calls."""
+    timing = msgspec.structs.replace(one.timings["outside"], median_s=us / 1e6)
+    return msgspec.structs.replace(one, timings={**one.timings, "outside": timing})
+
+
+def is_tiny(one: Row) -> bool:
+    return schedules.network_spec(one.cell).tiny
+
+
 @pytest.fixture
 def profile() -> DeviceProfile:
     return factories.profile(factories.device(asynchronous=False, name="cpu", kind="cpu"))
@@ -87,72 +97,64 @@ def profile() -> DeviceProfile:
 @pytest.fixture
 def rows(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     """Four tiny networks and eight sized ones."""
-    device = open_device("cpu")
-    cells = [
-        c for c in itertools.islice(study.Compiled().cells(device, "fp32"), 16) if not schedules.network_spec(c).holdout
-    ]
-    sizes = {
-        cell.key: 8 if schedules.network_spec(cell).tiny else 128 * (3 + place) for place, cell in enumerate(cells)
-    }
-    by_spec = {schedules.network_spec(cell): network(sizes[cell.key]) for cell in cells}
-    monkeypatch.setattr(study.runs, "graph_of", lambda spec, *_: by_spec[spec])
-    return [row(cell, by_spec[schedules.network_spec(cell)], profile) for cell in cells]
+    drawn = itertools.islice(CompileCalibrator().cells(open_device("cpu"), "fp32"), 16)
+    cells = [cell for cell in drawn if not schedules.network_spec(cell).holdout]
+    specs = [schedules.network_spec(cell) for cell in cells]
+    nets = [network(8 if spec.tiny else 128 * (3 + place)) for place, spec in enumerate(specs)]
+    by_spec = dict(zip(specs, nets, strict=True))
+    monkeypatch.setattr(timed_networks, "graph_of", lambda spec, *_: by_spec[spec])
+    return [row(cell, net, profile) for cell, net in zip(cells, nets, strict=True)]
+
+
+def fitted(rows: list[Row], profile: DeviceProfile) -> DispatchFit:
+    return CompileCalibrator().fit(rows, profile)
 
 
 def test_known_costs_come_back(rows: list[Row], profile: DeviceProfile) -> None:
-    fit = study.Compiled().fit(rows, profile)
+    fit = fitted(rows, profile)
     tiny_us = 20 * INPUT_US + 4 * CALL_US + GUARDS_US
-    found_us = fit.fixed_us + fit.costs_us["guards"] + 20 * fit.python_call_us
+    fit_us = fit.fixed_us + fit.costs_us["guards"] + 20 * fit.python_call_us
     per_call_us = host_cost(fit, "kernel.generated") - GENERATED_US
-    assert found_us + 4 * per_call_us == pytest.approx(tiny_us, rel=0.05)
+    assert fit_us + 4 * per_call_us == pytest.approx(tiny_us, rel=0.05)
     assert host_cost(fit, "kernel.generated.joined") == 0.0
-    assert host_cost(fit, "eager.gemm") == pytest.approx(
-        profile.runtimes["eager"].costs_us.get("gemm", host_cost(profile.runtimes["eager"], "gemm"))
-    )
+    assert host_cost(fit, "eager.gemm") == pytest.approx(host_cost(profile.runtimes["eager"], "gemm"))
     assert fit.kernel_scales["gemm"] == pytest.approx(SCALE, rel=0.1)
     assert fit.kernels["fp32"]["generated"].activation_bytes_per_us == pytest.approx(BYTES_PER_US, rel=0.25)
 
 
 def test_ops_between_graphs_find_eager_s_code_as_cold_as_eager_does(rows: list[Row], profile: DeviceProfile) -> None:
     eager = msgspec.structs.replace(profile.runtimes["eager"], cold_costs_us={"view": 2.0, "": 5.0}, cold_bytes=1e6)
-    cold = msgspec.structs.replace(profile, runtimes={"eager": eager})
-    fit, warm = (study.Compiled().fit(rows, one) for one in (cold, profile))
+    fit, warm = fitted(rows, msgspec.structs.replace(profile, runtimes={"eager": eager})), fitted(rows, profile)
     ops = (op("guards"), op("eager.view.expand"), generated(10**6), op("eager.sync.item"), gemm(8))
-    found = ColdDispatch.of(one_step_per_op("compile", ops), fit)
-    assert found is not None
-    assert found.most_us.tolist() == [0.0, 2.0, 0.0, 5.0, 0.0]
-    assert found.half_bytes == 1e6
+    cold = ColdDispatch.of(one_step_per_op("compile", ops), fit)
+    assert cold is not None
+    assert cold.most_us.tolist() == [0.0, 2.0, 0.0, 5.0, 0.0]
+    assert cold.half_bytes == 1e6
     assert ColdDispatch.of(one_step_per_op("compile", ops), warm) is None
     assert fit.costs_us == warm.costs_us
 
 
 def test_what_passes_beside_a_call_is_no_part_of_its_kernel(rows: list[Row], profile: DeviceProfile) -> None:
-    beside = []
-    for one in rows:
-        outside = one.timings["outside"]
-        slower = msgspec.structs.replace(outside, median_s=3 * outside.median_s)
-        beside.append(msgspec.structs.replace(one, timings={**one.timings, "outside": slower}))
-    fit, other = (study.Compiled().fit(found, profile) for found in (rows, beside))
+    slower = [outside(one, 3e6 * one.timings["outside"].median_s) for one in rows]
+    fit, other = fitted(rows, profile), fitted(slower, profile)
     assert host_cost(other, "kernel.generated") > host_cost(fit, "kernel.generated")
-    found, same = (one.kernels["fp32"]["generated"] for one in (other, fit))
-    assert found.activation_bytes_per_us == pytest.approx(same.activation_bytes_per_us, rel=0.03)
+    widths = [one.kernels["fp32"]["generated"].activation_bytes_per_us for one in (other, fit)]
+    assert widths[0] == pytest.approx(widths[1], rel=0.03)
     assert other.kernel_scales == pytest.approx(fit.kernel_scales, rel=0.03)
 
 
 def test_what_takes_longer_beside_large_kernels_than_beside_tiny_ones_is_theirs(
     rows: list[Row], profile: DeviceProfile
 ) -> None:
-    left_us, after = 60.0, []
+    refill_us, slower = 60.0, []
     for one in rows:
-        spec, outside = schedules.network_spec(one.cell), one.timings["outside"]
-        found_us = 0.0 if spec.tiny else sum(left_us * us / (us + study.PUSHING_US) for us in one.calls_us)
-        slower = msgspec.structs.replace(outside, median_s=outside.median_s + found_us / 1e6)
-        after.append(msgspec.structs.replace(one, timings={**one.timings, "outside": slower}))
-    fit, other = (study.Compiled().fit(found, profile) for found in (rows, after))
+        longer_us = 0.0 if is_tiny(one) else sum(refill_us * us / (us + PUSHING_US) for us in one.calls_us)
+        slower.append(outside(one, one.timings["outside"].median_s * 1e6 + longer_us))
+    fit, other = fitted(rows, profile), fitted(slower, profile)
     gemm_us = np.median([us for one in rows for us in one.calls_us[1::2] if us > 100]) / SCALE
     longer_us = host_cost(other, "kernel.extern.gemm") - host_cost(fit, "kernel.extern.gemm")
     longer_us += gemm_us * (other.kernel_scales["gemm"] - fit.kernel_scales["gemm"])
-    assert 0.5 * left_us < longer_us < 2.0 * left_us
+    assert 0.5 * refill_us < longer_us < 2.0 * refill_us
     assert host_cost(other, "kernel.generated") == pytest.approx(host_cost(fit, "kernel.generated"))
 
 
@@ -160,44 +162,43 @@ def test_a_family_that_tiny_networks_only_make_work_hard_keeps_its_scale(
     rows: list[Row], profile: DeviceProfile
 ) -> None:
     """Nothing is left of a call beyond the median of its like, but that does not make its kernel take no time."""
-    tiny = [one for one in rows if schedules.network_spec(one.cell).tiny]
-    hard = [msgspec.structs.replace(one, calls_us=tuple(us + 50.0 for us in one.calls_us)) for one in tiny]
-    fit = study.Compiled().fit([*hard, *(one for one in rows if one not in tiny)], profile)
-    assert fit.kernel_scales["gemm"] == pytest.approx(SCALE, rel=0.15)
+    hard = [msgspec.structs.replace(one, calls_us=tuple(us + 50.0 for us in one.calls_us)) for one in rows]
+    mixed = [other if is_tiny(one) else one for one, other in zip(rows, hard, strict=True)]
+    assert fitted(mixed, profile).kernel_scales["gemm"] == pytest.approx(SCALE, rel=0.15)
 
 
-def test_networks_of_the_fit_judge_fits_without_them(rows: list[Row], profile: DeviceProfile) -> None:
-    found = runs.left_out(study.Compiled(), rows, profile, 3)
-    sized = [one.cell.key for one in rows if not schedules.network_spec(one.cell).tiny]
-    assert sorted(verdict.cell for verdict in found) == sorted(sized)
-    assert max(abs(verdict.log_error) for verdict in found) < 0.2
-    assert runs.left_out(study.Compiled(), rows[:3], profile, 3) == []  # too few to leave any out
-    assert runs.left_out(study.Compiled(), rows, profile, 0) == []
+def test_networks_of_the_fit_test_fits_without_them(rows: list[Row], profile: DeviceProfile) -> None:
+    calibrator = CompileCalibrator()
+    errors = calibrator.errors_by_folds(rows, profile, 3)
+    assert sorted(error.cell for error in errors) == sorted(one.cell.key for one in rows if not is_tiny(one))
+    assert max(abs(error.log_error) for error in errors) < 0.2
+    assert calibrator.errors_by_folds(rows[:3], profile, 3) == []  # too few to leave any out
+    assert calibrator.errors_by_folds(rows, profile, 0) == []
 
 
 def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile: DeviceProfile) -> None:
     short = [msgspec.structs.replace(one, calls_us=one.calls_us[:-1]) for one in rows]
     with pytest.raises(CalibrationError, match="0 networks were compiled"):
-        study.Compiled().fit(short, profile)
+        fitted(short, profile)
 
 
 def test_each_kind_has_its_turn() -> None:
-    cells = list(itertools.islice(study.Compiled().cells(open_device("cpu"), "fp32"), 12))
+    calibrator = runtime_calibration.get("compile")
+    assert isinstance(calibrator, CompileCalibrator)
+    cells = list(itertools.islice(calibrator.cells(open_device("cpu"), "fp32"), 12))
     specs = [schedules.network_spec(cell) for cell in cells]
-    assert [spec.kind for spec in specs if spec.tiny] == list(study.TINY_KINDS[:3])
+    assert [spec.kind for spec in specs if spec.tiny] == list(KINDS["tiny"][:3])
     assert sum(spec.holdout for spec in specs) == 3
     assert {cell.runtime for cell in cells} == {"compile"}
-    assert isinstance(runtime_calibration.get("compile"), study.Compiled)
 
 
 def test_calls_of_a_wrapper_are_timed_where_they_stand() -> None:
     done: list[str] = []
     module = ModuleType("wrapper")
-    kernels = SimpleNamespace(mm=lambda *_: done.append("mm"))
     packet = SimpleNamespace(default=lambda *_: done.append("sdpa"), overloads=())
     names = {
         "cpp_fused_add_0": lambda *_: done.append("add"),
-        "extern_kernels": kernels,
+        "extern_kernels": SimpleNamespace(mm=lambda *_: done.append("mm")),
         "torch": SimpleNamespace(float32="float32", ops=SimpleNamespace(aten=SimpleNamespace(sdpa=packet))),
     }
     vars(module).update(names)
@@ -208,10 +209,10 @@ def test_calls_of_a_wrapper_are_timed_where_they_stand() -> None:
         space["extern_kernels"].mm(space["torch"].float32)
         space["torch"].ops.aten.sdpa.default()
 
-    placed = compile_calls.time_calls(
+    calls_us, _ = compile_calibrator.time_calls(
         call, [module], lambda: done.append("between"), ScriptedGauge(), repeats=3, budget_s=60.0
     )
-    assert len(placed.calls_us) == 3
-    assert all(us > 0 for us in placed.calls_us)
+    assert len(calls_us) == 3
+    assert all(us > 0 for us in calls_us)
     assert done == ["between", "add", "mm", "sdpa"] * 3
     assert {name: vars(module)[name] for name in names} == names

@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from latpred.calibration.published import published_table
 from latpred.calibration.published.joint_fit import Problem, problem
 from latpred.calibration.published.published_table import TraceKey
 from latpred.graph.graph import ModelGraph
@@ -21,7 +20,8 @@ BATCHES = (1, 4, 16, 64, 256)
 HOSTS = {"fast": 0.8, "slow": 1.6}
 
 
-def _tower(width: int, depth: int, window: int, norm: bool) -> nn.Module:
+def tower(width: int, depth: int, window: int, norm: bool) -> nn.Module:
+    """Convolutions of one width, with or without normalisation."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 7, stride=2, bias=not norm)]
     for _ in range(depth):
         layers.append(nn.Conv2d(width, width, window, padding=window // 2, bias=not norm))
@@ -46,7 +46,7 @@ def graphs() -> dict[TraceKey, ModelGraph]:
     found = {}
     for name, sizes in MODELS.items():
         for precision in ("fp32", "fp16"):
-            graph = trace(_tower(*sizes), torch.zeros(1, 3, 96, 96), precision=precision)
+            graph = trace(tower(*sizes), torch.zeros(1, 3, 96, 96), precision=precision)
             found[TraceKey(name, "image", 96, precision)] = as_run_in(TORCH_1_12, graph)
     return found
 
@@ -66,10 +66,9 @@ def frame() -> pd.DataFrame:
 
 @cache
 def truth() -> tuple[Problem, np.ndarray]:
-    """A problem with the parameters its latencies are made from: what is believed, and some of it far off."""
-    made = problem(published_table.read(frame()), known=dict(graphs()))
-    theta = made.law.parameters.means
-    names = made.law.parameters.names
+    """A problem with the parameters its latencies are made from: the priors' means, and some far off."""
+    made = problem(frame(), dict(graphs()))
+    theta, names = made.parameters.means, made.parameters.names
     for name, index in names.items():
         if name[0] == "run" and len(name) == 2:
             theta[index] = np.log(HOSTS[name[1].split()[-1]])
@@ -85,8 +84,7 @@ def truth() -> tuple[Problem, np.ndarray]:
 @cache
 def _latencies(noise: float, seed: int) -> tuple[float, ...]:
     made, theta = truth()
-    scatter = np.random.default_rng(seed).normal(0.0, noise, len(made.model))
-    return tuple(np.exp(made.law.predict(theta) + scatter) / 1e6)
+    return tuple(made.predict(theta) * np.exp(np.random.default_rng(seed).normal(0.0, noise, len(made.rows))))
 
 
 def table(noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
@@ -94,7 +92,13 @@ def table(noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
     return frame().assign(latency_s=_latencies(noise, seed))
 
 
-def solved(source: pd.DataFrame | None = None) -> tuple[Problem, np.ndarray]:
-    """The fit to a table, and its parameters."""
-    made = problem(published_table.read(table() if source is None else source), known=dict(graphs()))
-    return made, made.solve().theta
+def scripted(factor: float) -> pd.DataFrame:
+    """The same rows as of TorchScript, slower or faster by a factor."""
+    eager = table()
+    return eager.assign(runtime="torchscript", run=eager["run"] + " scripted", latency_s=eager["latency_s"] * factor)
+
+
+def solved(*sources: pd.DataFrame) -> tuple[Problem, np.ndarray]:
+    """The fit to tables, by default to `table`, and its parameters."""
+    made = problem(pd.concat(sources or [table()], ignore_index=True), dict(graphs()))
+    return made, made.solve()

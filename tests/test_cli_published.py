@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import runpy
 from pathlib import Path
@@ -10,33 +11,19 @@ import msgspec
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from tablefitdata import BATCHES, MODELS, table
+from publisheddata import BATCHES, MODELS, table, tower
 
 from latpred.cli import main
 from latpred.profile import datasheet, store
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SOURCE = """
-import torch
-from torch import nn
-
-
-def _tower(width, depth, window, norm):
-    layers = [nn.Conv2d(3, width, 7, stride=2, bias=not norm)]
-    for _ in range(depth):
-        layers.append(nn.Conv2d(width, width, window, padding=window // 2, bias=not norm))
-        layers += [nn.BatchNorm2d(width)] if norm else []
-        layers.append(nn.ReLU())
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 100))
-
-
-"""
+SOURCE = f"import torch\nfrom torch import nn\n\n\n{inspect.getsource(tower)}\n\n"
 
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
     code = SOURCE + "\n\n".join(
-        f"def {name}():\n    return _tower{sizes}, torch.zeros(1, 3, 96, 96)" for name, sizes in MODELS.items()
+        f"def {name}():\n    return tower{sizes}, torch.zeros(1, 3, 96, 96)" for name, sizes in MODELS.items()
     )
     (tmp_path / "models.py").write_text(code)
     rows = table()

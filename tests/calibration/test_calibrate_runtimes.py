@@ -21,7 +21,7 @@ from latpred.calibration.devices.base import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import bench
-from latpred.calibration.runtime_calibration import each_runtime
+from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, directory, read_rows
 from latpred.cli import main
 from latpred.errors import CalibrationError, MissingPackageError, UsageError
@@ -208,7 +208,7 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
     assert list(profile.runtimes) == ["eager"]
     assert profile.acceptance.runtimes == {"failing": False}
     assert profile.acceptance.checks["failing: costs"] == "ValueError: it never works: failed"
-    assert rows_kept()["failing"] == each_runtime.HOPELESS
+    assert rows_kept()["failing"] == calibrate_runtimes.HOPELESS
     shown = run("profiles", "show", "simulated").stdout
     assert "failing: costs: ValueError: it never works: failed" in shown
     assert "latpred calibrate --runtimes failing" in shown
@@ -242,27 +242,27 @@ def test_budgets_are_shared_in_proportion() -> None:
 
 
 def test_all_are_those_that_the_device_can_run() -> None:
-    able, reasons = each_runtime.offered(open_device("cpu"))
+    able, reasons = calibrate_runtimes.offered(open_device("cpu"))
     assert able[:2] == ["eager", "torchscript"]
     assert "cuda-graphs" in reasons
     assert sorted([*able, *reasons]) == sorted(runtimes.built_in())
-    simulated, _ = each_runtime.offered(open_device("simulated"))
+    simulated, _ = calibrate_runtimes.offered(open_device("simulated"))
     assert {"eager", "torchscript", "cuda-graphs"} <= set(simulated)
 
 
 @pytest.mark.usefixtures("third_party")
 def test_names_that_cannot_be_calibrated_are_refused() -> None:
     device = open_device("cpu")
-    assert each_runtime.named(["plain", "eager", "plain"], device) == ("plain", "eager")
-    assert each_runtime.named("all", device) == tuple(each_runtime.offered(device)[0])
+    assert calibrate_runtimes.named(["plain", "eager", "plain"], device) == ("plain", "eager")
+    assert calibrate_runtimes.named("all", device) == tuple(calibrate_runtimes.offered(device)[0])
     with pytest.raises(UsageError, match=r"No runtime is called 'torchscrip'\. Did you mean 'torchscript'\?"):
-        each_runtime.named(["torchscrip"], device)
+        calibrate_runtimes.named(["torchscrip"], device)
     with pytest.raises(UsageError, match="cuda-graphs needs a CUDA device"):
-        each_runtime.named(["cuda-graphs"], device)
+        calibrate_runtimes.named(["cuda-graphs"], device)
     with pytest.raises(MissingPackageError, match="absent cannot be calibrated here: run: pip install absent"):
-        each_runtime.named(["absent"], device)
+        calibrate_runtimes.named(["absent"], device)
     with pytest.raises(UsageError, match="no runtime is named"):
-        each_runtime.named([], device)
+        calibrate_runtimes.named([], device)
 
 
 @pytest.mark.usefixtures("third_party")
@@ -280,7 +280,7 @@ def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monk
     monkeypatch.setattr("latpred.calibration.calibrate", caught)
     shown = run("calibrate", "--device", "cpu", "--runtimes", "all")
     assert "leaving out cuda-graphs: cuda-graphs needs a CUDA device" in shown.stderr
-    assert asked == [tuple(each_runtime.offered(open_device("cpu"))[0])]
+    assert asked == [tuple(calibrate_runtimes.offered(open_device("cpu"))[0])]
 
 
 @pytest.mark.usefixtures("third_party", "finished")
@@ -303,8 +303,8 @@ def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.Mo
             return msgspec.structs.replace(super().info(), kind="cuda")
 
     monkeypatch.setattr(onnx_session, "providers", lambda: (onnx_session.CPU,))
-    assert "has no CUDA provider" in str(each_runtime.hindrance("onnxruntime", OnGpu()))
-    assert each_runtime.hindrance("onnxruntime", open_device("cpu")) is None
+    assert "has no CUDA provider" in str(calibrate_runtimes.hindrance("onnxruntime", OnGpu()))
+    assert calibrate_runtimes.hindrance("onnxruntime", open_device("cpu")) is None
     with pytest.raises(MissingPackageError, match="has no CUDA provider"):
         bench.demand_runtime("onnxruntime", OnGpu())
 

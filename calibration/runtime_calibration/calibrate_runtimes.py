@@ -1,6 +1,6 @@
-"""Studies run one after the other: each runtime's cells measured within its share of the budget, fitted and judged.
+"""Calibrates runtimes one after the other: each one's cells measured within its share of the budget, and fitted.
 
-Which runtimes can be had is decided here; what is measured of each is its study's business, how rows are kept the
+Which runtimes can be had is decided here; what is measured of each is its calibrator's business, how rows are kept the
 session's. Eager comes before all this.
 """
 
@@ -16,21 +16,21 @@ import msgspec
 from latpred import runtimes
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.base import Device
-from latpred.calibration.fitting import acceptance as judging
-from latpred.calibration.fitting import profile_fit
-from latpred.calibration.runtime_calibration import runs
-from latpred.calibration.runtime_calibration.base import Study
+from latpred.calibration.fitting import acceptance, profile_fit
+from latpred.calibration.fitting.acceptance import HoldoutError
+from latpred.calibration.runtime_calibration import timed_networks
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.session import Row, Session
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.visits import Visits
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile
+from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuited
 
 EAGER = profile_fit.EAGER
 ALL = "all"
-FITTING_SHARE = 0.1  # of a study's time, set aside for walking networks again and fitting
+FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again and fitting
 PREFERENCE = 3  # cells of the first precision for each one of another
 HOPELESS = 12  # cells that fail before any succeeds, after which there are no more
 
@@ -39,15 +39,9 @@ Tell = Callable[[str, float, int], None]  # what is under way, seconds spent, ro
 
 def offered(device: Device) -> tuple[list[str], dict[str, str]]:
     """The built-in runtimes that can be calibrated on a device, and for each of the others why not."""
-    able: list[str] = []
-    reasons: dict[str, str] = {}
-    for name in runtimes.built_in():
-        reason = hindrance(name, device)
-        if reason is None:
-            able.append(name)
-        else:
-            reasons[name] = reason
-    return able, reasons
+    reasons = {name: hindrance(name, device) for name in runtimes.built_in()}
+    able = [name for name, reason in reasons.items() if reason is None]
+    return able, {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def hindrance(name: str, device: Device) -> str | None:
@@ -63,19 +57,15 @@ def hindrance(name: str, device: Device) -> str | None:
     return reason or lacking(name, target_of(kind))
 
 
-def named(asked: str | Sequence[str], device: Device) -> tuple[str, ...]:
+def named(wanted: str | Sequence[str], device: Device) -> tuple[str, ...]:
     """Names of runtimes, each once, eager among them where it was asked for.
 
-    Raises
-    ------
-    UsageError
-        For a name that means nothing, or a runtime that the device cannot run.
-    MissingPackageError
-        For one that is not installed.
+    A name that means nothing, or a runtime that the device cannot run, is a UsageError; one that is not installed a
+    MissingPackageError.
     """
-    if asked == ALL:
+    if wanted == ALL:
         return tuple(offered(device)[0])
-    names = tuple(dict.fromkeys((asked,) if isinstance(asked, str) else asked))
+    names = tuple(dict.fromkeys((wanted,) if isinstance(wanted, str) else wanted))
     if not names:
         raise UsageError(f"no runtime is named. Give one or more of {', '.join(runtimes.names())}, or {ALL}.")
     for name in names:
@@ -102,55 +92,47 @@ def kept(name: str, device: Device, protocol: Callable[[DeviceProfile], DevicePr
 
 
 @dataclass
-class Studies:
-    """Studies of a session, on top of a device's profile.
+class RuntimeSession:
+    """Runtimes measured in a session, on top of a device's profile.
 
-    Attributes
-    ----------
-    device, session : Device, Session
-        What is measured, and where rows are kept.
-    precisions : tuple[str, ...]
-        The most important first.
+    device, session : what is measured, and where rows are kept. precisions : the most important first.
     """
 
     device: Device
     session: Session
     precisions: tuple[str, ...]
 
-    def add(self, profile: DeviceProfile, study: Study, seconds: float, cells: float, tell: Tell) -> DeviceProfile:
+    def add(
+        self, profile: DeviceProfile, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell
+    ) -> DeviceProfile:
         """The profile with one more runtime, measured until its seconds or cells are spent.
 
         A runtime that cannot be fitted stays out of the profile, whose gate then says why.
         """
-        spent = self._measure(study, seconds, cells, tell)
-        tell(f"fitting {study.runtime}", spent(), len(self._rows(study.runtime)))
-        rows = self._good_rows(study.runtime)
-        taken_s = profile.seconds + round(spent(), 1)
+        runtime = calibrator.runtime
+        spent = self._measure(calibrator, seconds, cells, tell)
+        tell(f"fitting {runtime}", spent(), len(self._rows(runtime)))
+        rows = visits.at_one_speed(row for row in self._rows(runtime) if not row.error)
+        seconds = profile.seconds + round(spent(), 1)
         try:
-            fit = study.fit(rows, profile)
-            # On an asynchronous device networks are timed whole, and its judges are many.
-            folds = 0 if profile.device.asynchronous else study.folds
-            left_out = runs.left_out(study, rows, profile, folds)
-            fit, verdicts = runs.judged(fit, rows, profile, study.runtime, left_out)
+            fit, errors = fit_with_spread(calibrator, rows, profile)
         except (DeviceError, BusyError):
             raise
         except LatpredError as error:
-            reason = self._first_error(study.runtime) or str(error)
-            acceptance = judging.without(profile.acceptance, study.runtime, reason)
-            return msgspec.structs.replace(profile, acceptance=acceptance, seconds=taken_s)
-        if not fit.spread:
-            fit = msgspec.structs.replace(fit, spread=profile.runtimes[EAGER].spread)
-        others = [sample for sample in profile.samples if sample.cell.split("/")[1] != study.runtime]
+            gate = acceptance.without(profile.acceptance, runtime, self._first_error(runtime) or str(error))
+            return msgspec.structs.replace(profile, acceptance=gate, seconds=seconds)
+        others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(
             profile,
-            runtimes={**profile.runtimes, study.runtime: fit},
+            runtimes={**profile.runtimes, runtime: fit},
             samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
-            acceptance=judging.with_runtime(profile.acceptance, study.runtime, verdicts),
-            seconds=taken_s,
+            acceptance=acceptance.with_runtime(profile.acceptance, runtime, errors),
+            seconds=seconds,
         )
 
-    def _measure(self, study: Study, seconds: float, cells: float, tell: Tell) -> Callable[[], float]:
-        start = time.monotonic() - sum(row.seconds for row in self._rows(study.runtime))
+    def _measure(self, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell) -> Callable[[], float]:
+        runtime = calibrator.runtime
+        start = time.monotonic() - sum(row.seconds for row in self._rows(runtime))
 
         def spent() -> float:
             return time.monotonic() - start
@@ -160,26 +142,22 @@ class Studies:
             self.device,
             threads=self.device.machine().threads,
             budget_s=seconds,
-            tell=lambda said: tell(said, spent(), len(self._rows(study.runtime))),
+            tell=lambda said: tell(said, spent(), len(self._rows(runtime))),
         )
-        for cell in in_turns(study, self.device, self.precisions):
+        for cell in in_turns(calibrator, self.device, self.precisions):
             if self.session.holds(cell):
                 continue
-            rows = self._rows(study.runtime)
+            rows = self._rows(runtime)
             hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
             if hopeless or spent() - visited.lost_s >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
             tell(cell.key, spent() - visited.lost_s, len(rows))
-            visited.run(cell, lambda one: study.measure(one, self.device))
+            visited.run(cell, lambda one: calibrator.measure(one, self.device))
         visited.finish()
         return spent
 
     def _rows(self, runtime: str) -> list[Row]:
         return [row for row in self.session.rows if row.cell.runtime == runtime]
-
-    def _good_rows(self, runtime: str) -> list[Row]:
-        """Rows of a runtime without errors, that other work left alone."""
-        return visits.at_one_speed(row for row in self._rows(runtime) if not row.error)
 
     def _first_error(self, runtime: str) -> str | None:
         """Why nothing at all could be measured."""
@@ -187,9 +165,26 @@ class Studies:
         return rows[0].error if rows and all(row.error for row in rows) else None
 
 
-def in_turns(study: Study, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
-    """A study's cells, most of them in the first precision."""
-    main, *others = (study.cells(device, precision) for precision in precisions)
+def fit_with_spread(
+    calibrator: RuntimeCalibrator, rows: Sequence[Row], profile: DeviceProfile
+) -> tuple[DispatchFit, list[HoldoutError]]:
+    """A runtime's costs, with the spread of networks that were kept out of fits, and the errors on holdouts.
+
+    Without holdouts the spread is eager's.
+    """
+    fit = calibrator.fit(rows, profile)
+    # On an asynchronous device networks are timed whole, and holdouts are many.
+    folds = 0 if profile.device.asynchronous else calibrator.folds
+    by_folds = calibrator.errors_by_folds(rows, profile, folds)
+    holdouts = [row for row in rows if timed_networks.is_holdout(row)]
+    errors = timed_networks.holdout_errors(fit, holdouts, profile, calibrator.runtime)
+    spread = acceptance.network_spread([*errors, *by_folds]) if errors else fit.spread
+    return msgspec.structs.replace(fit, spread=spread or profile.runtimes[EAGER].spread), errors
+
+
+def in_turns(calibrator: RuntimeCalibrator, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
+    """A runtime's cells, most of them in the first precision."""
+    main, *others = (calibrator.cells(device, precision) for precision in precisions)
     for number in count():
         if not others or number % (PREFERENCE + 1) < PREFERENCE:
             source = main

@@ -1,0 +1,319 @@
+"""OnnxCalibrator: generated ONNX graphs, timed whole and node by node, tell what onnxruntime takes.
+
+    latency = fixed + Σ cost(class of the node) + Σ time of its kernel
+
+On a synchronous device onnxruntime's own profiler says what every node takes. Graphs written down in milliseconds are
+profiled, since an export takes seconds; exported networks are holdouts. What a node takes when it has next to nothing
+to do belongs to its class; what it takes beyond that in a larger graph is its kernel's. The profiler's clock counts
+whole microseconds and slows what lies between two nodes, so the sum is brought to the time of graphs without it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count, cycle, islice
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from latpred.calibration import schedules
+from latpred.calibration.cells import Cell
+from latpred.calibration.devices.base import Device
+from latpred.calibration.fitting.dispatch_fit import with_parents
+from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
+from latpred.calibration.fitting.linear_system import Column, System, of_kind
+from latpred.calibration.runtime_calibration import onnx_workloads
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, effort
+from latpred.calibration.runtime_calibration.timed_networks import network_source
+from latpred.calibration.session import Row, Sampled
+from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
+from latpred.errors import CalibrationError
+from latpred.graph.graph import Op
+from latpred.prediction.kernel_times import resident_share
+from latpred.prediction.pricing import host_cost
+from latpred.profile.document import DeviceProfile, DispatchFit
+from latpred.runtimes import get, lowering
+from latpred.runtimes.onnx import onnx_graph, onnx_session
+from latpred.runtimes.onnx.onnx_export import tensors_of
+from latpred.units import US_PER_S
+
+NAME = "onnxruntime"
+SECONDS = 100.0
+TINY_GRAPHS, MOST_HOLDOUTS = 45, 9  # a holdout takes as long to export as thirty graphs take to time
+TURN = ("graph",) * 25 + ("holdout",)  # after the tiny graphs, again and again
+GRAPH_EFFORT = (8, 0.08)  # forward passes, and seconds after which there are no more
+TINY_EFFORT = (60, 0.1)
+PROFILED = 5  # forward passes with the profiler on, after one that is not counted
+LEAST_PROFILED = 2  # of them, kept however slow the moment was
+PROFILED_S = 0.25  # beyond which there are fewer
+COLD_EVERY = 2  # of the generated graphs, every second runs with its weights out of the cache
+
+FEWEST = 3  # tiny graphs below which nothing can be told apart
+HALF_US = 0.5  # what the profiler's clock cuts off on average
+LEAST_SHARE = 0.15  # of a node's time that must be kernel for it to say anything about kernels
+RULING = 0.5  # share of a graph's time from which its kernels rule it
+ASTRAY = 2.0  # a graph that takes so much more or less than its nodes did tells nothing
+MODEL_SIGMA = 0.05  # relative error of the sum above
+# Priors.
+NODE_US, NODE_SIGMA = 1.0, 1.0  # what a node costs
+CLASS_SIGMA = 0.5  # how far a class may lie from the common cost, as a share of the guess
+FIXED_US, FIXED_SIGMA_US = 4.0, 20.0
+FIXED, NODE = ("fixed",), ("node",)
+
+Feed = dict[str, Any]
+
+
+class TimedGraph(NamedTuple):
+    """A generated graph that was timed: its nodes, latency with all that it needs in the cache, and time of each node.
+
+    tiny : whether its nodes have next to nothing to do. resident : share of its weights that was in the cache when its
+    nodes were timed. cold : whether nothing was.
+    """
+
+    ops: tuple[Op, ...]
+    total_us: float
+    nodes_us: tuple[float, ...]
+    precision: str
+    tiny: bool
+    resident: float
+    cold: bool = False
+
+    def host_us(self, host: DispatchFit) -> float:
+        """What its nodes cost the host."""
+        return host.fixed_us + sum(host_cost(host, op.host_class) for op in self.ops)
+
+
+class NodeKernel(NamedTuple):
+    """The kernel's part of one profiled node: microseconds, and the share of the node's time."""
+
+    op: Op
+    us: float
+    share: float
+
+
+class OnnxCalibrator(RuntimeCalibrator):
+    """Calibrates onnxruntime."""
+
+    def __init__(self, runtime: str = NAME, seconds: float = SECONDS) -> None:
+        super().__init__(runtime, seconds)
+        self._ops: dict[str, tuple[Op, ...]] = {}
+
+    def cells(self, device: Device, precision: str) -> Iterator[Cell]:
+        """Tiny graphs, then larger ones, and holdout networks among them."""
+        if device.asynchronous:
+            yield from super().cells(device, precision)
+            return
+        for number in range(TINY_GRAPHS):
+            yield graph_cell(number, precision, tiny=True)
+        graphs = (graph_cell(number, precision) for number in count())
+        # Where a model is called again and again, only its own size makes its weights leave the cache.
+        holdouts = (
+            schedules.network_cell(msgspec.structs.replace(spec, cold=False), precision, self.runtime)
+            for spec in islice(schedules.judging_networks(), MOST_HOLDOUTS)
+        )
+        for kind in cycle(TURN):
+            cell = next(graphs if kind == "graph" else holdouts, None)
+            if cell is not None:
+                yield cell
+
+    def measure(self, cell: Cell, device: Device) -> Sampled:
+        """Time a graph or network whole, called again and again; a graph also node by node, its weights cold if asked.
+
+        What a cold graph takes as a whole is timed warm like all others: out of the cache lie also onnxruntime's code
+        and the results of the nodes, which a large model finds where it left them.
+        """
+        if device.asynchronous:
+            return super().measure(cell, device)
+        generated = cell.kind == "kernel"
+        model, feed = _generated(cell) if generated else self._exported(cell)
+        if generated:
+            repeats, budget_s = TINY_EFFORT if cell.dims["tiny"] else GRAPH_EFFORT
+        else:
+            repeats, budget_s = effort(schedules.network_spec(cell))
+        running = onnx_session.session(model, target="cpu", threads=torch.get_num_threads())
+
+        def forward() -> None:
+            running.run(None, feed)
+
+        timing = self.timed(forward, forward, repeats, budget_s)
+        if not generated:
+            return Sampled({"single": timing})
+        times = max(2, min(PROFILED, int(PROFILED_S / timing.median_s)))
+        return Sampled({"single": timing}, self._nodes_us(cell, model, feed, times))
+
+    def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
+        """Host costs by class and onnxruntime's own kernels."""
+        if profile.device.asynchronous:
+            return super().fit(rows, profile)
+        graphs = [self._timed_graph(row, profile) for row in rows if row.calls_us]
+        return fit_nodes([graph for graph in graphs if graph is not None])
+
+    def _exported(self, cell: Cell) -> tuple[bytes | str, Feed]:
+        """A network by one export, which traces it too."""
+        spec = schedules.network_spec(cell)
+        source = network_source(spec, cell.precision)
+        runtime: Any = get(NAME)
+        model = runtime.exported(source).model
+        lowering.of_source(source, self.runtime, "cpu")  # takes the same export
+        names, tensors = onnx_session.input_names(model), tensors_of(source.inputs(spec.batch))
+        return model, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+
+    def _nodes_us(self, cell: Cell, model: bytes | str, feed: Feed, times: int) -> tuple[float, ...]:
+        """Median microseconds of every node; what the nodes do is kept for the fit."""
+        readings: list[SpeedReading] = []
+
+        def between() -> None:
+            readings.append(self._gauge.read())
+            if cell.dims["cold"]:
+                self._evict()
+
+        profiled = onnx_session.watch(
+            model, [feed] * (times + 1), target="cpu", threads=torch.get_num_threads(), between=between
+        )
+        self._ops[cell.key] = _ops(profiled, feed)
+        slow = self._gauge.between([*readings, self._gauge.read()])[1:]
+        runs_us = [[[event.us for event in run]] for run in profiled.runs[1:]]
+        counted, _ = at_full_speed(runs_us, slow, LEAST_PROFILED)
+        return tuple(np.median(counted, axis=0).tolist())
+
+    def _timed_graph(self, row: Row, profile: DeviceProfile) -> TimedGraph | None:
+        """A graph as the fit takes it; None when its nodes are not those that were timed."""
+        cell, ops = row.cell, self._graph_ops(row.cell)
+        if len(ops) != len(row.calls_us):
+            return None
+        tiny, cold = bool(cell.dims["tiny"]), bool(cell.dims["cold"])
+        weights = sum(op.weight_bytes.at(1) for op in ops)
+        touched = weights + sum(op.read_bytes.at(1) + op.write_bytes.at(1) for op in ops)
+        resident = 0.0 if cold else resident_share(max(weights, 1), touched, profile.device)
+        total_us = row.timings["single"].median_s * US_PER_S
+        return TimedGraph(ops, total_us, row.calls_us, cell.precision, tiny, resident, cold)
+
+    def _graph_ops(self, cell: Cell) -> tuple[Op, ...]:
+        if cell.key not in self._ops:
+            model, feed = _generated(cell)
+            self._ops[cell.key] = _ops(onnx_session.watch(model, [feed], target="cpu", threads=1), feed)
+        return self._ops[cell.key]
+
+
+def graph_cell(number: int, precision: str, *, tiny: bool = False) -> Cell:
+    """The cell of a generated graph.
+
+    >>> graph_cell(1, "fp32").key
+    'kernel/onnxruntime/fp32/images/cold=0,seed=1,tiny=0'
+    """
+    kinds = onnx_workloads.KINDS
+    cold = 0 if tiny else number // len(kinds) % COLD_EVERY
+    dims = {"seed": number, "cold": cold, "tiny": int(tiny)}
+    return Cell("kernel", kinds[number % len(kinds)], dims, precision, NAME)
+
+
+def _generated(cell: Cell) -> tuple[bytes | str, Feed]:
+    return onnx_workloads.make(cell.name, cell.dims["seed"], tiny=bool(cell.dims["tiny"]))
+
+
+def _ops(profiled: onnx_session.Watched, feed: Feed) -> tuple[Op, ...]:
+    return onnx_graph.walked(profiled._replace(runs=profiled.runs[-1:]), [feed], "cpu").ops
+
+
+# -- the fit -------------------------------------------------------------------------------------------------------
+
+
+def fit_nodes(graphs: Sequence[TimedGraph]) -> DispatchFit:
+    """Host costs and kernels, from tiny graphs and larger ones. Cold graphs tell of weights only."""
+    tiny, sized = [graph for graph in graphs if graph.tiny], [graph for graph in graphs if not graph.tiny]
+    if len(tiny) < FEWEST or not sized:
+        raise CalibrationError(
+            f"{len(tiny)} tiny graphs and {len(sized)} larger ones were timed in onnxruntime, too few to tell its "
+            "costs. Give it more time: latpred calibrate --runtimes onnxruntime --budget 3m"
+        )
+    host, idle = _host(tiny), _idle(tiny)
+    kernels = [node_kernels(graph, idle) for graph in sized]
+    slowed = _unprofiled_share(sized, kernels, host)
+    samples: dict[str, list[KernelSample]] = {}
+    for graph, nodes in zip(sized, kernels, strict=True):
+        factor = _factor(graph, nodes, host, slowed)
+        if factor is not None:
+            samples.setdefault(graph.precision, []).extend(kernel_samples(graph, nodes, factor))
+    fits = {precision: fit_kernels(found) for precision, found in samples.items()}
+    return msgspec.structs.replace(host, kernels={precision: fit for precision, fit in fits.items() if fit})
+
+
+def _host(tiny: Sequence[TimedGraph]) -> DispatchFit:
+    """Cost of each class of node and of a run, from graphs that do nothing else."""
+    system = System()
+    for graph in tiny:
+        numbers = Counter(op.host_class for op in graph.ops)
+        terms: dict[Column, float] = {FIXED: 1.0}
+        terms |= {("class", name): float(number) for name, number in numbers.items()}
+        system.measured(terms, graph.total_us, MODEL_SIGMA * graph.total_us)
+    system.prior({FIXED: 1.0}, FIXED_US, FIXED_SIGMA_US)
+    system.prior({NODE: 1.0}, NODE_US, NODE_SIGMA)
+    for name in system.names("class"):
+        system.prior({("class", name): 1.0, NODE: -1.0}, 0.0, CLASS_SIGMA * NODE_US)
+    values = system.solve()
+    costs = {name: round(us, 4) for name, us in of_kind(values, "class").items()}
+    return DispatchFit(with_parents(costs), 0.0, 0.0, round(values[FIXED], 4))
+
+
+def _idle(tiny: Sequence[TimedGraph]) -> DispatchFit:
+    """What the profiler says of a node of each class that has next to nothing to do."""
+    nodes_us: dict[str, list[float]] = {}
+    for graph in tiny:
+        for op, us in zip(graph.ops, graph.nodes_us, strict=True):
+            nodes_us.setdefault(op.host_class, []).append(us + HALF_US)
+    return DispatchFit(with_parents({name: float(np.median(us)) for name, us in nodes_us.items()}), 0.0, 0.0, 0.0)
+
+
+def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[NodeKernel]:
+    """The kernel's part of every node that has one."""
+    kernels = []
+    for op, us in zip(graph.ops, graph.nodes_us, strict=True):
+        if op.launches:
+            whole_us = us + HALF_US
+            kernel_us = max(whole_us - host_cost(idle, op.host_class), 0.0)
+            kernels.append(NodeKernel(op, kernel_us, kernel_us / whole_us))
+    return kernels
+
+
+def _unprofiled_share(sized: Sequence[TimedGraph], kernels: Sequence[Sequence[NodeKernel]], host: DispatchFit) -> float:
+    """What kernels take unprofiled over what they take profiled, in the middle of the graphs that they rule."""
+    ratios = []
+    for graph, nodes in zip(sized, kernels, strict=True):
+        profiled_us = sum(kernel.us for kernel in nodes)
+        if not graph.cold and profiled_us > RULING * graph.total_us:
+            ratios.append((graph.total_us - graph.host_us(host)) / profiled_us)
+    return min(max(float(np.median(ratios)), 1 / ASTRAY), ASTRAY) if ratios else 1.0
+
+
+def _factor(graph: TimedGraph, kernels: Sequence[NodeKernel], host: DispatchFit, slowed: float) -> float | None:
+    """What a graph's own kernels take unprofiled over profiled: trusted as far as they are what it takes.
+
+    None where both disagree so much that the machine did something else in one of them.
+    """
+    profiled_us = sum(kernel.us for kernel in kernels)
+    if profiled_us <= 0 or graph.cold:
+        return slowed
+    share = min(1.0, slowed * profiled_us / graph.total_us)
+    own = max(graph.total_us - graph.host_us(host), 0.0) / profiled_us
+    if share > RULING and not slowed / ASTRAY <= own <= slowed * ASTRAY:
+        return None
+    own = min(max(own, slowed / ASTRAY), slowed * ASTRAY)
+    return float(slowed ** (1.0 - share) * own**share)
+
+
+def kernel_samples(graph: TimedGraph, kernels: Sequence[NodeKernel], factor: float) -> list[KernelSample]:
+    """Kernels that a fit can learn from, less surely the more of their node was no kernel."""
+    samples = []
+    for op, us, share in kernels:
+        if share >= LEAST_SHARE and not op.estimated and (not graph.cold or _reads_weights(op)):
+            weight = 1.0 / (1.0 + ((1.0 - share) / share) ** 2)
+            samples.append(KernelSample(op.family, row_of(op, 1, resident=graph.resident), factor * us, weight))
+    return samples
+
+
+def _reads_weights(op: Op) -> bool:
+    """Whether most of what a node moves is weights; in a cold graph all else is cold too, as it is in no model."""
+    return op.weight_bytes.at(1) > op.read_bytes.at(1) + op.write_bytes.at(1)

@@ -1,0 +1,344 @@
+"""Profiles from tables of latencies: known costs come back, and what was left out is predicted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from publisheddata import GPUS, MODELS, graphs, scripted, solved, table, tower, truth
+
+from latpred import Predictor
+from latpred.calibration.published import leave_out
+from latpred.calibration.published.fitted_profiles import (
+    fit_profile,
+    fit_profiles,
+    profile_of,
+    shared_of,
+    without_gpu,
+)
+from latpred.calibration.published.joint_fit import Problem
+from latpred.calibration.published.latency_model import evaluate, local_gradients
+from latpred.calibration.published.leave_out import Accuracy, HoldoutRows, evaluate_left_out
+from latpred.calibration.published.parameters import Parameters
+from latpred.calibration.published.published_table import TraceKey
+from latpred.calibration.published.row_counts import as_run_by, family_of
+from latpred.errors import TableError, UsageError
+from latpred.graph.graph import ModelGraph
+from latpred.profile import datasheet, gpus, store
+from latpred.profile.datasheet import log_promise
+from latpred.runtimes.legacy_torch import FUSED, GROUP
+from latpred.tracing import trace
+
+Fit = tuple[Problem, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fit:
+    return solved()
+
+
+@pytest.fixture(scope="module")
+def holdout(fitted: Fit) -> HoldoutRows:
+    """Every model predicted by a fit to the others."""
+    return leave_out.by_model(fitted[0])
+
+
+@pytest.fixture(scope="module")
+def spoilt() -> Problem:
+    """The problem of a table in which one model's rows are wrong."""
+    rows = table()
+    mine = rows["model"] == "wide"
+    rows.loc[mine, "latency_s"] *= np.linspace(0.5, 2.0, int(mine.sum()))
+    return solved(rows)[0]
+
+
+def off(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Relative differences."""
+    return np.abs(np.log(one / other))
+
+
+def test_derivatives_are_those_of_the_latency_model() -> None:
+    problem, theta = truth()
+    random = np.random.default_rng(0)
+    here = theta + random.normal(0.0, 0.2, len(theta))
+    for block in problem.blocks:
+        slopes = local_gradients(block, evaluate(block, here, derivatives=True)) @ block.sums.toarray()
+        step = random.normal(0.0, 1e-5, len(theta))
+        change = (evaluate(block, here + step).log_us - evaluate(block, here - step).log_us) / 2
+        np.testing.assert_allclose(slopes @ step[block.needed], change, atol=1e-9)
+
+
+def test_tensor_cores_at_half_rate_are_more_than_half_as_fast() -> None:
+    half, full = gpus.spec("rtx-3090"), gpus.spec("rtx-a6000")
+    for mode, least, most in (("fp16", 1.3, 1.7), ("tf32", 1.3, 1.7), ("fp32", 1.05, 1.15)):
+        slower = np.exp(log_promise(half, mode, "compute") - log_promise(full, mode, "compute"))
+        assert least < slower < most
+    assert full.peak_macs_per_us("fp16") > 2.1 * half.peak_macs_per_us("fp16")
+
+
+def test_known_latencies_and_hosts_come_back(fitted: Fit) -> None:
+    problem, theta = fitted
+    known, true = truth()
+    errors = off(problem.predict(theta), known.predict(true))
+    assert np.median(errors) < 0.015
+    assert np.quantile(errors, 0.95) < 0.05
+    names = problem.parameters.names
+    for place in (f"{gpu} {precision}" for gpu in GPUS for precision in ("fp32", "fp16")):
+        slow, fast = (
+            theta[names["run", f"{place} {run}"]] + theta[names["run", f"{place} {run}", "image"]]
+            for run in ("slow", "fast")
+        )
+        assert np.exp(slow - fast) == pytest.approx(2.0, rel=0.04)
+
+
+def test_a_wild_row_moves_little(fitted: Fit) -> None:
+    problem, theta = fitted
+    wild = table()
+    wild.loc[7, "latency_s"] *= 30
+    other, moved = solved(wild)
+    assert np.quantile(off(other.predict(moved), problem.predict(theta)), 0.99) < 0.04
+
+
+def test_a_model_left_out_is_predicted(fitted: Fit, holdout: HoldoutRows) -> None:
+    assert len(holdout.frame) == len(fitted[0].rows)
+    assert holdout.errors()["all"].median < 0.06
+    count, share = leave_out.knees(holdout)
+    assert count > 10
+    assert share > 0.9
+    coverage = leave_out.conformal(holdout)
+    assert [one.rows > 0 for one in coverage.values()] == [True] * 3
+    for one in coverage.values():
+        assert 0.75 <= one.share <= 1.0
+        assert 0 < one.width < 0.5
+
+
+def test_a_fold_sees_nothing_of_what_it_is_judged_on(fitted: Fit, holdout: HoldoutRows, spoilt: Problem) -> None:
+    plain, changed = (
+        one.where("model", "wide").frame["predicted_s"].to_numpy() for one in (holdout, leave_out.by_model(spoilt))
+    )
+    np.testing.assert_allclose(plain, changed, rtol=1e-9)
+    mine = spoilt.rows.model == "wide"
+    np.testing.assert_array_equal(leave_out.by_trees(fitted[0])[mine], leave_out.by_trees(spoilt)[mine])
+
+
+def test_folds_in_processes_are_what_they_are_one_after_the_other(
+    fitted: Fit, holdout: HoldoutRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leave_out, "FEWEST_BESIDE", 1)
+    beside = leave_out.by_model(fitted[0])
+    np.testing.assert_allclose(holdout.frame["predicted_s"], beside.frame["predicted_s"], rtol=1e-9)
+
+
+def test_only_models_of_a_gpu_are_left_out_where_nothing_else_is_asked() -> None:
+    rows = table()
+    problem, _ = solved(rows[(rows["gpu"] == "2080Ti") | (rows["model"] != "wide")])
+    assert set(leave_out.by_model(problem, gpus=("RTX-8000",)).frame["model"]) == set(MODELS) - {"wide"}
+
+
+def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: Fit) -> None:
+    problem = fitted[0]
+    none, some = leave_out.by_gpu(problem, 0), leave_out.by_gpu(problem, 3)
+    assert len(none.frame) == len(problem.rows) - len(set(problem.rows.run))
+    assert set(none.frame["batch"]) == set(problem.rows.batch)
+    assert none.errors()["all"].median < 0.25
+    assert len(some.frame) < leave_out.DRAWS * len(none.frame) * 0.6
+    assert some.errors()["all"].median < none.errors()["all"].median + 0.02
+    assert leave_out.by_run(problem).errors()["all"].median < 0.05
+
+
+def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu: str, runtime: str) -> None:
+    """A profile predicts the two clocks of the latency model that it was fitted from."""
+    problem, theta = profile_theta
+    for precision in ("fp32", "fp16"):
+        graph = today(graphs()[TraceKey(model, "image", 96, precision)], model)
+        curve = predictor.curve(graph, (1, 256), runtime=runtime, protocol="pipelined")
+        (block,) = (
+            block
+            for block in problem.blocks
+            if (gpu, precision, runtime)
+            == tuple(getattr(problem.rows, name)[block.rows[0]] for name in ("gpu", "precision", "runtime"))
+        )
+        state, mine = evaluate(block, theta), problem.rows.model[block.rows] == model
+        for batch, compute_ms in zip((1, 256), curve.compute_ms, strict=True):
+            device_us = state.device_us[mine & (problem.rows.batch[block.rows] == batch)][0]
+            assert compute_ms == pytest.approx(device_us / 1e3, rel=2e-3)
+        assert state.host_us[mine].min() < curve.overhead_ms[0] * 1e3 < state.host_us[mine].max()
+
+
+def today(graph: ModelGraph, name: str) -> ModelGraph:
+    """The graph before it was rewritten for an older PyTorch: the predictor does that by itself."""
+    return trace(tower(*MODELS[name]), torch.zeros(1, 3, 96, 96), precision=graph.precision)
+
+
+def test_a_profile_predicts_what_the_latency_model_does(fitted: Fit) -> None:
+    problem, theta = fitted
+    profile = profile_of(problem, {"eager": theta}, {"eager": Accuracy(0.05, 0.1, 0.2, "5 %")}, "RTX-8000")
+    assert profile.acceptance.passed
+    predictor = Predictor(store.load(store.save(profile)))
+    demand_same_clocks(fitted, predictor, "wide", "RTX-8000", "eager")
+    # Each GPU's four runs were on hosts of 0.8 and 1.6: from the middle of the others any is a factor of 2 away.
+    assert profile.runtimes["eager"].host_spread == pytest.approx(np.log(2.0) / 1.645, rel=0.1)
+    apart = 1.645 * profile.runtimes["eager"].host_spread
+    graph = today(graphs()[TraceKey("wide", "image", 96, "fp16")], "wide")
+    curve = predictor.curve(graph, (1, 256), protocol="pipelined")
+    width = np.log(curve.interval_ms[0, 1] / curve.latency_ms[0])
+    assert np.hypot(0.1, 0.7 * apart) < width <= 1.02 * np.hypot(0.1, apart)  # as far as the host rules
+    assert curve.interval_ms[1, 1] / curve.latency_ms[1] == pytest.approx(np.exp(0.2), rel=0.02)
+
+
+def test_a_table_of_one_host_has_no_others_to_cover() -> None:
+    alone = table()[lambda rows: rows["run"].str.endswith("fp32 fast")]
+    single = fit_profile(alone, "RTX-8000", name="mine", judge=False, known=dict(graphs()))
+    assert single.name == "mine"
+    assert single.runtimes["eager"].host_spread == 0.0  # the host is the table's, whoever asks
+    assert single.machine.cpu == "a published host"
+
+
+def test_widths_are_those_of_all_gpus() -> None:
+    profiles = fit_profiles(table(), graphs=dict(graphs()))
+    widths = {(fit.spread, fit.busy_spread) for one in profiles.values() for fit in one.runtimes.values()}
+    assert len(widths) == 1
+    assert len({one.protocol["leave-one-model-out"] for one in profiles.values()}) == len(GPUS)
+
+
+def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
+    parameters = Parameters()
+    for gpu, terms in (("rtx-8000", 2), ("titan-x-pascal", 1)):
+        assert len(parameters.host("conv.half", "eager", gpus.spec(gpu))) == terms
+    pascal = gpus.spec("titan-x-pascal")
+    assert parameters.host("conv.half", "eager", pascal) == parameters.host("conv", "eager", pascal)
+    assert len(parameters.host("gemm.half", "eager", pascal)) == 2  # no library looks for an algorithm there
+
+
+def test_profiles_carry_no_row_of_the_table() -> None:
+    profiles = fit_profiles(table(), judge=False, graphs=dict(graphs()))
+    assert list(profiles) == sorted(GPUS)
+    for profile in profiles.values():
+        assert profile.provenance == "fitted from published measurements"
+        assert profile.samples == ()
+        assert not profile.acceptance.passed  # nobody judged it
+        assert profile.protocol["era"] == "torch-1.12"
+        assert profile.machine.cpu == "4 published hosts"
+        assert profile.machine.stack["torch"] == "1.12.1"
+
+
+def test_a_gpu_is_chosen_by_its_name_in_the_table() -> None:
+    with pytest.raises(TableError, match=r"several GPUs; name one of: 2080Ti, RTX-8000"):
+        fit_profile(table(), known=dict(graphs()))
+    with pytest.raises(TableError, match=r"no GPU called 'T4'; name one of"):
+        fit_profile(table(), "T4", known=dict(graphs()))
+
+
+def test_what_cannot_be_left_out_is_said() -> None:
+    one = table()
+    problem, _ = solved(one[one["gpu"] == "2080Ti"])
+    with pytest.raises(UsageError, match="one gpu only"):
+        evaluate_left_out(problem, "gpu")
+    with pytest.raises(UsageError, match="choose from: model, gpu, run"):
+        evaluate_left_out(problem, "gpus")
+
+
+def test_the_report_names_what_is_worst_and_simpler_predictors(fitted: Fit) -> None:
+    rows = len(fitted[0].rows)
+    report = evaluate_left_out(fitted[0], "model")
+    text = report.text()
+    assert "a model left out, eager" in text
+    assert "baseline a + b x MACs" in text
+    assert set(report.by_model) == set(MODELS)
+    assert "host" in report.by_class
+    assert report.to_dict()["schema"] == "latpred.leave-out/1"
+    assert len(report.to_frame()) == rows
+    assert report.baselines[leave_out.TREES].cells == report.baselines["a + b x MACs"].cells == rows
+    assert report.figures["a model left out, eager"].median < report.baselines["a + b x MACs"].median
+    nearest = evaluate_left_out(fitted[0], "gpu").baselines
+    assert list(nearest) == [f"{leave_out.NEAREST}, 2080Ti as RTX-8000", f"{leave_out.NEAREST}, RTX-8000 as 2080Ti"]
+    for errors in nearest.values():
+        assert errors.cells == rows // 2
+        assert 0.0 < errors.median < 0.5
+
+
+def test_scripted_rows_leave_alone_what_eager_rows_tell() -> None:
+    both, joint = solved(table(), scripted(1.5))
+    thetas, names = both.thetas(), both.parameters.names
+    groups = {FUSED, GROUP}  # which only TorchScript has
+    levels = ("kernel", "gpu", "host")
+    shared = [index for name, index in names.items() if name[0] in levels and groups.isdisjoint(name)]
+    moved, together = (np.abs(other - thetas["eager"])[shared].max() for other in (thetas["torchscript"], joint))
+    assert moved < 0.02
+    assert together > 5 * moved
+
+
+def test_each_runtime_leaves_the_fit_of_eager_as_it_is(holdout: HoldoutRows) -> None:
+    both = leave_out.by_model(solved(table(), scripted(0.9))[0])
+    eager = both.where("runtime", "eager").frame
+    np.testing.assert_allclose(eager["predicted_s"], holdout.frame["predicted_s"], rtol=1e-6)
+    assert both.where("runtime", "torchscript").errors()["all"].median < 0.15
+
+
+def test_a_profile_predicts_torchscript_as_the_latency_model_does() -> None:
+    both, theta = solved(table(), scripted(0.8))
+    accuracies = {"eager": None, "torchscript": Accuracy(0.2, 0.3, 0.4, "20 %")}
+    profile = profile_of(both, dict.fromkeys(accuracies, theta), accuracies, "2080Ti")
+    assert profile.acceptance.runtimes == {"torchscript": False}
+    assert profile.protocol["leave-one-model-out, torchscript"] == "20 %"
+    assert GROUP in profile.runtimes["torchscript"].kernels["fp32"]
+    assert GROUP not in profile.kernels["fp32"]  # eager has no groups, and no row tells of them
+    predictor = Predictor(store.load(store.save(profile)))
+    demand_same_clocks((both, theta), predictor, "normed", "2080Ti", "torchscript")
+    graph = today(graphs()[TraceKey("normed", "image", 96, "fp32")], "normed")
+    eager, joined = (predictor.predict(graph, runtime=name, protocol="pipelined") for name in ("eager", "torchscript"))
+    assert joined.costs.ops.sum() < eager.costs.ops.sum()
+
+
+def test_rows_of_a_gpu_that_nvfuser_refuses_are_fitted_unfused() -> None:
+    rows = table().assign(runtime="torchscript")
+    problem, _ = solved(table(), rows, rows.assign(gpu="TitanX-Pascal", run=rows["run"] + " old"))
+    keys = problem.cells.keys
+    fusers = {(gpu, keys[cell].fuser) for gpu, cell in zip(problem.rows.gpu, problem.rows.cell, strict=True)}
+    assert fusers >= {("TitanX-Pascal", "tensorexpr"), ("2080Ti", "nvfuser"), ("2080Ti", "")}
+    assert ("TitanX-Pascal", "nvfuser") not in fusers
+    groups = problem.cells.kernels[GROUP].cell
+    assert {keys[cell].fuser for cell in groups} == {"nvfuser"}  # no two pointwise ops follow each other
+
+
+def test_torchscript_of_another_torch_is_left_out_of_a_profile() -> None:
+    both = pd.concat([table(), scripted(1.0)]).assign(stack="torch=2.3.0")
+    profile = fit_profile(both, "2080Ti", judge=False, known=dict(graphs()))
+    assert list(profile.runtimes) == ["eager"]
+    assert "rows of torchscript were left out" in profile.protocol["rows"]
+
+
+def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
+    graph, halves = (graphs()[TraceKey("normed", "image", 96, precision)] for precision in ("fp32", "fp16"))
+    gpu = gpus.spec("rtx-8000")
+    plain, joined, engine = (as_run_by(name, graph, gpu) for name in ("eager", "torchscript", "tensorrt"))
+    assert plain is graph
+    assert joined.launches(4) == graph.launches(4) - 10  # each normalisation with its activation
+    assert {op.family.partition(".")[0] for op in engine.ops} == {"conv", "pooling", "gemm"}
+    groups = [op for op in joined.ops if op.host_class.startswith(FUSED)]
+    assert len(groups) == 10
+    assert {family_of(op) for op in groups} == {GROUP}
+    assert {op.host_class for op in as_run_by("torchscript", halves, gpu).ops if op.launches} == {
+        *("conv.half.conv2d", "fused.half", "pooling.half.adaptive_avg_pool2d", "gemm.half.linear")
+    }
+    assert joined.macs(4) == engine.macs(4) == graph.macs(4)
+    assert not any(op.python_calls or op.module_calls for op in joined.ops)
+    assert joined.bytes(4) < graph.bytes(4)
+
+
+def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: Fit) -> None:
+    problem = fitted[0]
+    holdout = without_gpu(problem)
+    assert set(holdout.frame["device"]) == set(GPUS)
+    shared = shared_of(problem, holdout, leave_out.by_gpu(problem, 0), "made up")
+    assert shared.error == pytest.approx(holdout.errors()["all"].median, rel=1e-3)
+    assert set(shared.kernels) == {datasheet.ANY, "Turing"}
+    assert shared.kernels["Turing"]["conv.3x3"]["fp32"]["compute"] == pytest.approx(2.0, rel=0.3)
+    # The hosts took 0.8 and 1.6 times what the prior says of the middle one.
+    prior_us = np.exp(problem.parameters.means[problem.parameters.names["host", "conv"]] + 0.2)
+    assert shared.dispatch.costs_us["conv"] == pytest.approx(1.2 * prior_us, rel=0.15)
+    profile = datasheet.profile_of(gpus.spec("t4"), shared)
+    assert profile.runtimes["eager"].spread > shared.dispatch.spread
+    assert profile.runtimes["eager"].host_spread == shared.dispatch.host_spread > 0.3
+    assert Predictor(profile).predict(next(iter(graphs().values())), batch=1).latency_ms > 0

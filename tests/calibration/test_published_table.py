@@ -1,0 +1,140 @@
+"""Tables of published latencies: what is read from them, and what is refused with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import joblib
+import pandas as pd
+import pytest
+
+from latpred.calibration.published import published_table
+from latpred.calibration.published.joint_fit import problem
+from latpred.calibration.published.published_table import TraceKey, read, trace_all
+from latpred.errors import LatpredError, MissingPackageError, TableError, UnknownGpuError, UnknownModelError
+from latpred.runtimes.legacy_torch import TORCH_1_12
+from latpred.zoo import names
+
+
+def rows(**changes: object) -> pd.DataFrame:
+    base = {
+        "gpu": "RTX-8000",
+        "model": "resnet18",
+        "batch": 1,
+        "latency_s": 0.004,
+        "run": "a",
+        "input_kind": "image_px",
+    }
+    frame = pd.DataFrame([base, {**base, "model": "bert", "input_kind": "seq_len", "batch": 8, "latency_s": 0.012}])
+    return frame.assign(**changes)
+
+
+def test_published_columns_become_those_of_a_measurement_table() -> None:
+    table = read(rows(macs=1.0, leaf_modules=3))
+    assert table.cells["model"].tolist() == ["torchvision:resnet18", "bert-base-uncased"]
+    assert table.cells["input_kind"].tolist() == ["image", "seq"]
+    assert set(table.cells["protocol"]) == {"pipelined"}
+    assert table.torch_version == "torch-1.12"
+    assert table.notes == ()
+
+
+def test_a_measurement_table_is_read_as_it_is() -> None:
+    frame = pd.DataFrame([{"model": "bert", "batch": 1, "latency_s": 0.01, "device": "t4", "stack": "torch=2.3.0"}])
+    table = read(frame)
+    assert table.cells["device"].tolist() == ["t4"]
+    assert table.torch_version == ""
+
+
+MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "message"),
+    [
+        (
+            rows().rename(columns={"latency_s": "latency"}),
+            TableError,
+            r"lacks the column latency_s \(nearest: 'latency', rename it\)",
+        ),
+        (MISNAMED, TableError, r"lacks the column batch \(nearest: 'bach', rename it\), the column run"),
+        (rows(latency_s=[4.0, 12.0]), TableError, r"looks like milliseconds.* Divide the column by 1000"),
+        (rows(latency_s=[0.004, 0.0]), TableError, r"as latency_s in row 2.*above 0"),
+        (rows(latency_s=[0.004, -0.003]), TableError, r"as latency_s in row 2.*above 0"),
+        (rows().iloc[:0], TableError, "no rows"),
+        (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),
+        (
+            rows(gpu="RTX-80000"),
+            UnknownGpuError,
+            r"RTX-80000.*Did you mean rtx-8000.*correct the name in the table",
+        ),
+        (
+            rows(model=["berd", "resnet18"]),
+            UnknownModelError,
+            r"column model: no model is called 'berd'; did you mean",
+        ),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(frame: pd.DataFrame, error: type[LatpredError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        problem(frame)
+
+
+def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
+    table = read(pd.concat([rows(), rows(latency_s=[0.005, 0.013]), rows(latency_s=[0.006, 0.014])]))
+    assert table.cells["latency_s"].tolist() == [0.005, 0.013]
+    assert "4 rows repeat a cell of their run" in table.notes[0]
+    assert table.weight.tolist() == [1.0, 1.0]
+    table = read(pd.concat([rows(), rows(run="b", latency_s=[0.05, 0.012])]))
+    assert table.weight.tolist() == [0.1, 1.0, 0.1, 1.0]
+    assert "2 rows contradict others of their cell tenfold or more" in table.notes[0]
+    assert "resnet18" in table.notes[0]
+
+
+def test_graphs_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [TraceKey("torchvision:alexnet", "image", side, "fp32") for side in (64, 96)]
+    keys.append(TraceKey("torchvision:squeezenet1_0", "image", 64, "fp32"))
+    monkeypatch.setattr(published_table, "FEWEST_BESIDE", 2)
+    said: list[str] = []
+    with joblib.parallel_config(backend="threading"):  # a new process would not have what the tests declare
+        traced = trace_all(keys, TORCH_1_12, progress=said.append)
+    assert set(traced) == set(keys)
+    assert sorted(said) == [
+        "walked torchvision:alexnet (2 combinations of input size and precision)",
+        "walked torchvision:squeezenet1_0 (1 combinations of input size and precision)",
+    ]
+    monkeypatch.setattr(published_table, "_trace_model", None)  # which now is not needed
+    assert trace_all(keys, TORCH_1_12) == traced
+    with pytest.raises(TypeError):
+        trace_all(keys, "")  # another version has other graphs
+
+
+def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module = names.import_module
+
+    def without_torchvision(module: str) -> ModuleType:
+        if module.startswith("torchvision"):
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return import_module(module)
+
+    monkeypatch.setattr(names, "import_module", without_torchvision)
+    three = rows(), rows(model=["densenet161", "gpt2"]), rows(model=["densenet161", "bert"])
+    frame = pd.concat([one.assign(batch=2**index) for index, one in enumerate(three)])
+    with pytest.raises(MissingPackageError, match="torchvision cannot be used"):
+        problem(frame)
+    partial = problem(frame, partial=True)
+    assert sorted(partial.rows.model) == ["bert-base-uncased", "bert-base-uncased", "gpt2"]
+    assert len(partial.table.weight) == len(partial.work) == 3
+    (note,) = partial.table.notes
+    assert note.startswith("3 rows of 2 models are left out (torchvision:resnet18, densenet161): torchvision ")
+    with pytest.raises(MissingPackageError, match="none of the table's models can be walked: torchvision cannot be"):
+        problem(rows(model=["resnet18", "densenet161"]), partial=True)
+
+
+def test_a_function_in_a_users_file_is_traced_again(tmp_path: Path) -> None:
+    source = "import torch\n\ndef build():\n    return torch.nn.Linear(8, {}), torch.zeros(1, 8)\n"
+    file = tmp_path / "models.py"
+    key = TraceKey(f"{file}:build", "custom", 0, "fp32")
+    for width in (4, 16):
+        file.write_text(source.format(width))
+        assert trace_all([key], "")[key].macs() == 8 * width
