@@ -135,15 +135,7 @@ def name_of(family: str) -> str:
 
 
 def read(family: str, rows: Floats) -> Inputs:
-    """Split rows of columns into work, log features and the product they amount to.
-
-    Parameters
-    ----------
-    family : str
-        Kernel family.
-    rows : ndarray, shape (n, columns)
-        In the order of `layout(family).columns`.
-    """
+    """Split rows of columns into work, log features and the product they amount to."""
     form = layout(family)
     work = rows[:, : len(WORK)]
     # A dimension may be 0 or 1 as a flag (masked); half keeps both apart on a log axis.
@@ -170,8 +162,6 @@ def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
     The choice falls by shape and number of threads (`use_mkldnn` in ATen's Convolution.cpp), so it changes with batch,
     and with it the time, by up to several times.
 
-    Examples
-    --------
     >>> pointwise = np.array([[0, 0, 0, 0, batch, 8, 8, 4, 4, 4, 4, 1, 1, 1, 1] for batch in (2, 15, 16)], dtype=float)
     >>> native("conv", pointwise, threads=1).tolist(), native("conv", pointwise, threads=2).tolist()
     ([True, True, False], [False, False, False])
@@ -207,12 +197,12 @@ CAT = "cat"
 def kind(family: str, dims: Mapping[str, Affine]) -> str:
     """The kind of an op's kernel: its family where there is nothing finer, or where it is a special one already.
 
-    >>> one, three = Line(1), Line(3)
+    >>> one, three = Affine(1), Affine(3)
     >>> kind("conv", {"kernel_h": three, "kernel_w": three, "stride": one})
     'conv.3x3'
-    >>> kind("cat", {"numel": Line(8), "parts": Line(3)})
+    >>> kind("cat", {"numel": Affine(8), "parts": Affine(3)})
     'cat.many'
-    >>> kind("elementwise.add", {"numel": Line(8)})
+    >>> kind("elementwise.add", {"numel": Affine(8)})
     'elementwise.add'
     >>> kind("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
     'conv.nchwc'

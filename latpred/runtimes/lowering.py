@@ -38,7 +38,7 @@ _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = Ident
 def traced_by(runtime: str) -> str:
     """Name of the runtime whose graphs a runtime lowers; within `runtimes.legacy_torch.walked_for` that may be eager.
 
-    >>> walked_by("eager")
+    >>> traced_by("eager")
     'eager'
     """
     found = runtimes.get(runtime)

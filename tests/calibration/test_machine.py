@@ -38,7 +38,9 @@ def test_memory_is_that_of_the_system():
 
 
 def test_identity_imports_no_torch():
-    code = "import sys; from latpred.calibration.devices import machine as m; m.identity(1); print('torch' in sys.modules)"
+    code = (
+        "import sys; from latpred.calibration.devices import machine as m; m.identity(1); print('torch' in sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
 
