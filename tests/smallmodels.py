@@ -11,7 +11,7 @@ from torch import nn
 from latpred.tracing.affine_ops import TracePass
 from latpred.tracing.inputs import from_example
 from latpred.tracing.meta_module import make_meta_module
-from latpred.tracing.tracer import Tracer
+from latpred.tracing.tracer import Naming, Tracer
 
 _TEXT = {
     "hidden_size": 64,
@@ -138,6 +138,6 @@ def inputs_of(name: str, batch: int) -> dict[str, torch.Tensor] | tuple[torch.Te
     return {"pixel_values": torch.zeros(batch, 3, size, size)}
 
 
-def walk_at(model: nn.Module, make: Callable[[int], Any], batch: int) -> TracePass:
-    """One walk at one batch size, straight."""
-    return Tracer(make_meta_module(model), from_example(make), channels_last=False).walk(batch)
+def pass_at(model: nn.Module, make: Callable[[int], Any], batch: int) -> TracePass:
+    """One pass at one batch size, straight."""
+    return Tracer(make_meta_module(model), from_example(make), Naming("")).one_pass(batch)

@@ -121,13 +121,13 @@ def test_no_setting_is_different_after_a_prediction(runtime: str, target: str, k
 
 
 def test_no_setting_is_different_meanwhile(known: dict[str, Any]) -> None:
-    """Seen by another thread, while models are built by all ways there are and walked."""
-    seen: SimpleQueue[list[str]] = SimpleQueue()  # what a walk puts into a list is taken out again
+    """Seen by another thread, while models are built by all ways there are and traced."""
+    seen: SimpleQueue[list[str]] = SimpleQueue()  # what a trace puts into a list is taken out again
 
     def look(*_: Any) -> None:
         with ThreadPoolExecutor(1) as pool:
             found = pool.submit(settings).result()
-        # The collector has one switch for all threads, off in a walk; from the generator a layer here draws.
+        # The collector has one switch for all threads, off in a trace; from the generator a layer here draws.
         seen.put(different(elsewhere, found, but=("collector", "torch's generator")))
 
     class Watched(nn.Linear):

@@ -28,8 +28,6 @@ def precision_name(dtype: torch.dtype) -> str:
 def dtype_of(precision: str) -> torch.dtype:
     """Floating-point dtype of a precision.
 
-    Examples
-    --------
     >>> dtype_of("tf32")
     torch.float32
     """

@@ -135,15 +135,7 @@ def name_of(family: str) -> str:
 
 
 def read(family: str, rows: Floats) -> Inputs:
-    """Split rows of columns into work, log features and the product they amount to.
-
-    Parameters
-    ----------
-    family : str
-        Kernel family.
-    rows : ndarray, shape (n, columns)
-        In the order of `layout(family).columns`.
-    """
+    """Split rows of columns into work, log features and the product they amount to."""
     form = layout(family)
     work = rows[:, : len(WORK)]
     # A dimension may be 0 or 1 as a flag (masked); half keeps both apart on a log axis.
@@ -170,8 +162,6 @@ def native(family: str, rows: Floats, threads: int) -> NDArray[np.bool_]:
     The choice falls by shape and number of threads (`use_mkldnn` in ATen's Convolution.cpp), so it changes with batch,
     and with it the time, by up to several times.
 
-    Examples
-    --------
     >>> pointwise = np.array([[0, 0, 0, 0, batch, 8, 8, 4, 4, 4, 4, 1, 1, 1, 1] for batch in (2, 15, 16)], dtype=float)
     >>> native("conv", pointwise, threads=1).tolist(), native("conv", pointwise, threads=2).tolist()
     ([True, True, False], [False, False, False])

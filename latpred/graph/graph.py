@@ -1,7 +1,7 @@
 """ModelGraph: what one forward pass of a model does, op by op, as a function of batch.
 
-Work is affine in batch, not proportional (Funnel has gigaMACs that no sample adds to), so every count is a `Line`.
-Some models differ at batch 1, where a reshape needs no copy; those carry exact rows for it. Nothing here walks a model
+Work is affine in batch, not proportional (Funnel has gigaMACs that no sample adds to), so every count is an `Affine`.
+Some models differ at batch 1, where a reshape needs no copy; those carry exact rows for it. Nothing here traces a model
 (see `latpred.tracing`) or knows how long anything takes.
 """
 
@@ -19,21 +19,39 @@ from latpred.errors import UsageError
 
 
 class Affine(NamedTuple):
-    """A whole number affine in batch: `constant + per_sample * batch`."""
+    """A whole number affine in batch: `constant + per_sample * batch`.
+
+    >>> Affine.through((2, 8), (5, 17)), (Affine(2, 3) - Affine(1, 1) * 2).at(10)
+    (Affine(constant=2, per_sample=3), 10)
+    """
 
     constant: int
     per_sample: int = 0
 
-    def at(self, batch: int) -> int:
-        """Value at one batch size.
+    @classmethod
+    def through(cls, one: tuple[int, int], other: tuple[int, int]) -> Affine:
+        """The line through two points, each a batch size and the value there."""
+        slope = (other[1] - one[1]) // (other[0] - one[0])
+        return cls(one[1] - one[0] * slope, slope)
 
-        >>> Affine(2, 3).at(10)
-        32
-        """
+    def at(self, batch: int) -> int:
+        """Value at one batch size."""
         return self.constant + self.per_sample * batch
+
+    def __add__(self, other: Affine) -> Affine:  # type: ignore[override]
+        return Affine(self.constant + other.constant, self.per_sample + other.per_sample)
+
+    def __sub__(self, other: Affine) -> Affine:
+        return Affine(self.constant - other.constant, self.per_sample - other.per_sample)
+
+    def __mul__(self, times: int) -> Affine:  # type: ignore[override]
+        return Affine(self.constant * times, self.per_sample * times)
+
+    __rmul__ = __mul__  # type: ignore[assignment]
 
 
 ZERO = Affine(0, 0)
+COUNTS = ("macs", "weight_bytes", "read_bytes", "write_bytes", "live_bytes")  # fields of an op that are affine in batch
 
 
 class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,13 +69,13 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Kernel family, most general part first, as "gemm" or "elementwise.gelu"; "" when nothing is launched.
     dtype : str
         torch name of the computation's dtype, as "float32".
-    dims : dict[str, Line]
+    dims : dict[str, Affine]
         Dimensions that set the kernel's time (m, n, k; rows, cols; conv geometry …); names per family in `latpred.ops`.
-    macs : Line
+    macs : Affine
         Multiply-adds of one forward.
-    weight_bytes, read_bytes, write_bytes : Line
+    weight_bytes, read_bytes, write_bytes : Affine
         Bytes of parameters read, of activations read and of activations written.
-    live_bytes : Line
+    live_bytes : Affine
         Activation bytes alive just after the op, inputs and outputs included.
     launches : int
         Device launches (0 for views and host-only ops).
@@ -174,8 +192,8 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
 
     def macs(self, batch: int = 1) -> int:
         """Multiply-adds of one forward pass."""
-        lines = [op.macs for op in self.at(batch)]
-        return sum([line[0] for line in lines]) + batch * sum([line[1] for line in lines])
+        macs = [op.macs for op in self.at(batch)]
+        return sum([count[0] for count in macs]) + batch * sum([count[1] for count in macs])
 
     def launches(self, batch: int = 1) -> int:
         """Device launches of one forward pass."""

@@ -19,36 +19,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Schedule:
-    """n host steps launching m kernels, in order.
+    """n host steps launching m kernels, in order."""
 
-    Attributes
-    ----------
-    runtime : str
-        Name of the runtime that lowered it.
-    ops : tuple[Op, ...]
-        The graph's ops, which `kernel_op` points into.
-    host_class : tuple[str, ...]
-        n dispatch-cost classes.
-    module_calls, python_calls : ndarray of int, shape (n,)
-        Python work done by the host before each step.
-    sync : ndarray of int, shape (n,)
-        Host synchronisations made by each step.
-    kernel_step : ndarray of int, shape (m,)
-        Which step launches each kernel; never decreases.
-    kernel_op : ndarray of int, shape (m,)
-        Which op's work each kernel does, an index into `ops`.
-    kernel_share : ndarray of float, shape (m,)
-        Share of that op's work done by the kernel (1.0 unless an op takes several kernels).
-    kernel_family : tuple[str, ...]
-        m kernel families.
-    """
-
-    runtime: str
-    ops: tuple[Op, ...]
+    runtime: str  # that lowered it
+    ops: tuple[Op, ...]  # the graph's
+    # Of each of the n steps: dispatch class, Python work done before it, host synchronisations.
     host_class: tuple[str, ...]
     module_calls: Ints
     python_calls: Ints
     sync: Ints
+    # Of each of the m kernels: the step that launches it, never decreasing; the op, by its index, whose work it does;
+    # its share of that work (1.0 unless an op takes several kernels); its family.
     kernel_step: Ints
     kernel_op: Ints
     kernel_share: NDArray[np.float64]

@@ -30,24 +30,14 @@ _CHANNELS = ("c_in", "c_out")
 GROWTHS: dict[str, Growth] = {
     "gemm": _PRODUCT,
     "bmm": Growth(1, 1, ("batch",)),
-    "conv": Growth(2, 2, _CHANNELS),
-    "conv_grouped": Growth(2, 2, _CHANNELS),
-    "conv_transpose": Growth(2, 2, _CHANNELS),
+    **dict.fromkeys(("conv", "conv_grouped", "conv_transpose"), Growth(2, 2, _CHANNELS)),
     "conv_depthwise": Growth(1, 1, (*_CHANNELS, "groups")),
     "attention": Growth(1, 1, ("heads",)),
-    "norm": Growth(1, 1, ("cols",)),
-    "batch_norm": Growth(1, 1, ("channels",)),
-    "softmax": Growth(1, 1, ("rows",)),
-    "reduction": Growth(1, 1, ("rows",)),
-    "elementwise": Growth(1, 1, ("numel",)),
-    "copy": Growth(1, 1, ("numel",)),
-    "cat": Growth(1, 1, ("numel",)),
-    "index": Growth(1, 1, ("cols",)),
-    "embedding": Growth(1, 1, ("cols",)),
-    "pooling": Growth(1, 1, ("channels",)),
-    "fft": Growth(1, 1, ("cols",)),
     "rnn": Growth(2, 2, ("hidden", "inputs")),
-    "other": Growth(1, 1, ("numel",)),
+    **dict.fromkeys(("batch_norm", "pooling"), Growth(1, 1, ("channels",))),
+    **dict.fromkeys(("norm", "index", "embedding", "fft"), Growth(1, 1, ("cols",))),
+    **dict.fromkeys(("softmax", "reduction"), Growth(1, 1, ("rows",))),
+    **dict.fromkeys(("elementwise", "copy", "cat", "other"), Growth(1, 1, ("numel",))),
 }
 _INTEGERS = ("int", "uint", "bool")
 
@@ -55,8 +45,6 @@ _INTEGERS = ("int", "uint", "bool")
 def widened(graph: ModelGraph, factor: float) -> ModelGraph:
     """The graph of the same model, so many times as wide.
 
-    Examples
-    --------
     >>> import torch, latpred
     >>> graph = latpred.trace(torch.nn.Linear(64, 64), torch.zeros(1, 64))
     >>> widened(graph, 2.0).macs() / graph.macs()
@@ -83,8 +71,8 @@ def _wide(op: Op, factor: float) -> Op:
     return msgspec.structs.replace(
         op,
         dims={
-            name: _times(line, factor) if name in growth.dims and not (first and name == "c_in") else line
-            for name, line in op.dims.items()
+            name: _times(size, factor) if name in growth.dims and not (first and name == "c_in") else size
+            for name, size in op.dims.items()
         },
         macs=_times(op.macs, factor**power),
         weight_bytes=_times(op.weight_bytes, factor ** (1 if first else growth.weights)),
@@ -94,7 +82,7 @@ def _wide(op: Op, factor: float) -> Op:
     )
 
 
-def _times(line: Affine, factor: float) -> Affine:
-    """A line that many times as steep; nothing that there is becomes nothing."""
-    constant, per_sample = round(line.constant * factor), round(line.per_sample * factor)
-    return Affine(constant or int(line.constant > 0), per_sample or int(line.per_sample > 0))
+def _times(count: Affine, factor: float) -> Affine:
+    """A count so many times as large; nothing that there is becomes nothing."""
+    constant, per_sample = round(count.constant * factor), round(count.per_sample * factor)
+    return Affine(constant or int(count.constant > 0), per_sample or int(count.per_sample > 0))

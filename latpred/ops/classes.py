@@ -51,11 +51,11 @@ def host_class(op: str, family: str, nested: bool = False) -> str:
     return _join(_GENERAL.get(general, general), op, nested)
 
 
-def quiet_class(op: str, view: bool, nested: bool = False) -> str:
+def no_launch_class(op: str, view: bool, nested: bool = False) -> str:
     """Dispatch class of an op that launches nothing.
 
-    >>> quiet_class("transpose", view=True), quiet_class("empty", view=False), quiet_class("dropout", view=False)
-    ('view.transpose', 'factory.empty', 'free.dropout')
+    >>> no_launch_class("transpose", view=True), no_launch_class("empty", view=False)
+    ('view.transpose', 'factory.empty')
     """
     general = "factory" if op in _FACTORIES else "free" if op in FREE else "view" if view else "free"
     return _join(general, op, nested)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from latpred.ops.families import CONV_DIMS
 from latpred.ops.registry import Work, cost
 from latpred.ops.shapes import Tensor, first, numel, pair
 
@@ -33,19 +34,8 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     h_in, w_in = _plane(x.shape[-spatial:])
     h_out, w_out = _plane(y.shape[-spatial:])
     kernel_h, kernel_w = _plane(weight.shape[2:])
-    dims = {
-        "batch": batch,
-        "c_in": c_in,
-        "c_out": c_out,
-        "h_in": h_in,
-        "w_in": w_in,
-        "h_out": h_out,
-        "w_out": w_out,
-        "kernel_h": kernel_h,
-        "kernel_w": kernel_w,
-        "stride": pair(stride)[1],
-        "groups": groups,
-    }
+    sizes = (batch, c_in, c_out, h_in, w_in, h_out, w_out, kernel_h, kernel_w, pair(stride)[1], groups)
+    dims = dict(zip(CONV_DIMS, sizes, strict=True))
     # Every output element of a convolution, or every input element of its transpose, meets one filter.
     macs = numel(x if transposed else y) * prod(weight.shape[1:])
     return Work(_family(transposed, groups, c_in), dims, macs)
@@ -103,12 +93,7 @@ def convolution(
 
 
 @cost("aten::mkldnn_convolution", "aten::cudnn_convolution")
-def library_convolution(
-    input: Tensor,
-    weight: Tensor,
-    *rest: Any,
-    out: Any,
-) -> Work:
+def library_convolution(input: Tensor, weight: Tensor, *rest: Any, out: Any) -> Work:
     """A vendor library's convolution, which some models call by name."""
     stride = next((value for value in rest[1:] if isinstance(value, (list, tuple)) and value), 1)
     groups = next((value for value in reversed(rest) if isinstance(value, int) and not isinstance(value, bool)), 1)

@@ -9,17 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 CONV_DIMS = (
-    "batch",
-    "c_in",
-    "c_out",
-    "h_in",
-    "w_in",
-    "h_out",
-    "w_out",
-    "kernel_h",
-    "kernel_w",
-    "stride",
-    "groups",
+    *("batch", "c_in", "c_out", "h_in", "w_in", "h_out", "w_out"),
+    *("kernel_h", "kernel_w", "stride", "groups"),
 )
 
 DIMS: dict[str, tuple[str, ...]] = {

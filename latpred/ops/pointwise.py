@@ -25,27 +25,9 @@ def elementwise(kind: str) -> Formula:
 
 # Elementwise ops that torch does not tag as pointwise.
 UNTAGGED = (
-    "hardswish",
-    "rsub",
-    "floor_divide",
-    "tril",
-    "triu",
-    "complex",
-    "polar",
-    "prelu",
-    "_prelu_kernel",
-    "rrelu",
-    "rrelu_with_noise",
-    "log_sigmoid_forward",
-    "log_sigmoid",
-    "bernoulli",
-    "heaviside",
-    "_conj_physical",
-    "nan_to_num",
-    "isin",
-    "masked_fill",
-    "dropout",
-    "native_dropout",
+    *("hardswish", "rsub", "floor_divide", "tril", "triu", "complex", "polar", "prelu", "_prelu_kernel", "rrelu"),
+    *("rrelu_with_noise", "log_sigmoid_forward", "log_sigmoid", "bernoulli", "heaviside", "_conj_physical"),
+    *("nan_to_num", "isin", "masked_fill", "dropout", "native_dropout"),
 )
 for _name in UNTAGGED:
     cost(f"aten::{_name}")(elementwise(_name))
@@ -154,35 +136,10 @@ def reduction(kind: str) -> Formula:
 
 
 REDUCTIONS = (
-    *(
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "aminmax",
-        "max",
-        "min",
-        "any",
-        "all",
-        "prod",
-        "std",
-        "var",
-        "std_mean",
-        "var_mean",
-    ),
-    *("argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "nansum", "median", "mode", "count_nonzero"),
-    *(
-        "cumsum",
-        "cumprod",
-        "cummax",
-        "cummin",
-        "logcumsumexp",
-        "diff",
-        "histc",
-        "bincount",
-        "equal",
-        "cosine_similarity",
-    ),
+    *("sum", "mean", "amax", "amin", "aminmax", "max", "min", "any", "all", "prod", "std", "var", "std_mean"),
+    *("var_mean", "argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "nansum", "median", "mode"),
+    *("count_nonzero", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff", "histc", "bincount"),
+    *("equal", "cosine_similarity"),
 )
 for _name in REDUCTIONS:
     cost(f"aten::{_name}")(reduction(_name))

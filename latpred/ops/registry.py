@@ -111,13 +111,7 @@ def generation() -> int:
 
 
 def checked(work: Any, name: str) -> Work:
-    """Return a formula's result when it is well formed.
-
-    Raises
-    ------
-    UsageError
-        Naming the op and what is wrong with its formula's result.
-    """
+    """Return a formula's result when it is well formed."""
     if not isinstance(work, Work):
         raise UsageError(f"the cost formula of {name} returned {type(work).__name__}; it must return latpred.ops.Work")
     expected = DIMS.get(root(work.family))

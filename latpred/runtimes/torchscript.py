@@ -189,15 +189,13 @@ class TorchScript:
             model = source.model().eval()
         two, three, one = (_at(model, source, batch) for batch in (2, 3, 1))
         try:
-            demand_same(two.walk, three.walk, two.host)
+            demand_same(two.walk, three.walk)
         except TraceError as error:
             raise RuntimeRefusalError(f"TorchScript has no one graph for all batch sizes: {error}") from error
-        ops = ops_through(two.walk, three.walk, two.host)
+        ops = ops_through(two.walk, three.walk)
         exact = None
-        if not (
-            same_ops(one.walk.entries, two.walk.entries) and is_affine(ops, one.walk, two.walk, three.walk, one.host)
-        ):
-            exact = _steps(one.nodes, ops_exactly(one.walk, one.host), target)
+        if not (same_ops(one.walk.records, two.walk.records) and is_affine(ops, one.walk, two.walk, three.walk)):
+            exact = _steps(one.nodes, ops_exactly(one.walk), target)
         return msgspec.structs.replace(
             source.graph,
             ops=_steps(two.nodes, ops, target),
@@ -214,7 +212,7 @@ class TorchScript:
         one = _at(model, source, batch)
         return msgspec.structs.replace(
             source.graph,
-            ops=_steps(one.nodes, ops_exactly(one.walk, one.host), target),
+            ops=_steps(one.nodes, ops_exactly(one.walk), target),
             ops_at_one=None,
             runtime=self.name,
             target=target,

@@ -22,7 +22,7 @@ from latpred.sandbox.own_thread import silenced
 from latpred.tracing.affine_ops import TracePass
 from latpred.tracing.inputs import nbytes
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.python_calls import HostWork
+from latpred.tracing.python_calls import PassWatcher
 from latpred.tracing.tracer import TraceRecorder
 
 SETTLING = 2  # runs after which the executor changes its code no more
@@ -58,11 +58,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """One forward pass of a frozen module: the walk of it, the nodes in the order in which they ran, and its memory."""
+    """One forward pass of a frozen module, and the nodes in the order in which they ran."""
 
     walk: TracePass
     nodes: tuple[Node, ...]
-    host: HostWork
 
 
 class Flat(torch.nn.Module):
@@ -167,13 +166,13 @@ def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], to
     for _ in range(SETTLING):
         with Interpreted(keep):
             module(*tensors)
-    host = HostWork({})
-    walk = Interpreted(keep, host)
-    with walk, host:
+    watcher = PassWatcher({})
+    walk = Interpreted(keep, watcher)
+    with walk, watcher:
         module(*tensors)
     graph = torch._C._last_executed_optimized_graph()
-    found = TracePass(batch, walk.entries, walk.nested, nbytes(tensors, {}))
-    return Executed(found, tuple(_nodes(list(graph.nodes()), walk.calls, len(walk.entries))), host)
+    nodes = _nodes(list(graph.nodes()), walk.calls, len(walk.records))
+    return Executed(walk.finished(batch, nbytes(tensors, {})), tuple(nodes))
 
 
 class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
@@ -183,7 +182,7 @@ class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
     ----------
     keep : callable
         What becomes of each new tensor: `_weightless` ones go on without values, so that nothing is computed.
-    host : HostWork or None
+    watcher : PassWatcher or None
         As for any walk.
 
     Attributes
@@ -192,8 +191,8 @@ class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
         Each op that the interpreter called, and how many entries there were before it.
     """
 
-    def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor], host: HostWork | None = None) -> None:
-        super().__init__(host)
+    def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor], watcher: PassWatcher | None = None) -> None:
+        super().__init__(watcher)
         self._keep = keep
         self.calls: list[tuple[str, int]] = []
 
@@ -205,13 +204,13 @@ class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
                 return args[0]  # a number that the interpreter had put into a tensor, and the host never left
             args = _with_tensors(func, args)
         if not self._depth:
-            self.calls.append((func._schema.name, len(self.entries)))
+            self.calls.append((func._schema.name, len(self.records)))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def record(self, entry: OpRecord, out: Any) -> Any:
+    def record(self, record: OpRecord, out: Any) -> Any:
         """As in any walk; what becomes of a new tensor is `keep`'s to say."""
-        out = super().record(entry, out)
-        return out if entry.alias else _each(out, self._keep)
+        out = super().record(record, out)
+        return out if record.alias else _each(out, self._keep)
 
 
 def _with_tensors(func: OpOverload[..., Any], args: Sequence[Any]) -> list[Any]:

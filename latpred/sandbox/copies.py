@@ -57,25 +57,13 @@ class _TooMuchError(Exception):
 class Copier:
     """Copies objects, each once.
 
-    Parameters
-    ----------
-    make : callable
-        From a tensor, and whether an object holds it that is neither a module nor a container, to its copy.
-
-    Attributes
-    ----------
-    compiled : bool
-        Whether `torch.compile` was at a module or function; the copy is as it was before.
-    kinds : set[type]
-        Classes of the modules and objects that were copied.
-    functions : list
-        Functions that were met, copied or not, and objects that are called like one.
+    `make` copies a tensor; it is told whether an object holds it that is neither a module nor a container.
     """
 
     def __init__(self, make: Callable[[Tensor, bool], Tensor]) -> None:
-        self.compiled = False
-        self.kinds: set[type] = set()
-        self.functions: list[Any] = []
+        self.compiled = False  # whether `torch.compile` was at a module or function; the copy is as it was before
+        self.kinds: set[type] = set()  # classes of the modules and objects that were copied
+        self.functions: list[Any] = []  # that were met, copied or not, and objects that are called like one
         self._make = make
         self._done: dict[int, Any] = {}
         self._held: list[Any] = []  # keeps the ids above from being reused
@@ -97,8 +85,8 @@ class Copier:
             self.compiled = True
             return self._remember(source, self.module(inner))  # type: ignore[no-any-return]
         self.kinds.add(type(source))
-        meta_model: torch.nn.Module = self._remember(source, object.__new__(_without_finalizer(type(source))))
-        state = meta_model.__dict__
+        module: torch.nn.Module = self._remember(source, object.__new__(_without_finalizer(type(source))))
+        state = module.__dict__
         state.update(source.__dict__)
         for name, value in source.__dict__.items():
             kind = type(value)
@@ -116,7 +104,7 @@ class Copier:
             else:
                 state[name] = self.attribute(running(value) if name == "_forward_hooks" else value)
         state["training"] = False
-        return meta_model
+        return module
 
     def _part(self, part: Any) -> Any:
         if isinstance(part, Tensor):
@@ -173,11 +161,11 @@ class Copier:
         return self._object(value, kind)
 
     def _object(self, value: Any, kind: type) -> Any:
-        if isinstance(value, _WITH_STATE) or kind in _ITERATORS or kind is torch.Generator:
-            return self._remember(value, _twin_of_a_generator(value))
+        if kind is torch.Generator:
+            return self._remember(value, value.clone_state())
         if kind is np.ndarray:
             return self._remember(value, value.copy()) if value.nbytes <= _LARGEST_ARRAY else value
-        if hasattr(kind, "__deepcopy__"):
+        if isinstance(value, _WITH_STATE) or kind in _ITERATORS or hasattr(kind, "__deepcopy__"):
             return self._remember(value, _by_itself(value))
         if issubclass(kind, (type, enum.Enum)) or hasattr(kind, "__del__"):
             return value
@@ -265,14 +253,10 @@ class Copier:
 
 def _differ(made: FunctionType, value: FunctionType) -> bool:
     """Whether anything of a function was really copied."""
-    pairs = zip(made.__closure__ or (), value.__closure__ or (), strict=True)
-    same = (
-        made.__defaults__ is value.__defaults__
-        and not value.__kwdefaults__
-        and not value.__dict__
-        and all(new is old for one, other in pairs for new, old in zip(contents(one), contents(other), strict=True))
-    )
-    return not same
+    if made.__defaults__ is not value.__defaults__ or value.__kwdefaults__ or value.__dict__:
+        return True
+    cells = zip(made.__closure__ or (), value.__closure__ or (), strict=True)
+    return any(new is not old for one, other in cells for new, old in zip(contents(one), contents(other), strict=True))
 
 
 def contents(cell: CellType) -> list[Any]:
@@ -290,13 +274,6 @@ def copied(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
     [tensor([1., 1.])]
     """
     return Copier(lambda tensor, _: make(tensor)).attribute(value)
-
-
-def _twin_of_a_generator(value: Any) -> Any:
-    """One that gives the same numbers and leaves the original where it is."""
-    if isinstance(value, torch.Generator):
-        return value.clone_state()
-    return _by_itself(value)
 
 
 def _by_itself(value: Any) -> Any:

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 _LOCK = threading.Lock()
@@ -76,10 +76,10 @@ class _Here(logging.Filter):
 
 def _handlers() -> list[logging.Handler]:
     """Everything that writes log records."""
-    known = [logging.root, *list(logging.root.manager.loggerDict.values())]
-    found = [handler for logger in known if isinstance(logger, logging.Logger) for handler in logger.handlers]
+    loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
+    handlers = [handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers]
     last = [] if logging.lastResort is None else [logging.lastResort]
-    return list(dict.fromkeys((*found, *last)))
+    return list(dict.fromkeys((*handlers, *last)))
 
 
 @contextmanager
@@ -112,19 +112,12 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
 
 
 class _Switch:
-    """Stands where a function was, and calls the function that the calling thread has there.
-
-    Attributes
-    ----------
-    before : Any
-        What the owner's dictionary held, as a staticmethod; `_INHERITED` where it held nothing.
-    own : dict[int, list[Callable]]
-        Functions of threads that replaced it, the last one valid.
-    """
+    """Stands where a function was, and calls the function that the calling thread has there."""
 
     def __init__(self, before: Any, usual: Callable[..., Any]) -> None:
-        self.before, self._usual = before, usual
-        self.own: dict[int, list[Callable[..., Any]]] = {}
+        self.before = before  # what the owner's dictionary held, as a staticmethod; `_INHERITED` where it held nothing
+        self._usual = usual
+        self.own: dict[int, list[Callable[..., Any]]] = {}  # functions of threads that replaced it, the last one valid
         self.__name__ = getattr(usual, "__name__", "")
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -191,15 +184,11 @@ def without_modes() -> Iterator[None]:
         if _len_torch_dispatch_stack():
             modes += away.enter_context(_disable_current_modes())
         functions = [_pop_mode() for _ in range(_len_torch_function_stack())]  # type: ignore[no-untyped-call]
-        away.callback(_enter_again, functions)
+        for mode in functions:  # the lowest was taken off last, and is called back first
+            away.callback(_push_mode, mode)
         if modes or functions:
             _deafen([*modes, *functions], away)
         yield
-
-
-def _enter_again(modes: list[TorchFunctionMode]) -> None:
-    for mode in reversed(modes):
-        _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 class _Elsewhere:
@@ -219,8 +208,8 @@ class _Elsewhere:
 
 def _deafen(modes: Sequence[Any], away: ExitStack) -> None:
     """Have this thread not call the hooks on all modules that belong to some modes, as a counter's."""
-    held = [part for mode in modes for part in _parts(mode)]
-    owners = {id(part) for one in (*modes, *held) for part in (one, *_parts(one))}
+    held = [part for mode in modes for part in vars(mode).values()]
+    owners = {id(part) for one in (*modes, *held) for part in (one, *getattr(one, "__dict__", {}).values())}
     for name in (*_FORWARD, *_BACKWARD):
         hooks: OrderedDict[int, Any] = getattr(_MODULE, name)
         for key, hook in list(hooks.items()):
@@ -229,20 +218,17 @@ def _deafen(modes: Sequence[Any], away: ExitStack) -> None:
                 away.callback(_hear_again, hooks, key, hooks[key])
 
 
-def _parts(holder: Any) -> list[Any]:
-    return list(getattr(holder, "__dict__", {}).values())
-
-
 def _hear_again(hooks: OrderedDict[int, Any], key: int, silent: _Elsewhere) -> None:
     if hooks.get(key) is silent:  # else it was removed meanwhile
         hooks[key] = silent.hook
 
 
-def leave_hooks_out(module: torch.nn.Module) -> None:
-    """Have a copy of a module run without the hooks on all modules that only look on, as a counter's."""
+def leave_hooks_out(modules: Iterable[torch.nn.Module]) -> None:
+    """Have copies of modules run without the hooks on all modules that only look on, as a counter's."""
     call = usual_call()
     if call is not None:
-        module.__dict__["_call_impl"] = MethodType(call, module)
+        for module in modules:
+            module.__dict__["_call_impl"] = MethodType(call, module)
 
 
 def usual_call() -> Callable[..., Any] | None:
@@ -267,7 +253,7 @@ def _left_out(hook: Any) -> bool:
 
 @contextmanager
 def uncompiled() -> Iterator[set[str]]:
-    """Within it, Dynamo leaves what this thread runs alone; a walk would make it trace the walk.
+    """Within it, Dynamo leaves what this thread runs alone; a trace would make it compile the recorder.
 
     Gives a set that is empty as long as nothing was called that is compiled. The same for all threads would be
     `torch.compiler.set_stance("force_eager")`.

@@ -1,7 +1,7 @@
-"""What a model's code reaches besides the model: put back as it was after a walk.
+"""What a model's code reaches besides the model: put back as it was after a trace.
 
 A forward pass may keep what it computes in a variable of its file, on its class, in a closure or in a function's
-`lru_cache`. Nothing of that belongs to the model, so no copy of the model keeps a walk from writing there; and what it
+`lru_cache`. Nothing of that belongs to the model, so no copy of the model keeps a trace from writing there; and what it
 writes are tensors without values. Followed are classes and functions of the user's, and those that they name; libraries
 keep no tensors.
 """
@@ -19,9 +19,8 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache, partial
 from importlib import metadata
-from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ _ABSENT = object()
 
 
 class _Code(NamedTuple):
-    """What a function's code says: names that it looks up, and those of variables of its file that it sets."""
+    """Names that a function's code looks up, and variables of its file that it sets."""
 
     names: frozenset[str]
     sets: frozenset[str]
@@ -69,7 +68,7 @@ class _Reached:
 
     def __init__(self, numbers: bool) -> None:
         self._numbers = numbers
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], Any]] = []
         self._seen: dict[int, Any] = {}  # keeps ids from being reused
         self._left = MOST
         self._waiting: list[Any] = []
@@ -107,7 +106,7 @@ class _Reached:
         elif isinstance(value, torch.Generator):
             state = value.get_state()
             if self._numbers:
-                self._undo.append(lambda: _reset(value, state))
+                self._undo.append(partial(value.set_state, state))
         elif isinstance(value, (tuple, frozenset)):
             self._waiting += value
         else:
@@ -142,14 +141,13 @@ class _Reached:
             before = space.get(name, _ABSENT)
             self._undo.append(lambda name=name, before=before: self._rebind(space, name, before))  # type: ignore[misc]
         for name in names:
-            found = space.get(name)
-            if not isinstance(found, ModuleType):
-                self._waiting.append(found)
-            elif not self._is_library(found.__name__):
-                inside = [other for other in names if other in vars(found)]
-                if id(found) not in self._seen:
-                    self._seen[id(found)] = found
-                    self._names(vars(found), inside, inside)
+            value = space.get(name)
+            if not isinstance(value, ModuleType):
+                self._waiting.append(value)
+            elif not self._is_library(value.__name__) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                inside = [other for other in names if other in vars(value)]
+                self._names(vars(value), inside, inside)
 
     def _object(self, value: Any) -> None:
         if isinstance(value, _CHANGEABLE):
@@ -185,11 +183,11 @@ class _Reached:
     def _is_library(self, module: str | None) -> bool:
         """Whether a module is of a package that has nothing to do with the model's own code."""
         package = _package(module)
-        return package in LIBRARIES or (package not in self._own and _is_installed(package))
+        return package in LIBRARIES or (package not in self._own and _installed(package))
 
     def _ours(self, now: Any) -> bool:
         """Whether a value that was not there before is to go."""
-        return self._numbers or _of_a_walk(now)
+        return self._numbers or _of_a_trace(now)
 
     def _reset_class(self, kind: type, before: dict[str, Any]) -> None:
         now = dict(vars(kind))
@@ -226,7 +224,7 @@ class _Reached:
                     dict.__setitem__(value, key, item)
         elif len(value) == len(before) and all(new is old for new, old in zip(value, before, strict=True)):
             return
-        elif self._numbers or any(_of_a_walk(now) for now in value):
+        elif self._numbers or any(_of_a_trace(now) for now in value):
             if isinstance(value, list):
                 list.__setitem__(value, slice(None), before)
             else:
@@ -236,13 +234,6 @@ class _Reached:
 
 def _package(module: str | None) -> str:
     return (module or "").partition(".")[0]
-
-
-@cache
-def _is_installed(package: str) -> bool:
-    """Whether a package lies where pip puts them."""
-    file = getattr(sys.modules.get(package), "__file__", None)
-    return file is not None and file.startswith(_SITES)
 
 
 def _inner(member: Any) -> Any:
@@ -256,45 +247,33 @@ def _base(value: Any) -> Any:
     return next(kind for kind in _CHANGEABLE if isinstance(value, kind))
 
 
-_KNOWN: dict[int, tuple[CodeType, _Code]] = {}
-
-
+@lru_cache(MOST)
 def _read(code: CodeType) -> _Code:
-    """The names in some code, functions within it included; read once, as code never changes."""
-    known = _KNOWN.get(id(code))
-    if known is None:
-        names, sets = set(code.co_names), set()
-        for step in dis.get_instructions(code):
-            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                sets.add(str(step.argval))
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                inner = _read(constant)
-                names |= inner.names
-                sets |= inner.sets
-        if len(_KNOWN) >= MOST:
-            _KNOWN.clear()
-        known = _KNOWN[id(code)] = code, _Code(frozenset(names), frozenset(sets))
-    return known[1]
+    """The names in some code, functions within it included."""
+    names, sets = set(code.co_names), set()
+    for step in dis.get_instructions(code):
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            sets.add(str(step.argval))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _read(constant).names
+            sets |= _read(constant).sets
+    return _Code(frozenset(names), frozenset(sets))
 
 
 def _forget(cached: Any) -> None:
-    """Empty an `lru_cache` that holds tensors of a walk; single results cannot be taken out of it."""
-    if any(_of_a_walk(held) for held in gc.get_referents(cached)):
+    """Empty an `lru_cache` that holds tensors of a trace; single results cannot be taken out of it."""
+    if any(_of_a_trace(held) for held in gc.get_referents(cached)):
         cached.cache_clear()
 
 
-def _of_a_walk(held: Any, depth: int = 3) -> bool:
+def _of_a_trace(held: Any, depth: int = 3) -> bool:
     """Whether there is a tensor that no other forward pass can use."""
     if isinstance(held, torch.Tensor):
         return held.is_meta or held.is_inference() or type(held).__module__.startswith("torch._subclasses")
     if not depth or not isinstance(held, (list, tuple, dict)):
         return False
-    return any(_of_a_walk(one, depth - 1) for one in (held.values() if isinstance(held, dict) else held))
-
-
-def _reset(generator: torch.Generator, state: torch.Tensor) -> None:
-    generator.set_state(state)
+    return any(_of_a_trace(one, depth - 1) for one in (held.values() if isinstance(held, dict) else held))
 
 
 def _rewrite(tensor: torch.Tensor, before: torch.Tensor) -> None:
@@ -317,11 +296,6 @@ def named(code: CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
     An attribute of a module stands for itself, and so does one that an object simply holds; anything else for the
     whole object.
-
-    Raises
-    ------
-    UntoldError
-        When it reads what is not there to be looked at.
     """
     steps = list(dis.get_instructions(code))
     for index, step in enumerate(steps):
@@ -388,8 +362,8 @@ def library(module: str) -> str | None:
         return f"{top} {_version(top)}"
     if not _installed(top):
         return None
-    found = [metadata.distribution(name) for name in sorted(set(_distributions().get(top, ())))]
-    records = [f"{each.name} {each.version} {each.read_text('RECORD')}" for each in found if each.read_text("RECORD")]
+    parts = [metadata.distribution(name) for name in sorted(set(_distributions().get(top, ())))]
+    records = [f"{part.name} {part.version} {part.read_text('RECORD')}" for part in parts if part.read_text("RECORD")]
     return "\n".join(records) or None
 
 
@@ -400,16 +374,14 @@ def _version(package: str) -> str:
         return ""
 
 
-def _installed(top: str) -> bool:
-    """Whether a package lies where packages are installed; one that is installed to be edited does not."""
+@cache
+def _installed(package: str) -> bool:
+    """Whether a package lies where pip puts them; one that is installed to be edited does not."""
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return False
-    if spec is None or spec.origin is None:
-        return False
-    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    return any(Path(spec.origin).is_relative_to(path) for path in paths)
+    return spec is not None and spec.origin is not None and spec.origin.startswith(_SITES)
 
 
 @cache

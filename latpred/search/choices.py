@@ -1,7 +1,7 @@
-"""Choice: the place of a network where a search chooses between layers; and what is seen of it during a walk.
+"""Choice: the place of a network where a search chooses between layers; and what is seen of it during a trace.
 
-A choice behaves like the layer that is chosen. While a network is walked, a `Probe` decides for all choices what they
-run, and notes where in the walk each of them began and ended. What is made of that is `latpred.search.supernet`'s.
+A choice behaves like the layer that is chosen. While a network is traced, a `ChoiceRecorder` decides for all choices
+what they run, and notes where each of them began and ended. What is made of that is `latpred.search.supernet`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from latpred.errors import TraceError, UsageError
-from latpred.tracing.python_calls import HostWork
+from latpred.tracing.python_calls import PassWatcher
 
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -48,22 +48,22 @@ class Choice(torch.nn.Module):
         self.names = tuple(options)
         self.chosen = self.names[0]
         self.options = torch.nn.ModuleList(options.values())  # type: ignore[arg-type]
-        self.probe: Probe | None = None
+        self.recorder: ChoiceRecorder | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the chosen layer makes of a tensor."""
-        probe = self.probe
-        if probe is None:
+        recorder = self.recorder
+        if recorder is None:
             chosen: Any = self.options[self.names.index(self.chosen)]
             out: torch.Tensor = x if chosen is None else chosen(x)
             return out
         # Nothing else may be called here: Python calls are being counted.
-        layer = probe.enter(self, x)
-        return probe.leave(x, layer(x))
+        layer = recorder.enter(self, x)
+        return recorder.leave(x, layer(x))
 
 
 class Place(NamedTuple):
-    """Where in a walk: how many ops were before, and module and Python calls since the last of them."""
+    """Where in a pass: how many ops were before, and module and Python calls since the last of them."""
 
     ops: int
     module_calls: int
@@ -74,12 +74,7 @@ NOWHERE = Place(0, 0, 0)
 
 
 class Span(NamedTuple):
-    """One call of a choice.
-
-    path : of the choice. option : the name of what it ran. taken, given : shape, strides and dtype of its tensor and of
-    what it gave. begin, end : its place in the walk. source, made : the op that made the memory of the one and of the
-    other; None for memory that was there before.
-    """
+    """One call of a choice: what it ran, and shape, strides and dtype of the tensors that it took and gave."""
 
     choice: Choice
     path: str
@@ -88,79 +83,66 @@ class Span(NamedTuple):
     given: Spec
     begin: Place
     end: Place
-    source: int | None
-    made: int | None
+    source: int | None  # the op that made the memory of what it took; None for memory that was there before
+    made: int | None  # the same of what it gave
 
 
-class Probe:
-    """Decides what the choices of one network run, and notes what they did.
-
-    Attributes
-    ----------
-    decide : callable
-        From a choice to the number of the option that it runs.
-    blanks : list[Spec] or None
-        For a walk without options: what each call gives instead, as new memory.
-    expected : dict[int, list[Span]]
-        By batch size, calls of an earlier walk whose shapes must come again.
-    spans : list[Span]
-        The calls of the walk that was started last.
-    """
+class ChoiceRecorder:
+    """Decides what the choices of one network run, and notes what they did."""
 
     def __init__(self, paths: dict[int, str]) -> None:
-        self.decide: Callable[[Choice], int] = lambda _: 0
-        self.blanks: list[Spec] | None = None
-        self.expected: dict[int, list[Span]] = {}
-        self.spans: list[Span] = []
+        self.decide: Callable[[Choice], int] = lambda _: 0  # the number of the option that a choice runs
+        self.blanks: list[Spec] | None = None  # for a pass without options: what each call gives, as new memory
+        self.expected: dict[int, list[Span]] = {}  # by batch size: calls whose shapes must come again
+        self.spans: list[Span] = []  # the calls of the latest pass
+        self.batch = 0
         self._paths = paths
-        self._host: HostWork | None = None
-        self._batch = 0
+        self._watcher: PassWatcher | None = None
         self._open: list[tuple[Choice, int, Place, int | None]] = []
 
-    def start(self, batch: int, host: HostWork | None) -> None:
-        """Forget the last walk."""
-        self.spans, self._open = [], []
-        self._host, self._batch = host, batch
+    def start(self, watcher: PassWatcher | None) -> None:
+        """Forget the last pass."""
+        self.spans, self._open, self._watcher = [], [], watcher
 
     def enter(self, choice: Choice, tensor: torch.Tensor) -> Any:
         """Note where a choice begins, and give what it runs."""
-        host = self._host
-        if host is not None:
-            host.pause()
+        watcher = self._watcher
+        if watcher is not None:
+            watcher.pause()
         if self._open:
             raise UsageError(f"choice {choice.label!r} lies within another one; list their combinations as options")
         begin, source, number = NOWHERE, None, self.decide(choice)
-        if host is not None:
-            host.forget_module()  # an architecture has the layer where its choice is
-            begin, source = Place(*host.so_far()), host.maker(tensor)
+        if watcher is not None:
+            watcher.forget_module()  # an architecture has the layer where its choice is
+            begin, source = Place(*watcher.so_far()), watcher.maker(tensor)
         self._open.append((choice, number, begin, source))
         layer: Any = choice.options[number] if self.blanks is None else _blank(self.blanks[len(self.spans)])
-        if host is not None:
-            host.resume()
+        if watcher is not None:
+            watcher.resume()
         return layer
 
     def leave(self, tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Note where it ends, and pass on what it gave."""
-        host = self._host
-        if host is not None:
-            host.pause()
+        watcher = self._watcher
+        if watcher is not None:
+            watcher.pause()
         choice, number, begin, source = self._open.pop()
         path = self._paths[id(choice)]
         end, made = NOWHERE, None
-        if host is not None:
-            end, made = Place(*host.so_far()), host.maker(out)
+        if watcher is not None:
+            end, made = Place(*watcher.so_far()), watcher.maker(out)
         span = Span(choice, path, choice.names[number], spec(tensor), spec(out), begin, end, source, made)
         self._check(span)
         self.spans.append(span)
-        if host is not None:
-            host.resume()
+        if watcher is not None:
+            watcher.resume()
         return out
 
     def _check(self, span: Span) -> None:
         """Refuse what would make another network of what comes behind it."""
-        if self._batch not in self.expected:
+        if self.batch not in self.expected:
             return
-        known = self.expected[self._batch]
+        known = self.expected[self.batch]
         number = len(self.spans)
         if number >= len(known) or known[number].path != span.path:
             raise TraceError(f"the network calls its layers in another order once {span.path!r} has another option")

@@ -1,11 +1,11 @@
-"""Supernet: a network with choices is walked once for each option; any architecture is then put together from that.
+"""Supernet: a network with choices is traced once for each option; any architecture is then put together from that.
 
-An architecture's walk is what all have in common, with the ops of the chosen options in the places of the choices.
+An architecture's trace is what all have in common, with the ops of the chosen options in the places of the choices.
 Three things cross the borders between them and are counted anew: Python calls, which belong to the next op wherever it
 lies; memory, which lives until the last of those who hold it lets go; and parameters.
 
-That is done only where it was seen to be right: the architectures that were walked, one of them with options mixed,
-are put together again and compared with their walks.
+That is done only where it was seen to be right: the architectures that were traced, one of them with options mixed,
+are put together again and compared with their traces.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import add
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,152 +24,132 @@ from latpred.errors import TraceError, UsageError
 from latpred.graph.dtypes import DTYPES, dtype_of
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
-from latpred.search.choices import NOWHERE, Choice, Place, Probe, Span, shown
-from latpred.tracing.affine_ops import TracePass, closing, in_line
+from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Place, Span, shown
+from latpred.tracing.affine_ops import TracePass, closing, on_one_line
 from latpred.tracing.inputs import Inputs, demand_one, derived, from_example
 from latpred.tracing.meta_module import MetaModule, make_meta_module
-from latpred.tracing.python_calls import NEW, HostWork
-from latpred.tracing.tracer import Tracer
+from latpred.tracing.python_calls import PassWatcher
+from latpred.tracing.tracer import Naming, Tracer, TraceRecorder
 from latpred.zoo.candidates import traceable
 
 
 class Segment(NamedTuple):
-    """What one option does in one place.
+    """What one option does in one place."""
 
-    ops : as they were walked; of the calls before the first, only those made within the option. live : bytes alive
-    after each, without those that were alive before the option. module_calls, python_calls : after the last op.
-    size : bytes of the memory that it gives; None where that is its input's.
-    """
-
-    ops: tuple[Op, ...]
-    live: tuple[Affine, ...]
-    module_calls: int
+    ops: tuple[Op, ...]  # as they were traced; of the calls before the first, only those made within the option
+    live: tuple[Affine, ...]  # bytes alive after each, without those that were alive before the option
+    module_calls: int  # after the last op
     python_calls: int
-    size: Affine | None
+    size: Affine | None  # bytes of the memory that it gives; None where that is its input's
 
 
 class Event(NamedTuple):
-    """An op that all architectures have, or the place of a choice.
+    """An op that all architectures have, or the place of a choice."""
 
-    segment : the op; None at the place of a choice. module_calls, python_calls : before it. death : the first event
-    that no longer has the memory made here; None where it stays. source : the event that made the input of a choice;
-    None where that was there before.
-    """
-
-    segment: Segment | None
-    module_calls: int
+    segment: Segment | None  # the op; None at the place of a choice
+    module_calls: int  # before it
     python_calls: int
-    death: int | None
-    source: int | None
+    death: int | None  # the first event that no longer has the memory made here; None where it stays
+    source: int | None  # the event that made the input of a choice; None where that was there before
 
 
 @dataclass(frozen=True, slots=True)
 class TracedOption:
-    """The walks of one architecture, and what its choices did in the one that was watched."""
+    """The passes of one architecture, and what its choices did in the one that was watched."""
 
     graph: ModelGraph
     two: TracePass
     three: TracePass
-    host: HostWork
     spans: list[Span]
 
     def new_bytes(self, op: int) -> Affine:
         """Bytes of an op's new memory."""
-        at_two, at_three = (walk.entries[op].counts[NEW] for walk in (self.two, self.three))
-        return Affine(3 * at_two - 2 * at_three, at_three - at_two)
+        at_two, at_three = (done.records[op].new_bytes for done in (self.two, self.three))
+        return Affine.through((2, at_two), (3, at_three))
 
 
-class Watched(Tracer):
-    """Walks a network whose choices tell a probe what they do.
+class ChoiceTracer(Tracer):
+    """Traces a network whose choices tell a recorder what they do."""
 
-    Parameters
-    ----------
-    meta_model : Twin
-        Of the network.
-    inputs : Inputs
-        What it is called with.
-    """
-
-    def __init__(self, meta_model: MetaModule, inputs: Inputs) -> None:
-        self.choices = [part for part in meta_model.module.modules() if isinstance(part, Choice)]
-        paths = _paths(meta_model, self.choices)
-        super().__init__(replace(meta_model, paths=paths), inputs, channels_last=False)
-        self._probe = Probe(paths)
+    def __init__(self, meta_module: MetaModule, inputs: Inputs, naming: Naming) -> None:
+        self.choices = [part for part in meta_module.module.modules() if isinstance(part, Choice)]
+        paths = _paths(meta_module, self.choices)
+        super().__init__(replace(meta_module, paths=paths), inputs, naming)
+        self._choice_recorder = ChoiceRecorder(paths)
         self._passes: dict[int, TracePass] = {}
-        self._watched: dict[int, tuple[HostWork, list[Span]]] = {}
+        self._watched: tuple[TracePass, list[Span]]
         for choice in self.choices:
-            choice.probe = self._probe
+            choice.recorder = self._choice_recorder
 
-    def walk(self, batch: int, host: HostWork | None = None) -> TracePass:
+    def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
+        """As ever; the choices are told of the watcher."""
+        self._choice_recorder.start(watcher)
+        return super().recorder(watcher)
+
+    def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
         """One forward pass at one batch size; its choices must fit those of the passes before it."""
-        self._probe.start(batch, host)
-        done = super().walk(batch, host)
-        self._probe.expected.setdefault(batch, self._probe.spans)
+        self._choice_recorder.batch = batch
+        done = super().one_pass(batch, watched=watched)
+        spans = self._choice_recorder.spans
+        self._choice_recorder.expected.setdefault(batch, spans)
         self._passes[batch] = done
-        if host is not None:
-            self._watched[batch] = host, self._probe.spans
+        if watched:
+            self._watched = done, spans
         return done
 
-    def walked(self, decide: Callable[[Choice], int], name: str, precision: str | None) -> TracedOption:
-        """All walks of one architecture.
-
-        Raises
-        ------
-        TraceError
-            When it cannot be walked, or its work is no line in batch.
-        """
-        self._probe.decide = decide
-        graph = self.graph(name, precision, "contiguous")
+    def traced(self, decide: Callable[[Choice], int]) -> TracedOption:
+        """All passes of one architecture."""
+        self._choice_recorder.decide = decide
+        graph = self.graph()
         if graph.ops_at_one is not None:
             raise TraceError(
                 "the network does other work at batch 1 than at 2 and 3, which is not put together; "
                 "give latpred.trace each architecture as a whole"
             )
-        two, three = self._passes[2], self._passes[3]
-        far = self._far(())
+        three, far = self._passes[3], self._far(())
+        two, spans = self._watched
         with self.alone():
             large = self._attempt(far) if far > 3 else None
-        if large is not None and not in_line(two, three, large):
+        if large is not None and not on_one_line(two, three, large):
             raise TraceError(
                 f"the network's work is no line in batch: at {far} it is another than at 2 and 3 say, which is not put "
                 "together; give latpred.trace each architecture as a whole"
             )
-        return TracedOption(graph, two, three, *self._watched[2])
+        return TracedOption(graph, two, three, spans)
 
     def common(self, first: TracedOption) -> tuple[list[Event], Place]:
-        """What all architectures have, and the calls after the last event; from a walk without any option."""
-        self._probe.blanks = [span.given for span in first.spans]
-        host = HostWork(self._meta_model.paths)
+        """What all architectures have, and the calls after the last event; from a pass without any option."""
+        self._choice_recorder.blanks = [span.given for span in first.spans]
         with self.alone():
-            self.walk(2, host)
-        self._probe.blanks = None
-        return _events(host, self._probe.spans, first)
+            done = self.one_pass(2, watched=True)
+        self._choice_recorder.blanks = None
+        return _events(done.watched, self._choice_recorder.spans, first)
 
 
-def segments(walks: list[TracedOption], place: int) -> dict[str, Segment]:
+def segments(architectures: list[TracedOption], place: int) -> dict[str, Segment]:
     """What each option does in one place."""
-    known = walks[0].spans[place]
-    found = {walked.spans[place].option: _segment(walked, walked.spans[place]) for walked in walks}
-    for name, layer in zip(known.choice.names, known.choice.options, strict=True):
-        if layer is None and known.taken != known.given:
+    first = architectures[0].spans[place]
+    by_option = {each.spans[place].option: _segment(each, each.spans[place]) for each in architectures}
+    for name, layer in zip(first.choice.names, first.choice.options, strict=True):
+        if layer is None and first.taken != first.given:
             raise UsageError(
-                f"the options of choice {known.choice.label!r} at {known.path!r} do not fit each other: {name!r} "
-                f"leaves {shown(known.taken)} as it is, {known.option!r} gives {shown(known.given)}; "
+                f"the options of choice {first.choice.label!r} at {first.path!r} do not fit each other: {name!r} "
+                f"leaves {shown(first.taken)} as it is, {first.option!r} gives {shown(first.given)}; "
                 "what options give must be of one shape"
             )
         if layer is None:
-            found[name] = Segment((), (), 0, 0, None)
-    return found
+            by_option[name] = Segment((), (), 0, 0, None)
+    return by_option
 
 
-def _segment(walked: TracedOption, span: Span) -> Segment:
+def _segment(traced: TracedOption, span: Span) -> Segment:
     begin, end, made = span.begin, span.end, span.made
     fresh = made is not None and made >= begin.ops
     if not fresh and made != span.source:
         raise TraceError(
             f"option {span.option!r} of choice {span.choice.label!r} gives a tensor that it neither made nor was given"
         )
-    ops = walked.graph.ops[begin.ops : end.ops]
+    ops = traced.graph.ops[begin.ops : end.ops]
     before = begin if not ops else NOWHERE
     if ops:
         calls = {"module_calls": ops[0].module_calls - begin.module_calls}
@@ -176,34 +157,34 @@ def _segment(walked: TracedOption, span: Span) -> Segment:
         ops = (msgspec.structs.replace(ops[0], **calls), *ops[1:])
     return Segment(
         ops=ops,
-        live=_live(walked, begin.ops, end.ops),
+        live=_live(traced, begin.ops, end.ops),
         module_calls=end.module_calls - before.module_calls,
         python_calls=end.python_calls - before.python_calls,
-        size=walked.new_bytes(made) if made is not None and fresh else None,
+        size=traced.new_bytes(made) if made is not None and fresh else None,
     )
 
 
-def _live(walked: TracedOption, begin: int, end: int) -> tuple[Affine, ...]:
+def _live(traced: TracedOption, begin: int, end: int) -> tuple[Affine, ...]:
     """Bytes alive after each op of a stretch, of what the stretch itself made."""
-    change = [walked.new_bytes(op) for op in range(begin, end)]
-    for birth, death in walked.host.deaths.items():
+    change = [traced.new_bytes(op) for op in range(begin, end)]
+    for birth, death in traced.two.watched.deaths.items():
         if begin <= birth and death < end:
-            change[death - begin] = plus(change[death - begin], walked.new_bytes(birth), -1)
-    return tuple(accumulate(change, plus))
+            change[death - begin] -= traced.new_bytes(birth)
+    return tuple(accumulate(change, add))
 
 
-def _events(host: HostWork, spans: list[Span], first: TracedOption) -> tuple[list[Event], Place]:
-    """Events of a walk in which each choice made nothing but the memory that it gives."""
+def _events(watcher: PassWatcher, spans: list[Span], first: TracedOption) -> tuple[list[Event], Place]:
+    """Events of a pass in which each choice made nothing but the memory that it gives."""
     inside = {op for span in first.spans for op in range(span.begin.ops, span.end.ops)}
-    shared = [op for op in range(len(first.two.entries)) if op not in inside]
+    shared = [op for op in range(len(first.two.records)) if op not in inside]
     at = {span.begin.ops: span for span in spans}
-    if len(shared) + len(spans) != len(host.modules):
+    if len(shared) + len(spans) != len(watcher.modules):
         raise TraceError(ENTANGLED)
     events, left, rest = [], NOWHERE, iter(shared)
-    for index in range(len(host.modules)):
-        span, death = at.get(index), host.deaths.get(index)
+    for index in range(len(watcher.modules)):
+        span, death = at.get(index), watcher.deaths.get(index)
         if span is None:
-            calls = host.module_calls[index] - left.module_calls, host.python_calls[index] - left.python_calls
+            calls = watcher.module_calls[index] - left.module_calls, watcher.python_calls[index] - left.python_calls
             events.append(Event(_alone(first, next(rest)), *calls, death, None))
             left = NOWHERE
         else:
@@ -211,27 +192,22 @@ def _events(host: HostWork, spans: list[Span], first: TracedOption) -> tuple[lis
             calls = begin.module_calls - left.module_calls, begin.python_calls - left.python_calls
             events.append(Event(None, *calls, death, span.source))
             left = span.end
-    return events, Place(0, host.module_calls[-1] - left.module_calls, host.python_calls[-1] - left.python_calls)
+    return events, Place(0, watcher.module_calls[-1] - left.module_calls, watcher.python_calls[-1] - left.python_calls)
 
 
-def _alone(walked: TracedOption, index: int) -> Segment:
-    op, size = walked.graph.ops[index], walked.new_bytes(index)
+def _alone(traced: TracedOption, index: int) -> Segment:
+    op, size = traced.graph.ops[index], traced.new_bytes(index)
     return Segment((msgspec.structs.replace(op, module_calls=0, python_calls=0),), (size,), 0, 0, size)
 
 
-def _paths(meta_model: MetaModule, choices: list[Choice]) -> dict[int, str]:
+def _paths(meta_module: MetaModule, choices: list[Choice]) -> dict[int, str]:
     """Paths of modules as they are without choices: a layer stands where its choice does."""
-    paths = dict(meta_model.paths)
+    paths = dict(meta_module.paths)
     for choice in choices:
         for layer in choice.options:
             for inner, part in () if layer is None else layer.named_modules():
                 paths[id(part)] = f"{paths[id(choice)]}.{inner}".strip(".")
     return paths
-
-
-def plus(one: Affine, other: Affine, times: int = 1) -> Affine:
-    """The sum of two lines, the second so many times."""
-    return Affine(one.constant + times * other.constant, one.per_sample + times * other.per_sample)
 
 
 ENTANGLED = (
@@ -271,7 +247,7 @@ class Supernet:
     UsageError
         When there is nothing to choose, options of a choice give tensors of different shapes, or an argument is wrong.
     TraceError
-        When the network cannot be walked, or does not go together from its layers.
+        When the network cannot be traced, or does not go together from its layers.
 
     Examples
     --------
@@ -299,20 +275,20 @@ class Supernet:
             dtype_of(precision)  # which says when there is no such precision
         demand_one(inputs, seq, image)
         given = derived(network, seq, image) if inputs is None else from_example(inputs)
-        watched = Watched(make_meta_module(network, DTYPES.get(precision or "")), given)
-        self.choices = _options(watched.choices)
-        self._weights = _weights(watched)
-        rules = _architectures(watched.choices)
-        walks = [watched.walked(rule, type(network).__name__, precision) for rule in rules]
-        first = walks[0]
+        meta_module = make_meta_module(network, DTYPES.get(precision or ""))
+        tracer = ChoiceTracer(meta_module, given, Naming(type(network).__name__, precision))
+        self.choices = _options(tracer.choices)
+        self._weights = _weights(meta_module.module, tracer.choices)
+        architectures = [tracer.traced(rule) for rule in _architectures(tracer.choices)]
+        first = architectures[0]
         self._graph = first.graph
         self._labels = [span.choice.label for span in first.spans]
-        self._segments = [segments(walks, place) for place in range(len(self._labels))]
-        self._events, self._closing = watched.common(first)
+        self._segments = [segments(architectures, place) for place in range(len(self._labels))]
+        self._events, self._closing = tracer.common(first)
         self._bases: Recent[list[Affine]] = Recent(MOST_PATTERNS)
         self._pieces: dict[tuple[int, Affine, int, int], tuple[Op, ...]] = {}
-        for walked in walks:
-            if tuple(self._ops([span.option for span in walked.spans])) != walked.graph.ops:
+        for traced in architectures:
+            if tuple(self._ops([span.option for span in traced.spans])) != traced.graph.ops:
                 raise TraceError(ENTANGLED)
 
     def graph(self, chosen: Mapping[str, str], name: str | None = None) -> ModelGraph:
@@ -352,7 +328,7 @@ class Supernet:
 
     def _ops(self, options: list[str]) -> list[Op]:
         """The ops of one architecture, by the option in each place."""
-        chosen = [found[option] for found, option in zip(self._segments, options, strict=True)]
+        chosen = [by_option[option] for by_option, option in zip(self._segments, options, strict=True)]
         pattern = tuple([segment.size for segment in chosen])
         bases = self._bases.get(pattern, lambda: self._alive_before(pattern))
         pieces = self._pieces if len(self._pieces) < MOST_PIECES else {}
@@ -393,16 +369,16 @@ class Supernet:
             if size is not None:
                 made[index], deaths[index] = size, event.death
             elif maker is not None:
-                known = deaths[maker]
-                deaths[maker] = None if known is None or event.death is None else max(known, event.death)
+                death = deaths[maker]
+                deaths[maker] = None if death is None or event.death is None else max(death, event.death)
         change = [ZERO] * (len(events) + 1)
         change[0] = self._graph.input_bytes
         for index, size in made.items():
-            change[index + 1] = plus(change[index + 1], size)
+            change[index + 1] += size
             death = deaths[index]
             if death is not None:
-                change[death] = plus(change[death], size, -1)
-        return list(accumulate(change[:-1], plus))
+                change[death] -= size
+        return list(accumulate(change[:-1], add))
 
 
 def _moved(segment: Segment, base: Affine, module_calls: int, python_calls: int) -> tuple[Op, ...]:
@@ -410,20 +386,20 @@ def _moved(segment: Segment, base: Affine, module_calls: int, python_calls: int)
     replace, first = msgspec.structs.replace, segment.ops[0]
     calls = {"module_calls": first.module_calls + module_calls, "python_calls": first.python_calls + python_calls}
     ops = (replace(first, **calls), *segment.ops[1:])
-    return tuple(replace(op, live_bytes=plus(base, live)) for op, live in zip(ops, segment.live, strict=True))
+    return tuple(replace(op, live_bytes=base + live) for op, live in zip(ops, segment.live, strict=True))
 
 
 def _options(choices: list[Choice]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    options: dict[str, tuple[str, ...]] = {}
     for choice in choices:
-        if found.setdefault(choice.label, choice.names) != choice.names:
+        if options.setdefault(choice.label, choice.names) != choice.names:
             raise UsageError(
-                f"choices of label {choice.label!r} have different options: {', '.join(found[choice.label])} and "
+                f"choices of label {choice.label!r} have different options: {', '.join(options[choice.label])} and "
                 f"{', '.join(choice.names)}; give each its own label"
             )
-    if not found:
+    if not options:
         raise UsageError("the network has no latpred.Choice in it; latpred.trace takes it as it is")
-    return found
+    return options
 
 
 def _architectures(choices: list[Choice]) -> list[Callable[[Choice], int]]:
@@ -442,11 +418,10 @@ def _architectures(choices: list[Choice]) -> list[Callable[[Choice], int]]:
     return [*(same(number) for number in range(most)), mixed]
 
 
-def _weights(watched: Watched) -> dict[Owner, tuple[int, int]]:
+def _weights(network: torch.nn.Module, choices: list[Choice]) -> dict[Owner, tuple[int, int]]:
     """Parameters, and bytes of parameters and buffers, of each option; under None of what is always there."""
-    root: Any = watched.target()
-    parts: dict[Owner, list[torch.nn.Module]] = {None: list(_around(root))}
-    for choice in watched.choices:
+    parts: dict[Owner, list[torch.nn.Module]] = {None: list(_around(network))}
+    for choice in choices:
         for name, layer in zip(choice.names, choice.options, strict=True):
             parts.setdefault((choice.label, name), []).extend([] if layer is None else layer.modules())
     owners: dict[int, Owner] = {}

@@ -1,191 +1,123 @@
-"""Lines: what the walks at several batch sizes have in common, as ops whose every count is affine in batch."""
+"""What passes at several batch sizes have in common, as ops whose every count is affine in batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cache
+
+import msgspec
 
 from latpred.errors import TraceError
 from latpred.graph.graph import Affine, Op
 from latpred.tracing.op_record import OpRecord, place
-from latpred.tracing.python_calls import NEW, HostWork
+from latpred.tracing.python_calls import PassWatcher
 
 RETURN = "python::return"
 
 
 @dataclass(frozen=True, slots=True)
 class TracePass:
-    """One finished walk: its entries, which of them were nested, and the bytes of its inputs."""
+    """One forward pass at one batch size: its op records, which of them another op issued, bytes of its inputs.
+
+    `watcher` saw the Python between the ops and the memory they hold; None where nobody looked.
+    """
 
     batch: int
-    entries: list[OpRecord]
+    records: list[OpRecord]
     nested: list[bool]
     input_bytes: int
+    watcher: PassWatcher | None = None
 
-
-class AffineOps:
-    """Builds lines through batch 2 and another, each value once: a graph has thousands and few different ones."""
-
-    def __init__(self, other: int) -> None:
-        self._span = other - 2
-        self._known: dict[tuple[int, int], Affine] = {}
-        self._parts: dict[tuple[int, int], _Part] = {}
-
-    def through(self, at_two: int, at_other: int) -> Affine:
-        """The line with these values at batch 2 and at the other."""
-        line = self._known.get((at_two, at_other))
-        if line is None:
-            slope = (at_other - at_two) // self._span
-            line = self._known[at_two, at_other] = Affine(at_two - 2 * slope, slope)
-        return line
-
-    def part(self, two: OpRecord, other: OpRecord) -> _Part:
-        """What every call with these two entries has in common."""
-        part = self._parts.get((id(two), id(other)))
-        if part is None:
-            counts = [self.through(a, b) for a, b in zip(two.counts, other.counts, strict=True)]
-            part = _Part(two, tuple(counts), dict(zip(two.dims, counts[NEW + 1 :], strict=True)))
-            self._parts[id(two), id(other)] = part
-        return part
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    entry: OpRecord
-    counts: tuple[Affine, ...]
-    dims: dict[str, Affine]
+    @property
+    def watched(self) -> PassWatcher:
+        """The watcher of a pass that had one."""
+        assert self.watcher is not None
+        return self.watcher
 
 
 def same_ops(one: Sequence[OpRecord], other: Sequence[OpRecord]) -> bool:
-    """Whether two walks issued the same ops in the same order."""
+    """Whether two passes issued the same ops in the same order."""
     return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _alike(a: OpRecord, b: OpRecord) -> bool:
-    return (
-        a.name == b.name
-        and a.family == b.family
-        and a.launches == b.launches
-        and a.dims == b.dims
-        and a.syncs == b.syncs
-    )
+    return (a.name, a.family, a.launches, a.syncs, *a.dims) == (b.name, b.family, b.launches, b.syncs, *b.dims)
 
 
-def demand_same(two: TracePass, three: TracePass, host: HostWork) -> None:
-    """Refuse walks that differ in more than sizes."""
-    if same_ops(two.entries, three.entries):
+def demand_same(two: TracePass, other: TracePass) -> None:
+    """Refuse passes that differ in more than sizes."""
+    if same_ops(two.records, other.records):
         return
-    index = next(
-        (i for i, (a, b) in enumerate(zip(two.entries, three.entries, strict=False)) if not _alike(a, b)),
-        min(len(two.entries), len(three.entries)) - 1,
-    )
+    pairs = enumerate(zip(two.records, other.records, strict=False))
+    last = min(len(two.records), len(other.records)) - 1
+    index = next((i for i, (a, b) in pairs if not _alike(a, b)), last)
     raise TraceError(
-        f"the model issues different ops at batch 2 and {three.batch}, first at {two.entries[index].name} in "
-        f"{place(host.modules[index])}: its work is no line in batch"
+        f"the model issues different ops at batch 2 and {other.batch}, first at {two.records[index].name} in "
+        f"{place(two.watched.modules[index])}: its work is no line in batch"
     )
 
 
-def ops_through(two: TracePass, other: TracePass, host: HostWork) -> tuple[Op, ...]:
-    """The ops that serve every batch >= 2, from walks at 2 and a larger batch; only at 3 is any difference a slope."""
-    lines = AffineOps(other.batch)
-    parts = [lines.part(a, b) for a, b in zip(two.entries, other.entries, strict=True)]
-    live = [
-        lines.through(a, b)
-        for a, b in zip(
-            live_bytes(two.entries, host, two.input_bytes),
-            live_bytes(other.entries, host, other.input_bytes),
-            strict=True,
+def ops_through(two: TracePass, other: TracePass) -> tuple[Op, ...]:
+    """The ops that serve every batch >= 2, from passes at 2 and a larger batch; only at 3 is any difference a slope."""
+    return _ops(two, other, two.watched, lambda a, b: Affine.through((two.batch, a), (other.batch, b)))
+
+
+def ops_exactly(done: TracePass, watcher: PassWatcher | None = None) -> tuple[Op, ...]:
+    """The ops of one pass, constant in batch; `watcher` is that of a pass with the same ops, where it had none."""
+    return _ops(done, done, watcher or done.watched, lambda value, _: Affine(value))
+
+
+def _ops(
+    done: TracePass, other: TracePass, watcher: PassWatcher, through: Callable[[int, int], Affine]
+) -> tuple[Op, ...]:
+    count = cache(through)  # a graph has thousands of counts and few different ones
+    known: dict[tuple[int, int], Op] = {}
+    ops = []
+    alive = zip(*(watcher.live_bytes(each.records, each.input_bytes) for each in (done, other)), strict=True)
+    calls = zip(watcher.modules, watcher.module_calls, watcher.python_calls, strict=False)
+    rows = zip(done.records, other.records, done.nested, alive, calls, strict=False)
+    for a, b, nested, live, (module, module_calls, python_calls) in rows:
+        op = known.get((id(a), id(b)))
+        if op is None:
+            op = known[id(a), id(b)] = _op(a, [count(x, y) for x, y in zip(a.counts, b.counts, strict=True)])
+        ops.append(
+            msgspec.structs.replace(
+                op,
+                module=module,
+                host_class=a.nested_class if nested else op.host_class,
+                live_bytes=count(*live),
+                module_calls=module_calls,
+                python_calls=python_calls,
+            )
         )
-    ]
-    return _ops(parts, live, two.nested, host)
-
-
-def ops_exactly(walk: TracePass, host: HostWork) -> tuple[Op, ...]:
-    """The ops of one walk, constant in batch."""
-    known: dict[int, _Part] = {}
-    for entry in walk.entries:
-        if id(entry) not in known:
-            counts = tuple(Affine(value) for value in entry.counts)
-            known[id(entry)] = _Part(entry, counts, dict(zip(entry.dims, counts[NEW + 1 :], strict=True)))
-    live = [Affine(value) for value in live_bytes(walk.entries, host, walk.input_bytes)]
-    return _ops([known[id(entry)] for entry in walk.entries], live, walk.nested, host)
-
-
-def is_affine(ops: Sequence[Op], one: TracePass, two: TracePass, other: TracePass, host: HostWork) -> bool:
-    """Whether the line through batch 2 and another also gives every count at batch 1."""
-    if not in_line(one, two, other):
-        return False
-    live = live_bytes(one.entries, host, one.input_bytes)
-    return all(op.live_bytes.at(1) == value for op, value in zip(ops, live, strict=False))
-
-
-def in_line(one: TracePass, two: TracePass, three: TracePass) -> bool:
-    """Whether three walks issued the same ops, and all of their counts lie on lines."""
-    if not (same_ops(one.entries, two.entries) and same_ops(two.entries, three.entries)):
-        return False
-    near, far = two.batch - one.batch, three.batch - two.batch
-    seen: set[tuple[int, int, int]] = set()
-    for a, b, c in zip(one.entries, two.entries, three.entries, strict=True):
-        key = (id(a), id(b), id(c))
-        if key in seen:
-            continue
-        counts = zip(_compared(a), _compared(b), _compared(c), strict=True)
-        if any((y - x) * far != (z - y) * near for x, y, z in counts):
-            return False
-        if b.dims[-1:] == ("operands",) and b.counts[-1] != c.counts[-1]:
-            return False
-        seen.add(key)
-    return True
-
-
-def _compared(entry: OpRecord) -> tuple[int, ...]:
-    """Counts without "operands": at batch 1, a tensor broadcast over the batch is as large as the result."""
-    if entry.dims[-1:] == ("operands",):
-        return entry.counts[:-1]
-    return entry.counts
-
-
-def live_bytes(entries: Sequence[OpRecord], host: HostWork, input_bytes: int) -> list[int]:
-    """Activation bytes alive just after each op, inputs included."""
-    change = [entry.counts[NEW] for entry in entries]
-    for birth, death in host.deaths.items():
-        change[death] -= entries[birth].counts[NEW]
-    if change:
-        change[0] += input_bytes
-    return list(accumulate(change))
-
-
-def _ops(parts: Sequence[_Part], live: Sequence[Affine], nested: Sequence[bool], host: HostWork) -> tuple[Op, ...]:
-    ops = [
-        Op(
-            name=part.entry.name,
-            module=module,
-            host_class=part.entry.nested_class if inner else part.entry.host_class,
-            family=part.entry.family,
-            dtype=part.entry.dtype,
-            dims=part.dims,
-            macs=part.counts[0],
-            weight_bytes=part.counts[1],
-            read_bytes=part.counts[2],
-            write_bytes=part.counts[3],
-            live_bytes=alive,
-            launches=part.entry.launches,
-            syncs=part.entry.syncs,
-            module_calls=module_calls,
-            python_calls=python_calls,
-            estimated=part.entry.estimated,
-        )
-        for part, alive, inner, module, module_calls, python_calls in zip(
-            parts, live, nested, host.modules, host.module_calls, host.python_calls, strict=False
-        )
-    ]
-    if host.module_calls[-1] or host.python_calls[-1]:
-        ops.append(closing(live[-1] if live else Affine(0), host.module_calls[-1], host.python_calls[-1]))
+    if watcher.module_calls[-1] or watcher.python_calls[-1]:
+        live_bytes = ops[-1].live_bytes if ops else Affine(0)
+        ops.append(closing(live_bytes, watcher.module_calls[-1], watcher.python_calls[-1]))
     return tuple(ops)
 
 
-def closing(live: Affine, module_calls: int, python_calls: int) -> Op:
+def _op(record: OpRecord, counts: Sequence[Affine]) -> Op:
+    """What every call with a record has in common."""
+    macs, weight_bytes, read_bytes, write_bytes, _, *dims = counts
+    return Op(
+        name=record.name,
+        module="",
+        host_class=record.host_class,
+        family=record.family,
+        dtype=record.dtype,
+        dims=dict(zip(record.dims, dims, strict=True)),
+        macs=macs,
+        weight_bytes=weight_bytes,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        launches=record.launches,
+        syncs=record.syncs,
+        estimated=record.estimated,
+    )
+
+
+def closing(live_bytes: Affine, module_calls: int, python_calls: int) -> Op:
     """What Python does after the last op."""
     return Op(
         name=RETURN,
@@ -194,7 +126,39 @@ def closing(live: Affine, module_calls: int, python_calls: int) -> Op:
         family="",
         dtype="",
         dims={},
-        live_bytes=live,
+        live_bytes=live_bytes,
         module_calls=module_calls,
         python_calls=python_calls,
     )
+
+
+def is_affine(ops: Sequence[Op], one: TracePass, two: TracePass, other: TracePass) -> bool:
+    """Whether the line through batch 2 and another also gives every count at batch 1."""
+    if not on_one_line(one, two, other):
+        return False
+    live = (one.watcher or two.watched).live_bytes(one.records, one.input_bytes)
+    return all(op.live_bytes.at(1) == value for op, value in zip(ops, live, strict=False))
+
+
+def on_one_line(one: TracePass, two: TracePass, three: TracePass) -> bool:
+    """Whether three passes issued the same ops, and all of their counts lie on lines."""
+    if not (same_ops(one.records, two.records) and same_ops(two.records, three.records)):
+        return False
+    near, far = two.batch - one.batch, three.batch - two.batch
+    seen: set[tuple[int, int, int]] = set()
+    for a, b, c in zip(one.records, two.records, three.records, strict=True):
+        key = (id(a), id(b), id(c))
+        if key in seen:
+            continue
+        counts = zip(_compared(a), _compared(b), _compared(c), strict=True)
+        if any((y - x) * far != (z - y) * near for x, y, z in counts):
+            return False
+        if b.dims.get("operands") != c.dims.get("operands"):
+            return False
+        seen.add(key)
+    return True
+
+
+def _compared(record: OpRecord) -> tuple[int, ...]:
+    """Counts without "operands": at batch 1, a tensor broadcast over the batch is as large as the result."""
+    return record.counts[:-1] if "operands" in record.dims else record.counts

@@ -1,4 +1,4 @@
-"""Inputs of a walk: a batch of any size, from a function, from an example or from what a model says of itself.
+"""Inputs of a trace: a batch of any size, from a function, from an example or from what a model says of itself.
 
 Floating-point inputs are meta tensors, integer and boolean ones real.
 """
@@ -21,24 +21,12 @@ Maker = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a model is called with.
+    """What a model is called with."""
 
-    Attributes
-    ----------
-    make : Callable[[int], Any]
-        A batch of a given size: a tensor, a tuple of positional or a dict of keyword arguments.
-    kind : str
-        "seq", "image", "audio" or "custom".
-    size : int
-        Tokens, pixels or samples; 0 for custom inputs.
-    batch : int
-        Samples of the example that was given; 1 where there was none.
-    """
-
-    make: Maker
-    kind: str
-    size: int
-    batch: int = 1
+    make: Maker  # a batch of a given size: a tensor, a tuple of positional or a dict of keyword arguments
+    kind: str  # "seq", "image", "audio" or "custom"
+    size: int  # tokens, pixels or samples; 0 for custom inputs
+    batch: int = 1  # samples of the example that was given
 
 
 def from_example(example: Any) -> Inputs:
@@ -94,7 +82,7 @@ def demand_dense(tensor: Tensor, holder: str) -> None:
 def arguments(
     inputs: Inputs, batch: int, dtype: torch.dtype, channels_last: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of one walk. To be called in inference mode, which marks them as activations."""
+    """Positional and keyword arguments of one pass. To be called in inference mode, which marks them as activations."""
     made = inputs.make(batch)
     settled = _settled(made, dtype, channels_last)
     if isinstance(settled, dict):
@@ -193,9 +181,9 @@ _HINT = (
 
 def derived(model: torch.nn.Module, seq: int | None = None, image: int | None = None) -> Inputs:
     """Inputs for a model that was given without any."""
-    found = _derived(model, seq, image)
-    demand_used(type(model).__name__, found.kind, seq, image)
-    return found
+    inputs = _derived(model, seq, image)
+    demand_used(type(model).__name__, inputs.kind, seq, image)
+    return inputs
 
 
 def demand_used(name: str, kind: str, seq: int | None, image: int | None) -> None:

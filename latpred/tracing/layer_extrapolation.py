@@ -1,12 +1,9 @@
-"""Stacks: the graph of a deep model from the walk of a shallow one of the same layers.
+"""The graph of a deep model from the trace of a shallow one of the same layers, and graphs between two others.
 
-A transformers config says how many equal layers are stacked. Four of them show what comes before the middle layers,
-what each of these adds and what follows the last one; a config of the same sizes and any other depth is put together
-from that, without being built or walked.
-
-That is done only where it was seen to be right: the two middle layers must agree in every field, and the first config
-of each depth is also walked in full and compared with what was put together. Sizes may differ from one config to the
-next, any other field starts anew. A kind of model that fails is walked in full from then on.
+Four equal layers show what comes before the middle ones, what each of these adds and what follows the last one; a
+config of any other depth is put together from that, without being built or traced. That is done only where it was seen
+to be right: the two middle layers must agree in every field, and the first config of each depth is also traced in full
+and compared. Sizes may differ between configs, any other field starts anew; a kind that fails is traced in full.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import torch
 from latpred.caches import Recent
 from latpred.errors import TraceError
 from latpred.graph.dtypes import DTYPES
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
 from latpred.tracing.affine_ops import RETURN
 from latpred.tracing.meta_module import make_meta_module
@@ -46,28 +43,22 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Part(NamedTuple):
-    """Ops of a stack of four: up to the second layer, the second layer, from the last layer on.
-
-    growth : by how much each layer raises the memory that is alive, as a cache of keys and values does.
-    """
+    """Ops of a stack of four: up to the second layer, the second layer, from the last layer on."""
 
     head: tuple[Op, ...]
     middle: tuple[Op, ...]
     tail: tuple[Op, ...]
-    growth: Affine
+    growth: Affine  # by which each layer raises the memory that is alive, as a cache of keys and values does
 
 
 class Stack(NamedTuple):
-    """A walked model of four layers, ready to be made deeper.
-
-    path : of the list of layers. parameters, parameter_bytes : of one layer.
-    """
+    """A traced model of four layers, ready to be made deeper."""
 
     graph: ModelGraph
-    path: str
+    path: str  # of the list of layers
     part: Part
     part_at_one: Part | None
-    parameters: int
+    parameters: int  # of one layer
     parameter_bytes: int
 
     def at(self, depth: int) -> ModelGraph:
@@ -83,7 +74,7 @@ class Stack(NamedTuple):
 
 
 class LayerExtrapolation:
-    """Graphs of transformers configs; keeps a bounded number of walks. Threads take turns."""
+    """Graphs of transformers configs; keeps a bounded number of traces. Threads take turns."""
 
     def __init__(self) -> None:
         self._stacks: Recent[Stack | None] = Recent(MOST_STACKS)
@@ -94,40 +85,24 @@ class LayerExtrapolation:
     def graph(
         self, config: Any, *, seq: int | None = None, image: int | None = None, precision: str | None = None
     ) -> ModelGraph:
-        """What `latpred.trace` gives for a config's base model.
-
-        Raises
-        ------
-        LatpredError
-            As `latpred.trace`, and when the model cannot be built.
-        """
+        """What `latpred.trace` gives for a config's base model."""
         options = {"seq": seq, "image": image, "precision": precision}
-        with self._lock:
-            return self._graph(config, options)
-
-    def _graph(self, config: Any, options: dict[str, Any]) -> ModelGraph:
-        depth = getattr(config, "num_hidden_layers", None)
-        asked = (*options.values(), names.attention_asked(), generation())
-        fields = _fields(config)
+        depth, fields = getattr(config, "num_hidden_layers", None), _fields(config)
         if fields is None or type(depth) is not int:
             return trace(names.build_config(config), **options)
-        key = (type(config), *asked, *fields.items())
-
-        def whole() -> ModelGraph:
-            return self._graphs.get((depth, *key), lambda: trace(names.build_config(config), **options))
-
-        if depth <= SHALLOW:
-            return whole()
-        kind = (type(config), *asked, *((name, text) for name, text in fields.items() if name not in SIZES))
-        stack = self._stacks.get(key, lambda: _stack(config, options))
-        trusted = self._kinds.get(kind, set)
-        if stack is None or _NEVER in trusted:
-            return whole()
-        if depth in trusted:
-            return stack.at(depth)
-        graph = whole()
-        trusted.add(depth if stack.at(depth) == graph else _NEVER)
-        return graph
+        asked = (type(config), *options.values(), names.attention_asked(), generation())
+        key = (*asked, *fields.items())
+        with self._lock:
+            if depth > SHALLOW:
+                kind = (*asked, *((name, text) for name, text in fields.items() if name not in SIZES))
+                stack = self._stacks.get(key, lambda: _stack(config, options))
+                right_at = self._kinds.get(kind, set)
+                if stack is not None and depth in right_at and _NEVER not in right_at:
+                    return stack.at(depth)
+            graph = self._graphs.get((depth, *key), lambda: trace(names.build_config(config), **options))
+            if depth > SHALLOW and stack is not None and _NEVER not in right_at:
+                right_at.add(depth if stack.at(depth) == graph else _NEVER)
+            return graph
 
 
 _NEVER = -1
@@ -150,7 +125,7 @@ def _stack(config: Any, options: dict[str, Any]) -> Stack | None:
         if len(lists) != 1:
             return None
         graph = trace(model, **options)
-    except Exception:  # the config allows no other depth; the full walk will say what is wrong, if anything is
+    except Exception:  # the config allows no other depth; the full trace will say what is wrong, if anything is
         return None
     path, layers = lists[0]
     part = _taken_apart(graph.ops, path)
@@ -166,13 +141,13 @@ def _is_stack(module: torch.nn.Module) -> bool:
 
 
 def _taken_apart(ops: tuple[Op, ...], path: str) -> Part | None:
-    """The parts of a walk of four layers; None where the two in the middle differ in more than their number."""
+    """The parts of a trace of four layers; None where the two in the middle differ in more than their number."""
     firsts = [next((i for i, op in enumerate(ops) if _within(op.module, f"{path}.{n}")), -1) for n in range(SHALLOW)]
     if -1 in firsts or firsts != sorted(firsts):
         return None
     _, second, third, last = firsts
     middle, other = ops[second:third], ops[third:last]
-    growth = _plus(other[0].live_bytes, middle[0].live_bytes, -1)
+    growth = other[0].live_bytes - middle[0].live_bytes
     if tuple(_moved(middle, path, 1, 2, growth)) != other:
         return None
     return Part(ops[:second], middle, ops[last:], growth)
@@ -190,32 +165,23 @@ def _moved(ops: tuple[Op, ...], path: str, old: int, new: int, growth: Affine, t
     if old == new:
         yield from ops
         return
-    modules: dict[str, str] = {}
     source, target = f"{path}.{old}", f"{path}.{new}"
-    replace, still = msgspec.structs.replace, growth == (0, 0)
+    raised = growth * times
     for op in ops:
-        module = modules.get(op.module)
-        if module is None:
-            name = op.module
-            module = modules[name] = target + name[len(source) :] if _within(name, source) else name
-        if still:
-            yield replace(op, module=module)
-        else:
-            yield replace(op, module=module, live_bytes=_plus(op.live_bytes, growth, times))
+        module = target + op.module[len(source) :] if _within(op.module, source) else op.module
+        live_bytes = op.live_bytes if raised == ZERO else op.live_bytes + raised
+        yield msgspec.structs.replace(op, module=module, live_bytes=live_bytes)
 
 
 def _within(module: str, path: str) -> bool:
     return module == path or module.startswith(path + ".")
 
 
-def _plus(line: Affine, other: Affine, times: int) -> Affine:
-    return Affine(line.constant + times * other.constant, line.per_sample + times * other.per_sample)
-
-
 STACKS = LayerExtrapolation()
 
 
 Share = tuple[int, int]
+_WORK = COUNTS[:-1]  # without what is alive
 
 
 class NotAffineError(TraceError):
@@ -239,7 +205,7 @@ def same_work(a: ModelGraph, b: ModelGraph) -> bool:
 
 def _rows(ops: tuple[Op, ...]) -> list[tuple[object, ...]]:
     return [
-        (op.name, op.family, op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, op.launches, op.syncs)
+        (op.name, op.family, op.dims, op.launches, op.syncs, *(getattr(op, name) for name in _WORK))
         for op in ops
         if op.name != RETURN
     ]
@@ -252,33 +218,19 @@ def _ops_between(a: tuple[Op, ...], b: tuple[Op, ...], share: Share) -> tuple[Op
 
 
 def _op_between(a: Op, b: Op, share: Share) -> Op:
-    if (a.name, a.family, a.launches, a.syncs, tuple(a.dims)) != (b.name, b.family, b.launches, b.syncs, tuple(b.dims)):
+    if (a.name, a.family, a.launches, a.syncs, *a.dims) != (b.name, b.family, b.launches, b.syncs, *b.dims):
         raise NotAffineError(f"{a.name} becomes {b.name}")
-    if a.dims == b.dims and (a.macs, a.weight_bytes, a.read_bytes, a.write_bytes, a.live_bytes) == (
-        b.macs,
-        b.weight_bytes,
-        b.read_bytes,
-        b.write_bytes,
-        b.live_bytes,
-    ):
+    if a.dims == b.dims and all(getattr(a, name) == getattr(b, name) for name in COUNTS):
         return a
-    return msgspec.structs.replace(
-        a,
-        dims={name: _line_between(line, b.dims[name], share) for name, line in a.dims.items()},
-        macs=_line_between(a.macs, b.macs, share),
-        weight_bytes=_line_between(a.weight_bytes, b.weight_bytes, share),
-        read_bytes=_line_between(a.read_bytes, b.read_bytes, share),
-        write_bytes=_line_between(a.write_bytes, b.write_bytes, share),
-        live_bytes=_line_between(a.live_bytes, b.live_bytes, share, exact=False),
-    )
+    dims = {name: _between(size, b.dims[name], share) for name, size in a.dims.items()}
+    work = {name: _between(getattr(a, name), getattr(b, name), share) for name in _WORK}
+    live_bytes = _between(a.live_bytes, b.live_bytes, share, exact=False)
+    return msgspec.structs.replace(a, dims=dims, live_bytes=live_bytes, **work)
 
 
-def _line_between(a: Affine, b: Affine, share: Share, exact: bool = True) -> Affine:
-    if a == b:
-        return a
+def _between(a: Affine, b: Affine, share: Share, exact: bool = True) -> Affine:
     part, whole = share
-    constant, left = divmod((b.constant - a.constant) * part, whole)
-    slope, also_left = divmod((b.per_sample - a.per_sample) * part, whole)
-    if exact and (left or also_left):
+    moved = (b - a) * part
+    if exact and (moved.constant % whole or moved.per_sample % whole):
         raise NotAffineError("a count is not affine")
-    return Affine(a.constant + constant, a.per_sample + slope)
+    return a + Affine(moved.constant // whole, moved.per_sample // whole)

@@ -1,9 +1,8 @@
-"""Twin: the structure of a user's model with meta tensors in place of its weights, in evaluation mode.
+"""MetaModule: a copy of a user's model with meta tensors in place of its weights, in evaluation mode.
 
-The user's model is only read: it is copied with everything it holds (`copying`), its weights are never copied in
-memory, and what the forward pass stores on a module, a cache or a list lands on the twin. Small integer, boolean and
-scalar tensors keep their values, because Python may read them. Forward hooks that change what a module gives stay: they
-run in eager too.
+The model is only read: what the forward pass stores on a module, a cache or a list lands on the copy. Small integer,
+boolean and scalar tensors keep their values, because Python may read them. Forward hooks that change what a module
+gives stay, as in eager. Here as well: how models are built without weights, and what layers run as one op fall into.
 """
 
 from __future__ import annotations
@@ -35,70 +34,31 @@ _FLOATING = ("FloatFunctional", "FXFloatFunctional")  # stand there for what may
 
 @dataclass(frozen=True, slots=True)
 class MetaModule:
-    """A model to walk.
+    """A model to trace."""
 
-    Attributes
-    ----------
-    module : torch.nn.Module
-        The copy.
-    paths : dict[int, str]
-        Dotted path of each of its modules, by id.
-    parameters, parameter_bytes : int
-        Number of parameters, and bytes of parameters and buffers, each counted once.
-    dtype : torch.dtype
-        Dtype of the first floating-point parameter or buffer; without any, the one asked for, or float32.
-    format : torch.dtype
-        The same, but for a model of complex numbers alone: theirs.
-    compiled : bool
-        Whether `torch.compile` was at the model or a part of it; the copy runs eagerly.
-    reached : Copier
-        What made the copy, and knows whose code it can run.
-    """
-
-    module: torch.nn.Module
-    paths: dict[int, str]
-    parameters: int
-    parameter_bytes: int
-    dtype: torch.dtype
-    format: torch.dtype
-    compiled: bool
-    reached: Copier
+    module: torch.nn.Module  # the copy
+    paths: dict[int, str]  # dotted path of each of its modules, by id
+    parameters: int  # each counted once
+    parameter_bytes: int  # of parameters and buffers
+    dtype: torch.dtype  # of the first floating-point parameter or buffer; else the one asked for, or float32
+    format: torch.dtype  # the same, but for a model of complex numbers alone: theirs
+    compiled: bool  # whether `torch.compile` was at the model or a part of it; the copy runs eagerly
+    reached: Copier  # what made the copy, and knows whose code it can run
 
 
 def make_meta_module(
     model: torch.nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False
 ) -> MetaModule:
-    """Copy a model's structure.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On any device.
-    dtype : torch.dtype, optional
-        What floating-point weights become; as they are by default.
-    channels_last : bool
-        Whether 4-d weights lie channels-last.
-
-    Raises
-    ------
-    TraceError
-        When the model is of a kind that cannot be copied this way; says which to give instead.
-    """
+    """Copy a model's structure, its floating-point weights as `dtype` if given."""
     copier = Copier(_OnMeta(dtype, channels_last))
     with torch.inference_mode(False), torch.no_grad():
         module = copier.module(_unwrapped(model, copier))
     _demand_measured(copier.kinds)
     paths: dict[int, str] = {}
-    weights: dict[int, Tensor] = {}
-    buffers: dict[int, Tensor] = {}
-    for part in _named(module, "", paths):
-        leave_hooks_out(part)
-        for parameter in part._parameters.values():
-            if parameter is not None:
-                weights[id(parameter)] = parameter
-        for buffer in part._buffers.values():
-            if buffer is not None:
-                buffers[id(buffer)] = buffer
+    parts = _named(module, "", paths)
+    leave_hooks_out(parts)
+    weights = {id(tensor): tensor for part in parts for tensor in part._parameters.values() if tensor is not None}
+    buffers = {id(tensor): tensor for part in parts for tensor in part._buffers.values() if tensor is not None}
     tensors = {**weights, **buffers}
     floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), None)
     other = next((t.dtype for t in tensors.values() if t.dtype.is_complex), dtype or torch.float32)
@@ -117,12 +77,12 @@ def make_meta_module(
 def _named(module: torch.nn.Module, path: str, paths: dict[int, str]) -> list[torch.nn.Module]:
     """The modules of a tree, each once and in the order of `named_modules`; their paths go into `paths`."""
     paths[id(module)] = path
-    found = [module]
+    modules = [module]
     prefix = f"{path}." if path else ""
     for name, child in module._modules.items():
         if child is not None and id(child) not in paths:
-            found += _named(child, prefix + name, paths)
-    return found
+            modules += _named(child, prefix + name, paths)
+    return modules
 
 
 def _unwrapped(model: torch.nn.Module, copier: Copier) -> torch.nn.Module:
@@ -150,7 +110,7 @@ def _demand_measured(kinds: set[type]) -> None:
 
 
 class _OnMeta:
-    """Makes the twins of tensors."""
+    """Makes the meta tensors that stand for a model's."""
 
     def __init__(self, dtype: torch.dtype | None, channels_last: bool) -> None:
         self._dtype = dtype
@@ -162,14 +122,10 @@ class _OnMeta:
                 "the model has lazy parameters without a shape; run it once on real inputs before tracing it"
             )
         demand_dense(source, "the model holds")
-        meta_model = self._meta_model(source, _SMALL_NUMEL if within_object else 0)
-        return (
-            torch.nn.Parameter(meta_model, requires_grad=False)
-            if isinstance(source, torch.nn.Parameter)
-            else meta_model
-        )
+        made = self._made(source, _SMALL_NUMEL if within_object else 0)
+        return torch.nn.Parameter(made, requires_grad=False) if isinstance(source, torch.nn.Parameter) else made
 
-    def _meta_model(self, source: Tensor, keep: int) -> Tensor:
+    def _made(self, source: Tensor, keep: int) -> Tensor:
         dtype = source.dtype
         if dtype.is_floating_point and self._dtype is not None:
             dtype = self._dtype
@@ -295,9 +251,8 @@ def usual_dtype() -> Iterator[None]:
         if torch.get_default_dtype() != torch.float32:
             usual.enter_context(replaced(torch, "get_default_dtype", _float32))
             for name in (*_FLOATING_FACTORIES, *_AS_GIVEN):
-                usual.enter_context(
-                    replaced(torch, name, _in_float32(getattr(torch, name), name in _FLOATING_FACTORIES))
-                )
+                in_float32 = _in_float32(getattr(torch, name), name in _FLOATING_FACTORIES)
+                usual.enter_context(replaced(torch, name, in_float32))
         yield
 
 
@@ -333,7 +288,7 @@ aten = torch.ops.aten
 
 
 @contextmanager
-def enabled() -> Iterator[None]:
+def fast_paths_on_meta() -> Iterator[None]:
     """Let torch take its fast paths on the meta device as well, in this thread.
 
     Its Python asks whether tensors are on a CPU, a GPU or the backend that was registered under a name, which all
@@ -396,45 +351,46 @@ def multi_head_attention(
     return out, (weights.sum(1).div_(num_head) if average_attn_weights else weights)
 
 
-def encoder_layer(
+def encoder_layer(src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
+    """What `aten::_transformer_encoder_layer_fwd` does."""
+    mask, mask_type = (*rest[15:], None, None)[:2]
+
+    def attention(x: Tensor) -> Tensor:
+        return multi_head_attention(x, x, x, embed_dim, num_heads, *rest[:4], mask, False, True, mask_type)[0]
+
+    return layer_around(attention, src, embed_dim, *rest[4:15])
+
+
+def layer_around(
+    attention: Callable[[Tensor], Tensor],
     src: Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
+    width: int,
     use_gelu: bool,
     norm_first: bool,
     eps: float,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    ffn_weight_1: Tensor,
-    ffn_bias_1: Tensor,
-    ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
+    *weights: Tensor,
 ) -> Tensor:
-    """What `aten::_transformer_encoder_layer_fwd` does."""
+    """An encoder's layer around its attention, over (batch, length, width) or (tokens, width)."""
+    norms, (weight, bias, out_weight, out_bias) = (weights[:2], weights[2:4]), weights[4:]
 
-    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return aten.layer_norm(x, [embed_dim], weight, bias, eps)  # type: ignore[no-any-return]
+    def norm(x: Tensor, place: int) -> Tensor:
+        return aten.layer_norm(x, [width], *norms[place], eps)  # type: ignore[no-any-return]
 
-    x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
-    attention = (qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type)
-    x, _ = multi_head_attention(x, x, x, embed_dim, num_heads, *attention)
-    x = x.add_(src)
+    def rows(x: Tensor) -> Tensor:
+        return x if x.dim() == 2 else x.reshape(-1, width)
+
+    def back(x: Tensor) -> Tensor:
+        return x if src.dim() == 2 else x.view(src.shape)
+
+    x = attention(norm(src, 0) if norm_first else src).add_(src)
     if not norm_first:
-        x = norm(x, norm_weight_1, norm_bias_1)
+        x = norm(x, 0)
     residual = x
     if norm_first:
-        x = norm(x, norm_weight_2, norm_bias_2)
-    x = aten._addmm_activation(ffn_bias_1, x.reshape(-1, embed_dim), ffn_weight_1.t(), use_gelu=use_gelu)
-    x = aten.addmm(ffn_bias_2, x, ffn_weight_2.t()).view(residual.shape).add_(residual)
-    return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
+        x = norm(x, 1)
+    x = aten._addmm_activation(bias, rows(x), weight.t(), use_gelu=use_gelu)
+    x = back(aten.addmm(out_bias, x, out_weight.t())).add_(residual)
+    return x if norm_first else norm(x, 1)
 
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {

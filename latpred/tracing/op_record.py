@@ -1,14 +1,14 @@
-"""Entry: what one call of an op amounts to, for one signature of shapes; and the cache that finds it again.
+"""OpRecord: what one call of an op amounts to, for one signature of shapes; and the cache that finds it again.
 
-Identical layers make identical calls, within a walk and between walks, so formulas and meta kernels run once per
+Identical layers make identical calls, within a pass and between passes, so formulas and meta kernels run once per
 signature.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -17,14 +17,14 @@ from torch._ops import OpOverload
 
 from latpred.errors import UnknownOpError
 from latpred.ops import Formula, Work, checked, formula_of, generation
-from latpred.ops.classes import FREE, host_class, quiet_class, sync_class
+from latpred.ops.classes import FREE, host_class, no_launch_class, sync_class
 from latpred.ops.pointwise import elementwise
 from latpred.ops.shapes import is_tensor, stored_numel
 from latpred.tracing.meta_shapes import OVERRIDES
 
 
 class Kind(IntEnum):
-    """How the walk treats a call."""
+    """How a call is handled."""
 
     VIEW = 0  # every result shares storage with an argument
     FRESH = 1  # every result is new: its shape depends on the arguments' shapes only
@@ -43,6 +43,7 @@ class Kind(IntEnum):
     LOOKUP = 14  # rows of a table, by numbers that must lie within it
 
 
+# Composite ops that are recorded whole: new results, views, and what is a view where the strides allow it.
 _FRESH_WHOLE = frozenset(
     {
         *("linear", "layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm", "bilinear", "_weight_norm"),
@@ -57,21 +58,9 @@ _FRESH_WHOLE = frozenset(
 )
 _VIEW_WHOLE = frozenset(
     {
-        *(
-            "chunk",
-            "narrow",
-            "movedim",
-            "moveaxis",
-            "swapaxes",
-            "swapdims",
-            "expand_as",
-            "view_as",
-            "numpy_T",
-            "mT",
-            "mH",
-        ),
-        *("matrix_H", "adjoint", "tensor_split", "hsplit", "vsplit", "dsplit", "unflatten", "broadcast_to", "positive"),
-        *("unsafe_chunk", "atleast_1d", "atleast_2d", "atleast_3d", "_unsafe_view"),
+        *("chunk", "narrow", "movedim", "moveaxis", "swapaxes", "swapdims", "expand_as", "view_as", "numpy_T", "mT"),
+        *("mH", "matrix_H", "adjoint", "tensor_split", "hsplit", "vsplit", "dsplit", "unflatten", "broadcast_to"),
+        *("positive", "unsafe_chunk", "atleast_1d", "atleast_2d", "atleast_3d", "_unsafe_view"),
     }
 )
 _MAYBE_WHOLE = frozenset(
@@ -80,78 +69,46 @@ _MAYBE_WHOLE = frozenset(
         *("view_as_real_copy", "unsafe_split"),
     }
 )
+_PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _SPECIAL = {
-    "_local_scalar_dense": Kind.ITEM,
-    "to": Kind.MOVE,
-    "_to_copy": Kind.MOVE,
-    "type_as": Kind.MOVE,
-    "dropout": Kind.DROPOUT,
-    "feature_dropout": Kind.DROPOUT,
-    "alpha_dropout": Kind.DROPOUT,
-    "feature_alpha_dropout": Kind.DROPOUT,
-    "matmul": Kind.MATMUL,
-    "index": Kind.PICK,
-    "_unsafe_index": Kind.PICK,
-    "index_put": Kind.PICK,
-    "index_put_": Kind.PICK,
-    "_index_put_impl_": Kind.PICK,
-    "nonzero": Kind.PICK,
-    "masked_select": Kind.PICK,
-    "repeat_interleave": Kind.PICK,
-    "unique": Kind.PICK,
-    "_unique2": Kind.PICK,
-    "unique_dim": Kind.PICK,
-    "unique_consecutive": Kind.PICK,
-    "bincount": Kind.PICK,
-    "equal": Kind.ITEM,
-    "scalar_tensor": Kind.SCALAR,
-    "embedding": Kind.LOOKUP,
-    "all": Kind.ANSWER,
-    "any": Kind.ANSWER,
-    "_transformer_encoder_layer_fwd": Kind.BOUNDARY,
-    "_native_multi_head_attention": Kind.BOUNDARY,
+    name: kind
+    for kind, names in {
+        Kind.ITEM: ("_local_scalar_dense", "equal"),
+        Kind.MOVE: ("to", "_to_copy", "type_as"),
+        Kind.DROPOUT: ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
+        Kind.MATMUL: ("matmul",),
+        Kind.PICK: (
+            *("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "repeat_interleave"),
+            *_PICKING,
+        ),
+        Kind.SCALAR: ("scalar_tensor",),
+        Kind.LOOKUP: ("embedding",),
+        Kind.ANSWER: ("all", "any"),
+        Kind.BOUNDARY: ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
+    }.items()
+    for name in names
 }
 _RESAMPLING = re.compile(r"_?upsample_\w+[^_]$")
 # Make the host wait on an asynchronous device: it must learn how large the result is.
-_SYNCING = frozenset(
-    {"nonzero", "masked_select", "_unique2", "unique", "unique_dim", "unique_consecutive", "bincount", "equal"}
-)
+_SYNCING = frozenset({*_PICKING, "equal"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpInfo:
-    """One op overload, as the walk sees it.
-
-    Attributes
-    ----------
-    name, short : str
-        "aten::linear" and "linear".
-    kind : Kind
-        How it is handled.
-    formula : Formula or None
-        What it costs; None when nobody knows.
-    override : callable or None
-        Makes its result without the meta kernel.
-    arguments : tuple of str
-        Names of the schema's arguments, in order.
-    syncs : int
-        Host synchronisations of each call.
-    random : bool
-        Whether it draws random numbers.
-    """
+    """One op overload: its name ("aten::linear") and short name ("linear"), how it is handled and what it costs."""
 
     name: str
     short: str
     kind: Kind
-    formula: Formula | None
-    override: Callable[..., Any] | None
-    arguments: tuple[str, ...]
-    syncs: int
-    random: bool
+    formula: Formula | None  # None when nobody knows
+    override: Callable[..., Any] | None  # makes its result without the meta kernel
+    arguments: tuple[str, ...]  # names of the schema's, in order
+    syncs: int  # host synchronisations of each call
+    random: bool  # whether it draws random numbers
 
 
 def describe(func: OpOverload[..., Any]) -> OpInfo:
-    """Everything above, worked out once for an overload."""
+    """What there is to know of an overload, worked out once."""
     schema = func._schema
     name = schema.name
     namespace, _, short = name.partition("::")
@@ -213,30 +170,32 @@ Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpRecord:
-    """One op call, without what sets it apart from its equals (module, Python calls, liveness).
-
-    `counts` holds macs, weight bytes, read bytes, written bytes, bytes of new storage and then the dims, so that
-    walks are compared and combined column by column. `specs` describes the result when it can be made anew without
-    running the op; `shape` says whether that is one tensor, a tuple or a list.
-    """
+    """One op that ran, without what sets it apart from its equals (module, Python calls, memory that is alive)."""
 
     name: str
     host_class: str
-    nested_class: str
-    family: str
-    dtype: str
-    dims: tuple[str, ...]
-    counts: tuple[int, ...]
-    launches: int
-    syncs: int
-    estimated: bool
+    nested_class: str  # its host class where another op issues it
+    family: str = ""
+    dtype: str = ""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    macs: int = 0
+    weight_bytes: int = 0  # read
+    read_bytes: int = 0
+    write_bytes: int = 0
+    new_bytes: int = 0  # of new storage
+    launches: int = 0
+    syncs: int = 0
+    estimated: bool = False
+    alias: bool = False  # nothing was launched
+    # Shape, strides and dtype of each result that can be made anew without running the op, and what holds several.
     specs: tuple[Spec | None, ...] | None = None
     container: type | None = None
-    alias: bool = False
 
-    def with_syncs(self, syncs: int) -> OpRecord:
-        """The same entry with host synchronisations."""
-        return replace(self, syncs=syncs)
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The five counts and the dimensions: what is compared between batch sizes."""
+        work = (self.macs, self.weight_bytes, self.read_bytes, self.write_bytes, self.new_bytes)
+        return (*work, *self.dims.values())
 
     def make(self) -> Any:
         """The op's result on the meta device."""
@@ -245,99 +204,86 @@ class OpRecord:
             return _made(self.specs[0])
         return self.container([_made(spec) for spec in self.specs])
 
+    def giving(self, out: Any, **changes: Any) -> OpRecord:
+        """The record with a result that can be made anew, where it consists of tensors."""
+        several = isinstance(out, (tuple, list))
+        parts = list(out) if several else [out]
+        simple = all(part is None or isinstance(part, torch.Tensor) for part in parts)
+        specs = tuple(_spec(part) for part in parts) if simple else None
+        container = None if not several else list if type(out) is list else tuple
+        return replace(self, specs=specs, container=container, **changes)
+
 
 class OpRecordCache:
     """What was learnt of ops and their calls; dropped when a formula is registered, or when there is too much."""
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, OpRecord] = {}
+        self._records: dict[Hashable, OpRecord] = {}
         self._infos: dict[Any, OpInfo] = {}
         self._generation = -1
 
     def tables(self) -> tuple[dict[Hashable, OpRecord], dict[Any, OpInfo]]:
-        """Entries by signature, and op infos by overload, for one walk to read and extend."""
-        if self._generation != generation() or len(self._entries) > LIMIT:
-            self._entries, self._infos = {}, {}
+        """Records by signature, and op infos by overload, for one pass to read and extend."""
+        if self._generation != generation() or len(self._records) > LIMIT:
+            self._records, self._infos = {}, {}
             self._generation = generation()
-        return self._entries, self._infos
+        return self._records, self._infos
 
 
 CACHE = OpRecordCache()
 
 
 def no_launch(info: OpInfo, view: bool) -> OpRecord:
-    """Entry of a call that launches nothing."""
-    return OpRecord(
-        name=info.name,
-        host_class=quiet_class(info.short, view),
-        nested_class=quiet_class(info.short, view, nested=True),
-        family="",
-        dtype="",
-        dims=(),
-        counts=(0, 0, 0, 0, 0),
-        launches=0,
-        syncs=0,
-        estimated=False,
-        alias=True,
-    )
+    """A call that launches nothing."""
+    nested = no_launch_class(info.short, view, nested=True)
+    return OpRecord(info.name, no_launch_class(info.short, view), nested, alias=True)
 
 
 def allocation(info: OpInfo, out: Any) -> OpRecord:
-    """Entry of a call that makes memory without launching anything."""
-    entry = no_launch(info, view=False)
-    return _with_specs(entry, out, (0, 0, 0, 0, _new_bytes(out)))
+    """A call that makes memory without launching anything."""
+    return no_launch(info, view=False).giving(out, new_bytes=_new_bytes(out))
 
 
 def sync(info: OpInfo, tensor: torch.Tensor) -> OpRecord:
-    """Entry of a call by which the host reads a value."""
-    return OpRecord(
-        name=info.name,
-        host_class=sync_class(info.short),
-        nested_class=sync_class(info.short, nested=True),
-        family="",
-        dtype=dtype_name(tensor.dtype),
-        dims=(),
-        counts=(0, 0, 0, 0, 0),
-        launches=0,
-        syncs=1,
-        estimated=False,
-        alias=True,
-    )
+    """A call by which the host reads a value."""
+    classes = sync_class(info.short), sync_class(info.short, nested=True)
+    return OpRecord(info.name, *classes, dtype=dtype_name(tensor.dtype), syncs=1, alias=True)
 
 
 def launching(
     info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any, weights: Sequence[bool]
 ) -> OpRecord:
-    """Entry of a call that launches work.
+    """A call that launches work.
 
     `weights` says of each tensor among the arguments, in order, whether it is a parameter.
     """
-    work, estimated = _work(info, args, options, out)
+    if info.formula is not None:
+        work = checked(info.formula(*args, out=out, **options), info.name)
+    else:
+        work = Work("other", {"numel": max((t.numel() for t in leaves(out)), default=0)})
     weight_bytes, read_bytes = _reads(args, options, weights, work)
     written = leaves(out)
-    write_bytes = work.writes if work.writes is not None else sum(_distinct(t) for t in written)
-    new_bytes = 0 if info.kind.name == "MUTABLE" or info.short.endswith("_") else _new_bytes(out)
     computed_in = _computed_in(args, written)
-    # A multiply-add of complex numbers is four of real ones.
-    macs = 4 * work.macs if computed_in.is_complex else work.macs
-    counts = (macs, weight_bytes, read_bytes, write_bytes, new_bytes, *work.dims.values())
-    entry = OpRecord(
+    return OpRecord(
         name=info.name,
         host_class=host_class(info.short, work.family),
         nested_class=host_class(info.short, work.family, nested=True),
         family=work.family,
         dtype=dtype_name(computed_in),
-        dims=tuple(work.dims),
-        counts=counts,
+        dims=work.dims,
+        macs=4 * work.macs if computed_in.is_complex else work.macs,  # four multiply-adds of real numbers
+        weight_bytes=weight_bytes,
+        read_bytes=read_bytes,
+        write_bytes=work.writes if work.writes is not None else sum(_distinct(t) for t in written),
+        new_bytes=0 if info.kind is Kind.MUTABLE or info.short.endswith("_") else _new_bytes(out),
         launches=work.launches,
         syncs=info.syncs,
-        estimated=estimated,
-    )
-    return _with_specs(entry, out, counts)
+        estimated=info.formula is None,
+    ).giving(out)
 
 
 def unknown(name: str, module: str) -> UnknownOpError:
-    """The error of a strict walk."""
+    """The error of a strict trace."""
     return UnknownOpError(
         f"no cost formula knows {name}, called in {place(module)}; register one with @latpred.cost({name!r}), "
         "or trace without strict to have it estimated from its bytes"
@@ -356,23 +302,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     'float32'
     """
     return str(dtype).rpartition(".")[2]
-
-
-def _work(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> tuple[Work, bool]:
-    if info.formula is not None:
-        return checked(info.formula(*args, out=out, **options), info.name), False
-    size = max((t.numel() for t in leaves(out)), default=0)
-    return Work("other", {"numel": size}), True
-
-
-def _with_specs(entry: OpRecord, out: Any, counts: tuple[int, ...]) -> OpRecord:
-    container = type(out) if isinstance(out, (tuple, list)) else None
-    parts = [out] if container is None else list(out)
-    if container is not None and container is not list:
-        container = tuple
-    simple = all(part is None or isinstance(part, torch.Tensor) for part in parts)
-    specs = tuple(_spec(part) for part in parts) if simple else None
-    return replace(entry, counts=counts, specs=specs, container=container)
 
 
 def _made(spec: Spec | None) -> torch.Tensor | None:

@@ -1,14 +1,15 @@
-"""HostWork: what a forward pass makes the host do between its ops, and which memory is alive after each.
+"""PassWatcher: what a forward pass makes the host do between its ops, and which memory is alive after each.
 
 Python's profiler hook sees every Python function that is entered; entering `nn.Module._call_impl` is a module call.
-Frames of the walk itself do not count: the walk pauses the hook while it handles an op. Memory is followed through
-weak references to storages, so no tensor lives longer for being watched.
+Frames of the recorder do not count: it pauses the hook while it handles an op. Memory is followed through weak
+references to storages, so no tensor lives longer for being watched.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from types import CodeType, FrameType, MethodType
 from typing import Any
 
@@ -26,18 +27,12 @@ _OTHERS = frozenset(map(id, (_WRAPPER, ASKED, *CODES)))  # Python that runs with
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
 _GONE: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
-NEW = 4  # the column of Entry.counts that holds bytes of new storage
 # Setting the hook anew makes Python 3.12 and later instrument every function again; there a flag silences it instead.
 CHEAP_HOOK = sys.version_info < (3, 12)
 
 
-class HostWork:
-    """Watches one walk.
-
-    Parameters
-    ----------
-    paths : dict[int, str]
-        Dotted path of each module, by id.
+class PassWatcher:
+    """Watches one pass.
 
     Attributes
     ----------
@@ -56,11 +51,11 @@ class HostWork:
         self.deaths: dict[int, int] = {}
         self._alive: dict[int, list[StorageWeakRef]] = {}
         self._stack = [""]
-        self._calls = [0, 0, 0]  # module calls, Python calls, whether the walk is at work
+        self._calls = [0, 0, 0]  # module calls, Python calls, whether the recorder is at work
         self._hook = _hook(paths, self._stack, self._calls)
         self._previous: Any = None
 
-    def __enter__(self) -> HostWork:
+    def __enter__(self) -> PassWatcher:
         self._previous = sys.getprofile()
         sys.setprofile(self._hook)
         return self
@@ -68,11 +63,14 @@ class HostWork:
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
         self._calls[1] -= 1  # this call
-        _restore(self._previous)
+        if callable(self._previous):
+            sys.setprofile(self._previous)
+        elif self._previous is not None:  # cProfile's own object
+            self._previous.enable()
         self._flush()
 
     def pause(self) -> None:
-        """Stop counting: the walk's own work begins."""
+        """Stop counting: the recorder's own work begins."""
         if CHEAP_HOOK:
             sys.setprofile(None)
         calls = self._calls
@@ -100,32 +98,36 @@ class HostWork:
 
     def maker(self, tensor: torch.Tensor) -> int | None:
         """The op that made a tensor's memory; None for memory that was there before."""
-        wanted = _watched(tensor).cdata
-        return next((op for op, watched in self._alive.items() if any(w.cdata == wanted for w in watched)), None)
+        storage = _watched(tensor).cdata
+        return next((op for op, alive in self._alive.items() if any(w.cdata == storage for w in alive)), None)
 
-    def after(self, entry: OpRecord, out: Any) -> None:
+    def after(self, record: OpRecord, out: Any) -> None:
         """Note an op that was just handled, and the memory that went since the one before."""
         index = len(self.modules)
         self.modules.append(self._stack[-1])
         self._flush()
         # Asked of torch itself: dozens of storages are alive at each of hundreds of ops.
         gone = [birth for birth, watched in self._alive.items() if _GONE(watched[0].cdata)]
-        if gone:
-            self._bury(gone, index)
-        if entry.counts[NEW]:
-            watched = [_watched(tensor) for tensor in leaves(out)]
-            if watched:
-                self._alive[index] = watched
-
-    def _bury(self, births: list[int], index: int) -> None:
-        """Note which of these ops has nothing left of the memory it made."""
-        for birth in births:
+        for birth in gone:
             watched = self._alive[birth]
             while watched and _GONE(watched[0].cdata):
                 del watched[0]
             if not watched:
                 self.deaths[birth] = index
                 del self._alive[birth]
+        if record.new_bytes:
+            watched = [_watched(tensor) for tensor in leaves(out)]
+            if watched:
+                self._alive[index] = watched
+
+    def live_bytes(self, records: Sequence[OpRecord], input_bytes: int) -> list[int]:
+        """Activation bytes alive just after each op, inputs included; of these very ops at any batch size."""
+        change = [record.new_bytes for record in records]
+        for birth, death in self.deaths.items():
+            change[death] -= records[birth].new_bytes
+        if change:
+            change[0] += input_bytes
+        return list(accumulate(change))
 
     def _flush(self) -> None:
         calls = self._calls
@@ -134,20 +136,12 @@ class HostWork:
         calls[0] = calls[1] = 0
 
 
-def _restore(profiler: Any) -> None:
-    """Put back what profiled before: a function, or cProfile's own object."""
-    if callable(profiler):
-        sys.setprofile(profiler)
-    elif profiler is not None:
-        profiler.enable()
-
-
 def _watched(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable[[FrameType, str, Any], None]:
-    """The profiler hook; a closure because it is called thousands of times in a walk.
+    """The profiler hook; a closure because it is called thousands of times in a pass.
 
     A module that the forward pass made itself is called as the model's are, without hooks on all modules that look on.
     """
@@ -162,7 +156,7 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
             if code is _LOOKUP:
                 calls[2] = 1
                 if CHEAP_HOOK:
-                    sys.setprofile(None)  # until the walk has handled the op that is looked up
+                    sys.setprofile(None)  # until the recorder has handled the op that is looked up
                 return
             if code is _CALL:
                 calls[0] += 1

@@ -1,11 +1,8 @@
-"""The walk of text generation: transformers' own greedy `generate()`, cut into the prefill and the decode steps.
+"""Traces of text generation: transformers' own greedy `generate()`, cut into the prefill and the decode steps.
 
-What is walked is the real call, so that whatever it does between two forward passes (choosing the token, growing the
-ids, asking whether to stop) is in the graph with its ops and its Python. The one thing that a walk cannot know is which
-token has the highest score: it is taken to be an ordinary one that ends nothing, so all new tokens are generated.
-
-A decode step's work is affine in the number of tokens before it, so two walked steps give all; where the third step or
-the last one, walked as well, is off their line (a sliding window), every step is walked.
+Traced is the real call, with its ops and Python between two forward passes. The token with the highest score, which no
+trace can know, is taken to be an ordinary one that ends nothing. A decode step's work is affine in the tokens before
+it, so two steps give all; where the third or the last one is off their line (a sliding window), every step is traced.
 """
 
 from __future__ import annotations
@@ -28,8 +25,8 @@ from latpred.tracing.inputs import Inputs
 from latpred.tracing.layer_extrapolation import NotAffineError, graph_between, same_work
 from latpred.tracing.meta_module import MetaModule, make_meta_module
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.python_calls import HostWork
-from latpred.tracing.tracer import Tracer, TraceRecorder
+from latpred.tracing.python_calls import PassWatcher
+from latpred.tracing.tracer import Naming, Tracer, TraceRecorder
 from latpred.zoo import names
 from latpred.zoo.names import ARCHITECTURES
 
@@ -46,22 +43,6 @@ _HEADED = {
 def decoder(model: torch.nn.Module | str, device: str = "meta", precision: str = "fp32") -> tuple[str, torch.nn.Module]:
     """A model's name and the module that has its `generate()`.
 
-    Parameters
-    ----------
-    model : torch.nn.Module or str
-        A module is returned as it is, a name is built.
-    device, precision : str
-        For a name: where its weights are, and of which dtype.
-
-    Raises
-    ------
-    UsageError
-        When the model generates no text.
-    UnknownModelError
-        When no model goes by the name.
-
-    Examples
-    --------
     >>> decoder("gpt2")[1].__class__.__name__
     'GPT2LMHeadModel'
     """
@@ -132,7 +113,7 @@ def _by_name(name: str, device: str, precision: str) -> torch.nn.Module:
 
 CACHES = ("dynamic", "static")
 _TOKEN = 5
-_WALKED = 3  # decode steps of a walk: two for the line, one to see whether it is one
+_TRACED = 3  # decode steps of a pass: two for the line, one to see whether it is one
 
 
 class Span(NamedTuple):
@@ -144,22 +125,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """One iteration of the loop: everything from one stop check to the next.
+    """One iteration of the loop: everything from one stop check to the next."""
 
-    Attributes
-    ----------
-    before : int
-        Tokens in the cache when it starts.
-    graph : ModelGraph
-        All of it.
-    span, span_at_one : Span
-        Where the forward pass is among its ops, and among its ops at batch 1.
-    """
-
-    before: int
+    before: int  # tokens in the cache when it starts
     graph: ModelGraph
     span: Span
-    span_at_one: Span
+    span_at_one: Span  # among the ops at batch 1
 
     @property
     def forward(self) -> ModelGraph:
@@ -182,25 +153,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationGraph:
-    """What generating text does, for every batch size.
+    """What generating text does, for every batch size."""
 
-    Attributes
-    ----------
-    prompt, new_tokens : int
-        Tokens given, and tokens generated for each sequence.
-    cache : str
-        "dynamic" (grows by one token each step) or "static" (as long as everything from the start).
-    prefill : Stage
-        From the call to the first new token.
-    steps : tuple[Stage, ...]
-        One for each further token.
-    """
-
-    prompt: int
-    new_tokens: int
-    cache: str
-    prefill: Stage
-    steps: tuple[Stage, ...]
+    prompt: int  # tokens given
+    new_tokens: int  # generated for each sequence
+    cache: str  # "dynamic" (grows by one token each step) or "static" (as long as everything from the start)
+    prefill: Stage  # from the call to the first new token
+    steps: tuple[Stage, ...]  # one for each further token
 
     @property
     def whole(self) -> ModelGraph:
@@ -220,30 +179,8 @@ def trace_generation(
     precision: str | None = None,
     cache: str = "dynamic",
 ) -> GenerationGraph:
-    """Walk greedy generation without computing anything.
+    """Trace greedy generation without computing anything.
 
-    Parameters
-    ----------
-    model : torch.nn.Module or str
-        A transformers model with a language-modelling head and a `generate()`, or the name of a decoder ("gpt2").
-    prompt : int
-        Tokens of each prompt.
-    new_tokens : int
-        Tokens to generate for each.
-    precision : {"fp32", "tf32", "fp16", "bf16"}, optional
-        As what the weights count; the model's own by default.
-    cache : {"dynamic", "static"}
-        Kind of key-value cache.
-
-    Raises
-    ------
-    UsageError
-        When the model generates no text, or prompt and new tokens are longer than it can take.
-    TraceError
-        When `generate()` cannot be walked.
-
-    Examples
-    --------
     >>> graph = trace_generation("gpt2", prompt=16, new_tokens=4)
     >>> [step.before for step in graph.steps]
     [16, 17, 18]
@@ -253,78 +190,79 @@ def trace_generation(
     dtype = None if precision is None else dtype_of(precision)
     name, module = decoder(model)
     demand_room(name, module, prompt, new_tokens)
-    meta_model = make_meta_module(module, dtype)
-    walker = _Walker(name, meta_model, precision, cache)
-    found = _extrapolated(walker, prompt, new_tokens) if new_tokens > _WALKED + 1 else None
-    prefill, *steps = found or walker.stages(prompt, new_tokens, new_tokens)
+    naming = Naming(name, precision)
+    loop = _Loop(make_meta_module(module, dtype), naming, cache)
+    extrapolated = _extrapolated(loop, prompt, new_tokens) if new_tokens > _TRACED + 1 else None
+    prefill, *steps = extrapolated or loop.stages(prompt, new_tokens, new_tokens)
     return GenerationGraph(prompt, new_tokens, cache, prefill, tuple(steps))
 
 
-class _Walker:
-    """Walks `generate()` with any prompt."""
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """Traces `generate()` with any prompt."""
 
-    def __init__(self, name: str, meta_model: MetaModule, precision: str | None, cache: str) -> None:
-        self._name, self._meta_model, self._precision, self.cache = name, meta_model, precision, cache
+    meta_module: MetaModule
+    naming: Naming
+    cache: str
 
-    def stages(self, prompt: int, new_tokens: int, walked: int) -> list[Stage]:
-        """The prefill and the first decode steps, `walked` in all, of a call that asks for `new_tokens`."""
-        tracer = _GenerationTracer(self._meta_model, prompt, new_tokens, self.cache, walked)
-        whole = tracer.graph(self._name, self._precision, "contiguous")
+    def stages(self, prompt: int, new_tokens: int, traced: int) -> list[Stage]:
+        """The prefill and the first decode steps, `traced` in all, of a call that asks for `new_tokens`."""
+        tracer = _GenerationTracer(self, prompt, new_tokens, traced)
+        whole = tracer.graph()
         cuts, exact_cuts = tracer.cuts[2], tracer.cuts[1]
-        return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(walked)]
+        return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(traced)]
 
 
-def _extrapolated(walker: _Walker, prompt: int, new_tokens: int) -> list[Stage] | None:
-    """The prefill and all steps, on the line through the first two; None where other walked steps are not on it."""
-    prefill, first, second, third = walker.stages(prompt, new_tokens, 1 + _WALKED)
-    steps = new_tokens - 1
+def _extrapolated(loop: _Loop, prompt: int, new_tokens: int) -> list[Stage] | None:
+    """The prefill and all steps, on the line through the first two; None where other traced steps are not on it."""
+    prefill, first, second, third = loop.stages(prompt, new_tokens, 1 + _TRACED)
 
     def step(number: int) -> Stage:
         graph = graph_between(first.graph, second.graph, (number, 1))
         return Stage(prompt + number, graph, first.span, first.span_at_one)
 
     try:
-        found = [first, *(step(number) for number in range(1, steps))]
+        steps = [first, *(step(number) for number in range(1, new_tokens - 1))]
     except NotAffineError:
         return None
-    if not same_work(found[2].graph, third.graph):
+    if not same_work(steps[2].graph, third.graph):
         return None
-    if walker.cache == "dynamic":  # a static cache is as long in the last step as in the first
-        last = walker.stages(prompt + steps - 1, 2, 2)[1]
-        if not same_work(found[-1].graph, last.graph):
+    if loop.cache == "dynamic":  # a static cache is as long in the last step as in the first
+        last = loop.stages(prompt + new_tokens - 2, 2, 2)[1]
+        if not same_work(steps[-1].graph, last.graph):
             return None
-    return [prefill, *found]
+    return [prefill, *steps]
 
 
 class _GenerationTracer(Tracer):
-    """Walks `generate()` in place of a forward pass, and notes where each iteration and its forward pass begin.
+    """Traces `generate()` in place of a forward pass, and notes where each iteration and its forward pass begin.
 
-    The notes are taken by the two methods that `generate()` calls around a forward pass; the twin is this walk's own.
+    The notes are taken by the two methods that `generate()` calls around a forward pass.
     """
 
-    def __init__(self, meta_model: MetaModule, prompt: int, new_tokens: int, cache: str, walked: int) -> None:
-        self._token = _ordinary_token(meta_model.module)
+    def __init__(self, loop: _Loop, prompt: int, new_tokens: int, traced: int) -> None:
+        self._token = _ordinary_token(loop.meta_module.module)
         ids = torch.full((1, prompt), self._token)
-        super().__init__(meta_model, Inputs(lambda batch: _prompts(ids, batch), "seq", prompt), channels_last=False)
-        self.cuts: dict[int, list[list[int]]] = {}
-        self._new_tokens, self._cache, self._walked = new_tokens, cache, walked
-        self._recorder = _GreedyWalk(None, self._token)
+        super().__init__(loop.meta_module, Inputs(lambda batch: _prompts(ids, batch), "seq", prompt), loop.naming)
+        self.cuts: dict[int, list[list[int]]] = {}  # by batch: what the recorder marked
+        self._new_tokens, self._cache, self._traced = new_tokens, loop.cache, traced
+        self._recorder = _GreedyRecorder(None, self._token)
         self._note()
 
-    def walk(self, batch: int, host: HostWork | None = None) -> TracePass:
+    def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
         """One call at one batch size."""
-        done = super().walk(batch, host)
+        done = super().one_pass(batch, watched=watched)
         self.cuts[batch] = self._recorder.marks
         return done
 
-    def recorder(self, host: HostWork | None) -> TraceRecorder:
-        """A walk that chooses tokens."""
-        self._recorder = _GreedyWalk(host, self._token)
+    def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
+        """One that chooses tokens."""
+        self._recorder = _GreedyRecorder(watcher, self._token)
         return self._recorder
 
     def target(self) -> Callable[..., Any]:
         """`generate()`, greedy."""
-        module: Any = self._meta_model.module
+        module: Any = self._meta_module.module
         config = getattr(module, "generation_config", None)
         end = getattr(config, "eos_token_id", None)
         options: dict[str, Any] = {"max_new_tokens": self._new_tokens, "do_sample": False, "num_beams": 1}
@@ -332,7 +270,7 @@ class _GenerationTracer(Tracer):
             options["pad_token_id"] = end[0] if isinstance(end, list) else end
         if self._cache == "static":
             options["cache_implementation"] = "static"
-        if self._walked == self._new_tokens:
+        if self._traced == self._new_tokens:
             return partial(module.generate, **options)
 
         def begin(**inputs: torch.Tensor) -> None:
@@ -343,27 +281,27 @@ class _GenerationTracer(Tracer):
         return begin
 
     def _note(self) -> None:
-        module: Any = self._meta_model.module
+        module: Any = self._meta_module.module
         prepare = type(module).prepare_inputs_for_generation.__get__(module)
         update = type(module)._update_model_kwargs_for_generation.__get__(module)
 
         @wraps(prepare)  # generate() asks for its signature
         def prepare_inputs_for_generation(*args: Any, **options: Any) -> Any:
-            walk = self._recorder
-            walk.hide_caller()
-            if len(walk.marks) == self._walked:
+            recorder = self._recorder
+            recorder.hide_caller()
+            if len(recorder.marks) == self._traced:
                 raise _EnoughError
-            walk.choosing = False
-            walk.marks.append([len(walk.entries)])
+            recorder.choosing = False
+            recorder.marks.append([len(recorder.records)])
             made = prepare(*args, **options)
-            walk.marks[-1].append(len(walk.entries))
+            recorder.marks[-1].append(len(recorder.records))
             return made
 
         def update_model_kwargs(*args: Any, **options: Any) -> Any:
-            walk = self._recorder
-            walk.hide_caller()
-            walk.choosing = True
-            walk.marks[-1].append(len(walk.entries))
+            recorder = self._recorder
+            recorder.hide_caller()
+            recorder.choosing = True
+            recorder.marks[-1].append(len(recorder.records))
             return update(*args, **options)
 
         module.__dict__["prepare_inputs_for_generation"] = prepare_inputs_for_generation
@@ -371,36 +309,29 @@ class _GenerationTracer(Tracer):
 
 
 class _EnoughError(Exception):
-    """Ends a walk after the iterations that were asked for."""
+    """Ends a pass after the iterations that were asked for."""
 
 
-class _GreedyWalk(TraceRecorder):  # type: ignore[no-untyped-call]
-    """Answers the choice of a token, which is made outside the model, with an ordinary one.
+class _GreedyRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
+    """Answers the choice of a token, which is made outside the model, with an ordinary one."""
 
-    Attributes
-    ----------
-    marks : list of three int
-        Of each iteration: its first op, the first of its forward pass, the first after that.
-    choosing : bool
-        Whether the forward pass is over.
-    """
-
-    def __init__(self, host: HostWork | None, token: int) -> None:
-        super().__init__(host)
+    def __init__(self, watcher: PassWatcher | None, token: int) -> None:
+        super().__init__(watcher)
+        # Of each iteration: its first op, the first of its forward pass, the first after that.
         self.marks: list[list[int]] = []
-        self.choosing = False
+        self.choosing = False  # whether the forward pass is over
         self._token = token
 
-    def record(self, entry: OpRecord, out: Any) -> Any:
-        """Keep an entry; a chosen token becomes a real one."""
-        if self.choosing and entry.name == "aten::argmax" and out.is_meta:
+    def record(self, record: OpRecord, out: Any) -> Any:
+        """Keep a record; a chosen token becomes a real one."""
+        if self.choosing and record.name == "aten::argmax" and out.is_meta:
             out = torch.full(out.shape, self._token)
-        return super().record(entry, out)
+        return super().record(record, out)
 
     def hide_caller(self) -> None:
-        """Let a function of the walk's own not count as the model's Python; to be called by it."""
-        if self._host is not None:
-            self._host.forget(2)  # this call and the one that made it
+        """Let a function from here not count as the model's Python; to be called by it."""
+        if self.watcher is not None:
+            self.watcher.forget(2)  # this call and the one that made it
 
 
 def _ordinary_token(module: torch.nn.Module) -> int:
@@ -419,7 +350,7 @@ def _prompts(ids: torch.Tensor, batch: int) -> dict[str, torch.Tensor]:
 
 
 def _stage(whole: ModelGraph, before: int, index: int, cuts: list[list[int]], exact_cuts: list[list[int]]) -> Stage:
-    """One iteration of a walk; the first takes in what comes before it."""
+    """One iteration of a pass; the first takes in what comes before it."""
     begin, span, end = _bounds(cuts, index)
     exact_begin, exact_span, exact_end = _bounds(exact_cuts, index)
     rows = whole.ops_at_one

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ from latpred.graph.dtypes import DTYPES, dtype_of, precision_name
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import uncompiled, without_modes
 from latpred.sandbox.restore import put_back
-from latpred.tracing.affine_ops import TracePass, demand_same, in_line, is_affine, ops_exactly, ops_through, same_ops
-from latpred.tracing.handlers import HANDLERS, UnknowableError
+from latpred.tracing.affine_ops import (
+    TracePass,
+    demand_same,
+    is_affine,
+    on_one_line,
+    ops_exactly,
+    ops_through,
+    same_ops,
+)
+from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
 from latpred.tracing.inputs import (
     Inputs,
     arguments,
@@ -35,9 +44,9 @@ from latpred.tracing.inputs import (
     sequence_first,
     tensors_in,
 )
-from latpred.tracing.meta_module import MetaModule, enabled, make_meta_module, usual_dtype
+from latpred.tracing.meta_module import MetaModule, fast_paths_on_meta, make_meta_module, usual_dtype
 from latpred.tracing.op_record import CACHE, Kind, OpRecord, describe, place, unknown
-from latpred.tracing.python_calls import HostWork
+from latpred.tracing.python_calls import PassWatcher
 from latpred.zoo import names
 
 _NO_OPTIONS: dict[str, Any] = {}
@@ -45,16 +54,11 @@ _HANDLERS = tuple(HANDLERS[kind] for kind in Kind)  # by number: a dict would as
 
 
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the ops issued while it is active.
-
-    Parameters
-    ----------
-    host : HostWork or None
-        Watches the Python between the ops and the memory they hold, at some cost.
+    """Records the ops issued while it is active; a watcher adds the Python between them, at some cost.
 
     Attributes
     ----------
-    entries : list[Entry]
+    records : list[OpRecord]
         One for each op, in order.
     nested : list[bool]
         Whether another op issued it, rather than Python.
@@ -63,21 +67,21 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     stale : set[int]
         Storages of real tensors whose values are no longer known.
     generator : torch.Generator
-        Gives the random numbers that the walk needs.
+        Gives the random numbers that the pass needs.
     value : tuple of int and Tensor, or None
-        The last value that was made a tensor of, and the position of its entry.
+        The last value that was made a tensor of, and the position of its record.
     """
 
-    def __init__(self, host: HostWork | None = None) -> None:
+    def __init__(self, watcher: PassWatcher | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.entries: list[OpRecord] = []
+        self.records: list[OpRecord] = []
         self.nested: list[bool] = []
         self.current = ""
         self.stale: set[int] = set()
         self.value: tuple[int, torch.Tensor] | None = None
         self.known, self.infos = CACHE.tables()
         self.generator = torch.Generator().manual_seed(0)
-        self._host = host
+        self.watcher = watcher
         self._depth = 0
         self._inner = 0
 
@@ -89,21 +93,21 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        host = self._host
-        if host is None or self._depth:
+        watcher = self.watcher
+        if watcher is None or self._depth:
             return self._handle(func, args, kwargs or _NO_OPTIONS)
-        host.pause()
+        watcher.pause()
         try:
             return self._handle(func, args, kwargs or _NO_OPTIONS)
         finally:
-            host.resume()
+            watcher.resume()
 
     def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         info = self.infos.get(func)
         if info is None:
             info = self.infos[func] = describe(func)
         self.current = info.name
-        out = _HANDLERS[info.kind](self, func, info, args, options)
+        out = _HANDLERS[info.kind](self, Call(func, info, args, options))
         self.current = ""
         return out
 
@@ -112,16 +116,16 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether what is handled is part of another op."""
         return self._depth > 0
 
-    def record(self, entry: OpRecord, out: Any) -> Any:
-        """Keep one op's entry and pass its result on."""
-        self.entries.append(entry)
+    def record(self, record: OpRecord, out: Any) -> Any:
+        """Keep the record of one op and pass its result on."""
+        self.records.append(record)
         if self._depth:
             self.nested.append(self._inner > 0)
             self._inner += 1
         else:
             self.nested.append(False)
-        if self._host is not None:
-            self._host.after(entry, out)
+        if self.watcher is not None:
+            self.watcher.after(record, out)
         return out
 
     def inside(self, function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -135,12 +139,16 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._depth -= 1
 
+    def finished(self, batch: int, input_bytes: int) -> TracePass:
+        """What was recorded."""
+        return TracePass(batch, self.records, self.nested, input_bytes, self.watcher)
+
 
 _FORMATS = ("contiguous", "channels_last")
 _LOCK = threading.RLock()
 COMPILED = "the model is compiled with torch.compile and priced as eager runs it; for compiled ask for runtime compile"
-FAR = 64  # the largest batch that is walked where no larger one is asked for
-MOST_IDS = 2**15  # integers are computed with: beyond so many of them a walk takes several times as long
+FAR = 64  # the largest batch that is traced where no larger one is asked for
+MOST_IDS = 2**15  # integers are computed with: beyond so many of them a pass takes several times as long
 FIXED_INPUTS = "inputs= gives the same inputs whatever the batch: every batch is predicted as that one"
 SEQUENCE_FIRST = (
     "{} has batch_first=False, so the second dimension of its inputs is its batch, and the first was taken for it: "
@@ -161,9 +169,9 @@ def trace(
     strict: bool = False,
     batches: Sequence[int] = (),
 ) -> ModelGraph:
-    """Walk a model without computing anything and say what one forward pass does, for every batch size.
+    """Trace a model without computing anything and say what one forward pass does, for every batch size.
 
-    The model itself is never changed, moved or run: a twin of its structure on the meta device is walked, in evaluation
+    The model itself is never changed, moved or run: a copy of its structure on the meta device is, in evaluation
     mode and under inference mode whatever mode the model is in. What the model holds (caches, lists, counters, objects
     written in Python) is copied with it, and what the code of its classes and functions keeps elsewhere is put back;
     see "What a prediction leaves alone" in docs/limits.md for the few things that cannot be.
@@ -188,7 +196,7 @@ def trace(
         Refuse ops without a cost formula instead of estimating them from their bytes.
     batches : sequence of int
         Batch sizes that will be asked for. A model whose work is no line in batch, or that takes certain batch sizes
-        alone, is walked at each of them.
+        alone, is traced at each of them.
 
     Returns
     -------
@@ -199,7 +207,7 @@ def trace(
     Raises
     ------
     TraceError
-        When the model cannot be walked; names the op and the module.
+        When the model cannot be traced; names the op and the module.
     UnknownOpError
         With `strict`, for an op without a formula.
     UnknownModelError
@@ -218,77 +226,54 @@ def trace(
         return model
     _check(precision, memory_format, seq, image)
     demand_one(inputs, seq, None if isinstance(model, str) else image)  # by its name a model is built for a size
-    if isinstance(model, str) and not names.is_file(model):
-        with usual_dtype():
-            return _traced(model, inputs, seq, image, precision, memory_format, strict, batches)
-    return _traced(model, inputs, seq, image, precision, memory_format, strict, batches)
-
-
-def _traced(
-    model: torch.nn.Module | str,
-    inputs: Any,
-    seq: int | None,
-    image: int | None,
-    precision: str | None,
-    memory_format: str,
-    strict: bool,
-    batches: Sequence[int],
-) -> ModelGraph:
     name = model if isinstance(model, str) else type(model).__name__
-    if isinstance(model, str):
-        built = names.build(model, seq=seq, image=image)
-        model = built.model
-        given = (
-            Inputs(lambda batch: built.inputs(batch, "meta"), built.input_kind, built.input_size)
-            if inputs is None
-            else from_example(inputs)
-        )
-    elif not isinstance(model, torch.nn.Module):
-        raise UsageError(
-            f"an object of type {type(model).__name__} cannot be traced; give an nn.Module or a model's name"
-        )
-    else:
-        given = derived(model, seq, image) if inputs is None else from_example(inputs)
-    if given.kind == "seq":
-        demand_positions(model, given.size)
-    channels_last = memory_format == "channels_last"
-    with _no_collection():
-        said = (name, precision, memory_format)
-        graph = _walked(model, given, DTYPES.get(precision or ""), channels_last, said, batches)
+    with usual_dtype() if isinstance(model, str) and not names.is_file(model) else nullcontext():
+        module, given = _with_inputs(model, inputs, seq, image)
+        with _no_collection():
+            graph = _graph(module, given, Naming(name, precision, memory_format), batches)
     if strict:
         _demand_known(graph)
-    if inputs is not None and not is_function(inputs) and sequence_first(model):
+    if inputs is not None and not is_function(inputs) and sequence_first(module):
         return msgspec.structs.replace(graph, notes=(*graph.notes, SEQUENCE_FIRST.format(name)))
     return graph
 
 
-def _walked(
-    model: torch.nn.Module,
-    given: Inputs,
-    dtype: torch.dtype | None,
-    channels_last: bool,
-    said: tuple[str, str | None, str],
-    batches: Sequence[int],
-) -> ModelGraph:
+def _with_inputs(
+    model: torch.nn.Module | str, inputs: Any, seq: int | None, image: int | None
+) -> tuple[torch.nn.Module, Inputs]:
+    """The module to trace and what it is called with."""
+    if isinstance(model, str):
+        built = names.build(model, seq=seq, image=image)
+        own = Inputs(lambda batch: built.inputs(batch, "meta"), built.input_kind, built.input_size)
+        module, given = built.model, own if inputs is None else from_example(inputs)
+    elif isinstance(model, torch.nn.Module):
+        module, given = model, derived(model, seq, image) if inputs is None else from_example(inputs)
+    else:
+        raise UsageError(
+            f"an object of type {type(model).__name__} cannot be traced; give an nn.Module or a model's name"
+        )
+    if given.kind == "seq":
+        demand_positions(module, given.size)
+    return module, given
+
+
+def _graph(model: torch.nn.Module, given: Inputs, naming: Naming, batches: Sequence[int]) -> ModelGraph:
     """The graph of a model; one that does not bear a second forward pass, as with a cache that grows, starts anew.
 
     A model that fails then as well takes certain batch sizes alone, or none.
     """
 
     def renew() -> MetaModule:
-        return make_meta_module(model, dtype, channels_last)
+        return make_meta_module(model, DTYPES.get(naming.precision or ""), naming.channels_last)
 
-    def along(tracer: Tracer) -> ModelGraph | None:
+    for each_anew in (None, renew):
+        tracer = Tracer(renew(), given, naming, each_anew)
         try:
-            return tracer.noted(tracer.graph(*said, batches))
+            return tracer.noted(tracer.graph(batches))
         except TraceError:
-            return None
-
-    graph = along(Tracer(renew(), given, channels_last)) or along(Tracer(renew(), given, channels_last, renew))
-    if graph is not None:
-        return graph
-    tracer = Tracer(renew(), given, channels_last)
-    return tracer.noted(tracer.only(batches or (given.batch,), *said))
+            continue
+    tracer = Tracer(renew(), given, naming)
+    return tracer.noted(tracer.only(batches or (given.batch,)))
 
 
 def as_written(graph: ModelGraph) -> ModelGraph:
@@ -298,53 +283,64 @@ def as_written(graph: ModelGraph) -> ModelGraph:
     return msgspec.structs.replace(graph, notes=tuple(note for note in graph.notes if note != COMPILED))
 
 
-class Tracer:
-    """The walks of one model: at batch 2, at a large one, and at 1 to see whether all three are on one line.
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What a graph says of the model that it is of."""
 
-    Where they are not, a walk at 3 tells whether it is batch 1 that differs, or whether there is no line. One more is
+    model: str
+    precision: str | None = None  # the weights' own where it is None
+    memory_format: str = "contiguous"
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether 4-d tensors lie channels-last."""
+        return self.memory_format == "channels_last"
+
+
+class Tracer:
+    """The passes of one model: at batch 2, at a large one, and at 1 to see whether all three are on one line.
+
+    Where they are not, a pass at 3 tells whether it is batch 1 that differs, or whether there is no line. One more is
     made of a model that issues other ops at batch 1, to watch its Python and memory there, or that keeps what it
     computed in its first forward pass.
     """
 
     def __init__(
-        self, meta_model: MetaModule, inputs: Inputs, channels_last: bool, renew: Callable[[], MetaModule] | None = None
+        self, meta_module: MetaModule, inputs: Inputs, naming: Naming, renew: Callable[[], MetaModule] | None = None
     ) -> None:
-        self._meta_model = meta_model
-        self._renew = renew  # makes the twin for the next walk, where each is to have its own
+        self._meta_module = meta_module
+        self._renew = renew  # makes the meta module of the next pass, where each is to have its own
         self._inputs = inputs
-        self._channels_last = channels_last
-        self.compiled = meta_model.compiled  # whether some of it would run under torch.compile
+        self._naming = naming
+        self.compiled = meta_module.compiled  # whether some of it would run under torch.compile
 
-    def graph(
-        self, name: str, precision: str | None, memory_format: str, batches: Sequence[int] | None = None
-    ) -> ModelGraph:
-        """Walk the model and put the walks together; with `batches` look at large ones, and at each without a line."""
+    def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
+        """Put the passes together; with `batches` look at large ones, and without a line at each."""
         with self.alone():
             if batches is None:
-                return self._line(name, precision, memory_format, 3)[0]
+                return self._line(3)[0]
             far = self._far(batches)
-            graph, straight = self._line(name, precision, memory_format, far, asked=far <= max(batches, default=0))
+            graph, straight = self._line(far, asked=far <= max(batches, default=0))
             if straight:
                 fixed = self._inputs.kind == "custom" and not graph.input_bytes.per_sample
                 return msgspec.structs.replace(graph, notes=(FIXED_INPUTS,)) if fixed else graph
-            sizes = dict.fromkeys(batches or (far,))
-            walked = {batch: self._alone(batch, name, precision, memory_format) for batch in sizes}
+            walked = {batch: self._exactly(batch) for batch in dict.fromkeys(batches or (far,))}
             seen = _listed(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
             note = f"{NO_LINE}: walked at {seen}; what is said of any other batch is a guess"
             return msgspec.structs.replace(graph, walked=walked, notes=(note,))
 
-    def graph_at(self, batch: int, name: str, precision: str | None) -> ModelGraph:
+    def graph_at(self, batch: int) -> ModelGraph:
         """The graph of one batch alone: its counts do not depend on batch."""
         with self.alone():
-            return self._exactly(batch, name, precision, "contiguous")
+            return msgspec.structs.replace(self._exactly(batch), only=())
 
-    def only(self, batches: Sequence[int], name: str, precision: str | None, memory_format: str) -> ModelGraph:
+    def only(self, batches: Sequence[int]) -> ModelGraph:
         """The graph of a model that takes certain batch sizes alone, or does other work at each."""
         graphs: dict[int, ModelGraph] = {}
         with self.alone():
             for batch in batches:
                 try:
-                    graphs[batch] = self._alone(batch, name, precision, memory_format)
+                    graphs[batch] = self._exactly(batch)
                 except TraceError as error:
                     if not graphs:
                         raise
@@ -354,80 +350,63 @@ class Tracer:
         walked = graphs if len(graphs) > 1 else {}
         return msgspec.structs.replace(graphs[taken[0]], only=taken, walked=walked, notes=(note,))
 
-    def _alone(self, batch: int, name: str, precision: str | None, memory_format: str) -> ModelGraph:
-        return msgspec.structs.replace(self._exactly(batch, name, precision, memory_format), only=(batch,))
+    def _exactly(self, batch: int) -> ModelGraph:
+        self.one_pass(batch)
+        done = self.one_pass(batch, watched=True)
+        return self._made(Affine(done.input_bytes), ops_exactly(done), only=(batch,))
 
-    def _exactly(self, batch: int, name: str, precision: str | None, memory_format: str) -> ModelGraph:
-        self.walk(batch)
-        host = HostWork(self._meta_model.paths)
-        done = self.walk(batch, host)
-        return self._made(name, precision, memory_format, Affine(done.input_bytes), ops_exactly(done, host), None)
-
-    def _line(
-        self, name: str, precision: str | None, memory_format: str, far: int, *, asked: bool = False
-    ) -> tuple[ModelGraph, bool]:
-        """The graph of the line through batch 2 and a larger one, and whether the walk at `far` is on it."""
+    def _line(self, far: int, *, asked: bool = False) -> tuple[ModelGraph, bool]:
+        """The graph of the line through batch 2 and a larger one, and whether the pass at `far` is on it."""
         large = self._attempt(far) if far > 3 else None
-        three = self.walk(3) if large is None else None
-        # The second walk is the watched one: what Python does only once, filling caches, is behind it.
-        host = HostWork(self._meta_model.paths)
-        two = self.walk(2, host)
-        if large is not None and not same_ops(two.entries, large.entries):
-            large = self.walk(far)
-        one = self.walk(1)
-
-        def made(other: TracePass, ops: tuple[Op, ...], exact: tuple[Op, ...] | None) -> ModelGraph:
-            slope = (other.input_bytes - two.input_bytes) // (other.batch - 2)
-            input_bytes = Affine(two.input_bytes - 2 * slope, slope)
-            return self._made(name, precision, memory_format, input_bytes, ops, exact)
-
-        if large is not None and in_line(one, two, large):
-            ops = ops_through(two, large, host)
-            if is_affine(ops, one, two, large, host):
-                return made(large, ops, None), True
-        three = three or self.walk(3)
-        if not same_ops(two.entries, three.entries):
-            three = self.walk(3)
-        demand_same(two, three, host)
-        ops = ops_through(two, three, host)
-        graph = made(three, ops, self._at_one(one, two, three, ops, host))
+        three = self.one_pass(3) if large is None else None
+        # The second pass is the watched one: what Python does only once, filling caches, is behind it.
+        two = self.one_pass(2, watched=True)
+        if large is not None and not same_ops(two.records, large.records):
+            large = self.one_pass(far)
+        one = self.one_pass(1)
+        if large is not None and on_one_line(one, two, large):
+            ops = ops_through(two, large)
+            if is_affine(ops, one, two, large):
+                return self._made(_input_bytes(two, large), ops), True
+        three = three or self.one_pass(3)
+        if not same_ops(two.records, three.records):
+            three = self.one_pass(3)
+        demand_same(two, three)
+        ops = ops_through(two, three)
+        graph = self._made(_input_bytes(two, three), ops, self._at_one(one, two, three, ops))
         if large is None:
             return graph, not asked or far <= 3
         # A function may have no more samples to give than are asked for.
         short = not asked and graph.input_bytes.at(far) != large.input_bytes
-        return graph, short or in_line(two, three, large)
+        return graph, short or on_one_line(two, three, large)
 
-    def _at_one(
-        self, one: TracePass, two: TracePass, three: TracePass, ops: tuple[Op, ...], host: HostWork
-    ) -> tuple[Op, ...] | None:
+    def _at_one(self, one: TracePass, two: TracePass, three: TracePass, ops: tuple[Op, ...]) -> tuple[Op, ...] | None:
         """The ops of batch 1 where the line does not give them."""
-        if not same_ops(one.entries, two.entries):
-            watched = HostWork(self._meta_model.paths)
-            return ops_exactly(self.walk(1, watched), watched)
-        return None if is_affine(ops, one, two, three, host) else ops_exactly(one, host)
+        if not same_ops(one.records, two.records):
+            return ops_exactly(self.one_pass(1, watched=True))
+        return None if is_affine(ops, one, two, three) else ops_exactly(one, two.watcher)
 
     def _far(self, batches: Sequence[int]) -> int:
-        """The large batch to walk at: the largest asked for, unless so many integers would have to be computed with."""
+        """The large batch to trace: the largest asked for, unless so many integers would have to be computed with."""
         try:
-            with torch.inference_mode():
-                given = arguments(self._inputs, 2, self._meta_model.dtype, self._channels_last)
-        except Exception:  # the walk will say what is wrong
+            given = self._arguments(2)
+        except Exception:  # the pass will say what is wrong
             return 3
         ids = sum(tensor.numel() for tensor in tensors_in(given) if not tensor.is_meta) // 2
         return max(3, min(max((FAR, *batches)), MOST_IDS // max(1, ids)))
 
     def _attempt(self, batch: int) -> TracePass | None:
-        """A walk that may fail, of a batch that nobody may have asked for."""
+        """A pass that may fail, of a batch that nobody may have asked for."""
         try:
-            return self.walk(batch)
+            return self.one_pass(batch)
         except Exception:
-            self._next_meta_model()
+            self._next_meta_module()
             return None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep everything away from some walks, and their traces from everything outside the twin."""
-        with _LOCK, _no_collection(), put_back(self._meta_model.reached.roots), uncompiled() as met:
+        """Keep everything away from some passes, and their traces from everything outside the meta module."""
+        with _LOCK, _no_collection(), put_back(self._meta_module.reached.roots), uncompiled() as met:
             yield
         self.compiled = self.compiled or bool(met)
 
@@ -437,34 +416,34 @@ class Tracer:
 
     def _made(
         self,
-        name: str,
-        precision: str | None,
-        memory_format: str,
         input_bytes: Affine,
         ops: tuple[Op, ...],
-        exact: tuple[Op, ...] | None,
+        ops_at_one: tuple[Op, ...] | None = None,
+        only: tuple[int, ...] = (),
     ) -> ModelGraph:
         return ModelGraph(
-            model=name,
+            model=self._naming.model,
             input_kind=self._inputs.kind,
             input_size=self._inputs.size,
-            precision=precision or precision_name(self._meta_model.format),
-            memory_format=memory_format,
-            parameters=self._meta_model.parameters,
-            parameter_bytes=self._meta_model.parameter_bytes,
+            precision=self._naming.precision or precision_name(self._meta_module.format),
+            memory_format=self._naming.memory_format,
+            parameters=self._meta_module.parameters,
+            parameter_bytes=self._meta_module.parameter_bytes,
             input_bytes=input_bytes,
             ops=ops,
-            ops_at_one=exact,
+            ops_at_one=ops_at_one,
             stack=stack(),
+            only=only,
         )
 
-    def walk(self, batch: int, host: HostWork | None = None) -> TracePass:
+    def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
         """One forward pass at one batch size."""
-        walk, target = self.recorder(host), self.target()
-        with torch.inference_mode(), _LOCK, enabled(), _no_collection():
-            args, options = arguments(self._inputs, batch, self._meta_model.dtype, self._channels_last)
+        recorder = self.recorder(PassWatcher(self._meta_module.paths) if watched else None)
+        target = self.target()
+        with torch.inference_mode(), _LOCK, fast_paths_on_meta(), _no_collection():
+            args, options = self._arguments(batch)
             try:
-                with walk, host or nullcontext():
+                with recorder, recorder.watcher or nullcontext():
                     target(*args, **options)
             except SystemExit as end:
                 raise TraceError(
@@ -475,25 +454,29 @@ class Tracer:
             except LatpredError:
                 raise
             except Exception as error:
-                raise TraceError(self._failure(walk, error, batch)) from error
-        self._next_meta_model()
-        return TracePass(batch, walk.entries, walk.nested, nbytes(args, options))
+                raise TraceError(self._failure(recorder, error, batch)) from error
+        self._next_meta_module()
+        return recorder.finished(batch, nbytes(args, options))
 
-    def _next_meta_model(self) -> None:
+    def _arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        with torch.inference_mode():
+            return arguments(self._inputs, batch, self._meta_module.dtype, self._naming.channels_last)
+
+    def _next_meta_module(self) -> None:
         if self._renew is not None:
-            self._meta_model = self._renew()
+            self._meta_module = self._renew()
 
-    def recorder(self, host: HostWork | None) -> TraceRecorder:
-        """What records one walk."""
-        return TraceRecorder(host)
+    def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
+        """What records one pass."""
+        return TraceRecorder(watcher)
 
     def target(self) -> Callable[..., Any]:
         """What is called with the inputs: the model itself."""
-        return self._meta_model.module
+        return self._meta_module.module
 
-    def _failure(self, walk: TraceRecorder, error: Exception, batch: int) -> str:
+    def _failure(self, recorder: TraceRecorder, error: Exception, batch: int) -> str:
         message = (" ".join(str(error).split()) or "no message").rstrip(".")
-        op = f" at {walk.current}" if walk.current else ""
+        op = f" at {recorder.current}" if recorder.current else ""
         return (
             f"the forward pass failed{op} in {self._where(error)} at batch {batch}: "
             f"{type(error).__name__}: {message}; check the model and the shapes of its inputs (inputs=, seq=, image=)"
@@ -505,7 +488,7 @@ class Tracer:
         if self._inputs.kind == "custom":
             return ""
         made = self._inputs.make(batch)
-        call = example_call(self._meta_model.module, made if isinstance(made, dict) else ())
+        call = example_call(self._meta_module.module, made if isinstance(made, dict) else ())
         return f"; it may need several, as in {call}" if call else ""
 
     def _where(self, error: BaseException) -> str:
@@ -515,7 +498,7 @@ class Tracer:
         while trail is not None:
             code = trail.tb_frame.f_code
             if code is call:
-                path = self._meta_model.paths.get(id(trail.tb_frame.f_locals["self"]), path)
+                path = self._meta_module.paths.get(id(trail.tb_frame.f_locals["self"]), path)
             elif not code.co_filename.startswith(_OWN):
                 line = f" ({Path(code.co_filename).name}:{trail.tb_lineno})"
             trail = trail.tb_next
@@ -526,6 +509,10 @@ _ADVICE = "which no trace can know; take that part out of forward, or trace the 
 _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
+def _input_bytes(two: TracePass, other: TracePass) -> Affine:
+    return Affine.through((2, two.input_bytes), (other.batch, other.input_bytes))
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Keep the garbage collector away for a few milliseconds: what it frees, and when, would be counted as the model's.
@@ -533,25 +520,25 @@ def _no_collection() -> Iterator[None]:
     It has one switch for all threads, so the first who asks turns it off and the last who leaves turns it on again.
     """
     with _COLLECTION.lock:
-        if not _COLLECTION.walks:
+        if not _COLLECTION.passes:
             _COLLECTION.enabled_before = gc.isenabled()
             gc.disable()
-        _COLLECTION.walks += 1
+        _COLLECTION.passes += 1
     try:
         yield
     finally:
         with _COLLECTION.lock:
-            _COLLECTION.walks -= 1
-            if not _COLLECTION.walks and _COLLECTION.enabled_before:
+            _COLLECTION.passes -= 1
+            if not _COLLECTION.passes and _COLLECTION.enabled_before:
                 gc.enable()
 
 
 class _Collection:
-    """How many walks want no collection, and whether there was any before."""
+    """How many passes want no collection, and whether there was any before."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.walks = 0
+        self.passes = 0
         self.enabled_before = True
 
 

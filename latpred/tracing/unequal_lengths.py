@@ -1,8 +1,8 @@
 """Graphs of batches whose sequences have unequal lengths: padded, nested, or packed into one row.
 
-Every op's work is at most quadratic in the number of tokens, for each sequence by itself; so walks at three lengths
+Every op's work is at most quadratic in the number of tokens, for each sequence by itself; so traces at three lengths
 give it for any, and a packed batch does the sum over its sequences: rows of products and elements add up as tokens,
-scores as their squares. That is what attention kernels for packed rows do (varlen); latpred does not walk one.
+scores as their squares. That is what attention kernels for packed rows do (varlen); latpred does not trace one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 import msgspec
@@ -19,15 +19,15 @@ from torch import nn
 
 from latpred.errors import TraceError, UsageError
 from latpred.graph.dtypes import dtype_of
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
 from latpred.ops.classes import host_class
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, example_tokens
-from latpred.tracing.meta_module import make_meta_module
+from latpred.tracing.meta_module import layer_around, make_meta_module
 from latpred.tracing.op_record import OpRecord, dtype_name
-from latpred.tracing.python_calls import HostWork
+from latpred.tracing.python_calls import PassWatcher
 from latpred.tracing.text_generation import longest
-from latpred.tracing.tracer import Tracer, TraceRecorder, trace
+from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, trace
 from latpred.zoo import names
 
 Tensor = torch.Tensor
@@ -38,15 +38,17 @@ UNWATCHED = "nested tensors on CUDA: the kernels are known from torch's source, 
 def trace_nested(
     encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int, *, target: str, precision: str | None = None
 ) -> ModelGraph:
-    """Walk an encoder on sequences of these lengths, given padded."""
+    """Trace an encoder on sequences of these lengths, given padded."""
     reason = _why_not(encoder)
     if reason:
         raise UsageError(
             f"this encoder does not run nested: {reason}. Ask for execution='padded', or build it so that it does"
         )
-    meta_model = make_meta_module(encoder, None if precision is None else dtype_of(precision))
-    tracer = _NestedTracer(meta_model, _inputs(encoder, lengths, padded_to), tuple(lengths), target)
-    graph = tracer.graph_at(len(lengths), type(encoder).__name__, precision)
+    meta_module = make_meta_module(encoder, None if precision is None else dtype_of(precision))
+    inputs = Inputs(padded_inputs(encoder, lengths, padded_to), "seq", padded_to)
+    tracer = _NestedTracer(meta_module, inputs, Naming(type(encoder).__name__, precision))
+    tracer.lengths, tracer.on = tuple(lengths), target
+    graph = tracer.graph_at(len(lengths))
     return msgspec.structs.replace(graph, notes=(UNWATCHED,) if target == "cuda" else ())
 
 
@@ -63,16 +65,17 @@ def padded_inputs(encoder: nn.TransformerEncoder, lengths: Sequence[int], padded
     first = bool(encoder.layers[0].self_attn.batch_first)
 
     def make(batch: int) -> dict[str, Tensor]:
-        chosen = torch.tensor([lengths[index % len(lengths)] for index in range(batch)])
         shape = (batch, padded_to, width) if first else (padded_to, batch, width)
-        mask = torch.arange(padded_to)[None] >= chosen[:, None]
+        mask = ~_present(lengths, padded_to, batch)
         return {"src": torch.empty(shape, device="meta"), "src_key_padding_mask": mask}
 
     return make
 
 
-def _inputs(encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int) -> Inputs:
-    return Inputs(padded_inputs(encoder, lengths, padded_to), "seq", padded_to)
+def _present(lengths: Sequence[int], padded_to: int, batch: int) -> Tensor:
+    """Which tokens of a batch are no padding; lengths repeat."""
+    chosen = torch.tensor([lengths[index % len(lengths)] for index in range(batch)])
+    return torch.arange(padded_to)[None] < chosen[:, None]
 
 
 def _why_not(encoder: nn.TransformerEncoder) -> str:
@@ -85,26 +88,24 @@ def _why_not(encoder: nn.TransformerEncoder) -> str:
 
 
 class _NestedTracer(Tracer):
-    """One walk of one batch."""
+    """Traces one batch of sequences of certain lengths on a kind of device."""
 
-    def __init__(self, meta_model: Any, inputs: Inputs, lengths: tuple[int, ...], target: str) -> None:
-        super().__init__(meta_model, inputs, channels_last=False)
-        self._lengths, self._target = lengths, target
+    lengths: tuple[int, ...]
+    on: str
 
-    def recorder(self, host: HostWork | None) -> TraceRecorder:
-        """A walk that knows the lengths."""
-        return _NestedWalk(host, self._lengths, self._target)
+    def recorder(self, watcher: PassWatcher | None) -> TraceRecorder:
+        """One that knows the lengths."""
+        return _NestedRecorder(watcher, self.lengths, self.on)
 
 
-class _NestedWalk(TraceRecorder):  # type: ignore[no-untyped-call]
+class _NestedRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
     """Replaces the ops that make, take apart or run nested tensors."""
 
-    def __init__(self, host: HostWork | None, lengths: tuple[int, ...], target: str) -> None:
-        super().__init__(host)
-        self._lengths = lengths
-        kernels = _Cuda(self, lengths) if target == "cuda" else _Cpu(self, lengths)
+    def __init__(self, watcher: PassWatcher | None, lengths: tuple[int, ...], target: str) -> None:
+        super().__init__(watcher)
+        kernels = (_Cuda if target == "cuda" else _Cpu)(self, lengths)
         self._replaced: dict[str, Callable[..., Any]] = {
-            "_nested_tensor_from_mask_left_aligned": self._aligned,
+            "_nested_tensor_from_mask_left_aligned": _left_aligned,
             "_nested_tensor_from_mask": kernels.from_mask,
             "_transformer_encoder_layer_fwd": kernels.layer,
             "to_padded_tensor": kernels.to_padded,
@@ -116,11 +117,11 @@ class _NestedWalk(TraceRecorder):  # type: ignore[no-untyped-call]
             return super()._handle(func, args, options)
         return self.inside(replacement, args, options)
 
-    def _aligned(self, src: Tensor, mask: Tensor) -> bool:
-        sizes = lengths_of(mask)
-        total = mask.cumsum(1).select(1, -1)
-        aten.equal(sizes, total)
-        return True
+
+def _left_aligned(src: Tensor, mask: Tensor) -> bool:
+    sizes = lengths_of(mask)
+    aten.equal(sizes, mask.cumsum(1).select(1, -1))
+    return True
 
 
 def lengths_of(mask: Tensor) -> Tensor:
@@ -132,8 +133,8 @@ def lengths_of(mask: Tensor) -> Tensor:
 class _Kernels:
     """What is the same on every device: a layer of an encoder between its conversions."""
 
-    def __init__(self, walk: _NestedWalk, lengths: tuple[int, ...]) -> None:
-        self.walk, self.lengths = walk, lengths
+    def __init__(self, recorder: TraceRecorder, lengths: tuple[int, ...]) -> None:
+        self.recorder, self.lengths = recorder, lengths
         self.sizes = torch.tensor(lengths)[:, None]
 
     def from_mask(self, src: Tensor, mask: Tensor, mask_check: bool = True) -> Tensor:
@@ -156,23 +157,7 @@ class _Kernels:
 
     def layer(self, src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
         """One encoder layer."""
-        attention, (gelu, norm_first, eps), norms, feed = rest[:4], rest[4:7], rest[7:11], rest[11:15]
-        x = src[0]
-
-        def norm(value: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return aten.layer_norm(value, [embed_dim], weight, bias, eps)  # type: ignore[no-any-return]
-
-        entered = norm(x, *norms[:2]) if norm_first else x
-        entered = self.attention(entered, num_heads, attention)
-        entered = entered.add_(x)
-        if not norm_first:
-            entered = norm(entered, *norms[:2])
-        kept = entered
-        if norm_first:
-            entered = norm(entered, *norms[2:])
-        entered = aten._addmm_activation(feed[1], entered, feed[0].t(), use_gelu=gelu)
-        entered = aten.addmm(feed[3], entered, feed[2].t()).add_(kept)
-        return (entered if norm_first else norm(entered, *norms[2:]))[None]
+        return layer_around(lambda x: self.attention(x, num_heads, rest[:4]), src[0], embed_dim, *rest[4:15])[None]
 
 
 class _Cpu(_Kernels):
@@ -193,7 +178,7 @@ class _Cpu(_Kernels):
         tokens = torch.empty(sum(self.lengths) * padded.shape[-1], dtype=padded.dtype, device="meta")
         dims = {"rows": tokens.numel(), "cols": 1}
         read = (padded.numel() + mask.numel()) * padded.dtype.itemsize
-        return _issue(self.walk, "masked_select", "index.gather", dims, tokens, 0, read)  # type: ignore[no-any-return]
+        return _issue(self.recorder, "masked_select", "index.gather", dims, tokens, 0, read)  # type: ignore[no-any-return]
 
     def with_padding(self, tokens: Tensor, longest: int) -> Tensor:
         """(tokens, width) to (batch, longest, width)."""
@@ -237,7 +222,7 @@ class _Cuda(_Kernels):
 
     def known(self, sizes: Tensor) -> Tensor:
         dims = {"numel": len(sizes), "run": len(sizes)}
-        made: Tensor = _issue(self.walk, "to", "copy", dims, sizes, 0, 8 * len(sizes), syncs=1)
+        made: Tensor = _issue(self.recorder, "to", "copy", dims, sizes, 0, 8 * len(sizes), syncs=1)
         return made
 
     def without_padding(self, padded: Tensor, sizes: Tensor) -> Tensor:
@@ -255,7 +240,7 @@ class _Cuda(_Kernels):
 
     def _converted(self, name: str, source: Tensor, out: Tensor) -> Tensor:
         dims = {"numel": out.numel(), "run": out.shape[-1]}
-        return _issue(self.walk, name, "copy", dims, out, 0, source.numel() * source.dtype.itemsize)  # type: ignore[no-any-return]
+        return _issue(self.recorder, name, "copy", dims, out, 0, source.numel() * source.dtype.itemsize)  # type: ignore[no-any-return]
 
     def attention(self, x: Tensor, heads: int, weights: tuple[Tensor, ...]) -> Tensor:
         qkv_weight, qkv_bias, proj_weight, proj_bias = weights
@@ -276,7 +261,7 @@ class _Cuda(_Kernels):
             "masked": 0,
         }
         read = 3 * x.numel() * x.dtype.itemsize
-        _issue(self.walk, "scaled_dot_product_attention", "attention", dims, out, 2 * squares * x.shape[1], read)
+        _issue(self.recorder, "scaled_dot_product_attention", "attention", dims, out, 2 * squares * x.shape[1], read)
         out = out.view(1, -1, heads, size).transpose(1, 2).reshape(out.shape)
         return aten.linear(out, proj_weight, proj_bias)  # type: ignore[no-any-return]
 
@@ -286,7 +271,7 @@ def _pad(part: Tensor, longest: int) -> Tensor:
 
 
 def _issue(
-    walk: TraceRecorder,
+    recorder: TraceRecorder,
     op: str,
     family: str,
     dims: dict[str, int],
@@ -297,23 +282,25 @@ def _issue(
 ) -> Any:
     """Record a kernel that no op of the meta device stands for."""
     written = out.numel() * out.dtype.itemsize
-    entry = OpRecord(
+    record = OpRecord(
         name=f"aten::{op}",
         host_class=host_class(op, family),
         nested_class=host_class(op, family, nested=True),
         family=family,
         dtype=dtype_name(out.dtype),
-        dims=tuple(dims),
-        counts=(macs, 0, read_bytes, written, written, *dims.values()),
+        dims=dims,
+        macs=macs,
+        read_bytes=read_bytes,
+        write_bytes=written,
+        new_bytes=written,
         launches=1,
         syncs=syncs,
-        estimated=False,
     )
-    return walk.record(entry, out)
+    return recorder.record(record, out)
 
 
 PACKED = "an estimate: work as of one row of all tokens, with an attention kernel that keeps sequences apart (varlen)"
-_WALKED = (16, 32, 48)
+_TRACED = (16, 32, 48)
 _WHAT = "lengths= is for transformers models of tokens and for nn.TransformerEncoder"
 
 
@@ -327,35 +314,8 @@ def trace_lengths(
     target: str = "cpu",
     precision: str | None = None,
 ) -> ModelGraph:
-    """Walk a model on sequences of unequal lengths.
+    """Trace a model on sequences of unequal lengths.
 
-    Parameters
-    ----------
-    model : nn.Module or str
-        A transformers model of tokens, its name, or an nn.TransformerEncoder.
-    lengths : sequence of int
-        Tokens of each sequence.
-    padded_to : int
-        Tokens that each has with its padding.
-    execution : {"padded", "nested", "packed"}
-        Everything at the padded length; as torch's nested tensors (nn.TransformerEncoder); or as one packed row.
-    target : str
-        Kind of device: "cpu" or "cuda".
-    precision : str, optional
-        As for `latpred.trace`.
-
-    Returns
-    -------
-    ModelGraph
-        Padded: for every batch. Else for this very batch: its counts do not depend on batch.
-
-    Raises
-    ------
-    UsageError
-        When the model takes no lengths, or not as long ones.
-
-    Examples
-    --------
     >>> graph = trace_lengths("bert-base-uncased", [12, 40, 7], 40, "packed")
     >>> graph.macs() < trace_lengths("bert-base-uncased", [12, 40, 7], 40, "padded").macs(batch=3)
     True
@@ -402,8 +362,7 @@ def _masked(module: Any, lengths: Sequence[int], padded_to: int) -> Callable[[in
 
     def make(batch: int) -> dict[str, torch.Tensor]:
         # The shortest come first, so that a batch has padding wherever the one asked for has.
-        chosen = torch.tensor([lengths[index % len(lengths)] for index in range(batch)])
-        mask = (torch.arange(padded_to)[None] < chosen[:, None]).to(torch.int64)
+        mask = _present(lengths, padded_to, batch).to(torch.int64)
         return {"input_ids": example_tokens(batch, padded_to, "meta", vocabulary), "attention_mask": mask}
 
     return make
@@ -411,66 +370,52 @@ def _masked(module: Any, lengths: Sequence[int], padded_to: int) -> Callable[[in
 
 def _packed(module: Any, lengths: Sequence[int], padded_to: int, precision: str | None) -> ModelGraph:
     most = longest(module)
-    at = _WALKED if most is None or most >= _WALKED[-1] else tuple(max(1, most // share) for share in (3, 2, 1))
-    walks = [trace(module, seq=size, precision=precision) for size in at]
-    first = walks[0]
-    if len({tuple((op.name, op.family, tuple(op.dims)) for op in walk.ops) for walk in walks}) > 1:
+    at = _TRACED if most is None or most >= _TRACED[-1] else tuple(max(1, most // share) for share in (3, 2, 1))
+    graphs = [trace(module, seq=size, precision=precision) for size in at]
+    if len({tuple((op.name, op.family, tuple(op.dims)) for op in graph.ops) for graph in graphs}) > 1:
         raise TraceError("the model issues different ops at different lengths; ask for execution='padded'")
     sums = _Sums(at, lengths)
-    ops = tuple(_op(group, sums) for group in zip(*(walk.ops for walk in walks), strict=True))
-    inputs = Affine(sums.total([walk.input_bytes for walk in walks]))
-    return msgspec.structs.replace(first, ops=ops, ops_at_one=None, input_kind="seq", input_bytes=inputs)
+    ops = tuple(_op(group, sums) for group in zip(*(graph.ops for graph in graphs), strict=True))
+    inputs = Affine(sums.total([graph.input_bytes for graph in graphs]))
+    return msgspec.structs.replace(graphs[0], ops=ops, ops_at_one=None, input_kind="seq", input_bytes=inputs)
 
 
 class _Sums:
-    """Sums over sequences of what was walked at three lengths, as the parabola through the three."""
+    """Sums over sequences of what was traced at three lengths, as the parabola through the three."""
 
     def __init__(self, at: Sequence[int], lengths: Sequence[int]) -> None:
         self._at, self._lengths = at, lengths
         self._typical = isqrt(sum(length * length for length in lengths) // len(lengths))
         self._known: dict[tuple[Affine, ...], int] = {}
 
-    def total(self, lines: Sequence[Affine]) -> int:
+    def total(self, counts: Sequence[Affine]) -> int:
         """Of a count: what each sequence adds, and once what does not depend on their number."""
-        key = tuple(lines)
+        key = tuple(counts)
         if key not in self._known:
-            each = [Fraction(line.per_sample) for line in lines]
-            once = [Fraction(line.constant) for line in lines]
+            each = [count.per_sample for count in counts]
+            once = [count.constant for count in counts]
             whole = sum(self._value(each, length) for length in self._lengths) + self._value(once, max(self._lengths))
             self._known[key] = max(0, round(whole))
         return self._known[key]
 
-    def dim(self, lines: Sequence[Affine]) -> int:
+    def dim(self, sizes: Sequence[Affine]) -> int:
         """Of a dimension: summed where it grows with the batch, else that of a sequence whose square is the mean."""
-        if any(line.per_sample for line in lines):
-            return self.total(lines)
-        return max(0, round(self._value([Fraction(line.constant) for line in lines], self._typical)))
+        if any(size.per_sample for size in sizes):
+            return self.total(sizes)
+        return max(0, round(self._value([size.constant for size in sizes], self._typical)))
 
-    def _value(self, values: Sequence[Fraction], length: int) -> Fraction:
+    def _value(self, values: Sequence[int], length: int) -> Fraction:
+        """Lagrange's form of the parabola, without rounding."""
         if len(set(values)) == 1:
-            return values[0]
+            return Fraction(values[0])
         total = Fraction(0)
-        for index, value in enumerate(values):
-            others = [size for place, size in enumerate(self._at) if place != index]
-            share = Fraction(1)
-            for size in others:
-                share *= Fraction(length - size, self._at[index] - size)
-            total += value * share
+        for here, value in zip(self._at, values, strict=True):
+            others = [size for size in self._at if size != here]
+            total += value * prod(Fraction(length - size, here - size) for size in others)
         return total
 
 
 def _op(group: Sequence[Op], sums: _Sums) -> Op:
-    first = group[0]
-
-    def total(name: str) -> Affine:
-        return Affine(sums.total([getattr(op, name) for op in group]))
-
-    return msgspec.structs.replace(
-        first,
-        dims={name: Affine(sums.dim([op.dims[name] for op in group])) for name in first.dims},
-        macs=total("macs"),
-        weight_bytes=total("weight_bytes"),
-        read_bytes=total("read_bytes"),
-        write_bytes=total("write_bytes"),
-        live_bytes=total("live_bytes"),
-    )
+    dims = {name: Affine(sums.dim([op.dims[name] for op in group])) for name in group[0].dims}
+    counts = {name: Affine(sums.total([getattr(op, name) for op in group])) for name in COUNTS}
+    return msgspec.structs.replace(group[0], dims=dims, **counts)

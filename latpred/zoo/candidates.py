@@ -1,4 +1,4 @@
-"""Candidates of a search: whatever a searcher holds of an architecture becomes a module that can be walked.
+"""Candidates of a search: whatever a searcher holds of an architecture becomes a module that can be traced.
 
 A function that builds a model is called on the meta device with initialisation off, so that neither memory nor random
 numbers are spent on weights that nobody looks at.
@@ -43,18 +43,6 @@ def title(candidate: Any) -> str:
 def traceable(candidate: Any) -> Traceable:
     """A module, a name or a graph from any candidate.
 
-    Parameters
-    ----------
-    candidate : nn.Module, str, path, ModelGraph, transformers config or callable
-        A config becomes its base model (`AutoModel`). A callable takes no arguments and returns a module or a graph.
-
-    Raises
-    ------
-    UsageError
-        When it is none of these, or does not build.
-
-    Examples
-    --------
     >>> traceable(lambda: torch.nn.Linear(4, 4)).weight.device.type
     'meta'
     """

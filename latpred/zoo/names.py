@@ -51,26 +51,12 @@ def registered(library: str) -> tuple[str, ...]:
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One published model.
+    """One published model."""
 
-    Attributes
-    ----------
-    model : str
-        transformers class of the network; its config class follows from it.
-    kind : str
-        "seq", "image", "audio", or "custom" for what has several inputs.
-    size : int
-        Tokens, pixels or samples it is measured with unless asked otherwise.
-    config : dict
-        Arguments of the config class.
-    aliases : tuple of str
-        Other names.
-    """
-
-    model: str
-    kind: str = msgspec.field(name="takes")
-    size: int
-    config: dict[str, Any] = {}
+    model: str  # transformers class of the network; its config class follows from it
+    kind: str = msgspec.field(name="takes")  # "seq", "image", "audio", or "custom" for what has several inputs
+    size: int  # tokens, pixels or samples that it is measured with unless asked otherwise
+    config: dict[str, Any] = {}  # arguments of the config class
     aliases: tuple[str, ...] = ()
 
 
@@ -100,28 +86,17 @@ _ATTENTION: ContextVar[str | None] = ContextVar("attention", default=None)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model built by name.
+    """A model built by name, in evaluation mode.
 
-    Attributes
-    ----------
-    model : torch.nn.Module
-        In evaluation mode.
-    inputs : Callable[[int, str], Any]
-        Makes a batch of a given size on a device, a tuple or a dict of keyword arguments; on "meta" only floating-point
-        tensors are meta tensors, since Python may read the others.
-    name : str
-        The name in full.
-    input_kind : str
-        "seq", "image", "audio" or "custom".
-    input_size : int
-        Tokens, pixels or samples; 0 for custom inputs.
+    `inputs` makes a batch of a given size on a device, a tuple or a dict of keyword arguments; on "meta" only
+    floating-point tensors are meta tensors, since Python may read the others.
     """
 
     model: torch.nn.Module
     inputs: Callable[[int, str], Any]
-    name: str
-    input_kind: str
-    input_size: int
+    name: str  # in full
+    input_kind: str  # "seq", "image", "audio" or "custom"
+    input_size: int  # tokens, pixels or samples; 0 for custom inputs
 
 
 def known() -> list[str]:
@@ -134,7 +109,7 @@ def listing(*, libraries: bool = False) -> list[dict[str, Any]]:
 
     `libraries` adds what the installed torchvision and timm have, whose usual sizes are not told (0).
     """
-    found: list[dict[str, Any]] = [
+    published: list[dict[str, Any]] = [
         {"name": name, "takes": row.kind, "size": row.size, "aliases": list(row.aliases)}
         for name, row in ARCHITECTURES.items()
     ]
@@ -142,7 +117,9 @@ def listing(*, libraries: bool = False) -> list[dict[str, Any]]:
     listed = {f"{library}:{name}": [name] for library in asked for name in of_library(library)}
     for short, full in SHORT.items():
         listed.setdefault(full, [full.partition(":")[2]]).insert(0, short)
-    return found + [{"name": name, "takes": "image", "size": 0, "aliases": others} for name, others in listed.items()]
+    return published + [
+        {"name": name, "takes": "image", "size": 0, "aliases": others} for name, others in listed.items()
+    ]
 
 
 @contextmanager
@@ -163,29 +140,11 @@ def attention_asked() -> str | None:
 def build(
     name: str, *, seq: int | None = None, image: int | None = None, device: str = "meta", precision: str = "fp32"
 ) -> Built:
-    """Build a model by name.
+    """Build a model by name, its structure alone on "meta", with random weights elsewhere.
 
-    Parameters
-    ----------
-    name : str
-        One of `known()` or another of its names ("bert-base", "google/mobilebert-uncased"), "torchvision:NAME",
-        "timm:NAME", either without its library where nothing else goes by the name, or "path/file.py:FUNCTION" for a
-        function without arguments that returns a model, or a model and an example of its inputs.
-    seq : int, optional
-        Tokens, or samples of audio.
-    image : int, optional
-        Pixels of a side.
-    device : str
-        "meta" builds the structure alone; any other device gets random weights.
-    precision : {"fp32", "tf32", "fp16", "bf16"}
-        Dtype of the weights and of floating-point inputs.
-
-    Raises
-    ------
-    UnknownModelError
-        Suggesting the nearest names.
-    MissingPackageError
-        When torchvision or timm is asked for and not there, or when an installed package is broken.
+    A name is one of `known()` or another of its names ("bert-base", "google/mobilebert-uncased"), "torchvision:NAME",
+    "timm:NAME", either without its library where nothing else goes by the name, or "path/file.py:FUNCTION" for a
+    function without arguments that returns a model, or a model and an example of its inputs.
     """
     dtype = dtype_of(precision)
     if name.lower().endswith(".onnx"):
@@ -243,22 +202,14 @@ def is_config(value: object) -> bool:
 
 
 def build_config(config: Any) -> torch.nn.Module:
-    """The base model of a transformers config, on the meta device.
-
-    Raises
-    ------
-    UnknownModelError
-        When transformers has no model for the config.
-    MissingPackageError
-        When transformers cannot be used.
-    """
+    """The base model of a transformers config, on the meta device."""
     mapping = import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING_NAMES
-    found = mapping.get(config.model_type)
-    if found is None:
+    base = mapping.get(config.model_type)
+    if base is None:
         raise UnknownModelError(
             f"transformers has no base model for a {type(config).__name__}; give a function that builds the model"
         )
-    model_class = _transformers_class(found if isinstance(found, str) else found[0])
+    model_class = _transformers_class(base if isinstance(base, str) else base[0])
     if _ATTENTION.get() is not None:
         config = model_class.config_class.from_dict(config.to_dict(), attn_implementation=_ATTENTION.get())
     with Unweighted():
@@ -317,10 +268,8 @@ def _cast(example: Callable[[int, str], Any], dtype: torch.dtype) -> Callable[[i
 def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Module:
     model_class, options = _transformers_class(row.model), dict(row.config)
     if row.kind == "image" and "Swin" not in row.model:
-        options.setdefault("image_size", size)
-        options["image_size"] = (
-            size if "patch_size" not in options or row.model.startswith("ViT") else options["image_size"]
-        )
+        fixed = "patch_size" in options and not row.model.startswith("ViT")
+        options["image_size"] = options.get("image_size", size) if fixed else size
     if _ATTENTION.get() is not None:
         options["attn_implementation"] = _ATTENTION.get()
     config = model_class.config_class(**options)
@@ -330,13 +279,13 @@ def _from_transformers(row: Architecture, size: int, device: str) -> torch.nn.Mo
 
 def _transformers_class(name: str) -> Any:
     try:
-        return getattr(import_module("transformers"), name)
-    except (ImportError, RuntimeError, AttributeError) as error:
-        if not _torchvision_broken():
-            raise broken("transformers", error) from error
-    try:
-        with _without_torchvision():
+        try:
             return getattr(import_module("transformers"), name)
+        except (ImportError, RuntimeError, AttributeError):
+            if not _torchvision_broken():
+                raise
+            with _without_torchvision():
+                return getattr(import_module("transformers"), name)
     except (ImportError, RuntimeError, AttributeError) as error:
         raise broken("transformers", error) from error
 
@@ -434,11 +383,10 @@ def of_library(library: str) -> list[str]:
 def _in_a_library(name: str) -> str:
     """The name in full of a model that only a library knows; none is imported to find out."""
     listed = {library: registered(library) or of_library(library) for library in _LIBRARIES}
-    if ":" not in name:
-        for library, others in listed.items():
-            for other in others:
-                if canonical(other) == canonical(name):
-                    return f"{library}:{other}"
+    for library, others in listed.items():
+        for other in others:
+            if canonical(other) == canonical(name):
+                return f"{library}:{other}"
     missing = [library for library, others in listed.items() if not others]
     raise _unknown(name, [*_ALIASES, *SHORT, *(other for others in listed.values() for other in others)], missing)
 

@@ -29,20 +29,7 @@ _PATHS = ("/", "./", "../", "~/")
 def build_from_file(
     name: str, device: str, seq: int | None, image: int | None
 ) -> tuple[torch.nn.Module, Example, str, int]:
-    """Call the function that "path/file.py:function" names.
-
-    Returns
-    -------
-    model, inputs, kind, size
-        The model, a function of batch and device that makes its inputs, and what kind of inputs they are.
-
-    Raises
-    ------
-    UnknownModelError
-        When there is no such file or function.
-    UsageError
-        When the function fails or returns something else than a model, or a model and an example of its inputs.
-    """
+    """Call the function that "path/file.py:function" names."""
     path, _, function = name.rpartition(":")
     build = _function(Path(path), function)
     made = _call(build, name, device)
@@ -58,25 +45,13 @@ def build_from_file(
 
 
 def demand_there(path: str) -> None:
-    """Refuse the path of a file that is not there.
-
-    Raises
-    ------
-    UnknownModelError
-        Naming it.
-    """
+    """Refuse the path of a file that is not there."""
     if not Path(path).exists():
         raise UnknownModelError(f"there is no file {path!r}; check the path, and the folder that it starts from")
 
 
 def demand_no_path(name: str) -> None:
-    """Refuse what is no name but the path of a file, there or not.
-
-    Raises
-    ------
-    UnknownModelError
-        Saying what is missing: the file, or what of it is the model.
-    """
+    """Refuse what is no name but the path of a file, there or not."""
     path = Path(name)
     if path.suffix.lower() not in _SUFFIXES and not name.startswith(_PATHS):
         return

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from latpred.ops import Work, formula_of
-from latpred.ops.classes import host_class, quiet_class, sync_class
+from latpred.ops.classes import host_class, no_launch_class, sync_class
 from latpred.ops.families import DIMS, root
 
 
@@ -151,9 +151,9 @@ def test_dispatch_classes_go_from_general_to_special() -> None:
     assert host_class("add_", "elementwise.add") == "elementwise.add"
     assert host_class("batch_norm", "batch_norm") == "norm.batch_norm"
     assert host_class("bmm", "bmm", nested=True) == "bmm.nested.bmm"
-    assert quiet_class("transpose", view=True) == "view.transpose"
-    assert quiet_class("empty_like", view=False) == "factory.empty_like"
-    assert quiet_class("dropout", view=False) == "free.dropout"
+    assert no_launch_class("transpose", view=True) == "view.transpose"
+    assert no_launch_class("empty_like", view=False) == "factory.empty_like"
+    assert no_launch_class("dropout", view=False) == "free.dropout"
     assert sync_class("_local_scalar_dense") == "sync.item"
 
 

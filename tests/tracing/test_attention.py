@@ -133,8 +133,8 @@ def test_replaced_layers_compute_the_same_numbers(norm_first: bool, activation: 
     with torch.inference_mode():
         direct = layer(x)
         with TraceRecorder():
-            walked = layer(x)
-    torch.testing.assert_close(walked, direct)
+            recorded = layer(x)
+    torch.testing.assert_close(recorded, direct)
 
 
 def test_fused_attention_is_followed_by_no_copy_that_no_device_makes() -> None:

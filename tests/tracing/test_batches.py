@@ -102,7 +102,7 @@ def test_a_batch_too_large_for_a_runtimes_tools_is_estimated() -> None:
     assert any("at batch 1024 alone onnxruntime was not asked" in note for note in graph.notes)
 
 
-def test_each_batch_of_a_curve_is_predicted_from_its_own_walk() -> None:
+def test_each_batch_of_a_curve_is_predicted_from_its_own_pass() -> None:
     few, many = Above(8), nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
     curve = predicted(few, [4, 16])
     assert curve[0].latency_ms == pytest.approx(predicted(nn.Linear(WIDTH, WIDTH), [4])[0].latency_ms, rel=0.2)
@@ -129,7 +129,7 @@ def test_a_graph_says_that_it_is_no_line() -> None:
         latpred.max_batch(more, 1.0, device="epyc-shared")
 
 
-def test_many_candidates_are_walked_at_each_batch() -> None:
+def test_many_candidates_are_traced_at_each_batch() -> None:
     table = latpred.predict_many([Pairs(), Above(8)], batch=[4, 100], inputs=ONE_SAMPLE, device="epyc-shared")
     assert table.macs.tolist() == [
         *(layer_macs(b) + b * b * WIDTH for b in (4, 100)),
@@ -137,16 +137,16 @@ def test_many_candidates_are_walked_at_each_batch() -> None:
     ]
 
 
-def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Batch sizes of the walks that a test makes, in a list that grows."""
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Batch sizes of the passes that a test makes, in a list that grows."""
     batches: list[int] = []
-    walk = Tracer.walk
-    monkeypatch.setattr(Tracer, "walk", lambda self, batch, host=None: batches.append(batch) or walk(self, batch, host))
+    usual = Tracer.one_pass
+    monkeypatch.setattr(Tracer, "one_pass", lambda *given, **how: batches.append(given[1]) or usual(*given, **how))
     return batches
 
 
-def test_a_model_on_the_line_takes_no_more_walks_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = walks(monkeypatch)
+def test_a_model_on_the_line_takes_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = passes(monkeypatch)
     latpred.trace(nn.Linear(WIDTH, WIDTH), ONE_SAMPLE)
     assert batches == [FAR, 2, 1]
     batches.clear()
@@ -155,7 +155,7 @@ def test_a_model_on_the_line_takes_no_more_walks_than_before(monkeypatch: pytest
 
 
 def test_many_integers_are_not_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = walks(monkeypatch)
+    batches = passes(monkeypatch)
     latpred.trace(nn.Embedding(10, 4), torch.zeros(1, 4096, dtype=torch.int64), batches=[512])
     assert max(batches) == 8
 
@@ -214,7 +214,7 @@ def test_a_network_with_choices_must_be_on_a_line() -> None:
         latpred.Supernet(nn.Sequential(latpred.Choice("layer", layers), Above(8)), ONE_SAMPLE)
 
 
-def test_measured_batches_are_walked_before_a_profile_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_batches_are_traced_before_a_profile_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[int]] = []
     walk = lowering.trace_for_runtime
 

@@ -195,7 +195,7 @@ def test_a_graph_survives_json() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in names.known() if n not in DERIVED])
-def test_every_other_name_can_be_walked(name: str) -> None:
+def test_every_other_name_can_be_traced(name: str) -> None:
     graph = latpred.trace(name)
     assert graph.macs() > 1e8
     assert graph.coverage().launches == 1.0, graph.coverage().estimated_ops

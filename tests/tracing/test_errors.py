@@ -1,4 +1,4 @@
-"""What a model that cannot be walked is told: one sentence that names the op, the module and the way out."""
+"""What a model that cannot be traced is told: one sentence that names the op, the module and the way out."""
 
 from __future__ import annotations
 

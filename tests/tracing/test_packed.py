@@ -28,12 +28,12 @@ def gpt2() -> torch.nn.Module:
 
 @pytest.mark.parametrize("make", [bert, gpt2])
 def test_equal_lengths_are_the_work_of_a_batch_without_padding(make: Callable[[], torch.nn.Module]) -> None:
-    """At a length that was never walked, against a walk at that length."""
-    packed, walked = trace_lengths(make(), [23] * 3, 23, "packed"), latpred.trace(make(), seq=23)
-    assert packed.macs(3) == walked.macs(3)
-    assert packed.bytes(3) == walked.bytes(3)
+    """At a length that was never traced, against a trace at that length."""
+    packed, traced = trace_lengths(make(), [23] * 3, 23, "packed"), latpred.trace(make(), seq=23)
+    assert packed.macs(3) == traced.macs(3)
+    assert packed.bytes(3) == traced.bytes(3)
     assert [op.dims for op in packed.ops] == [
-        {name: (line.at(3), 0) for name, line in op.dims.items()} for op in walked.ops
+        {name: (line.at(3), 0) for name, line in op.dims.items()} for op in traced.ops
     ]
 
 

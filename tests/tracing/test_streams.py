@@ -9,7 +9,7 @@ import torch
 from smallmodels import ARCHITECTURES, build_small, inputs_of
 from torch import nn
 
-from latpred.tracing.meta_module import enabled
+from latpred.tracing.meta_module import fast_paths_on_meta
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.tracer import TraceRecorder
 
@@ -26,24 +26,24 @@ def placed(inputs: Any, device: str) -> Any:
 
 
 def stream(model: nn.Module, inputs: Any, device: str) -> list[OpRecord]:
-    walk = TraceRecorder()
-    with torch.inference_mode(), enabled():
+    recorder = TraceRecorder()
+    with torch.inference_mode(), fast_paths_on_meta():
         given = placed(inputs, device)
-        with walk:
+        with recorder:
             model(**given) if isinstance(given, dict) else model(*given)
-    return walk.entries
+    return recorder.records
 
 
-def seen(entry: OpRecord) -> tuple[object, ...]:
-    return entry.name, entry.host_class, entry.launches, entry.syncs, entry.family, entry.counts
+def seen(op: OpRecord) -> tuple[object, ...]:
+    return op.name, op.host_class, op.launches, op.syncs, op.family, op.counts
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_meta_and_cpu_issue_the_same_ops(name: str, batch: int) -> None:
     inputs = inputs_of(name, batch)
-    real = [seen(entry) for entry in stream(build_small(name, "cpu"), inputs, "cpu")]
-    meta = [seen(entry) for entry in stream(build_small(name, "meta"), inputs, "meta")]
+    real = [seen(op) for op in stream(build_small(name, "cpu"), inputs, "cpu")]
+    meta = [seen(op) for op in stream(build_small(name, "meta"), inputs, "meta")]
     if name == "longformer":
         # Writing a number through a mask makes a tensor of it: on the device, except where the device is the CPU.
         meta = [row for row in meta if row[0] != "aten::scalar_tensor"]

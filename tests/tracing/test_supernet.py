@@ -1,4 +1,4 @@
-"""Architectures put together from a supernet: the graphs that walks of them give, or a refusal."""
+"""Architectures put together from a supernet: the graphs that traces of them give, or a refusal."""
 
 from __future__ import annotations
 

@@ -123,11 +123,13 @@ def _entry(
         nested_class=host_class,
         family=family,
         dtype=dtype,
-        dims=tuple(dims),
-        counts=(*work, *dims.values()),
+        dims=dims,
+        macs=work[0],
+        weight_bytes=work[1],
+        read_bytes=work[2],
+        write_bytes=work[3],
+        new_bytes=work[4],
         launches=1,
-        syncs=0,
-        estimated=False,
     )
 
 
@@ -156,8 +158,7 @@ def _extern(node: Any, graph: Any, weights: frozenset[str]) -> OpRecord:
     given = [one for value in (*origin.args, *origin.kwargs.values()) for one in _tensors(value)]
     inputs = {dep.name for dep in node.read_writes.reads}
     entry = launching(info, args, options, origin.meta["val"], [_is_weight(one, weights & inputs) for one in given])
-    counts = (*entry.counts[:4], new, *entry.counts[5:])
-    return replace(entry, host_class=f"{EXTERN_CLASS}.{root(entry.family)}", counts=counts)
+    return replace(entry, host_class=f"{EXTERN_CLASS}.{root(entry.family)}", new_bytes=new)
 
 
 def _op_name(kernel: Any) -> str:

@@ -48,11 +48,11 @@ def calls_of(done: Forward) -> list[ExecutedOp]:
     for event in done.events:
         base = live = done.input_bytes + carried
         if isinstance(event, OpRecord):
-            calls.append(_call(event, f"{EAGER}.{event.host_class}", live + event.counts[_LIVE]))
+            calls.append(_call(event, f"{EAGER}.{event.host_class}", live + event.new_bytes))
             continue
         calls.append(_guards(event, live))
         for step in event.steps:
-            live += step.entry.counts[_LIVE]
+            live += step.entry.new_bytes
             calls.append(_call(step.entry, step.entry.host_class, live))
             live -= step.freed
         carried = max(0, live - base)
@@ -86,7 +86,7 @@ def _call(entry: OpRecord, host_class: str, live: int) -> ExecutedOp:
         host_class=host_class,
         family=entry.family,
         dtype=entry.dtype,
-        dims=entry.dims,
+        dims=tuple(entry.dims),
         counts=(*entry.counts[:_LIVE], live, *entry.counts[FIRST_DIM:]),
         launches=entry.launches if entry.family else 0,
         syncs=entry.syncs,

@@ -1,4 +1,4 @@
-"""The walk of text generation: what the real call issues, cut into steps, and steps that were never walked."""
+"""Traces of text generation: what the real call issues, cut into steps, and steps that were never traced."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def sliding() -> torch.nn.Module:
     ).eval()
 
 
-def walked_directly(model: torch.nn.Module, prompt: int, new_tokens: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same walk without any step that was not walked itself."""
+def traced_directly(model: torch.nn.Module, prompt: int, new_tokens: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same trace without any step that was not traced itself."""
     with monkeypatch.context() as patch:
         patch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
         return trace_generation(model, prompt, new_tokens)
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_steps_that_were_not_walked_are_those_that_a_walk_finds(
+def test_steps_that_were_not_traced_are_those_that_a_trace_finds(
     make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make()
     graph = trace_generation(model, 6, 9)
-    direct = walked_directly(model, 6, 9, monkeypatch)
+    direct = traced_directly(model, 6, 9, monkeypatch)
     assert [step.before for step in graph.steps] == [step.before for step in direct.steps] == list(range(6, 14))
     for ours, theirs in zip((graph.prefill, *graph.steps), (direct.prefill, *direct.steps), strict=True):
         assert same_work(ours.graph, theirs.graph)
@@ -64,7 +64,7 @@ def test_steps_that_were_not_walked_are_those_that_a_walk_finds(
             assert ours.graph.launches(batch) == theirs.graph.launches(batch)
 
 
-def test_a_sliding_window_is_off_the_line_and_walked_step_by_step() -> None:
+def test_a_sliding_window_is_off_the_line_and_traced_step_by_step() -> None:
     graph = trace_generation(sliding(), 4, 9)
     keys = [
         next(op for op in step.graph.ops if op.family.startswith("attention")).dims["keys"].at(2)
@@ -140,7 +140,7 @@ def test_one_new_token_is_the_prefill_alone() -> None:
     assert graph.prefill.graph.macs(2) > 0
 
 
-def test_walking_leaves_the_model_as_it_was() -> None:
+def test_tracing_leaves_the_model_as_it_was() -> None:
     model = gpt2()
     before = {name: id(value) for name, value in vars(model).items()}
     trace_generation(model, 6, 3)

@@ -1,4 +1,4 @@
-"""Graphs put together from shallow walks: the same as full walks, or not used."""
+"""Graphs put together from shallow traces: the same as full ones, or not used."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Counted(LayerExtrapolation):
 
     made = 0
 
-    def _graph(self, config: Any, options: dict[str, Any]) -> ModelGraph:
-        before = self.walks()
-        graph = super()._graph(config, options)
-        self.made += self.walks() == before
+    def graph(self, config: Any, **options: Any) -> ModelGraph:
+        before = self.traces()
+        graph = super().graph(config, **options)
+        self.made += self.traces() == before
         return graph
 
-    def walks(self) -> int:
+    def traces(self) -> int:
         return len(self._graphs) + len(self._stacks)
 
 
@@ -57,7 +57,7 @@ class Counted(LayerExtrapolation):
         ("T5Config", {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_heads": 2, "vocab_size": 50}),
     ],
 )
-def test_every_family_gives_the_graphs_of_full_walks(name: str, config: dict[str, Any]) -> None:
+def test_every_family_gives_the_graphs_of_full_traces(name: str, config: dict[str, Any]) -> None:
     stacks = Counted()
     size = {"image": 32} if name == "ViTConfig" else {"seq": 8}
     for depth in (2, 6, 7, 6, 7):
@@ -91,7 +91,7 @@ def test_nothing_passes_between_precisions_inputs_and_code() -> None:
         assert stacks.graph(bert(6), seq=8) == whole(bert(6), seq=8)
 
 
-def test_layers_that_differ_by_number_are_walked_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_differ_by_number_are_traced_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.bert.modeling_bert import BertLayer
 
     plain = BertLayer.forward
@@ -102,7 +102,7 @@ def test_layers_that_differ_by_number_are_walked_in_full(monkeypatch: pytest.Mon
         return out + 1 if self.attention.self.layer_idx >= odd["from"] else out
 
     monkeypatch.setattr(BertLayer, "forward", forward)
-    for first in (2, 5):  # seen among four layers; seen only when a deep one is walked in full
+    for first in (2, 5):  # seen among four layers; seen only when a deep one is traced in full
         odd["from"] = first
         stacks = LayerExtrapolation()
         for depth in (6, 7, 8, 7, 8):
@@ -121,7 +121,7 @@ def test_memory_is_bounded() -> None:
     assert (len(stacks._stacks), len(stacks._graphs), len(stacks._kinds)) == (3, 2, 1)
 
 
-def test_a_config_that_holds_objects_is_walked_in_full() -> None:
+def test_a_config_that_holds_objects_is_traced_in_full() -> None:
     stacks = LayerExtrapolation()
     given = bert(6)
     given.something = object()

@@ -1,10 +1,10 @@
-"""The line through batches 2 and 3 gives, op by op, what a direct walk at any other batch finds."""
+"""The line through batches 2 and 3 gives, op by op, what a direct pass at any other batch finds."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from smallmodels import ARCHITECTURES, build_small, inputs_of, walk_at
+from smallmodels import ARCHITECTURES, build_small, inputs_of, pass_at
 from torch import nn
 
 import latpred
@@ -12,22 +12,19 @@ from latpred.errors import UsageError
 from latpred.graph.graph import Op
 from latpred.tracing.affine_ops import RETURN
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.python_calls import NEW
 
 OFF_THE_LINE_AT_ONE = {"funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit"}
 
 
-def said(op: Op, batch: int) -> tuple[object, ...]:
-    lines = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
-    return (op.name, op.launches, op.syncs, *(line.at(batch) for line in lines))
+def of_graph(op: Op, batch: int) -> tuple[object, ...]:
+    dims = {name: size.at(batch) for name, size in op.dims.items() if name != "operands"}
+    counts = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
+    return (op.name, op.launches, op.syncs, dims, *(count.at(batch) for count in counts))
 
 
-def found(entry: OpRecord) -> tuple[object, ...]:
-    return (entry.name, entry.launches, entry.syncs, *entry.counts[:NEW], *entry.counts[NEW + 1 :])
-
-
-def without_operands(row: tuple[object, ...], family: str) -> tuple[object, ...]:
-    return row[:-1] if family.startswith("elementwise") else row
+def of_pass(op: OpRecord) -> tuple[object, ...]:
+    dims = {name: size for name, size in op.dims.items() if name != "operands"}
+    return (op.name, op.launches, op.syncs, dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
 
 
 assert len(ARCHITECTURES) >= 30
@@ -38,12 +35,10 @@ def test_every_count_at_other_batches(name: str) -> None:
     model = build_small(name, "meta")
     graph = latpred.trace(model, lambda batch: inputs_of(name, batch))
     for batch in (1, 5, 8):
-        walked = walk_at(model, lambda size: inputs_of(name, size), batch)
-        ops = [op for op in graph.at(batch) if op.name != RETURN]
-        assert len(ops) == len(walked.entries)
-        for op, entry in zip(ops, walked.entries, strict=True):
-            assert without_operands(said(op, batch), op.family) == without_operands(found(entry), entry.family)
-        assert graph.input_bytes.at(batch) == walked.input_bytes
+        direct = pass_at(model, lambda size: inputs_of(name, size), batch)
+        ops = [of_graph(op, batch) for op in graph.at(batch) if op.name != RETURN]
+        assert ops == [of_pass(record) for record in direct.records]
+        assert graph.input_bytes.at(batch) == direct.input_bytes
     assert graph.coverage().launches == 1.0, graph.coverage().estimated_ops
     assert graph.launches(1) == graph.launches(2) or name in OFF_THE_LINE_AT_ONE
 
@@ -81,7 +76,7 @@ def test_work_need_not_be_proportional_to_batch() -> None:
     assert [graph.macs(batch) for batch in (1, 2, 10)] == [6 * 8 * 8] * 3
 
 
-def test_a_model_whose_ops_depend_on_batch_is_walked_at_each() -> None:
+def test_a_model_whose_ops_depend_on_batch_is_traced_at_each() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.exp() if x.shape[0] % 2 else x.sin()
