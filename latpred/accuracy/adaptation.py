@@ -19,7 +19,7 @@ from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
 from latpred.errors import UsageError
 from latpred.fit.corrections import GENERAL, Factors, Fit, LatencyModel, Level, Row, corrected
-from latpred.prediction.clocks import Floats
+from latpred.graph.features import Floats
 from latpred.prediction.crossover import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from latpred.accuracy.predicted import GraphKey
     from latpred.graph.graph import ModelGraph
 
-SCHEMA = "latpred.accuracy.adaptation/1"
+SCHEMA = "latpred.adaptation/1"
 _MOST_SHOWN = 6
 _WORTH_SAYING = 0.02  # factors nearer to 1 are not shown
 
@@ -273,7 +273,7 @@ def adapt(
     >>> table = latpred.measure(architectures, [1, 16])  # doctest: +SKIP
     >>> better = adapt(profile, table)  # doctest: +SKIP
     >>> print(better.text())  # doctest: +SKIP
-    >>> latpred.Predictor(better.profile).predict_many(candidates)  # doctest: +SKIP
+    >>> latpred.predict_many(candidates, device=latpred.Predictor(better.profile))  # doctest: +SKIP
     """
     from latpred.accuracy.predicted import read_rows
 
