@@ -206,4 +206,4 @@ def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
     if name is None:
         return math.inf
     row = np.array([row_of(op, batch)])
-    return float(models[name].times(row).spread[0])
+    return float(models[name].times(row).log_std[0])

@@ -34,6 +34,7 @@ import torch
 from benchmark import usual_profile
 from spaces import nasbench201
 
+from latpred import predict_many
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.zoo.candidates import traceable
@@ -79,15 +80,23 @@ def transformers(predictor: Predictor, count: int) -> None:
     """Random BERT-like configs."""
     configs = berts(random.Random(0))
     print(f"BERT-like configs, {len(WIDTHS)} widths x {len(DEPTHS)} depths, 128 tokens")
-    predictor.predict_many(islice(configs, 1))  # imports transformers
+    predict_many(islice(configs, 1), device=predictor)  # imports transformers
     first = count // 10
-    rate("first, from config to prediction", first, lambda: predictor.predict_many(islice(configs, first)))
+    rate(
+        "first, from config to prediction",
+        first,
+        lambda: predict_many(islice(configs, first), device=predictor),
+    )
     show_growth(predictor, configs, count)
     some = list(islice(configs, min(count, 200)))
-    rate("warm, configs made beforehand", len(some), lambda: predictor.predict_many(some))
-    show_stages(lambda: predictor.predict_many(some))
+    rate("warm, configs made beforehand", len(some), lambda: predict_many(some, device=predictor))
+    show_stages(lambda: predict_many(some, device=predictor))
     graphs = [traceable(config_builder(config)) for config in some[:5]]
-    rate("models that are there already, each walked", len(graphs), lambda: predictor.predict_many(graphs))
+    rate(
+        "models that are there already, each walked",
+        len(graphs),
+        lambda: predict_many(graphs, device=predictor),
+    )
 
 
 def cells(predictor: Predictor, count: int, built: int) -> None:
@@ -99,8 +108,8 @@ def cells(predictor: Predictor, count: int, built: int) -> None:
     show_growth(predictor, map(nasbench201.graph, encodings * (1 + count // len(encodings))), count)
     some = encodings[: min(count, 200)]
     rate("graphs alone, without a prediction", len(some), lambda: [nasbench201.graph(each) for each in some])
-    show_stages(lambda: predictor.predict_many(map(nasbench201.graph, some)))
-    ask = partial(predictor.predict_many, image=nasbench201.PIXELS)
+    show_stages(lambda: predict_many(map(nasbench201.graph, some), device=predictor))
+    ask = partial(predict_many, image=nasbench201.PIXELS, device=predictor)
     ask([partial(nasbench201.build, encodings[-1])])
     builders = [partial(nasbench201.build, each) for each in encodings[:built]]
     rate("built and walked, from string to prediction", built, lambda: ask(builders))
@@ -117,7 +126,7 @@ def beside(predictor: Predictor, options: argparse.Namespace) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([*command, "--alone", str(number)], **pipes) for number in range(workers)]
     some = shuffled(WARM * workers + options.cells)
-    predictor.predict_many(some[: WARM * workers], n_jobs=workers)
+    predict_many(some[: WARM * workers], n_jobs=workers, device=predictor)
     for process in processes:
         process.stdout.readline()  # it is warm
     for _ in range(TURNS):
@@ -125,7 +134,7 @@ def beside(predictor: Predictor, options: argparse.Namespace) -> None:
             print(file=process.stdin, flush=True)
         apart = sum(float(process.stdout.readline()) for process in processes)
         start = time.perf_counter()
-        predictor.predict_many(some[WARM * workers :], n_jobs=workers)
+        predict_many(some[WARM * workers :], n_jobs=workers, device=predictor)
         together = options.cells / (time.perf_counter() - start)
         found.append(together / apart)
         print(f"  {workers} processes {apart:,.0f} a second by the clock, {workers} workers {together:,.0f}")
@@ -137,12 +146,12 @@ def beside(predictor: Predictor, options: argparse.Namespace) -> None:
 def alone(predictor: Predictor, number: int, workers: int, count: int) -> None:
     """One of the processes: its share of the candidates, whenever a line comes in, at so many a second."""
     some = shuffled(WARM * workers + count)
-    predictor.predict_many(some[number : WARM * workers : workers])
+    predict_many(some[number : WARM * workers : workers], device=predictor)
     share = some[WARM * workers + number :: workers]
     print("warm", flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
-        predictor.predict_many(share)
+        predict_many(share, device=predictor)
         print(len(share) / (time.perf_counter() - start), flush=True)
 
 
@@ -157,7 +166,7 @@ def show_growth(predictor: Predictor, candidates: Iterator[Any], count: int) -> 
     """Print rate and memory as more and more candidates are predicted."""
     print("  candidates   ms each   a second   peak memory")
     for done in range(count // 5, count + 1, count // 5):
-        seconds = cpu(lambda: predictor.predict_many(islice(candidates, count // 5)))
+        seconds = cpu(lambda: predict_many(islice(candidates, count // 5), device=predictor))
         each = seconds / (count // 5)
         print(f"  {done:10,}{each * 1e3:10.2f}{1 / each:11,.0f}{peak_megabytes():11,.0f} MB")
 

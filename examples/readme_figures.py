@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import latpred
 from latpred import plot
 from latpred.accuracy import recording
-from latpred.prediction.find import located, predictor_of
+from latpred.prediction.find import predictor_of
 from latpred.prediction.timeline import forward_pass
 from latpred.profile import store
+from latpred.query import DeviceQuery
 from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def accuracy() -> Figure:
 
 def clocks() -> Figure:
     """The two clocks of one forward pass: the device waits for the host."""
-    predictor = predictor_of(located(GPU))
+    predictor = predictor_of(DeviceQuery(GPU))
     with traced_for(predictor.profile.protocol["era"]):
         graph = latpred.trace(MODEL, precision="fp16")
     return plot.two_clocks(forward_pass(predictor, graph))

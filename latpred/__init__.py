@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from latpred.accuracy.comparison import compare as compare
     from latpred.api import max_batch as max_batch
     from latpred.api import predict as predict
-    from latpred.api import predict_many as predict_many
     from latpred.calibration import calibrate as calibrate
     from latpred.calibration import check as check
     from latpred.calibration import fit_profile as fit_profile
@@ -29,13 +28,14 @@ if TYPE_CHECKING:
     from latpred.explanation.generation import GenerationPrediction as GenerationPrediction
     from latpred.explanation.generation import predict_generation as predict_generation
     from latpred.graph.graph import ModelGraph as ModelGraph
-    from latpred.lengths import Lengths as Lengths
     from latpred.ops import cost as cost
     from latpred.prediction.prediction import Curve as Curve
     from latpred.prediction.prediction import Prediction as Prediction
     from latpred.prediction.predictor import Predictor as Predictor
+    from latpred.query import Lengths as Lengths
     from latpred.search.budget import LatencyBudget as LatencyBudget
     from latpred.search.choices import Choice as Choice
+    from latpred.search.many import predict_many as predict_many
     from latpred.search.ranking import agreement as agreement
     from latpred.search.ranking import rank as rank
     from latpred.search.supernet import Supernet as Supernet
@@ -51,7 +51,7 @@ _HOMES = {
     "GenerationPrediction": "latpred.explanation.generation",
     "LatencyBudget": "latpred.search.budget",
     "LatpredError": "latpred.errors",
-    "Lengths": "latpred.lengths",
+    "Lengths": "latpred.query",
     "ModelGraph": "latpred.graph.graph",
     "Prediction": "latpred.prediction.prediction",
     "Predictor": "latpred.prediction.predictor",
@@ -68,7 +68,7 @@ _HOMES = {
     "measure": "latpred.calibration.measurement.whole_models",
     "measure_generation": "latpred.calibration.measurement.timed_generation",
     "predict": "latpred.api",
-    "predict_many": "latpred.api",
+    "predict_many": "latpred.search.many",
     "predict_generation": "latpred.explanation.generation",
     "rank": "latpred.search.ranking",
     "trace": "latpred.tracing",

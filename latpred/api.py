@@ -1,77 +1,18 @@
-"""`latpred.predict` and `latpred.max_batch`: from a model and a device's name to a prediction, in one call.
-
-They walk the model, let `latpred.prediction.find` find the profile, and hand both to `latpred.prediction.predictor`.
-"""
+"""`latpred.predict` and `latpred.max_batch`: from a model and a device's name to a prediction, in one call."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
-from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.graph.graph import ModelGraph
-from latpred.lengths import EXECUTIONS, Lengths, checked_lengths
-from latpred.prediction.find import located, predictor_now, predictor_of
+from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Curve, Prediction, joined
-from latpred.prediction.predictor import Predictor, checked_batches, is_one
-from latpred.runtimes import lowering
-from latpred.runtimes.legacy_torch import traced_for
-from latpred.runtimes.lowering import target_of
-
-
-def lengths_curve(
-    predictor: Predictor,
-    model: Any,
-    batches: NDArray[np.int64],
-    lengths: Lengths | Sequence[int],
-    execution: str = "padded",
-    *,
-    runtime: str = "eager",
-    precision: str | None = None,
-    protocol: str = "single",
-    inputs_on: str = "device",
-) -> Curve:
-    """Predict batches of unequal lengths."""
-    from latpred.tracing.unequal_lengths import trace_lengths
-
-    if execution not in EXECUTIONS:
-        raise UsageError(f"execution={execution!r} is not known; choose from: {', '.join(EXECUTIONS)}.")
-    if not isinstance(model, str) and not hasattr(model, "named_modules"):
-        raise UsageError("lengths= needs the model itself: a graph was walked with the inputs it has.")
-    given = checked_lengths(lengths)
-    if not isinstance(given, Lengths) and batches.tolist() == [1]:
-        batches = np.array([len(given.values)])
-    asked: dict[str, Any] = {"runtime": runtime, "protocol": protocol, "inputs_on": inputs_on}
-    target = target_of(predictor.profile.device.kind)
-    if execution == "padded":
-        typical = [given.of(batch) for batch in batches.tolist()][-1]
-        graph = trace_lengths(model, typical, given.padded_to, execution, target=target, precision=precision)
-        return predictor.curve(graph, batches, **asked)
-    if runtime != "eager":
-        raise RuntimeRefusalError(
-            f"{runtime} runs graphs of fixed shapes, so nothing {execution}; ask for execution='padded', or for eager."
-        )
-    points = []
-    for batch in batches.tolist():
-        graph = trace_lengths(model, given.of(batch), given.padded_to, execution, target=target, precision=precision)
-        points.append(predictor.predict(graph, batch, **asked))
-    return joined(points)
-
+from latpred.prediction.predictor import Predictor
+from latpred.query import DeviceQuery, GivenLengths, Lengths, Options, checked_batches, checked_lengths, is_one
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-
-    from latpred.lengths import Lengths
-    from latpred.progress import Step
-
-    Model = torch.nn.Module | str | os.PathLike[str] | ModelGraph
-    Device = torch.device | str | os.PathLike[str]
+    from latpred.query import Device, Model
 
 
 @overload
@@ -198,24 +139,48 @@ def predict(
     --------
     >>> predict("bert-base-uncased", batch=[1, 8, 32])  # doctest: +SKIP
     """
-    one = is_one(batch)
-    sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
-    runtimes.get(runtime)  # a misspelt one is said before a missing profile
-    predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
-    predictor.check(runtime)
-    if now:
-        predictor = predictor_now(predictor)
-    given = Input(inputs, seq, image, precision, memory_format)
-    if lengths is None and execution != "padded":
-        raise UsageError(f"execution={execution!r} says what is done about unequal lengths; give lengths= too.")
-    if lengths is not None:
-        _alone(given, "lengths=")
-        options: dict[str, Any] = {"precision": precision, "protocol": protocol, "inputs_on": inputs_on}
-        curve = lengths_curve(predictor, model, sizes, lengths, execution, runtime=runtime, **options)
-    else:
-        graph = _graph(model, given, runtime, predictor, sizes.tolist())
-        curve = predictor.curve(graph, sizes, runtime=runtime, protocol=protocol, inputs_on=inputs_on)
-    return curve[0] if one else curve
+    sizes = checked_batches(batch)
+    options = Options(inputs, seq, image, precision, memory_format, lengths, execution, runtime, protocol, inputs_on)
+    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark, now), runtime)
+    curve = curve_of(predictor, model, sizes, options)
+    return curve[0] if is_one(batch) else curve
+
+
+def curve_of(predictor: Predictor, model: Model, batches: Sequence[int], options: Options) -> Curve:
+    """What `predict` says, with a predictor that is there already."""
+    if options.lengths is not None:
+        return _curve_of_lengths(predictor, model, batches, options)
+    graph = predictor.trace(model, options, batches)
+    return predictor.curve(
+        graph, batches, runtime=options.runtime, protocol=options.protocol, inputs_on=options.inputs_on
+    )
+
+
+def _curve_of_lengths(predictor: Predictor, model: Any, batches: Sequence[int], options: Options) -> Curve:
+    """Batches of unequal lengths; where nothing is padded, each has a graph of its own."""
+    from latpred.tracing.unequal_lengths import trace_lengths
+
+    if not isinstance(model, str) and not hasattr(model, "named_modules"):
+        raise UsageError("lengths= needs the model itself: a graph was walked with the inputs it has.")
+    execution, lengths = options.execution, checked_lengths(options.lengths)
+    if isinstance(lengths, GivenLengths) and list(batches) == [1]:
+        batches = [len(lengths.values)]
+    asked: dict[str, Any] = {"runtime": options.runtime, "protocol": options.protocol, "inputs_on": options.inputs_on}
+    traced: dict[str, Any] = {"target": predictor.target, "precision": options.precision}
+    of_batches = [lengths.of(batch) for batch in batches]
+    if execution == "padded":
+        graph = trace_lengths(model, of_batches[-1], lengths.padded_to, execution, **traced)
+        return predictor.curve(graph, batches, **asked)
+    if options.runtime != "eager":
+        raise RuntimeRefusalError(
+            f"{options.runtime} runs graphs of fixed shapes, so nothing {execution}; ask for execution='padded', or "
+            "for eager."
+        )
+    points = []
+    for batch, tokens in zip(batches, of_batches, strict=True):
+        graph = trace_lengths(model, tokens, lengths.padded_to, execution, **traced)
+        points.append(predictor.predict(graph, batch, **asked))
+    return joined(points)
 
 
 def max_batch(
@@ -252,138 +217,6 @@ def max_batch(
     --------
     >>> max_batch("resnet50", latency_ms=50)  # doctest: +SKIP
     """
-    runtimes.get(runtime)
-    predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
-    predictor.check(runtime)
-    graph = _graph(model, Input(inputs, seq, image, precision, memory_format), runtime, predictor)
-    return predictor.max_batch(graph, latency_ms, runtime=runtime, protocol=protocol)
-
-
-def predict_many(
-    candidates: Iterable[Any],
-    *,
-    batch: int | Sequence[int] = 1,
-    runtime: str | Sequence[str] = "eager",
-    device: Device | None = None,
-    precision: str | None = None,
-    protocol: str = "single",
-    inputs: Any = None,
-    seq: int | None = None,
-    image: int | None = None,
-    errors: str = "record",
-    n_jobs: int | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    progress: bool | Callable[[Step], None] | None = None,
-) -> pd.DataFrame:
-    """Predict many candidates of a search at once; what is learnt of one candidate serves the others.
-
-    Parameters
-    ----------
-    candidates : iterable
-        Modules, functions without arguments that build one (called on the meta device, without initialisation),
-        transformers configs (their base model), names, or graphs and functions that give them (`latpred.Supernet` has
-        the graphs of many architectures quickly). A generator will do.
-    batch : int or sequence of int
-        Batch sizes.
-    runtime : str or sequence of str
-        Runtimes.
-    device, precision, protocol, inputs, seq, image
-        As for `predict`; they hold for all candidates.
-    errors : {"record", "raise"}
-        A candidate that cannot be built, walked or predicted gets rows that say why ("record"), or ends everything.
-    n_jobs : int, optional
-        Processes that share the work, -1 for one on each core; without it, this process alone, or the workers of a
-        `joblib.parallel_config` that the call stands in, as backend="dask" or "ray". The table is the same to the bit.
-        A candidate that cannot be sent to a worker, or that kills it, is an error of its own.
-    resume : path, optional
-        A Parquet file: what it has is not predicted again, and what is new is added every few seconds. Rows are told
-        apart by the candidate's contents with whatever its code names, the question, the profile, and the versions of
-        the libraries; a candidate that cannot be told from others, or that failed, is predicted again.
-    progress : bool or callable, optional
-        True shows a bar with rate and time left on a terminal; a function is told each `latpred.progress.Step`.
-
-    Returns
-    -------
-    DataFrame
-        One row for each candidate, batch and runtime, in this order: candidate (its position), name, batch, runtime,
-        precision, latency_ms, low_ms, high_ms (its 90 % interval), host_ms, device_ms, regime, macs, parameters,
-        launches, error (None, or the reason why the numbers are NaN).
-
-    Raises
-    ------
-    UsageError
-        When an argument is wrong.
-    ProfileError
-        When there is no profile of the device, or it does not cover what was asked.
-    CandidateError
-        With errors="raise", for the first candidate that fails.
-
-    Examples
-    --------
-    >>> from transformers import BertConfig
-    >>> table = predict_many((BertConfig(num_hidden_layers=n) for n in (2, 4, 8)), batch=[1, 16])  # doctest: +SKIP
-    """
-    from latpred.search import many
-
-    predictor = predictor_of(located(device))
-    options = {"precision": precision, "protocol": protocol, "inputs": inputs, "seq": seq, "image": image}
-    running: dict[str, Any] = {"errors": errors, "n_jobs": n_jobs, "resume": resume, "progress": progress}
-    return many.predict_many(predictor, candidates, batch=batch, runtime=runtime, **options, **running)
-
-
-class Input(NamedTuple):
-    """What a model is run on, as users give it; see `predict`."""
-
-    inputs: Any = None
-    seq: int | None = None
-    image: int | None = None
-    precision: str | None = None
-    memory_format: str | None = None
-
-
-def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batches: Sequence[int] = ()) -> ModelGraph:
-    """The graph that the runtime lowers on the predictor's device."""
-    if isinstance(model, ModelGraph):
-        return as_traced(model, given)
-    inputs, seq, image, precision, memory_format = given
-    with traced_for(predictor.profile.protocol.get("era", "")):
-        return lowering.trace_for_runtime(
-            model,
-            inputs,
-            runtime=runtime,
-            target=lowering.target_of(predictor.profile.device.kind),
-            seq=seq,
-            image=image,
-            precision=precision,
-            memory_format=memory_format or "contiguous",
-            batches=batches,
-        )
-
-
-def _alone(given: Input, option: str) -> None:
-    """Refuse what lengths take the place of."""
-    extra = [name for name in ("inputs", "seq", "image", "memory_format") if getattr(given, name) is not None]
-    if extra:
-        raise UsageError(f"{option} says what the inputs are; leave out {', '.join(extra)}.")
-
-
-def as_traced(graph: ModelGraph, given: Input) -> ModelGraph:
-    """A graph, unless it is asked to be what it is not.
-
-    Raises
-    ------
-    UsageError
-        When inputs, a precision or a memory format are given that it was not walked with.
-    """
-    extra = [name for name in ("inputs", "seq", "image") if getattr(given, name) is not None]
-    if extra:
-        raise UsageError(
-            f"A traced graph has its inputs already; leave out {', '.join(extra)}, or trace again with them."
-        )
-    if given.precision not in (None, graph.precision):
-        raise UsageError(f"This graph was traced in {graph.precision}; trace it again to predict {given.precision}.")
-    if given.memory_format not in (None, graph.memory_format):
-        raise UsageError(
-            f"This graph was traced in the {graph.memory_format} format; trace it again for {given.memory_format}."
-        )
-    return graph
+    options = Options(inputs, seq, image, precision, memory_format, runtime=runtime, protocol=protocol)
+    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
+    return predictor.max_batch(predictor.trace(model, options), latency_ms, runtime=runtime, protocol=protocol)

@@ -31,16 +31,8 @@ POWER = "before calibrating, plug the machine in and set its processors to perfo
 class Finding:
     """One thing looked at.
 
-    Attributes
-    ----------
-    topic : str
-        What was looked at.
-    verdict : str
-        "ok", "note" (works, with a reservation) or "fail" (predicting or calibrating will not work).
-    detail : str
-        What was found.
-    advice : str
-        What to do; "" when nothing needs doing.
+    topic : what was looked at. verdict : "ok", "note" (works, with a reservation) or "fail" (predicting or calibrating
+    will not work). detail : what was found. advice : what to do; "" when nothing needs doing.
     """
 
     topic: str
@@ -116,11 +108,11 @@ def _version(name: str) -> str | None:
 
 def _onnxruntime() -> Finding:
     """One distribution of it at most: they install one package, each over the other."""
-    topic, found, lacking = "onnxruntime", onnx_session.installed(), onnx_session.missing()
-    versions = " and ".join(f"{name} {version}" for name, version in found.items())
-    if len(found) > 1:
-        keep = next(name for name in found if name != topic)
-        advice = f"pip uninstall -y {' '.join(found)} && pip install {keep} (or {topic}, where there is no GPU)"
+    topic, packages, lacking = "onnxruntime", onnx_session.installed(), onnx_session.missing()
+    versions = " and ".join(f"{name} {version}" for name, version in packages.items())
+    if len(packages) > 1:
+        keep = next(name for name in packages if name != topic)
+        advice = f"pip uninstall -y {' '.join(packages)} && pip install {keep} (or {topic}, where there is no GPU)"
         return Finding(topic, "note", f"{versions} are both installed and overwrite each other's files", advice)
     if lacking is None:
         return Finding(topic, "ok", versions or "installed")
@@ -128,7 +120,6 @@ def _onnxruntime() -> Finding:
 
 
 def _processor() -> Finding:
-
     cores, usable = os.cpu_count() or 1, host.usable_cores()
     detail = f"{host.cpu_name()}, {cores} cores"
     if usable < cores:

@@ -116,16 +116,9 @@ BUSY_SHARE = 0.1  # of the last ten seconds
 class ProcessorTime(NamedTuple):
     """Seconds of all processors together since the system started, in steps of a tick (10 ms).
 
-    Attributes
-    ----------
-    processors : int
-        Processors that are counted.
-    idle_s : float
-        Doing nothing, waiting for a disk included.
-    busy_s : float
-        Working for this system, interrupts included; what a hypervisor took is not.
-    stolen_s : float
-        Taken by the hypervisor while there was work.
+    processors : processors that are counted. idle_s : doing nothing, waiting for a disk included. busy_s : working for
+    this system, interrupts included; what a hypervisor took is not. stolen_s : taken by the hypervisor while there was
+    work.
     """
 
     processors: int
@@ -137,12 +130,8 @@ class ProcessorTime(NamedTuple):
 class Pressure(NamedTuple):
     """How far tasks of this system waited for a processor, ready to run.
 
-    Attributes
-    ----------
-    recent : float
-        Share of the last ten seconds in which one waited.
-    waited_s : float
-        Seconds in which one waited since the system started.
+    recent : share of the last ten seconds in which one waited. waited_s : seconds in which one waited since the system
+    started.
     """
 
     recent: float
@@ -276,17 +265,10 @@ SAME = Slowdown()
 
 
 def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, asynchronous: bool = False) -> Slowdown:
-    """What a machine's reference times now say against those of a profile.
+    """What a machine's reference times now say against those of a profile; one that either lacks changes nothing.
 
-    Parameters
-    ----------
-    profile_us, now_us : mapping
-        Microseconds of each reference; one that either lacks changes nothing.
-    asynchronous : bool
-        Whether kernels run on a device of their own, of whose speed the host's references say nothing.
+    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing.
 
-    Examples
-    --------
     >>> slowdown({"dispatch": 100.0, "product": 500.0}, {"dispatch": 120.0, "product": 500.0})
     Slowdown(dispatch=1.2, compute=1.0, memory=1.0)
     """

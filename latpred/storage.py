@@ -15,7 +15,7 @@ from secrets import token_hex
 
 import platformdirs
 
-from latpred.errors import BusyError, CacheError, UsageError
+from latpred.errors import BusyError, CacheError, LatpredError, UsageError
 
 VARIABLE = "LATPRED_HOME"
 
@@ -70,6 +70,23 @@ def write(path: Path, data: bytes, *, durable: bool = True) -> None:
             os.close(folder)
 
 
+def save_document(path: Path, data: bytes, error: type[LatpredError]) -> Path:
+    """Write a file of the user's own directory; an `error` says what to do where that fails."""
+    try:
+        write(path, data)
+    except OSError as cause:
+        raise error(
+            f"cannot write {path}: {cause.strerror or cause}. "
+            f"Make {path.parent} writable, or choose another directory with {VARIABLE}=DIR."
+        ) from cause
+    return path
+
+
+def documents(folder: Path) -> list[Path]:
+    """JSON files of a folder by name, hidden ones left out."""
+    return sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
+
+
 @contextmanager
 def replacing(path: Path, ending: str = "") -> Iterator[Path]:
     """Give a hidden file beside a path, which takes the path's place where the block ends well, else is removed."""
@@ -122,14 +139,7 @@ def locked(path: Path, busy: str, wait_s: float = 0.0) -> Iterator[None]:
 class Usage:
     """What the cache takes.
 
-    Attributes
-    ----------
-    path : Path
-        Its directory, which need not exist.
-    files : int
-        Files in it, at any depth.
-    bytes : int
-        Their sizes together.
+    path : its directory, which need not exist. files : files in it, at any depth. bytes : their sizes together.
     """
 
     path: Path
@@ -145,21 +155,15 @@ def usage() -> Usage:
 
 
 def clear() -> Usage:
-    """Delete the cache and say what it took.
-
-    Raises
-    ------
-    CacheError
-        When it cannot be deleted.
-    """
-    found = usage()
-    if not found.path.exists():
-        return found
+    """Delete the cache and say what it took."""
+    before = usage()
+    if not before.path.exists():
+        return before
     try:
-        shutil.rmtree(found.path)
+        shutil.rmtree(before.path)
     except OSError as error:
         raise CacheError(
-            f"cannot delete {error.filename or found.path}: {error.strerror or error}. "
+            f"cannot delete {error.filename or before.path}: {error.strerror or error}. "
             f"Make it writable, or choose another directory with {VARIABLE}=DIR."
         ) from error
-    return found
+    return before

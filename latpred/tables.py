@@ -147,13 +147,6 @@ DEFAULTS: dict[str, str | int | float] = {
 def check(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """A copy with columns in order and typed, or an error that names the column, the row and the fix.
 
-    Raises
-    ------
-    TableError
-        For missing or unknown columns, and for a value that is empty, not a number, not finite or out of range.
-
-    Examples
-    --------
     >>> needs = Schema("list", {"model": Column("text"), "batch": Column("count")}, {})
     >>> check(pd.DataFrame({"model": ["bert"]}), needs)
     Traceback (most recent call last):
@@ -197,13 +190,7 @@ def speed_of(measured: pd.DataFrame) -> dict[str, float]:
 
 
 def read(source: Source, schema: Schema) -> pd.DataFrame:
-    """A checked table from a DataFrame or a CSV file.
-
-    Raises
-    ------
-    TableError
-        When the file is missing, is no CSV, or `check` refuses what it holds.
-    """
+    """A checked table from a DataFrame or a CSV file."""
     return check(load(source), schema)
 
 
@@ -259,11 +246,6 @@ def join(predicted: pd.DataFrame, measured: pd.DataFrame) -> Joined:
     """Match predicted with measured cells on `KEYS`.
 
     Where the two tables share no machine they are matched without it, and a note says so.
-
-    Raises
-    ------
-    TableError
-        When a cell stands in either table twice.
     """
     notes: list[str] = []
     keys = list(KEYS)

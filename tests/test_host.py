@@ -1,7 +1,10 @@
-"""What a host says of itself, on x86, on Arm and without an id."""
+"""What a host says of itself, and its files of its processors and their power: all from made-up files."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,133 @@ def test_an_id_is_hashed_and_may_be_missing(files: dict[str, str], monkeypatch: 
     found = host.machine_id.__wrapped__()
     assert len(found) == 16
     assert found not in files["/var/lib/dbus/machine-id"]
+
+
+TWO = "cpu  100 10 50 800 40 5 5 30 20 0\ncpu0 50 5 25 400 20 3 2 15 10 0\ncpu1 50 5 25 400 20 2 3 15 10 0\nctxt 9\n"
+SECOND = os.sysconf("SC_CLK_TCK")  # in ticks
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    """The folder with the files in it."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_processor_time_tells_idle_busy_and_stolen_apart(tmp_path: Path) -> None:
+    found = host.processor_time(written(tmp_path, {"stat": TWO}))
+    # A guest's 20 ticks are part of the user's 100; waiting for a disk is idle; interrupts are work.
+    assert found == (2, 840 / SECOND, 170 / SECOND, 30 / SECOND)
+
+
+def test_an_old_kernel_says_nothing_of_stolen_time(tmp_path: Path) -> None:
+    found = host.processor_time(written(tmp_path, {"stat": "cpu 1 1 1 5 1 1 1\ncpu0 1 1 1 5 1 1 1\n"}))
+    assert found == (1, 6 / SECOND, 5 / SECOND, 0.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "intr 1 2 3\n",
+        "cpu\n",
+        "cpu 1 2 3 4\ncpu0 1 2 3 4\n",
+        "cpu a b c d e f g h\ncpu0 1 2 3 4 5 6 7 8\n",
+        "cpu 0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n",  # gVisor counts nothing
+        "cpu 1 1 1 5 1 1 1 1\n",
+    ],
+)
+def test_no_processor_time(text: str, tmp_path: Path) -> None:
+    assert host.processor_time(written(tmp_path, {"stat": text})) is None
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "stat").mkdir()
+    written(tmp_path, {"pressure/cpu": ""}).joinpath("pressure/cpu").write_bytes(b"\xff\xfe\x80")
+    assert host.processor_time(tmp_path) is None
+    assert host.pressure(tmp_path) is None
+    assert host.processor_time(tmp_path / "missing") is None
+    assert host.pressure(tmp_path / "missing") is None
+    assert host.own_delay_s(tmp_path / "missing") is None
+    assert host.power_notes(tmp_path / "missing") == []
+
+
+def test_pressure(tmp_path: Path) -> None:
+    text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    found = host.pressure(written(tmp_path, {"pressure/cpu": text}))
+    assert found == (0.125, pytest.approx(41.558462))
+
+
+@pytest.mark.parametrize("text", ["full avg10=0.00 total=0\n", "some avg10=1.00\n", "some avg10=x total=1\n", "\nsome"])
+def test_no_pressure(text: str, tmp_path: Path) -> None:
+    assert host.pressure(written(tmp_path, {"pressure/cpu": text.lstrip()})) is None
+
+
+def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:
+    files = {"7": "100 2000000 3\n", "8": "100 500000 1\n", "9": "", "10": "one two three\n"}
+    proc = written(tmp_path, {f"self/task/{task}/schedstat": text for task, text in files.items()})
+    assert host.own_delay_s(proc) == pytest.approx(2.5e-3)
+
+
+def test_a_kernel_that_counts_no_delay_writes_zeros(tmp_path: Path) -> None:
+    assert host.own_delay_s(written(tmp_path, {"self/task/7/schedstat": "0 0 0\n"})) is None
+
+
+def test_usable_cores_and_load_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= host.usable_cores() <= (os.cpu_count() or 1)
+    assert (host.load() or 0.0) >= 0
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delattr(os, "getloadavg", raising=False)
+    assert host.usable_cores() == (os.cpu_count() or 1)
+    assert host.load() is None
+
+
+MAINS = {"class/power_supply/AC/type": "Mains\n", "class/power_supply/AC/online": "1\n"}
+BATTERY = {"class/power_supply/BAT0/type": "Battery\n", "class/power_supply/BAT0/status": "Discharging\n"}
+MOUSE = {
+    "class/power_supply/hid/type": "Battery\n",
+    "class/power_supply/hid/status": "Discharging\n",
+    "class/power_supply/hid/scope": "Device\n",
+}
+CLOCK = "devices/system/cpu/cpu0/cpufreq/"
+ON_BATTERY = "the machine runs on battery"
+
+
+@pytest.mark.parametrize(
+    ("files", "notes"),
+    [
+        ({}, []),
+        (MAINS, []),
+        (BATTERY, [ON_BATTERY]),
+        ({**BATTERY, **MAINS}, []),
+        ({**BATTERY, **MAINS, "class/power_supply/AC/online": "0\n"}, [ON_BATTERY]),
+        ({**BATTERY, "class/power_supply/BAT0/status": "Full\n"}, []),
+        (MOUSE, []),
+        ({CLOCK + "scaling_governor": "performance\n"}, []),
+        ({CLOCK + "scaling_governor": "\x00\n"}, []),
+        (
+            {CLOCK + "scaling_governor": "powersave\n", CLOCK + "scaling_driver": "acpi-cpufreq\n"},
+            ["the governor powersave keeps the processors at their lowest clock"],
+        ),
+        ({CLOCK + "scaling_governor": "powersave\n", CLOCK + "scaling_driver": "intel_pstate\n"}, []),
+        (
+            {CLOCK + "scaling_governor": "schedutil\n"},
+            ["the governor schedutil lets the processors' clock follow the load"],
+        ),
+        (
+            {**BATTERY, CLOCK + "energy_performance_preference": "balance_power\n"},
+            [ON_BATTERY, "the processors are set to save energy (balance_power)"],
+        ),
+        ({CLOCK + "energy_performance_preference": "balance_performance\n"}, []),
+    ],
+)
+def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path) -> None:
+    assert host.power_notes(written(tmp_path, files)) == notes
+
+
+def test_reading_needs_no_torch() -> None:
+    code = "import sys; from latpred import host as h; h.processor_time(); print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"

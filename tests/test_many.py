@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import pytest
@@ -17,7 +18,8 @@ import latpred
 from latpred.errors import CandidateError, ProfileError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
-from latpred.search import many
+from latpred.query import Options
+from latpred.search.candidate_rows import COLUMNS, Evaluator
 
 INPUTS = (torch.zeros(2, 64),)
 SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
@@ -27,6 +29,9 @@ def predictor() -> Predictor:
     info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
     fits = (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
     return Predictor(profile(info, fits, {"eager": dispatch(), "torchscript": dispatch(fixed_us=1.0)}))
+
+
+predict_many = partial(latpred.predict_many, device=predictor())
 
 
 def network(width: int = 64) -> nn.Module:
@@ -40,8 +45,8 @@ def broken() -> nn.Module:
 def test_rows_are_what_single_predictions_say() -> None:
     found = predictor()
     widths = (16, 64, 256)
-    table = found.predict_many((network(width) for width in widths), batch=[1, 8], inputs=INPUTS)
-    assert list(table.columns) == list(many.COLUMNS)
+    table = predict_many((network(width) for width in widths), batch=[1, 8], inputs=INPUTS)
+    assert list(table.columns) == list(COLUMNS)
     assert table.candidate.tolist() == [0, 0, 1, 1, 2, 2]
     assert table.batch.tolist() == [1, 8] * 3
     for _, row in table.iterrows():
@@ -55,14 +60,14 @@ def test_rows_are_what_single_predictions_say() -> None:
 
 def test_every_kind_of_candidate() -> None:
     kinds = [network(), network, latpred.trace(network(), INPUTS), lambda: network(32)]
-    table = predictor().predict_many(kinds, inputs=INPUTS)
+    table = predict_many(kinds, inputs=INPUTS)
     assert table.name.tolist() == ["Sequential", "network", "Sequential", "<lambda>"]
     assert table.error.isna().all()
     assert table.latency_ms[0] == table.latency_ms[1] == table.latency_ms[2] > table.latency_ms[3]
 
 
 def test_configs_and_names() -> None:
-    table = predictor().predict_many([SMALL, "distilbert"], seq=16)
+    table = predict_many([SMALL, "distilbert"], seq=16)
     assert table.name.tolist() == ["bert", "distilbert"]
     assert table.error.isna().all()
     expected = latpred.trace(many_module(), seq=16)
@@ -77,7 +82,7 @@ def many_module() -> nn.Module:
 
 
 def test_batches_and_runtimes_are_in_order() -> None:
-    table = predictor().predict_many([network()] * 2, batch=[4, 1], runtime=["torchscript", "eager"], inputs=INPUTS)
+    table = predict_many([network()] * 2, batch=[4, 1], runtime=["torchscript", "eager"], inputs=INPUTS)
     assert table.batch.tolist() == [4, 4, 1, 1] * 2
     assert table.runtime.tolist() == ["torchscript", "eager"] * 4
     assert (table.latency_ms[:4].tolist()) == table.latency_ms[4:].tolist()
@@ -85,20 +90,20 @@ def test_batches_and_runtimes_are_in_order() -> None:
 
 def test_a_candidate_that_fails_says_why_and_the_rest_go_on() -> None:
     candidates = [broken, nn.Linear(32, 4), network(), 7, lambda: "no module"]
-    table = predictor().predict_many(candidates, inputs=INPUTS)
+    table = predict_many(candidates, inputs=INPUTS)
     assert table.error.isna().tolist() == [False, False, True, False, False]
     assert "RuntimeError: no such block" in table.error[0]
     assert "forward pass failed" in table.error[1]
     assert "a int is no candidate" in table.error[3]
     assert "returned a str" in table.error[4]
     numbers = table[table.error.notna()].select_dtypes("float64")
-    assert list(numbers) == [*many.COLUMNS[5:10], "macs", "parameters", "launches"]
+    assert list(numbers) == [*COLUMNS[5:10], "macs", "parameters", "launches"]
     assert numbers.isna().all(axis=None)
 
 
 def test_the_first_failure_can_end_it() -> None:
     with pytest.raises(CandidateError, match=r"candidate 1 \(broken\): .*no such block"):
-        predictor().predict_many([network(), broken, network()], errors="raise", inputs=INPUTS)
+        predict_many([network(), broken, network()], errors="raise", inputs=INPUTS)
 
 
 class Twice(nn.Module):
@@ -135,8 +140,8 @@ def test_what_one_candidate_leaves_behind_changes_no_other() -> None:
     ]
     random.Random(0).shuffle(questions)
     for question in questions[:8]:
-        table = shared.predict_many(candidates, **question)
-        fresh = Predictor(shared.profile).predict_many(reversed(candidates), **question)
+        table = latpred.predict_many(candidates, **question, device=shared)
+        fresh = latpred.predict_many(reversed(candidates), **question, device=Predictor(shared.profile))
         assert table.error.isna().all()
         alone = fresh.iloc[::-1].reset_index(drop=True)
         assert table.drop(columns="candidate").equals(alone.drop(columns="candidate"))
@@ -144,8 +149,8 @@ def test_what_one_candidate_leaves_behind_changes_no_other() -> None:
 
 
 def test_nothing_gives_an_empty_table() -> None:
-    table = predictor().predict_many([])
-    assert list(table.columns) == list(many.COLUMNS)
+    table = predict_many([])
+    assert list(table.columns) == list(COLUMNS)
     assert len(table) == 0
     assert table.latency_ms.dtype == "float64"
     assert table.candidate.dtype == "int64"
@@ -160,14 +165,13 @@ def test_candidates_are_taken_one_at_a_time() -> None:
             yield network() if len(taken) < 3 else nn.Linear(1, 1)
 
     with pytest.raises(CandidateError, match="candidate 2"):
-        predictor().predict_many(endless(), errors="raise", inputs=INPUTS)
+        predict_many(endless(), errors="raise", inputs=INPUTS)
     assert len(taken) == 3
 
 
 def test_workers_get_and_give_what_can_be_pickled() -> None:
-    found = predictor()
-    asked = many.question(found, batch=[1, 2], inputs=INPUTS)
-    rows = many.evaluate(pickle.loads(pickle.dumps(found)), [(5, network), (3, broken)], asked)
+    evaluator = pickle.loads(pickle.dumps(Evaluator.of(predictor(), [1, 2], "eager", Options(INPUTS))))
+    rows = [*evaluator.rows(5, network), *evaluator.rows(3, broken)]
     assert [row.candidate for row in rows] == [5, 5, 3, 3]
     assert pickle.loads(pickle.dumps(rows))[:2] == rows[:2]
 
@@ -177,22 +181,21 @@ def test_wrong_questions_are_refused_before_any_candidate_is_touched() -> None:
         raise AssertionError
         yield
 
-    ask = predictor().predict_many
     with pytest.raises(UsageError, match="Batch 0"):
-        ask(untouched(), batch=0)
+        predict_many(untouched(), batch=0)
     with pytest.raises(UsageError, match="No runtime is called"):
-        ask(untouched(), runtime="egaer")
+        predict_many(untouched(), runtime="egaer")
     with pytest.raises(ProfileError, match="no dispatch costs"):
-        ask(untouched(), runtime=["eager", "onnxruntime"])
+        predict_many(untouched(), runtime=["eager", "onnxruntime"])
     with pytest.raises(ProfileError, match="bf16"):
-        ask(untouched(), precision="bf16")
+        predict_many(untouched(), precision="bf16")
     with pytest.raises(UsageError, match="errors='ignore'"):
-        ask(untouched(), errors="ignore")
+        predict_many(untouched(), errors="ignore")
     with pytest.raises(UsageError, match="protocol='double'"):
-        ask(untouched(), protocol="double")
+        predict_many(untouched(), protocol="double")
 
 
 def test_the_public_call_finds_the_profile() -> None:
     store.save(predictor().profile)
     table = latpred.predict_many([network()], device="example", inputs=INPUTS)
-    assert table.latency_ms[0] == predictor().predict_many([network()], inputs=INPUTS).latency_ms[0]
+    assert table.latency_ms[0] == predict_many([network()], inputs=INPUTS).latency_ms[0]

@@ -19,7 +19,7 @@ from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
 from latpred.errors import UsageError
 from latpred.fit.corrections import GENERAL, Factors, Fit, LatencyModel, Level, Row, corrected
-from latpred.prediction.clocks import Floats
+from latpred.graph.features import Floats
 from latpred.prediction.crossover import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
@@ -273,7 +273,7 @@ def adapt(
     >>> table = latpred.measure(architectures, [1, 16])  # doctest: +SKIP
     >>> better = adapt(profile, table)  # doctest: +SKIP
     >>> print(better.text())  # doctest: +SKIP
-    >>> latpred.Predictor(better.profile).predict_many(candidates)  # doctest: +SKIP
+    >>> latpred.predict_many(candidates, device=latpred.Predictor(better.profile))  # doctest: +SKIP
     """
     from latpred.accuracy.predicted import read_rows
 

@@ -144,15 +144,16 @@ def timeline(
     """
     from latpred.cli.calibrate import ensure_profile
     from latpred.cli.predict import walked
-    from latpred.prediction.find import located, predictor_of
+    from latpred.prediction.find import predictor_of
     from latpred.prediction.timeline import forward_pass
+    from latpred.query import DeviceQuery
 
     if target.protocol != "single":
         raise UsageError("A timeline is of one forward pass that is waited for; leave out --protocol.")
     runtimes = (target.runtime,)
     ensure = partial(ensure_profile, context, target.device, way, runtimes=runtimes, yes=yes)
     graph = walked(model, model_input, target, way, ensure=ensure)
-    predictor = predictor_of(located(target.device, target.host, way.threads, way.cudnn_benchmark))
+    predictor = predictor_of(DeviceQuery(target.device, target.host, way.threads, way.cudnn_benchmark))
     found = forward_pass(predictor, graph, batch, runtime=target.runtime)
 
     def text(console: Console) -> None:

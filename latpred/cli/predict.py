@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
     from latpred.explanation.generation import GenerationCurve
     from latpred.graph.graph import ModelGraph
-    from latpred.lengths import Given, Lengths
     from latpred.prediction.prediction import Curve
+    from latpred.query import GivenLengths, Lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """Sequences of unequal lengths, and what is done about them."""
 
-    lengths: Lengths | Given | None
+    lengths: Lengths | GivenLengths | None
     execution: str
 
 
@@ -89,7 +89,7 @@ def ragged_options(verb: Verb) -> Verb:
 
 
 def _lengths(text: str) -> Any:
-    from latpred.lengths import parse_lengths
+    from latpred.query import parse_lengths
 
     return parse_lengths(text)
 
@@ -199,7 +199,8 @@ def walked(
     strict: bool = False,
 ) -> ModelGraph:
     """What the runtime runs for a model. `ensure` sees to a profile once the model is known to be one."""
-    from latpred.prediction.find import located, predictor_of
+    from latpred.prediction.find import predictor_of
+    from latpred.query import DeviceQuery
     from latpred.runtimes.legacy_torch import traced_for
     from latpred.runtimes.lowering import target_of, trace_for_runtime, traced_by
     from latpred.runtimes.onnx import onnx_file
@@ -215,8 +216,7 @@ def walked(
     else:
         graph = trace(model, strict=strict, **options)
     ensure()
-    predictor = predictor_of(located(target.device, target.host, way.threads, way.cudnn_benchmark))
-    predictor.check(target.runtime)
+    predictor = predictor_of(DeviceQuery(target.device, target.host, way.threads, way.cudnn_benchmark), target.runtime)
     era = predictor.profile.protocol.get("era", "")
     if graph is not None and not by_tools and not era:
         return graph
@@ -230,14 +230,14 @@ def walked(
 def _of_lengths(context: click.Context, request: Request) -> Curve:
     from latpred import api
     from latpred.cli.calibrate import ensure_profile
-    from latpred.lengths import Given
+    from latpred.query import GivenLengths
 
     given, target, way, ragged = request.model_input, request.target, request.way, request.ragged
     ensure_profile(context, target.device, way, runtimes=(target.runtime,), yes=request.yes)
     lengths: Any = ragged.lengths
     batches: Sequence[int] = request.batches
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.
-    if isinstance(lengths, Given) and context.get_parameter_source("batches") is ParameterSource.DEFAULT:
+    if isinstance(lengths, GivenLengths) and context.get_parameter_source("batches") is ParameterSource.DEFAULT:
         batches = (len(lengths.values),)
     return api.predict(
         request.model,

@@ -13,7 +13,8 @@ from latpred.explanation.explanation import CHEAP, NEARLY_FREE, AxisHeadroom, Ch
 from latpred.graph.graph import ModelGraph
 from latpred.graph.widen import widened
 from latpred.prediction.prediction import Prediction
-from latpred.prediction.predictor import MOST_BATCH, Predictor
+from latpred.prediction.predictor import Predictor
+from latpred.query import MOST_BATCH
 from latpred.runtimes import lowering
 from latpred.units import format_bytes
 

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from latpred import runtimes as known_runtimes
-from latpred.api import Input, as_traced
 from latpred.errors import LatpredError, MissingPackageError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.explanation.advice import Walk, advise, headroom_of, recommended
 from latpred.explanation.explanation import Choice, Excluded, Explanation, ratio
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.crossover import Z90
-from latpred.prediction.find import located, predictor_of
+from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Prediction
-from latpred.prediction.predictor import Predictor, checked_batches
+from latpred.prediction.predictor import Predictor
+from latpred.query import DeviceQuery, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
-    from latpred.api import Device, Model
+    from latpred.query import Device, Model
     from latpred.runtimes.source import Source
 
 _ERRORS: dict[str, type[LatpredError]] = {
@@ -74,13 +74,13 @@ def explain(
     --------
     >>> explain("bert-base-uncased", batch=8)  # doctest: +SKIP
     """
-    size = int(checked_batches([batch])[0])
+    (size,) = checked_batches([batch])
     for name in runtimes or ():
         known_runtimes.get(name)  # a misspelt one is said before anything takes time
-    predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
-    given = Input(inputs, seq, image, precision, memory_format)
+    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
+    options = Options(inputs, seq, image, precision, memory_format)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
-    study = _Study(predictor, _Workload(model, given, size), size, protocol, progress)
+    study = _Study(predictor, _Workload(model, options, size), size, protocol, progress)
     with traced_for(predictor.profile.protocol.get("era", "")):
         return _explained(study, names, runtimes)
 
@@ -98,56 +98,38 @@ def _explained(study: _Study, names: Sequence[str], runtimes: Sequence[str] | No
 class _Workload:
     """The model, walked for each runtime when that is asked for."""
 
-    def __init__(self, model: Model, given: Input, batch: int) -> None:
-        self._model, self._given, self._batches = model, given, (batch,)
+    def __init__(self, model: Model, options: Options, batch: int) -> None:
+        self._model, self._options, self._batches = model, options, (batch,)
         self._source: Source | None = None
 
     def eager(self) -> ModelGraph | None:
         """Its eager walk, where it has one: an .onnx file has none."""
         if isinstance(self._model, ModelGraph):
-            return as_traced(self._model, self._given)
+            return self._options.checked(self._model)
         return None if self._is_file() else self._walked("eager", "cpu")
 
     def graph(self, runtime: str, target: str) -> ModelGraph:
         """What a runtime runs for it on a kind of device."""
         if isinstance(self._model, ModelGraph):
-            return lowering.fitting(as_traced(self._model, self._given), runtime, target)
+            return lowering.fitting(self._options.checked(self._model), runtime, target)
         if self._is_file() or lowering.traced_by(runtime) == "eager":
             return self._walked(runtime, target)
         if self._source is None:
             from latpred.runtimes.source import source_of
 
-            inputs, seq, image, precision, memory_format = self._given
-            self._source = source_of(
-                self._model,  # type: ignore[arg-type]
-                inputs,
-                seq=seq,
-                image=image,
-                precision=precision,
-                memory_format=memory_format or "contiguous",
-                batches=self._batches,
-            )
+            self._source = source_of(self._model, batches=self._batches, **self._options.tracing)
         return lowering.of_source(self._source, runtime, target)
 
     def longer(self, kind: str) -> Walk | None:
         """Walks it eagerly with inputs of another size; None where its inputs are given or not of that kind."""
-        if isinstance(self._model, ModelGraph) or self._given.inputs is not None or self._is_file():
+        if isinstance(self._model, ModelGraph) or self._options.inputs is not None or self._is_file():
             return None
         axis = "image" if kind == "image" else "seq"
         return lambda size: self._walked("eager", "cpu", **{axis: size})
 
     def _walked(self, runtime: str, target: str, **sizes: int) -> ModelGraph:
-        inputs, seq, image, precision, memory_format = self._given
-        options: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, **sizes}
-        return lowering.trace_for_runtime(
-            self._model,  # type: ignore[arg-type]
-            inputs,
-            runtime=runtime,
-            target=target,
-            memory_format=memory_format or "contiguous",
-            batches=self._batches,
-            **options,
-        )
+        options = {**self._options.tracing, **sizes}
+        return lowering.trace_for_runtime(self._model, runtime=runtime, target=target, batches=self._batches, **options)
 
     def _is_file(self) -> bool:
         import os

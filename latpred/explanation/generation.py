@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
 from latpred.prediction import prediction
-from latpred.prediction.find import located, predictor_of
+from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Curve, Prediction, Provenance
-from latpred.prediction.predictor import Predictor, checked_batches, is_one
+from latpred.prediction.predictor import Predictor
+from latpred.query import DeviceQuery, checked_batches, is_one
 from latpred.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -445,21 +446,20 @@ def predict_generation(
     --------
     >>> predict_generation("gpt2", prompt=128, new_tokens=16, batch=[1, 8, 64])  # doctest: +SKIP
     """
-    one = is_one(batch)
-    sizes = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
+    sizes = checked_batches(batch)
     _check_runtime(runtime)
-    predictor = predictor_of(located(device))
+    predictor = predictor_of(DeviceQuery(device))
     predictor.check(runtime)
     from latpred.tracing.text_generation import trace_generation
 
     cache = "static" if runtime in REPLAYED else "dynamic"
     graph = trace_generation(model, prompt, new_tokens, precision=precision, cache=cache)
     curve = generation_curve(predictor, graph, sizes, runtime)
-    return curve[0] if one else curve
+    return curve[0] if is_one(batch) else curve
 
 
 def generation_curve(
-    predictor: Predictor, graph: GenerationGraph, batches: NDArray[np.int64], runtime: str = "eager"
+    predictor: Predictor, graph: GenerationGraph, batches: Sequence[int], runtime: str = "eager"
 ) -> GenerationCurve:
     """Predict a walk of text generation with one profile.
 
@@ -469,7 +469,7 @@ def generation_curve(
         Of a device.
     graph : GenerationGraph
         What `latpred.tracing.text_generation.trace_generation` gives.
-    batches : ndarray of int
+    batches : sequence of int
         Batch sizes.
     runtime : str
         Of the decode steps' forward passes.
@@ -516,7 +516,7 @@ def _check_runtime(runtime: str) -> None:
         )
 
 
-def _step_curves(predictor: Predictor, stage: Stage, batches: NDArray[np.int64], runtime: str) -> list[Curve]:
+def _step_curves(predictor: Predictor, stage: Stage, batches: Sequence[int], runtime: str) -> list[Curve]:
     """What adds up to a step: all of it, or the forward pass in its runtime and the rest in eager."""
     if runtime == "eager":
         return [predictor.curve(stage.graph, batches)]

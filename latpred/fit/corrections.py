@@ -1,6 +1,6 @@
-"""Corrections of a profile: factors on its host costs and kernel times that bring its law nearer to measured latencies.
+"""Corrections of a profile: factors on its host costs and kernel times that bring it nearer to measured latencies.
 
-The law stays the profile's own, two clocks over a schedule. Its host classes and kernel families get factors, and
+The latency model stays the profile's, two clocks over a schedule. Its host classes and kernel families get factors, and
 kernels powers of their size (`prediction.tiles`), believed to be 1 and 0 and the less free the finer they are; rows
 move them by damped Gauss-Newton steps on soft relative errors. What every architecture would have been predicted at
 without its own rows follows from the same solution. How free the factors are is `latpred.accuracy.adaptation`'s choice.
@@ -17,11 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
+from latpred.graph.schedule import Ints
 from latpred.ops.classes import kind_of
 from latpred.ops.families import root
 from latpred.prediction import clocks, tiles
-from latpred.prediction.clocks import Floats, Ints, Timeline
+from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import CALL, host_cost
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, SizeCorrection
@@ -89,7 +91,7 @@ class Fit(NamedTuple):
 class _Cell:
     """A row's forward pass: host time of each step by group, and time, group and sizes of each kernel.
 
-    sizes : logs of `tilting.OF` over their centres, 0 where a kernel has no such size.
+    sizes : logs of `tiles.OF` over their centres, 0 where a kernel has no such size.
     """
 
     timeline: Timeline
@@ -162,8 +164,8 @@ class LatencyModel:
         return Fit(level, Factors({}, {}), errors)
 
     def fit(self, level: Level) -> Fit:
-        """The factors that rows and beliefs together make likeliest."""
-        every, widths = self._beliefs(level)
+        """The factors that rows and priors together make likeliest."""
+        every, widths = self._priors(level)
         free = widths > 0
         design, precision = every[:, free], 1.0 / widths[free] ** 2
         theta = np.zeros(len(precision))
@@ -180,8 +182,8 @@ class LatencyModel:
     def _errors(self, logs: Floats) -> tuple[Floats, Floats]:
         """Log measured over predicted, and the slopes of the prediction."""
         host, kernel, exponents = np.split(logs, np.cumsum((len(self.host), len(self.kernel))))
-        found = [cell.evaluate(np.exp(host), np.exp(kernel), exponents) for cell in self._cells]
-        return self._measured - np.array([log for log, _ in found]), np.array([slopes for _, slopes in found])
+        evaluated = [cell.evaluate(np.exp(host), np.exp(kernel), exponents) for cell in self._cells]
+        return self._measured - np.array([log for log, _ in evaluated]), np.array([slopes for _, slopes in evaluated])
 
     def _pulled(self, theta: Floats, design: Floats, precision: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Errors, slopes in the parameters, weights of the rows, and the curvature of the loss."""
@@ -190,7 +192,7 @@ class LatencyModel:
         pull = self._weight / np.sqrt(1.0 + (errors / SOFT) ** 2)
         return errors, slopes, pull, slopes.T @ (pull[:, None] * slopes) + np.diag(precision)
 
-    def _beliefs(self, level: Level) -> tuple[Floats, Floats]:
+    def _priors(self, level: Level) -> tuple[Floats, Floats]:
         """What each parameter does to the groups' log factors and the exponents, and how far it may be from 0."""
         kinds = np.repeat((0, 1, 2), (len(self.host), len(self.kernel), len(tiles.OF)))
         design = np.column_stack((kinds < 2, kinds == 0, kinds == 1, np.eye(len(kinds))))
@@ -198,7 +200,7 @@ class LatencyModel:
         return design.astype(float), np.concatenate(([level.whole, level.host, level.device], own))
 
     def _left_out(self, theta: Floats, design: Floats, precision: Floats) -> Floats:
-        """Errors that each architecture's rows would have, had they had no part: exact where the law is linear."""
+        """Errors that each architecture's rows would have, had they had no part: exact where the model is linear."""
         errors, slopes, pull, curvature = self._pulled(theta, design, precision)
         influence = slopes @ np.linalg.solve(curvature, slopes.T * pull)
         left_out = np.empty(len(errors))
@@ -211,10 +213,10 @@ class LatencyModel:
         logs = design @ parameters
         factors = np.exp(logs).tolist()
         whole, host, device = parameters[:3].tolist()
-        found = zip(tiles.OF, logs[-len(tiles.OF) :].tolist(), self._centres.tolist(), self._ranges, strict=True)
+        by_size = zip(tiles.OF, logs[-len(tiles.OF) :].tolist(), self._centres.tolist(), self._ranges, strict=True)
         size_corrections = tuple(
             SizeCorrection(of, exponent, centre, low, high)
-            for of, exponent, centre, (low, high) in found
+            for of, exponent, centre, (low, high) in by_size
             if exponent and low < high
         )
         return Factors(
@@ -231,7 +233,7 @@ class _Parts(NamedTuple):
     host_us: dict[str, Floats]
     kernel_us: Floats
     families: tuple[str, ...]
-    sizes: Floats  # of `tilting.OF`; NaN where a kernel has no such size
+    sizes: Floats  # of `tiles.OF`; NaN where a kernel has no such size
     device: DeviceInfo
 
     @classmethod
@@ -266,7 +268,7 @@ class _Parts(NamedTuple):
 
 
 def _spans(parts: Sequence[_Parts]) -> tuple[Floats, list[tuple[float, float]]]:
-    """Of each of `tilting.OF`: its geometric mean over all kernels, by their time, and its ends; 1 without any."""
+    """Of each of `tiles.OF`: its geometric mean over all kernels, by their time, and its ends; 1 without any."""
     sizes, us = np.concatenate([part.sizes for part in parts]), np.concatenate([part.kernel_us for part in parts])
     centres, ends = np.ones(len(tiles.OF)), [(1.0, 1.0)] * len(tiles.OF)
     for index, column in enumerate(sizes.T):

@@ -114,8 +114,8 @@ def _learn(points: Floats, targets: Floats, factors: Floats, jumps: bool, start:
         return value + 0.5 * float(off @ off), gradient + off / width
 
     bounds = [(m - 4 * w, m + 4 * w) for m, w in zip(middle, width, strict=True)]
-    found = minimize(loss, middle if start is None else start, jac=True, bounds=bounds, method="L-BFGS-B")
-    best: Floats = found.x
+    solution = minimize(loss, middle if start is None else start, jac=True, bounds=bounds, method="L-BFGS-B")
+    best: Floats = solution.x
     return best
 
 

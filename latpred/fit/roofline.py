@@ -19,16 +19,16 @@ from latpred.fit.residual import HYPER_POINTS, Residual, fit_residual
 from latpred.graph.features import Floats, Inputs, layout, read
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import (
-    FLAGS,
     TINY_US,
     KernelModel,
     evaluate,
-    extra_features,
-    extra_names,
+    feature_names,
     flags_of,
-    idleness,
+    inefficiency,
+    residual_features,
     roofline,
 )
+from latpred.profile.datasheet import short
 from latpred.profile.document import KernelFit
 
 __all__ = ["RooflineRegressor", "evaluate", "scale_leaf"]
@@ -117,17 +117,15 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         weights = weights / weights.mean()
         inputs = read(self.family, rows)
         hidden = np.zeros(len(times)) if beside is None else np.asarray(beside, dtype=float)
-        law = self._law(inputs, times, weights, hidden)
-        terms = roofline(law, inputs)
-        base = np.maximum(terms.floor + np.hypot(terms.compute, terms.memory), TINY_US)
-        extras = extra_features(inputs, base, self.multiprocessors, terms.tiles)
-        extras += [flag(inputs) for name, flag in FLAGS.items() if name in law.features]
-        points = np.column_stack((inputs.logs, *extras))
+        plain = self._plain(inputs, times, weights, hidden)
+        roof = roofline(plain, inputs)
+        base = np.maximum(roof.floor + np.hypot(roof.compute, roof.memory), TINY_US)
+        points = residual_features(plain, inputs, roof)
         off, certain = _log_residuals(times, base, hidden)
         weights = weights * certain
         weights = weights / weights.mean()
-        residual = fit_residual(points, off, weights, self.max_points, self.hyper_points, jumps=law.jumps)
-        self.fit_ = _with_residual(law, residual)
+        residual = fit_residual(points, off, weights, self.max_points, self.hyper_points, jumps=plain.jumps)
+        self.fit_ = _with_residual(plain, residual)
         self.n_features_in_ = rows.shape[1]
         self._model = KernelModel(self.fit_)
         return self
@@ -138,7 +136,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         rows = check_array(X, dtype=float)
         self._check_columns(rows)
         times = self._model.times(rows)
-        return (times.us, times.spread) if return_std else times.us
+        return (times.us, times.log_std) if return_std else times.us
 
     def to_fit(self) -> KernelFit:
         """The fitted numbers, for a profile."""
@@ -158,52 +156,48 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit_roofline(self, X: Any, y: Any, sample_weight: Any, beside: Any) -> KernelFit:  # noqa: N803
         """The numbers of a roofline alone, which no residual corrects; arguments as for `fit`."""
         weights = np.asarray(sample_weight, dtype=float)
-        return self._law(read(self.family, np.asarray(X)), np.asarray(y), weights / weights.mean(), np.asarray(beside))
+        inputs = read(self.family, np.asarray(X))
+        return self._plain(inputs, np.asarray(y), weights / weights.mean(), np.asarray(beside))
 
-    def _law(self, inputs: Inputs, times: Floats, weights: Floats, beside: Floats) -> KernelFit:
+    def _plain(self, inputs: Inputs, times: Floats, weights: Floats, beside: Floats) -> KernelFit:
         """The fit without a residual: a roofline, or tiles where they explain a GPU's products far better."""
         one_row = "one_row" in flags_of(self.family, self.multiprocessors)
         guess = _first_guess(inputs, times, self.multiprocessors)
         guess = {name: value for name, value in guess.items() if name not in _UNTOLD.get(root(self.family), ())}
-        terms = _fit_terms(inputs, times, weights, beside, guess, self.multiprocessors, one_row)
-        product = inputs.product is not None
-        floor, tiling = terms.floor, {}
+        fitted = _fit_parameters(inputs, times, weights, beside, guess, self.multiprocessors, one_row)
+        floor, tiling = fitted.floor, {}
         if self.multiprocessors and root(self.family) in tile_fit.FAMILIES and len(times) >= tile_fit.FEWEST:
-            plain = np.sqrt(weights) * np.log(terms.at(inputs, self.multiprocessors, one_row) / times)
-            found = tile_fit.fit_constants(inputs, times, weights, self.multiprocessors)
-            if found.cost < _WORTH_TILES * tile_fit.robust_cost(plain):
-                floor, tiling = found.floor, found.values
+            untiled = np.sqrt(weights) * np.log(fitted.at(inputs, self.multiprocessors, one_row) / times)
+            tiles = tile_fit.fit_constants(inputs, times, weights, self.multiprocessors)
+            if tiles.cost < _WORTH_TILES * tile_fit.robust_cost(untiled):
+                floor, tiling = tiles.floor, tiles.values
         return KernelFit.plain(
             family=self.family,
-            floor_us=_short(floor),
-            macs_per_us=_rate(terms.compute),
-            weight_bytes_per_us=_rate(terms.weights),
-            activation_bytes_per_us=_rate(terms.activations),
-            saturation={name: _short(size) for name, size in terms.half_sizes.items()},
+            floor_us=short(floor),
+            macs_per_us=_rate(fitted.compute),
+            weight_bytes_per_us=_rate(fitted.weights),
+            activation_bytes_per_us=_rate(fitted.activations),
+            saturation={name: short(size) for name, size in fitted.half_sizes.items()},
             multiprocessors=self.multiprocessors,
-            features=(
-                *layout(self.family).names,
-                *extra_names(product, self.multiprocessors, bool(tiling)),
-                *flags_of(self.family, self.multiprocessors),
-            ),
-            tiling={name: _short(value) for name, value in tiling.items()},
-            efforts=_shorts(terms.efforts),
+            features=feature_names(self.family, self.multiprocessors, bool(tiling)),
+            tiling={name: short(value) for name, value in tiling.items()},
+            efforts=_shorts(fitted.efforts),
             jumps=bool(tiling),
         )
 
 
-def _with_residual(law: KernelFit, residual: Residual) -> KernelFit:
+def _with_residual(plain: KernelFit, residual: Residual) -> KernelFit:
     errors = residual.errors
     return msgspec.structs.replace(
-        law,
+        plain,
         length_scales=_shorts(residual.length_scales),
-        amplitude=_short(residual.amplitude),
-        noise=_short(residual.noise),
+        amplitude=short(residual.amplitude),
+        noise=short(residual.noise),
         points=tuple(_shorts(point) for point in residual.points),
         targets=_shorts(residual.targets),
         noise_factors=_shorts(residual.noise_factors),
-        error=_short(float(np.median(np.abs(np.expm1(errors))))),
-        spread=_short(float(np.sqrt(np.mean(errors**2)))),
+        error=short(float(np.median(np.abs(np.expm1(errors))))),
+        spread=short(float(np.sqrt(np.mean(errors**2)))),
     )
 
 
@@ -232,10 +226,10 @@ def scale_leaf(fit: KernelFit, rows: Any, times: Any, beside: Any = 0.0) -> floa
     order = np.argsort(logs)
     reached = np.cumsum(certain[order])
     middle = float(np.interp(0.5 * reached[-1], reached - 0.5 * certain[order], logs[order]))
-    return _short(float(np.exp(middle * reached[-1] / (reached[-1] + _LEAF_SHRINKAGE))))
+    return short(float(np.exp(middle * reached[-1] / (reached[-1] + _LEAF_SHRINKAGE))))
 
 
-class _Terms:
+class _Parameters:
     """A roofline's parameters, as microseconds per unit of work and half sizes."""
 
     def __init__(self, logs: Floats, active: tuple[str, ...], count: int) -> None:
@@ -252,14 +246,14 @@ class _Terms:
         work = inputs.work
         compute = work[:, 0] * self.compute
         if inputs.product is not None:
-            compute = compute * idleness(self.half_sizes, inputs.product, multiprocessors, one_row)
+            compute = compute * inefficiency(self.half_sizes, inputs.product, multiprocessors, one_row)
         compute = compute + inputs.efforts @ self.efforts
         memory = work[:, 1] * self.weights + (work[:, 2] + work[:, 3]) * self.activations
         time: Floats = np.maximum(self.floor + np.hypot(compute, memory), TINY_US)
         return time
 
 
-def _fit_terms(
+def _fit_parameters(
     inputs: Inputs,
     times: Floats,
     weights: Floats,
@@ -267,7 +261,7 @@ def _fit_terms(
     guess: dict[str, float],
     multiprocessors: int,
     one_row: bool,
-) -> _Terms:
+) -> _Parameters:
     """Least squares of soft log errors, from a high and a low floor."""
     from scipy.optimize import least_squares
 
@@ -277,7 +271,7 @@ def _fit_terms(
     precision = np.where(beside > 0, 1.0, np.sqrt(weights))
 
     def errors(logs: Floats) -> Floats:
-        us = _Terms(logs, active, efforts).at(inputs, multiprocessors, one_row)
+        us = _Parameters(logs, active, efforts).at(inputs, multiprocessors, one_row)
         off = precision * np.log((us + beside) / (times + beside))
         both: Floats = np.concatenate((off, _RIDGE * (logs - middle)))
         return both
@@ -285,11 +279,11 @@ def _fit_terms(
     best = None
     for floor in (1.0, 0.2):
         start = middle + np.where(np.array(active) == "floor", np.log(floor), 0.0)
-        found = least_squares(errors, start, loss="soft_l1", f_scale=_SOFT, bounds=(middle - 14.0, middle + 14.0))
-        if best is None or found.cost < best.cost:
-            best = found
+        solution = least_squares(errors, start, loss="soft_l1", f_scale=_SOFT, bounds=(middle - 14.0, middle + 14.0))
+        if best is None or solution.cost < best.cost:
+            best = solution
     assert best is not None
-    return _Terms(best.x, active, efforts)
+    return _Parameters(best.x, active, efforts)
 
 
 def _first_guess(inputs: Inputs, times: Floats, multiprocessors: int) -> dict[str, float]:
@@ -319,13 +313,8 @@ def _efforts(count: int) -> list[str]:
 
 
 def _rate(us_per_unit: float) -> float:
-    return _short(1.0 / us_per_unit) if us_per_unit else 0.0
-
-
-def _short(value: float) -> float:
-    """Six digits: what a measurement can bear, and a third of the file."""
-    return float(f"{value:.6g}")
+    return short(1.0 / us_per_unit) if us_per_unit else 0.0
 
 
 def _shorts(values: Floats) -> tuple[float, ...]:
-    return tuple(_short(value) for value in values.tolist())
+    return tuple(short(value) for value in values.tolist())

@@ -45,16 +45,16 @@ def fit_constants(inputs: Inputs, times: Floats, weights: Floats, multiprocessor
         return dict(zip(start, np.exp(np.log(middle) + width * steps).tolist(), strict=True))
 
     def errors(steps: Floats) -> Floats:
-        found = constants(steps)
-        time = found["floor"] + tiled(found, work, product, multiprocessors).us
+        values = constants(steps)
+        time = values["floor"] + tiled(values, work, product, multiprocessors).us
         both: Floats = np.concatenate((root * np.log(time / taken), _RIDGE * steps))
         return both
 
-    found = least_squares(
+    solution = least_squares(
         errors, np.zeros(len(start)), loss="soft_l1", f_scale=_SOFT, max_nfev=_STEPS, bounds=(-_REACH, _REACH)
     )
-    values = constants(found.x)
-    return Constants(values.pop("floor"), values, robust_cost(errors(found.x)[: len(taken)]))
+    values = constants(solution.x)
+    return Constants(values.pop("floor"), values, robust_cost(errors(solution.x)[: len(taken)]))
 
 
 def robust_cost(errors: Floats) -> float:

@@ -19,13 +19,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from latpred.graph.schedule import Schedule
+from latpred.graph.features import Floats
+from latpred.graph.schedule import Ints, Schedule
 from latpred.profile.document import DeviceInfo
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _WARM_PERIODS = 4
 _PERIODS = 12  # a multiple of every likely cycle of the recurrence
@@ -76,19 +73,9 @@ class Timeline:
 def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, protocol: str) -> Floats:
     """Microseconds of one forward pass at each batch.
 
-    Parameters
-    ----------
-    timeline : Timeline
-        Of the schedule.
-    host : ndarray, shape (n,)
-        Dispatch time of each step, what Python does before it included; (n, batches) where it depends on the batch, as
-        it may on a synchronous device.
-    kernels : ndarray, shape (m, batches)
-        Device time of each kernel.
-    device : DeviceInfo
-        Constants of the device's clock.
-    protocol : str
-        "single": synchronised after each forward. "pipelined": the period when forwards follow each other.
+    `host`, shape (n,), is the dispatch time of each step, with what Python does before it; it may be (n, batches) on a
+    synchronous device. `kernels`, shape (m, batches), are device times. Of the protocols "single" synchronises after
+    each forward, and "pipelined" gives the period when forwards follow each other.
     """
     if not device.asynchronous:
         waits = float(timeline.sync.sum()) * device.sync_us
@@ -166,19 +153,19 @@ def _most_under_way(cuts: Stretches) -> int:
 def _stretches(cuts: Stretches, step: Ints, host: Floats, kernels: Floats, device: DeviceInfo) -> list[Stretch]:
     total = np.concatenate(([0.0], np.cumsum(host)))
     launched = total[step + 1] + device.launch_us
-    found = []
+    stretches = []
     for index, syncs in enumerate(cuts.syncs.tolist()):
         first, last = cuts.kernels[index], cuts.kernels[index + 1]
         start, end = total[cuts.steps[index]], total[cuts.steps[index + 1]]
         if first == last:
             nothing = np.zeros(kernels.shape[1])
-            found.append(Stretch(float(end - start), nothing, nothing - np.inf, syncs))
+            stretches.append(Stretch(float(end - start), nothing, nothing - np.inf, syncs))
             continue
         with_gaps = kernels[first:last] + device.gap_us
         rest = np.cumsum(with_gaps[::-1], axis=0)[::-1]  # from each kernel on, one gap too many: the one before it
         through = (launched[first:last, None] - start + rest).max(axis=0) - device.gap_us
-        found.append(Stretch(float(end - start), rest[0], through, syncs))
-    return found
+        stretches.append(Stretch(float(end - start), rest[0], through, syncs))
+    return stretches
 
 
 def _run(stretches: list[Stretch], clocks: tuple[Floats, Floats], device: DeviceInfo) -> tuple[Floats, Floats]:

@@ -1,4 +1,4 @@
-"""Landmarks of a curve: the crossover and knee batches with their intervals, and the largest batch within a limit.
+"""Batch thresholds of a curve: crossover and knee with their intervals, and the largest batch within a limit.
 
 Each is the smallest batch at which something becomes true; finding it takes a few dozen points, so they are computed
 when first asked for.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latpred.errors import UsageError
-from latpred.prediction.clocks import Floats
+from latpred.graph.features import Floats
 
 MOST = 2**16  # largest batch that is looked at
 KNEE = 1.1
@@ -32,7 +33,7 @@ class BatchThreshold(NamedTuple):
 
 
 class CurveSamples(NamedTuple):
-    """What landmarks depend on, at some batches: microseconds of host, of device and of all."""
+    """What thresholds depend on, at some batches: microseconds of host, of device and of all."""
 
     overhead_us: Floats
     compute_us: Floats
@@ -40,63 +41,61 @@ class CurveSamples(NamedTuple):
 
 
 Sampler = Callable[[NDArray[np.int64], float], CurveSamples]
-"""Gives the course at some batches, with device times multiplied by exp(shift * their spread)."""
+"""Samples a curve at some batches, with device times multiplied by exp(shift * their log_std)."""
+Test = Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]
+"""Whether a threshold is passed, from samples at some batches and at batch 1."""
 
 
+@dataclass(slots=True)
 class BatchThresholds:
     """Crossover and knee of one model in one runtime on one device.
 
     Pickling keeps the answers and drops what they were computed from.
     """
 
-    def __init__(self, sample: Sampler) -> None:
-        self._sample: Sampler | None = sample
-        self._known: dict[tuple[str, float], BatchThreshold] = {}
+    _sample: Sampler | None
+    _answers: dict[tuple[str, float], BatchThreshold] = field(default_factory=dict)
 
     def crossover(self) -> BatchThreshold:
         """The smallest batch at which the device takes at least as long as the host."""
-        return self._find("crossover", 1.0, _not_framework_bound)
+        return self._find("crossover", 1.0, lambda curve, _: curve.compute_us >= curve.overhead_us)
 
     def knee(self, ratio: float = KNEE) -> BatchThreshold:
-        """The smallest batch whose latency exceeds `ratio` times that of batch 1.
-
-        Raises
-        ------
-        UsageError
-            When `ratio` is not above 1, or the prediction was pickled before this ratio was asked for.
-        """
+        """The smallest batch whose latency exceeds `ratio` times that of batch 1."""
         if not ratio > 1.0:
             raise UsageError(f"A knee needs a ratio above 1, not {ratio}; use 1.1 for 10 % over the flat latency.")
-        return self._find("knee", ratio, _above(ratio))
+        return self._find("knee", ratio, lambda curve, flat: curve.latency_us > ratio * flat.latency_us)
 
     def __getstate__(self) -> dict[str, object]:
         """Answers only."""
         if self._sample is not None:
             self.crossover()
             self.knee()
-        return {"_sample": None, "_known": self._known}
+        return {"_sample": None, "_answers": self._answers}
 
-    def _find(
-        self, kind: str, ratio: float, test: Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]
-    ) -> BatchThreshold:
-        key = (kind, ratio)
-        if key not in self._known:
-            self._known[key] = self._search(test, ratio)
-        return self._known[key]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What `__getstate__` gave."""
+        for name, value in state.items():
+            setattr(self, name, value)
 
-    def _search(self, test: Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]], ratio: float) -> BatchThreshold:
+    def _find(self, kind: str, ratio: float, test: Test) -> BatchThreshold:
+        if (kind, ratio) not in self._answers:
+            self._answers[kind, ratio] = self._search(test, ratio)
+        return self._answers[kind, ratio]
+
+    def _search(self, test: Test, ratio: float) -> BatchThreshold:
         sample = self._sample
         if sample is None:
             raise UsageError(
                 f"This prediction came from another process, without its knee at {ratio}. Ask for it there."
             )
 
-        def where(shift: float) -> int | None:
+        def threshold(shift: float) -> int | None:
             flat = sample(np.array([1]), shift)
             return first_true(lambda batches: test(sample(batches, shift), flat))
 
-        # A slower device reaches both landmarks at a smaller batch.
-        ends = sorted((where(Z90), where(0.0), where(-Z90)), key=lambda batch: math.inf if batch is None else batch)
+        # A slower device reaches both thresholds at a smaller batch.
+        ends = sorted((threshold(Z90), threshold(0.0), threshold(-Z90)), key=lambda batch: batch or math.inf)
         return BatchThreshold(ends[1], ends[0], ends[2])
 
 
@@ -122,15 +121,3 @@ def first_true(test: Callable[[NDArray[np.int64]], NDArray[np.bool_]], most: int
         else:
             low = int(inside[-1])
     return high
-
-
-def _not_framework_bound(course: CurveSamples, _flat: CurveSamples) -> NDArray[np.bool_]:
-    return course.compute_us >= course.overhead_us
-
-
-def _above(ratio: float) -> Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]:
-    def test(course: CurveSamples, flat: CurveSamples) -> NDArray[np.bool_]:
-        over: NDArray[np.bool_] = course.latency_us > ratio * flat.latency_us
-        return over
-
-    return test

@@ -1,4 +1,4 @@
-"""What stands in for kernels that a profile has no measurements of: a plain roofline from those that it has."""
+"""What stands in for what a profile does not know: formats and families that nobody measured, a gate that failed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from latpred.graph.features import Floats, layout, read
 from latpred.graph.graph import Op
 from latpred.ops.families import root
 from latpred.prediction.crossover import Z90
-from latpred.prediction.kernel_times import KernelModel, Times, roofline
+from latpred.prediction.kernel_times import KernelEstimate, KernelModel, roofline
 from latpred.profile import gpus
 from latpred.profile.datasheet import mode_of
 from latpred.profile.document import DeviceProfile, KernelFit
 
 STAND_INS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # what models in these are priced as
-KNOWN_SPREAD, GUESSED_SPREAD = 0.3, 0.7  # log standard deviation of a time with a known rate, and without one
+KNOWN_LOG_STD, GUESSED_LOG_STD = 0.3, 0.7  # log standard deviation of a time with a known rate, and without one
 # Results per clock and multiprocessor of fp32 over those of fp64, by compute capability: CUDA C++ Programming Guide,
 # "Throughput of Native Arithmetic Instructions". Libraries multiply in fp64 on the tensor cores of 8.0 and 9.0, which
 # do as much as fp32 without them.
@@ -52,7 +52,7 @@ class Format(NamedTuple):
 
     slower: float
     macs: float
-    spread: float
+    log_std: float
     caveat: str
 
 
@@ -64,20 +64,20 @@ def format_of(op: Op, profile: DeviceProfile) -> Format | None:
         part = _COMPLEX[op.dtype]
         slower = _double(op, profile) if part == "float64" else 1.0
         caveat = f"products in {op.dtype} were not measured: priced as {COMPLEX:.0f} in {part}"
-        return Format(COMPLEX * slower, COMPLEX, KNOWN_SPREAD, caveat)
+        return Format(COMPLEX * slower, COMPLEX, KNOWN_LOG_STD, caveat)
     if op.dtype == "float64":
         slower = _double(op, profile)
         rate = "the rate of fp32" if slower == 1.0 else f"1/{slower:.0f} of the rate of fp32"
-        return Format(slower, 1.0, KNOWN_SPREAD, f"products in float64 were not measured: priced at {rate}")
+        return Format(slower, 1.0, KNOWN_LOG_STD, f"products in float64 were not measured: priced at {rate}")
     if op.name in _SCALED or not op.name.startswith("aten::"):
-        return Format(1.0, 1.0, GUESSED_SPREAD, f"{op.name} in {op.dtype} was not measured: its speed is a guess")
+        return Format(1.0, 1.0, GUESSED_LOG_STD, f"{op.name} in {op.dtype} was not measured: its speed is a guess")
     if op.dtype.startswith("float8") or profile.device.kind != "cpu":
         raise ProfileError(
             f"PyTorch has no {op.name} in {op.dtype} on {profile.device.name}, so the model cannot run there. Convert "
             "the operands to a floating-point format that it has: float32, float16 or bfloat16."
         )
     caveat = f"products in {op.dtype} have no library on a CPU: priced at {INTEGERS:.0f} times fp32's, a guess"
-    return Format(INTEGERS, 1.0, GUESSED_SPREAD, caveat)
+    return Format(INTEGERS, 1.0, GUESSED_LOG_STD, caveat)
 
 
 class OtherFormat(KernelModel):
@@ -87,16 +87,16 @@ class OtherFormat(KernelModel):
         super().__init__(model.fit)
         self._model, self._format, self.caveat = model, other, other.caveat
 
-    def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> Times:
+    def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> KernelEstimate:
         """Times of rows, their arithmetic drawn out; memory is as fast as ever."""
         rows = rows.copy()
         rows[:, 0] /= self._format.macs
         times = self._model.times(rows, leaf_scales)
-        terms = roofline(self.fit, read(self.fit.family, rows))
-        compute = terms.compute * self._format.slower
-        ratio = (terms.floor + np.hypot(compute, terms.memory)) / (terms.floor + np.hypot(terms.compute, terms.memory))
-        spread = np.maximum(times.spread, self._format.spread)
-        return Times(times.us * ratio, spread, terms.memory >= compute)
+        roof = roofline(self.fit, read(self.fit.family, rows))
+        compute = roof.compute * self._format.slower
+        ratio = (roof.floor + np.hypot(compute, roof.memory)) / (roof.floor + np.hypot(roof.compute, roof.memory))
+        log_std = np.maximum(times.log_std, self._format.log_std)
+        return KernelEstimate(times.us * ratio, log_std, roof.memory >= compute)
 
 
 def _double(op: Op, profile: DeviceProfile) -> float:
@@ -114,13 +114,13 @@ def _double(op: Op, profile: DeviceProfile) -> float:
     return FP64_OVER_FP32[gpu.compute_capability] * gpu.peak_macs_per_s(mode) / gpu.peak_macs_per_s("fp32")
 
 
-UNJUDGED_SPREAD = math.log(10.0) / Z90  # nothing says how wrong a profile is: a factor of ten either way
+UNTESTED_LOG_STD = math.log(10.0) / Z90  # nothing says how wrong a profile is: a factor of ten either way
 _MEDIAN_OF_NORMAL = 0.6745  # median of the absolute value of a standard normal variable
-_FOUND = re.compile(r"([\d.]+|inf|nan)%: (passed|failed)")
+_CHECK = re.compile(r"([\d.]+|inf|nan)%: (passed|failed)")
 _MOST_LOW = 0.99  # a prediction that is 100 % too low is none
 
 
-def least_spread(profile: DeviceProfile, runtime: str) -> float:
+def least_log_std(profile: DeviceProfile, runtime: str) -> float:
     """Standard deviation of the log error that the gate found, where it failed; 0 where it passed or there is none.
 
     Only measured profiles have such a gate. Fits of published tables and datasheets state their own spreads.
@@ -129,18 +129,18 @@ def least_spread(profile: DeviceProfile, runtime: str) -> float:
     if profile.provenance != "measured" or (gate.passed and gate.runtimes.get(runtime, True)):
         return 0.0
     prefix = f"{runtime}: "
-    own = {name.removeprefix(prefix): said for name, said in gate.checks.items() if name.startswith(prefix)}
-    judged = [own] if own else []
-    if not gate.passed or not own:  # what is wrong with the device's kernels is wrong in every runtime
-        judged.append(gate.checks)
-    return max(map(_spread, judged))
+    of_runtime = {name.removeprefix(prefix): said for name, said in gate.checks.items() if name.startswith(prefix)}
+    tested = [of_runtime] if of_runtime else []
+    if not gate.passed or not of_runtime:  # what is wrong with the device's kernels is wrong in every runtime
+        tested.append(gate.checks)
+    return max(map(_log_std, tested))
 
 
-def _spread(checks: dict[str, str]) -> float:
+def _log_std(checks: dict[str, str]) -> float:
     errors = _values(checks, "p90 error of ")
     shifts = _values(checks, "median shift between two timings", failed=True)
     if not errors or not all(map(math.isfinite, errors)):
-        return UNJUDGED_SPREAD
+        return UNTESTED_LOG_STD
     # A relative error may be of either sign: 50 % is up to a factor of two.
     error = max(errors)
     log_error = max(math.log1p(error), -math.log1p(-min(error, _MOST_LOW)) if error < 1 else 0.0)
@@ -149,12 +149,12 @@ def _spread(checks: dict[str, str]) -> float:
 
 def _values(checks: dict[str, str], start: str, *, failed: bool = False) -> list[float]:
     """Shares that checks of a name found."""
-    found = [_FOUND.match(said) for name, said in checks.items() if name.startswith(start)]
-    return [float(match[1]) / 100 for match in found if match and (match[2] == "failed" or not failed)]
+    matches = [_CHECK.match(said) for name, said in checks.items() if name.startswith(start)]
+    return [float(match[1]) / 100 for match in matches if match and (match[2] == "failed" or not failed)]
 
 
-def guess(profile: DeviceProfile, fits: dict[str, KernelFit], spread: float) -> KernelFit:
-    """A fit for families never measured, from the rates of those that were; `spread`: how wrong it may be."""
+def guess(profile: DeviceProfile, fits: dict[str, KernelFit], log_std: float) -> KernelFit:
+    """A fit for families never measured, from the rates of those that were; `log_std`: how wrong it may be."""
     rates = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
     widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
     width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
@@ -164,5 +164,5 @@ def guess(profile: DeviceProfile, fits: dict[str, KernelFit], spread: float) -> 
         macs_per_us=float(np.median(rates)) if rates else 0.0,
         weight_bytes_per_us=width,
         activation_bytes_per_us=width,
-        spread=spread if rates else UNJUDGED_SPREAD,  # without any rate, multiply-adds come out for free
+        spread=log_std if rates else UNTESTED_LOG_STD,  # without any rate, multiply-adds come out for free
     )

@@ -1,7 +1,6 @@
-"""What predicts on a device: finds the profile and keeps its predictor until a profile changes on disk.
+"""The predictor of a device: finds its profile, says what may not hold of it here, and keeps it until the file changes.
 
-A profile of another machine or other software is used with caveats that say so. A machine that has no profile yet is
-calibrated (see `latpred.prediction.find`) where no device is named.
+A machine that has no profile yet is calibrated where no device is named (`LATPRED_CALIBRATE=never` prevents it).
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from latpred import host, storage
-from latpred import host as speed
+from latpred import host, runtimes, storage
 from latpred.errors import BusyError, CalibrationError, NoProfileError, ProfileError, UsageError
 from latpred.prediction import host_swap
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, host_profile, store
 from latpred.profile.document import ADAPTED, FITTED, THREADS, DeviceProfile
 from latpred.profile.store import Owner, caveat, difference, owner
-from latpred.storage import locked
+from latpred.query import DeviceQuery
 
 if TYPE_CHECKING:
     from latpred.calibration.calibrator import Progress
@@ -37,6 +36,81 @@ _BUSY = (
     f"another process has been calibrating this machine for more than {WAIT_S / 60:.0f} minutes. "
     "Stop it, or calibrate once before starting many: latpred calibrate --quick"
 )
+_PACKAGES = ("torch", "transformers")  # whose versions are compared with those that a profile was measured with
+
+
+def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
+    """The predictor of a device, kept until a profile changes on disk; it must know the runtime, if one is given."""
+    plain = replace(query, now=False) if query.now else query
+    predictor: Predictor | None = None
+    try:
+        predictor = _remembered(plain, _state_of(query))
+    except ProfileError as error:
+        if runtime is not None:
+            runtimes.get(runtime)  # a misspelt one is said before a missing profile
+        unnamed = replace(plain, host=None) == DeviceQuery()
+        if not isinstance(error, NoProfileError) or not unnamed or not allowed():
+            raise
+    if predictor is None:
+        calibrate_once()
+        predictor = _remembered(plain, _state_of(query))
+    if runtime is not None:
+        predictor.check(runtime)
+    return predictor_now(predictor) if query.now else predictor
+
+
+@lru_cache(maxsize=8)
+def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
+    profile = store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+    if query.host is None:
+        return Predictor(profile, [*_foreign(profile), *_other_threads(query, profile)])
+    swap = host_swap.find(query.host, profile)
+    caveats = [swap.caveat, *_foreign(profile, swapped=True), *_other_threads(query, profile)]
+    return Predictor(host_swap.swapped(profile, swap), caveats)
+
+
+def _state_of(query: DeviceQuery) -> tuple[object, ...]:
+    """Whatever changes when a profile does, or what is said of it."""
+    folder = storage.profiles_dir()
+    file = () if query.device is None else _file_state(os.fspath(query.device))  # type: ignore[arg-type]
+    state = (str(folder), _threads_now(), file, *_directory_state(folder))
+    return state if query.host is None else (*state, *_directory_state(host_profile.directory()))
+
+
+def _directory_state(folder: Path) -> list[tuple[object, ...]]:
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return [(name, *_file_state(os.fspath(folder / name))) for name in names]
+
+
+def _file_state(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return (status.st_mtime_ns, status.st_size)
+
+
+def predictor_now(predictor: Predictor) -> Predictor:
+    """The same predictor for the machine as it is at this moment: a second of timing says how fast that is."""
+    profile = predictor.profile
+    if owner(profile.machine) is Owner.ANOTHER:
+        raise ProfileError(
+            f"profile {profile.name!r} was measured on another machine ({profile.machine.cpu}, "
+            f"{difference(profile.machine)}), whose present speed cannot be timed here. Ask without now=True (--now), "
+            "or make a profile of this machine: latpred calibrate"
+        )
+    if not profile.speed:
+        raise ProfileError(
+            f"profile {profile.name!r} does not record how fast the machine was when it was measured, so the present "
+            "speed cannot be compared with that. Ask without now=True (--now), or calibrate again: latpred calibrate"
+        )
+    from latpred.calibration.timing.reference_speed import speed_now
+
+    now = speed_now(profile.machine.threads)
+    slowdown = host.slowdown(profile.speed, now, asynchronous=profile.device.asynchronous)
+    ratios = host.sentence(host.ratio(profile.speed, now))
+    said = f"adjusted to the present speed of the machine; reference times, relative to the profile's: {ratios}"
+    return Predictor(profile, (*predictor.caveats, said), slowdown)
 
 
 def allowed() -> bool:
@@ -68,10 +142,10 @@ def calibrate_once(
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(folder / "first.lock", _BUSY))
+            held.enter_context(storage.locked(folder / "first.lock", _BUSY))
         except BusyError:
             (say or _say)("another process calibrates this machine for the first time; waiting for it")
-            held.enter_context(locked(folder / "first.lock", _BUSY, WAIT_S))
+            held.enter_context(storage.locked(folder / "first.lock", _BUSY, WAIT_S))
         except OSError as error:
             raise CalibrationError(
                 f"cannot keep a calibration in {folder}: {error.strerror or error}. "
@@ -111,122 +185,6 @@ def _say(sentence: str) -> None:
     print(f"latpred: {sentence}", file=sys.stderr, flush=True)
 
 
-if TYPE_CHECKING:
-    import torch
-
-    Device = torch.device | str | os.PathLike[str]
-
-_COMPARED = ("torch", "transformers")
-
-
-class Where(NamedTuple):
-    """Which device, by what name, on which host, and how it runs there; see `latpred.predict`."""
-
-    device: str | None = None
-    is_path: bool = False
-    host: float | str | None = None
-    threads: int | None = None
-    cudnn_benchmark: bool | None = None
-
-
-def located(
-    device: Device | None,
-    host: float | str | None = None,
-    threads: int | None = None,
-    cudnn_benchmark: bool | None = None,
-) -> Where:
-    """A device as users name it.
-
-    Raises
-    ------
-    UsageError
-        When the device or the host can be no name.
-    """
-    if host is not None and (isinstance(host, bool) or not isinstance(host, int | float | str | os.PathLike)):
-        raise UsageError(
-            f"host={host!r} is not a host; give a factor such as 1.3, the name of a host, or 'this' for this machine."
-        )
-    is_path = isinstance(device, os.PathLike)
-    name = None if device is None else os.fspath(device) if isinstance(device, os.PathLike) else str(device)
-    if name is not None and "\0" in name:
-        raise UsageError(
-            f"device={name!r} is neither a name nor a path; give cpu, cuda:0, the name of a profile or a path to one."
-        )
-    return Where(name, is_path, host, threads, cudnn_benchmark)
-
-
-def predictor_now(predictor: Predictor) -> Predictor:
-    """The same predictor for the machine as it is at this moment: a second of timing says how fast that is."""
-    profile = predictor.profile
-    if owner(profile.machine) is Owner.ANOTHER:
-        raise ProfileError(
-            f"profile {profile.name!r} was measured on another machine ({profile.machine.cpu}, "
-            f"{difference(profile.machine)}), whose present speed cannot be timed here. Ask without now=True (--now), "
-            "or make a profile of this machine: latpred calibrate"
-        )
-    if not profile.speed:
-        raise ProfileError(
-            f"profile {profile.name!r} does not record how fast the machine was when it was measured, so the present "
-            "speed cannot be compared with that. Ask without now=True (--now), or calibrate again: latpred calibrate"
-        )
-    from latpred.calibration.timing.reference_speed import speed_now
-
-    now = speed_now(profile.machine.threads)
-    slowdown = speed.slowdown(profile.speed, now, asynchronous=profile.device.asynchronous)
-    ratios = speed.sentence(speed.ratio(profile.speed, now))
-    said = f"adjusted to the present speed of the machine; reference times, relative to the profile's: {ratios}"
-    return Predictor(profile, (*predictor.caveats, said), slowdown)
-
-
-def predictor_of(asked: Where) -> Predictor:
-    """The predictor of a device, kept until a profile changes on disk.
-
-    Raises
-    ------
-    ProfileError
-        When there is no profile of the device, or none measured in the way asked for.
-    """
-    try:
-        return _kept(asked, _state_of(asked))
-    except NoProfileError:
-        plain = asked._replace(host=None) == Where()
-        if not plain or not allowed():
-            raise
-    calibrate_once()
-    return _kept(asked, _state_of(asked))
-
-
-@lru_cache(maxsize=8)
-def _kept(asked: Where, _state: tuple[object, ...]) -> Predictor:
-    named = Path(asked.device) if asked.device is not None and asked.is_path else asked.device
-    profile = store.find(named, threads=asked.threads, cudnn_benchmark=asked.cudnn_benchmark)
-    if asked.host is None:
-        return Predictor(profile, [*_foreign(profile), *_other_threads(asked, profile)])
-    swap = host_swap.find(asked.host, profile)
-    caveats = [swap.caveat, *_foreign(profile, swapped=True), *_other_threads(asked, profile)]
-    return Predictor(host_swap.swapped(profile, swap), caveats)
-
-
-def _state_of(asked: Where) -> tuple[object, ...]:
-    """Whatever changes when a profile does, or what is said of it."""
-    file = () if asked.device is None else _file_state(asked.device)
-    state = (str(store.directory()), _threads_now(), file, *_directory_state(store.directory()))
-    return state if asked.host is None else (*state, *_directory_state(host_profile.directory()))
-
-
-def _directory_state(folder: Path) -> list[tuple[object, ...]]:
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    return [(name, *_file_state(os.fspath(folder / name))) for name in names]
-
-
-def _file_state(path: str) -> tuple[int, ...]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return (found.st_mtime_ns, found.st_size)
-
-
 def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     """What this machine and its software do not share with the one the profile was measured on."""
     machine = profile.machine
@@ -239,7 +197,7 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
         return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
     if whose is Owner.ANOTHER:
         return [caveat(machine)]
-    here = {"python": python_version(), **{name: _version(name) for name in _COMPARED}}
+    here = {"python": python_version(), **{name: _version(name) for name in _PACKAGES}}
     others = [
         f"measured with {name} {machine.stack[name]}, here it is {version}: times may differ; measure anew with: "
         "latpred calibrate"
@@ -249,9 +207,9 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
     return others if whose is Owner.THIS else [caveat(machine), *others]
 
 
-def _other_threads(asked: Where, profile: DeviceProfile) -> list[str]:
+def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
     """That PyTorch uses another number of threads here and now than in a CPU's profile that nobody asked for by it."""
-    meant = asked.threads is not None or (THREADS in profile.protocol and asked.device is not None)
+    meant = query.threads is not None or (THREADS in profile.protocol and query.device is not None)
     if meant or profile.device.kind != "cpu" or owner(profile.machine) is Owner.ANOTHER:
         return []
     here, then = _threads_now(), profile.machine.threads

@@ -25,19 +25,19 @@ FEWEST = 4  # classes that two hosts must share
 LEAST_US = 0.05  # a cost below that is what a fit left over, and says nothing of the host
 SMALLEST, LARGEST = 0.05, 20.0
 # Standard deviations of a log factor: of a given number, and of what one factor for all classes leaves out.
-NUMBER_SPREAD = 0.10
-LEAST_SPREAD = 0.05
+NUMBER_LOG_STD = 0.10
+LEAST_LOG_STD = 0.05
 
 
 class Swap(NamedTuple):
     """A host in place of the profile's.
 
-    factor : its dispatch over that of the profile's host. spread : standard deviation of the log of that. label : what
-    to call it.
+    factor : its dispatch over that of the profile's host. log_std : standard deviation of its log. label : what to call
+    it.
     """
 
     factor: float
-    spread: float
+    log_std: float
     label: str
 
     @property
@@ -50,25 +50,10 @@ class Swap(NamedTuple):
 
 
 def find(host: float | str, profile: DeviceProfile) -> Swap:
-    """What `--host` stands for.
+    """What `--host` stands for: a factor, "this" for the host that asks, or the name or file of a measured one.
 
-    Parameters
-    ----------
-    host : float or str
-        A factor (this host's dispatch over the profile's), "this" for the host that asks, or the name or file of a host
-        profile, or of a device profile whose host is meant.
-    profile : DeviceProfile
-        Whose host is swapped.
+    A factor is this host's dispatch over the profile's. Of a device profile its host is meant.
 
-    Raises
-    ------
-    UsageError
-        When a factor is no sensible number.
-    HostError
-        When no such host was measured, or the two have too few dispatch classes in common.
-
-    Examples
-    --------
     >>> find(1.3, profile).factor  # doctest: +SKIP
     1.3
     """
@@ -79,23 +64,18 @@ def find(host: float | str, profile: DeviceProfile) -> Swap:
                 f"a host factor of {number:g} is not possible: give this host's dispatch over the profile's, "
                 f"from {SMALLEST:g} to {LARGEST:g}, as in --host 1.3."
             )
-        return Swap(number, NUMBER_SPREAD, "a host of the factor given")
+        return Swap(number, NUMBER_LOG_STD, "a host of the factor given")
     name = str(host) if isinstance(host, str | float) else os.fspath(host)
     dispatch, label = _measured(name)
-    factor, spread = ratio(dispatch, _eager(profile), quiet=profile.device.asynchronous)
-    return Swap(factor, spread, label)
+    factor, log_std = ratio(dispatch, _eager(profile), quiet=profile.device.asynchronous)
+    return Swap(factor, log_std, label)
 
 
 def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float, float]:
-    """One host's dispatch over another's, and the spread of its log.
+    """One host's dispatch over another's, and the standard deviation of its log.
 
     The median over the classes that both know, a special one by its general class if need be; where only one of the two
     fed a GPU, over those that launch nothing (`quiet`), with module and Python calls.
-
-    Raises
-    ------
-    HostError
-        When they share too few classes.
     """
     shared = [
         name
@@ -116,7 +96,7 @@ def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float,
     middle = float(np.median(logs))
     # 1.4826 median deviations are a standard deviation; the median of n classes is 1.25 / sqrt(n) of it off.
     deviation = 1.4826 * float(np.median(np.abs(logs - middle)))
-    return math.exp(middle), max(LEAST_SPREAD, 1.25 * deviation / math.sqrt(len(logs)))
+    return math.exp(middle), max(LEAST_LOG_STD, 1.25 * deviation / math.sqrt(len(logs)))
 
 
 def swapped(profile: DeviceProfile, swap: Swap) -> DeviceProfile:
@@ -132,7 +112,7 @@ def _scaled(fit: DispatchFit, swap: Swap) -> DispatchFit:
         module_call_us=fit.module_call_us * swap.factor,
         python_call_us=fit.python_call_us * swap.factor,
         fixed_us=fit.fixed_us * swap.factor,
-        host_spread=swap.spread,
+        host_spread=swap.log_std,
     )
 
 
@@ -148,8 +128,8 @@ def _measured(name: str) -> tuple[DispatchFit, str]:
     if name == THIS:
         return _this()
     if name in host_profile.names() or name.endswith(host_profile.SUFFIX) or os.sep in name:
-        found = host_profile.load(name)
-        return found.dispatch, f"{found.name} ({found.machine.cpu})"
+        host = host_profile.load(name)
+        return host.dispatch, f"{host.name} ({host.machine.cpu})"
     if any(entry.name == name and entry.profile is not None for entry in store.listing()):
         device = store.load(name)
         return _eager(device), f"that of profile {name} ({device.machine.cpu})"

@@ -7,7 +7,7 @@ They hold numbers; `prediction.predictor` makes them. How they look in a termina
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -22,98 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from latpred.plot.curves import Measured
-
-
-def question_dict(setting: Setting) -> dict[str, Any]:
-    """What a prediction or curve was asked for, and what it rests on."""
-    return {
-        "model": setting.model,
-        "input_kind": setting.input_kind,
-        "input_size": setting.input_size,
-        "precision": setting.precision,
-        "runtime": setting.runtime,
-        "device": setting.device,
-        "protocol": setting.protocol,
-        "inputs_on": setting.inputs_on,
-        "provenance": origin(setting.provenance),
-    }
-
-
-def origin(provenance: Provenance) -> dict[str, Any]:
-    """The profile that a prediction rests on."""
-    return {
-        "profile": provenance.profile,
-        "source": provenance.source,
-        "created": provenance.created,
-        "cpu": provenance.machine.cpu,
-        "accelerator": provenance.machine.accelerator,
-        "caveats": list(provenance.caveats),
-    }
-
-
-def point_dict(point: Prediction) -> dict[str, Any]:
-    """The numbers at one batch size."""
-    return {
-        "batch": point.batch,
-        "latency_ms": point.latency_ms,
-        "interval_ms": list(point.interval_ms),
-        "throughput_per_s": point.throughput_per_s,
-        "overhead_ms": point.overhead_ms,
-        "compute_ms": point.compute_ms,
-        "device_busy": point.device_busy,
-        "regime": point.regime,
-        "peak_bytes": point.peak_bytes,
-        "fits": point.fits,
-        "breakdown": [
-            {"name": share.name, "ops": share.ops, "host_ms": share.host_ms, "device_ms": share.device_ms}
-            for share in point.breakdown
-        ],
-        "coverage": {
-            "launches": point.coverage.launches,
-            "bytes": point.coverage.bytes,
-            "estimated_ops": dict(point.coverage.estimated_ops),
-        },
-    }
-
-
-def thresholds_dict(setting: Setting) -> dict[str, Any]:
-    """Crossover and knee with their intervals."""
-    crossover, knee = setting.thresholds.crossover(), setting.thresholds.knee()
-    return {
-        "crossover_batch": crossover.batch,
-        "crossover_interval": [crossover.low, crossover.high],
-        "knee_batch": knee.batch,
-        "knee_interval": [knee.low, knee.high],
-    }
-
-
-def frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
-    """A predicted table (see `latpred.tables`), one row per point."""
-    import pandas as pd
-
-    from latpred.tables import machine_name
-
-    rows = [
-        {
-            "machine": machine_name(point.provenance.machine),
-            "device": point.device,
-            "runtime": point.runtime,
-            "precision": point.precision,
-            "model": point.model,
-            "batch": point.batch,
-            "input_kind": point.setting.input_kind,
-            "input_size": point.setting.input_size,
-            "protocol": point.protocol,
-            "latency_s": point.latency_ms / 1e3,
-            "low_s": point.interval_ms[0] / 1e3,
-            "high_s": point.interval_ms[1] / 1e3,
-            "overhead_s": point.overhead_ms / 1e3,
-            "compute_s": point.compute_ms / 1e3,
-            "regime": point.regime,
-        }
-        for point in points
-    ]
-    return pd.DataFrame(rows)
 
 
 SCHEMA = "latpred.prediction/1"
@@ -280,12 +188,11 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values that JSON can hold."""
-        asked, marks = question_dict(self.setting), thresholds_dict(self.setting)
-        return {"schema": SCHEMA, **asked, **point_dict(self), **marks}
+        return {"schema": SCHEMA, **_question(self.setting), **_point(self), **_thresholds(self.setting)}
 
     def to_frame(self) -> pd.DataFrame:
         """One row of a predicted table (see `latpred.tables`)."""
-        return frame((self,))
+        return _frame((self,))
 
     def __repr__(self) -> str:
         """A few lines for a terminal."""
@@ -372,14 +279,14 @@ class Curve:
         """Everything, as plain values that JSON can hold."""
         return {
             "schema": CURVE_SCHEMA,
-            **question_dict(self.setting),
-            **thresholds_dict(self.setting),
-            "points": [point_dict(point) for point in self.points],
+            **_question(self.setting),
+            **_thresholds(self.setting),
+            "points": [_point(point) for point in self.points],
         }
 
     def to_frame(self) -> pd.DataFrame:
         """A predicted table (see `latpred.tables`), one row per batch."""
-        return frame(self.points)
+        return _frame(self.points)
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -439,21 +346,92 @@ class Curve:
 _COARSE = "crossover and knee are read off straight lines through the batches asked for"
 
 
+def _question(setting: Setting) -> dict[str, Any]:
+    """What a prediction or curve was asked for, and what it rests on."""
+    names = ("model", "input_kind", "input_size", "precision", "runtime", "device", "protocol", "inputs_on")
+    return {**{name: getattr(setting, name) for name in names}, "provenance": origin(setting.provenance)}
+
+
+def origin(provenance: Provenance) -> dict[str, Any]:
+    """The profile that a prediction rests on, as plain values."""
+    return {
+        "profile": provenance.profile,
+        "source": provenance.source,
+        "created": provenance.created,
+        "cpu": provenance.machine.cpu,
+        "accelerator": provenance.machine.accelerator,
+        "caveats": list(provenance.caveats),
+    }
+
+
+def _point(point: Prediction) -> dict[str, Any]:
+    """The numbers at one batch size."""
+    clocks = ("throughput_per_s", "overhead_ms", "compute_ms", "device_busy", "regime", "peak_bytes", "fits")
+    return {
+        "batch": point.batch,
+        "latency_ms": point.latency_ms,
+        "interval_ms": list(point.interval_ms),
+        **{name: getattr(point, name) for name in clocks},
+        "breakdown": [asdict(share) for share in point.breakdown],
+        "coverage": {
+            "launches": point.coverage.launches,
+            "bytes": point.coverage.bytes,
+            "estimated_ops": dict(point.coverage.estimated_ops),
+        },
+    }
+
+
+def _thresholds(setting: Setting) -> dict[str, Any]:
+    """Crossover and knee with their intervals."""
+    crossover, knee = setting.thresholds.crossover(), setting.thresholds.knee()
+    return {
+        "crossover_batch": crossover.batch,
+        "crossover_interval": [crossover.low, crossover.high],
+        "knee_batch": knee.batch,
+        "knee_interval": [knee.low, knee.high],
+    }
+
+
+def _frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
+    """A predicted table (see `latpred.tables`), one row per point."""
+    import pandas as pd
+
+    from latpred.tables import machine_name
+
+    rows = [
+        {
+            "machine": machine_name(point.provenance.machine),
+            **{name: getattr(point, name) for name in ("device", "runtime", "precision", "model", "batch")},
+            "input_kind": point.setting.input_kind,
+            "input_size": point.setting.input_size,
+            "protocol": point.protocol,
+            "latency_s": point.latency_ms / 1e3,
+            "low_s": point.interval_ms[0] / 1e3,
+            "high_s": point.interval_ms[1] / 1e3,
+            "overhead_s": point.overhead_ms / 1e3,
+            "compute_s": point.compute_ms / 1e3,
+            "regime": point.regime,
+        }
+        for point in points
+    ]
+    return pd.DataFrame(rows)
+
+
 def joined(points: Sequence[Prediction], notes: Sequence[str] = ()) -> Curve:
     """The curve of predictions at one batch each, with the caveats of all and the notes of what they have in common."""
     first = points[0].setting
-    own = (caveat for point in points for caveat in point.provenance.caveats)
-    caveats = dict.fromkeys([*own, *notes, _COARSE])
+    of_points = (caveat for point in points for caveat in point.provenance.caveats)
+    caveats = dict.fromkeys([*of_points, *notes, _COARSE])
     setting = replace(
         first,
         provenance=replace(first.provenance, caveats=tuple(caveats)),
-        thresholds=BatchThresholds(_Lines(points)),
+        thresholds=BatchThresholds(_Interpolated(points)),
     )
     return Curve(setting, tuple(replace(point, setting=setting) for point in points))
 
 
-class _Lines:
-    """The course of a curve as straight lines between its points, and in proportion to the batch outside of them."""
+class _Interpolated:
+    """A curve as straight lines between its points, and in proportion to the batch outside of them."""
 
     def __init__(self, points: Sequence[Prediction]) -> None:
         ordered = sorted(points, key=lambda point: point.batch)
@@ -461,11 +439,11 @@ class _Lines:
         self._compute = np.array([point.compute_ms for point in ordered]) * 1e3
         self._overhead = np.array([point.overhead_ms for point in ordered]) * 1e3
         self._rest = np.array([point.latency_ms for point in ordered]) * 1e3 - np.maximum(self._compute, 0.0)
-        self._spread = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
+        self._log_std = float(np.log(ordered[-1].interval_ms[1] / ordered[-1].latency_ms)) / Z90
 
     def __call__(self, batches: NDArray[np.int64], shift: float) -> CurveSamples:
         at = batches.astype(float)
         inside = np.clip(at, self._batches[0], self._batches[-1])
-        compute = np.interp(inside, self._batches, self._compute) * (at / inside) * np.exp(shift * self._spread)
+        compute = np.interp(inside, self._batches, self._compute) * (at / inside) * np.exp(shift * self._log_std)
         overhead = np.interp(inside, self._batches, self._overhead)
         return CurveSamples(overhead, compute, compute + np.interp(inside, self._batches, self._rest))

@@ -1,12 +1,13 @@
-"""Predictor: a profile applied to graphs. Lowers, prices, runs the two clocks and says how sure it is. Numpy only.
+"""Predictor: a profile applied to models. It traces, lowers, prices, runs the two clocks, and says how sure it is.
 
-Nothing here traces a model or reads a file: see `latpred.api` for the call that does all of it.
+The road of a prediction is `trace`, then in `_passes` the runtime's `lower`, `_price` and `_clock`. Only tracing a
+model imports torch, and nothing here reads a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from numbers import Integral
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,46 +17,50 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.caches import IdentityCache
 from latpred.errors import ProfileError, UsageError
+from latpred.graph.features import Floats
 from latpred.graph.graph import Coverage, ModelGraph
-from latpred.graph.schedule import Schedule
+from latpred.graph.schedule import Ints, Schedule
 from latpred.host import SAME, Slowdown
 from latpred.prediction import clocks
-from latpred.prediction.clocks import Floats
 from latpred.prediction.crossover import Z90, BatchThresholds, CurveSamples, first_true
-from latpred.prediction.fallbacks import least_spread
+from latpred.prediction.fallbacks import least_log_std
 from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
 from latpred.profile import datasheet, gpus
 from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile
+from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import estimated_runtimes, lowering
-from latpred.runtimes.legacy_torch import REWRITTEN, as_run_in
+from latpred.runtimes.base import Runtime
+from latpred.runtimes.legacy_torch import REWRITTEN, as_run_in, traced_for
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-MOST_BATCH = 2**20
-PROTOCOLS = ("single", "pipelined")
-PLACES = ("device", "host")
+    from latpred.query import Model
 
 _NUDGE = 0.05  # relative change of kernel times by which the latency's sensitivity to them is found
+_MOST_UNPICKLED = 4  # predictors that a worker keeps
 
 
-class Asked(NamedTuple):
-    """What stays the same over a curve."""
+class _RuntimeFit(NamedTuple):
+    """What is the same for all graphs in one runtime.
 
-    graph: ModelGraph
-    runtime: str
-    protocol: str
-    inputs_on: str
+    traced_by : whose graphs it lowers. device : as the runtime has it. host_log_std : of the asker's host. log_std,
+    busy_log_std : of whole networks where the host sets the pace, and where the device does.
+    """
+
+    runtime: Runtime
+    traced_by: str
+    device: DeviceInfo
+    host_log_std: float
+    log_std: float
+    busy_log_std: float
 
 
-class Evaluated(NamedTuple):
-    """Everything about some batches that one schedule serves; arrays have the batches as their last axis.
+class _Passes(NamedTuple):
+    """Forward passes at the batches that one schedule serves; arrays have the batches as their last axis.
 
-    overhead, compute and latency are what a `Prediction` has; executing leaves out the gaps between kernels.
-    latency_spread : standard deviation of the log of the latency. class_host_us, class_us : host and device time,
-    (classes, batches).
+    overhead, compute and latency are what a `Prediction` has; executing leaves out the gaps between kernels. log_std :
+    of the latency. class_host_us, class_us : host and device time, (classes, batches).
     """
 
     priced: Priced
@@ -63,7 +68,7 @@ class Evaluated(NamedTuple):
     compute_us: Floats
     executing_us: Floats
     latency_us: Floats
-    latency_spread: Floats
+    log_std: Floats
     memory_bound: NDArray[np.bool_]
     class_host_us: Floats
     class_us: Floats
@@ -83,6 +88,13 @@ class Predictor:
         Sentences about what may not hold, which every prediction repeats.
     slowdown : Slowdown
         How much slower the machine is than when the profile was measured.
+
+    Examples
+    --------
+    >>> import latpred.profile
+    >>> predictor = Predictor(latpred.profile.load("rtx-8000"))
+    >>> predictor.profile.device.multiprocessors
+    72
     """
 
     def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = (), slowdown: Slowdown = SAME) -> None:
@@ -90,9 +102,22 @@ class Predictor:
         self.profile = estimated_runtimes.with_estimates(profile)
         self.caveats = tuple(caveats)
         self.slowdown = slowdown
+        self.target = lowering.target_of(profile.device.kind)
+        self.era = profile.protocol.get("era", "")
         self._prices = PriceList(self.profile, slowdown)
         self._priced: dict[tuple[str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
+        self._runtimes: dict[str, _RuntimeFit] = {}
+
+    def trace(self, model: Model, options: Options | None = None, batches: Sequence[int] = ()) -> ModelGraph:
+        """The graph that the runtime of `options` lowers on this device, with the PyTorch that the profile is of."""
+        options = options or Options()
+        if isinstance(model, ModelGraph):
+            return options.checked(model)
+        with traced_for(self.era):
+            return lowering.trace_for_runtime(
+                model, runtime=options.runtime, target=self.target, batches=batches, **options.tracing
+            )
 
     def predict(
         self,
@@ -130,7 +155,7 @@ class Predictor:
     def curve(
         self,
         graph: ModelGraph,
-        batches: Sequence[int] | NDArray[np.int64],
+        batches: Sequence[int] | Ints,
         *,
         runtime: str = "eager",
         protocol: str = "single",
@@ -138,29 +163,15 @@ class Predictor:
     ) -> Curve:
         """Predict over batch sizes; parameters and errors as for `predict`."""
         sizes = checked_batches(batches)
-        graph.check_batches(sizes.tolist())
-        _check_choice("protocol", protocol, PROTOCOLS)
-        _check_choice("inputs_on", inputs_on, PLACES)
+        graph.check_batches(sizes)
+        options = Options(runtime=runtime, protocol=protocol, inputs_on=inputs_on)
         if not (graph.walked or graph.only):
-            return self._along(Asked(self.lowered(graph, runtime), runtime, protocol, inputs_on), sizes)
+            return self._curve(self.lowered(graph, runtime), sizes, options)
         points = []
-        for batch in sizes.tolist():
+        for batch in sizes:
             alone = self.lowered(graph.walked.get(batch, graph), runtime)
-            points.append(self._along(Asked(alone, runtime, protocol, inputs_on), np.array([batch]))[0])
+            points.append(self._curve(alone, (batch,), options)[0])
         return joined(points, graph.notes)
-
-    def _along(self, asked: Asked, sizes: NDArray[np.int64]) -> Curve:
-        """The curve of one graph that serves all of its batches."""
-        points: list[Prediction | None] = [None] * len(sizes)
-        setting: Setting | None = None
-        for schedule, resident, positions in self._served_together(asked, sizes):
-            found = self._evaluate(asked, schedule, resident, sizes[positions], 0.0)
-            if setting is None:
-                setting = self._setting(asked, found.priced)
-            for position, point in zip(positions, self._points(setting, asked, found, sizes[positions]), strict=True):
-                points[position] = point
-        assert setting is not None
-        return Curve(setting, tuple(point for point in points if point is not None))
 
     def check(self, runtime: str, precision: str | None = None) -> None:
         """Make sure that a runtime, and a precision where it is known, can be predicted, before anything takes time.
@@ -172,8 +183,7 @@ class Predictor:
         ProfileError
             When the profile has no dispatch costs of it, or no kernels in the precision; the message says what to do.
         """
-        lowering.demand_suited(runtime, lowering.target_of(self.profile.device.kind))
-        self._prices.dispatch(runtime)
+        self._runtime_fit(runtime)
         if precision is not None:
             self._prices.fits(precision)
 
@@ -194,13 +204,13 @@ class Predictor:
                 f"The work of {graph.model} is no line in batch, so no largest batch can be worked out. "
                 "Predict the batches in question: latpred.predict(model, batch=[...])."
             )
-        asked = Asked(self.lowered(graph, runtime), runtime, protocol, "device")
+        lowered, options = self.lowered(graph, runtime), Options(runtime=runtime, protocol=protocol)
         memory = self.profile.device.memory_bytes or np.inf
 
-        def too_large(batches: NDArray[np.int64]) -> NDArray[np.bool_]:
-            latency = self._course(asked, batches, 0.0).latency_us
-            peaks = np.array([asked.graph.peak_bytes(batch) for batch in batches.tolist()])
-            over: NDArray[np.bool_] = (latency > latency_ms * 1e3) | (peaks > memory)
+        def too_large(batches: Ints) -> NDArray[np.bool_]:
+            latency_us = self._samples(lowered, batches, options, 0.0).latency_us
+            peaks = np.array([lowered.peak_bytes(batch) for batch in batches.tolist()])
+            over: NDArray[np.bool_] = (latency_us > latency_ms * 1e3) | (peaks > memory)
             return over
 
         if graph.only:
@@ -215,241 +225,220 @@ class Predictor:
         """What one forward pass is made of: a runtime's schedule at a batch size, its costs, and the device's clock."""
         graph.check_batches([batch])
         lowered = self.lowered(graph.walked.get(batch, graph), runtime)
-        schedule = runtimes.get(runtime).lower(lowered, batch)
-        resident = self._resident(schedule, lowered, batch)
-        return schedule, self._price(schedule, lowered, resident), self._device(runtime)
-
-    def predict_many(self, candidates: Iterable[Any], **asked: Any) -> pd.DataFrame:
-        """Predict many candidates of a search; parameters, table and errors as for `latpred.predict_many`."""
-        from latpred.search import many
-
-        return many.predict_many(self, candidates, **asked)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The profile, the caveats and the speed; prices are made anew."""
-        return {"profile": self.given, "caveats": self.caveats, "slowdown": self.slowdown}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Start afresh from the profile."""
-        self.__init__(**state)  # type: ignore[misc]
+        fit = self._runtime_fit(runtime)
+        schedule = fit.runtime.lower(lowered, batch)
+        return schedule, self._price(schedule, lowered, self._resident(schedule, lowered, batch)), fit.device
 
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
-        """The graph that the runtime lowers; an eager walk may have to do for an estimate."""
-        era, target = self.profile.protocol.get("era", ""), lowering.target_of(self.profile.device.kind)
-        rewritten = era and runtime in REWRITTEN
+        """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
+        traced_by = self._runtime_fit(runtime).traced_by
+        if graph.runtime != traced_by or graph.target not in ("", self.target):
+            named = "eager" if self.era and traced_by == "eager" else runtime
+            graph = lowering.fitting(graph, named, self.target)
+        if not self.era:
+            return graph
         name = self.profile.device.name
-        gpu = gpus.spec(name) if gpus.known(name) else None
-        return as_run_in(era, lowering.fitting(graph, "eager" if rewritten else runtime, target), runtime, gpu)
+        return as_run_in(self.era, graph, runtime, gpus.spec(name) if gpus.known(name) else None)
 
-    def _estimated(self, runtime: str) -> tuple[str, ...]:
-        """What an estimated runtime's predictions rest on."""
-        return () if runtime in self.given.runtimes else (estimated_runtimes.caveat(runtime),)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
+        return _unpickled, (self._packed, self.caveats, self.slowdown)
 
-    def _device(self, runtime: str) -> DeviceInfo:
-        """The device as a runtime has it: kernels of a replayed graph follow each other faster than in a stream."""
-        gap_us = self.profile.runtimes[runtime].gap_us
-        device = self.profile.device
-        return device if gap_us is None else msgspec.structs.replace(device, gap_us=gap_us)
+    @cached_property
+    def _packed(self) -> bytes:
+        return msgspec.msgpack.encode(self.given)
 
-    def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:
-        precision = graph.precision
-        cache = self._priced.setdefault((precision, resident), IdentityCache())
-        return cache.get(schedule, lambda fresh: self._prices.price(fresh, precision, resident=resident))
+    def _runtime_fit(self, runtime: str) -> _RuntimeFit:
+        if runtime not in self._runtimes:
+            lowering.demand_suited(runtime, self.target)
+            dispatch, least = self._prices.dispatch(runtime), least_log_std(self.profile, runtime)
+            busy = dispatch.spread if dispatch.busy_spread is None else dispatch.busy_spread
+            device = self.profile.device
+            if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
+                device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
+            self._runtimes[runtime] = _RuntimeFit(
+                runtime=runtimes.get(runtime),
+                traced_by="eager" if self.era and runtime in REWRITTEN else lowering.traced_by(runtime),
+                device=device,
+                host_log_std=dispatch.host_spread,
+                log_std=max(dispatch.spread, least),
+                busy_log_std=max(busy, least),
+            )
+        return self._runtimes[runtime]
 
-    def _served_together(self, asked: Asked, batches: NDArray[np.int64]) -> list[tuple[Schedule, float, list[int]]]:
-        """Schedules and the share of weights that stays in the cache, with the positions of batches that have it."""
-        runtime = runtimes.get(asked.runtime)
-        served: dict[tuple[int, float], tuple[Schedule, float, list[int]]] = {}
+    def _curve(self, graph: ModelGraph, sizes: Sequence[int], options: Options) -> Curve:
+        """The curve of one graph that serves all of its batches."""
+        points: dict[int, Prediction] = {}
+        setting: Setting | None = None
+        batches = np.array(sizes, dtype=np.int64)
+        for positions, passes in self._passes(graph, batches, options):
+            if setting is None:
+                setting = self._setting(graph, options, passes.priced)
+            points |= zip(positions, self._points(setting, graph, passes, batches[positions]), strict=True)
+        assert setting is not None
+        return Curve(setting, tuple(points[position] for position in range(len(sizes))))
+
+    def _samples(self, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> CurveSamples:
+        """What crossover, knee and largest batch depend on; device times are exp(shift * their log_std) as long."""
+        overhead, compute, latency = np.empty((3, len(batches)))
+        for positions, passes in self._passes(graph, batches, options, shift):
+            overhead[positions], compute[positions] = passes.overhead_us, passes.compute_us
+            latency[positions] = passes.latency_us
+        return CurveSamples(overhead, compute, latency)
+
+    def _passes(
+        self, graph: ModelGraph, batches: Ints, options: Options, shift: float = 0.0
+    ) -> Iterator[tuple[list[int], _Passes]]:
+        """Forward passes by the schedule that serves them, with the positions of their batches."""
+        fit = self._runtime_fit(options.runtime)
+        served: dict[tuple[int, float], tuple[Schedule, list[int]]] = {}
         for position, batch in enumerate(batches.tolist()):
-            schedule = runtime.lower(asked.graph, batch)
-            resident = self._resident(schedule, asked.graph, batch)
-            served.setdefault((id(schedule), resident), (schedule, resident, []))[2].append(position)
-        return list(served.values())
+            schedule = fit.runtime.lower(graph, batch)
+            resident = self._resident(schedule, graph, batch)
+            served.setdefault((id(schedule), resident), (schedule, []))[1].append(position)
+        for (_, resident), (schedule, positions) in served.items():
+            priced = self._price(schedule, graph, resident)
+            yield positions, self._clock(priced, graph, batches[positions], options, shift)
 
     def _resident(self, schedule: Schedule, graph: ModelGraph, batch: int) -> float:
+        """Share of the weights that stays in the cache."""
         device = self.profile.device
         if not 0 < graph.parameter_bytes <= (2 * device.resident_bytes or device.cache_bytes):
             return 0.0  # most models, without a look at what they touch
         constant, per_sample = self._touched.get(schedule, _touched_bytes)
         return resident_share(graph.parameter_bytes, constant + per_sample * batch, device)
 
-    def _evaluate(
-        self, asked: Asked, schedule: Schedule, resident: float, batches: NDArray[np.int64], shift: float
-    ) -> Evaluated:
-        priced = self._price(schedule, asked.graph, resident)
-        device = self._device(schedule.runtime)
+    def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:
+        cache = self._priced.setdefault((graph.precision, resident), IdentityCache())
+        return cache.get(schedule, lambda new: self._prices.price(new, graph.precision, resident=resident))
+
+    def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
+        fit = self._runtime_fit(options.runtime)
+        device = fit.device
         rows = priced.rows_at(batches.astype(float))
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
-        known, busy = self._network_spreads(schedule.runtime)
-        host_spread = self.profile.runtimes[schedule.runtime].host_spread
-        device_spread = np.sqrt(known**2 + _kernel_variance(priced, rows.spread, row_us, known))
-        slower = np.exp(shift * np.hypot(device_spread, host_spread))  # one clock over the other
+        kernel_variance = _kernel_variance(priced, rows.log_std, row_us, fit.log_std)
+        device_log_std = np.sqrt(fit.log_std**2 + kernel_variance)
+        slower = np.exp(shift * np.hypot(device_log_std, fit.host_log_std))  # one clock over the other
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
         gaps = len(kernels) * device.gap_us if device.asynchronous else 0.0
         nudged = np.concatenate((kernels, kernels * (1.0 + _NUDGE)), axis=1)
         host = priced.host_at(batches.astype(float))
         steps = priced.host_us if priced.cold is None else np.concatenate((host, host), axis=1)
-        plain, more = np.split(clocks.latency(priced.timeline, steps, nudged, device, asked.protocol), 2)
+        plain, more = np.split(clocks.latency(priced.timeline, steps, nudged, device, options.protocol), 2)
         sensitivity = np.log(more / plain) / np.log1p(_NUDGE) if len(kernels) else np.zeros(len(batches))
-        kernel_part = (device_spread**2 - known**2) * sensitivity**2
         by_device = np.clip(sensitivity, 0.0, 1.0)
-        whole = known + by_device * (busy - known)
-        host_part = (host_spread * (1.0 - by_device)) ** 2
-        return Evaluated(
+        network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
+        kernel_part = (device_log_std**2 - fit.log_std**2) * sensitivity**2
+        host_part = (fit.host_log_std * (1.0 - by_device)) ** 2
+        return _Passes(
             priced=priced,
             overhead_us=host.sum(axis=0),
             compute_us=executing * slower + gaps,
             executing_us=executing * slower,
-            latency_us=plain + self._copy_us(asked, batches),
-            latency_spread=np.sqrt(whole**2 + kernel_part + host_part),
+            latency_us=plain + self._copy_us(graph, batches, options),
+            log_std=np.sqrt(network**2 + kernel_part + host_part),
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_host_us=priced.class_host_at(host),
             class_us=priced.class_rows @ rows.us,
         )
 
-    def _network_spreads(self, runtime: str) -> tuple[float, float]:
-        """Spread of whole networks where the host sets the pace, and where the device does."""
-        fit, least = self.profile.runtimes[runtime], least_spread(self.profile, runtime)
-        return max(fit.spread, least), max(fit.spread if fit.busy_spread is None else fit.busy_spread, least)
-
-    def _course(self, asked: Asked, batches: NDArray[np.int64], shift: float) -> CurveSamples:
-        overhead, compute, latency = np.empty((3, len(batches)))
-        for schedule, resident, positions in self._served_together(asked, batches):
-            found = self._evaluate(asked, schedule, resident, batches[positions], shift)
-            overhead[positions] = found.overhead_us
-            compute[positions], latency[positions] = found.compute_us, found.latency_us
-        return CurveSamples(overhead, compute, latency)
-
-    def _copy_us(self, asked: Asked, batches: NDArray[np.int64]) -> Floats:
+    def _copy_us(self, graph: ModelGraph, batches: Ints, options: Options) -> Floats | float:
         device = self.profile.device
-        if asked.inputs_on == "device" or not device.asynchronous:
-            return np.zeros(len(batches))
+        if options.inputs_on == "device" or not device.asynchronous:
+            return 0.0
         if not device.copy_bytes_per_us:
             raise ProfileError(
                 f"Profile {self.profile.name!r} does not know how fast inputs are copied to the device. "
                 'Calibrate again, or ask with inputs_on="device".'
             )
-        constant, per_sample = asked.graph.input_bytes
+        constant, per_sample = graph.input_bytes
         copied: Floats = (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
         return copied
 
-    def _points(
-        self, setting: Setting, asked: Asked, found: Evaluated, batches: NDArray[np.int64]
-    ) -> Iterable[Prediction]:
-        priced, memory = found.priced, self.profile.device.memory_bytes
-        factor = np.exp(Z90 * found.latency_spread)
-        peaks = _peak_bytes(asked.graph, priced, batches)
+    def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes, batches: Ints) -> Iterator[Prediction]:
+        priced, memory = passes.priced, self.profile.device.memory_bytes
+        factor = np.exp(Z90 * passes.log_std)
+        peaks = _peak_bytes(graph, priced, batches)
         coverage = Coverage(1.0, 1.0, {})
         for index, batch in enumerate(batches.tolist()):
-            latency_us = float(found.latency_us[index])
-            bound = "memory-bound" if found.memory_bound[index] else "compute-bound"
+            latency_us = float(passes.latency_us[index])
+            bound = "memory-bound" if passes.memory_bound[index] else "compute-bound"
             yield Prediction(
                 setting=setting,
                 batch=batch,
                 latency_ms=latency_us / 1e3,
                 interval_ms=(latency_us / 1e3 / float(factor[index]), latency_us / 1e3 * float(factor[index])),
-                overhead_ms=float(found.overhead_us[index]) / 1e3,
-                compute_ms=float(found.compute_us[index]) / 1e3,
-                device_busy=min(1.0, float(found.executing_us[index]) / latency_us) if latency_us else 0.0,
-                regime="framework-bound" if found.overhead_us[index] > found.compute_us[index] else bound,
+                overhead_ms=float(passes.overhead_us[index]) / 1e3,
+                compute_ms=float(passes.compute_us[index]) / 1e3,
+                device_busy=min(1.0, float(passes.executing_us[index]) / latency_us) if latency_us else 0.0,
+                regime="framework-bound" if passes.overhead_us[index] > passes.compute_us[index] else bound,
                 peak_bytes=int(peaks[index]),
                 fits=bool(peaks[index] <= memory) if memory else None,
-                coverage=asked.graph.coverage(batch) if priced.estimated else coverage,
+                coverage=graph.coverage(batch) if priced.estimated else coverage,
                 costs=ClassCosts(
-                    priced.classes, priced.class_ops, found.class_host_us[:, index], found.class_us[:, index]
+                    priced.classes, priced.class_ops, passes.class_host_us[:, index], passes.class_us[:, index]
                 ),
             )
 
-    def _setting(self, asked: Asked, priced: Priced) -> Setting:
-        graph, profile = asked.graph, self.profile
+    def _setting(self, graph: ModelGraph, options: Options, priced: Priced) -> Setting:
+        profile, runtime = self.profile, options.runtime
+        estimated = () if runtime in self.given.runtimes else (estimated_runtimes.caveat(runtime),)
         return Setting(
             model=graph.model,
             input_kind=graph.input_kind,
             input_size=graph.input_size,
             precision=graph.precision,
-            runtime=asked.runtime,
+            runtime=runtime,
             device=profile.device.name,
-            protocol=asked.protocol,
-            inputs_on=asked.inputs_on,
+            protocol=options.protocol,
+            inputs_on=options.inputs_on,
             provenance=Provenance(
                 profile=profile.name,
                 source=f"{profile.provenance}, adapted" if ADAPTED in profile.protocol else profile.provenance,
                 created=profile.created,
                 machine=profile.machine,
-                caveats=(*self.caveats, *_own_caveats(profile, asked, priced), *self._estimated(asked.runtime)),
+                caveats=(*self.caveats, *_caveats(profile, graph, runtime, priced), *estimated),
             ),
-            thresholds=BatchThresholds(lambda batches, shift: self._course(asked, batches, shift)),
+            thresholds=BatchThresholds(lambda batches, shift: self._samples(graph, batches, options, shift)),
         )
 
 
-def is_one(batch: Any) -> bool:
-    """Whether a batch stands for itself, and not for several: a number, or what is none and checked as one."""
-    if isinstance(batch, bool | float | str):
-        return True
-    try:
-        len(batch)
-    except TypeError:  # a tensor of no dimensions has a length, but cannot tell it
-        return True
-    return False
-
-
-def checked_batches(batches: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Batch sizes as an array.
-
-    Raises
-    ------
-    UsageError
-        When there are none, or one is not a whole number from 1 to 2**20.
-    """
-    if isinstance(batches, str) or not len(batches):
-        raise UsageError(f"{batches!r} names no batch size; give whole numbers of 1 or more, as in [1, 8, 32].")
-    for batch in batches:
-        if isinstance(batch, bool | np.bool_) or not isinstance(batch, Integral):
-            raise UsageError(f"Batch {batch!r} is not a whole number; give 1 or more, as in batch=8.")
-        if int(batch) < 1:
-            raise UsageError(f"Batch {batch} is not possible; the smallest batch is 1.")
-        if int(batch) > MOST_BATCH:
-            raise UsageError(
-                f"Batch {batch} is beyond anything a device holds; the largest that is predicted is {MOST_BATCH}."
-            )
-    return np.array([int(batch) for batch in batches], dtype=np.int64)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name}={value!r} is not known; choose from: {', '.join(choices)}.")
+@lru_cache(maxsize=_MOST_UNPICKLED)
+def _unpickled(profile: bytes, caveats: tuple[str, ...], slowdown: Slowdown) -> Predictor:
+    return Predictor(msgspec.msgpack.decode(profile, type=DeviceProfile), caveats, slowdown)
 
 
 def _touched_bytes(schedule: Schedule) -> tuple[int, int]:
     """Bytes that all ops read and write, weights included: their constant and what each sample adds."""
-    lines = [line for op in schedule.ops for line in (op.weight_bytes, op.read_bytes, op.write_bytes)]
-    return sum(line.constant for line in lines), sum(line.per_sample for line in lines)
+    amounts = [amount for op in schedule.ops for amount in (op.weight_bytes, op.read_bytes, op.write_bytes)]
+    return sum(amount.constant for amount in amounts), sum(amount.per_sample for amount in amounts)
 
 
-def _kernel_variance(priced: Priced, spread: Floats, row_us: Floats, known: float) -> Floats:
+def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_log_std: float) -> Floats:
     """Variance of the log device time: errors go together within a family and not between families.
 
-    What whole networks of the calibration showed (`known`) already holds the usual error of each fit, so only what
-    exceeds it counts: rows far from every sample, and estimated ones.
+    What whole networks of the calibration showed already holds the usual error of each fit, so only what exceeds it
+    counts: rows far from every sample, and estimated ones.
     """
-    usual = priced.usual_spread[:, None] if known else 0.0
-    excess = np.sqrt(np.maximum(spread**2 - usual**2, 0.0))
+    usual = priced.usual_log_std[:, None] if network_log_std else 0.0
+    excess = np.sqrt(np.maximum(log_std**2 - usual**2, 0.0))
     by_family = priced.families @ (row_us * excess)
     total = row_us.sum(axis=0)
     variance: Floats = (by_family**2).sum(axis=0) / np.maximum(total, 1e-12) ** 2
     return variance
 
 
-def _peak_bytes(graph: ModelGraph, priced: Priced, batches: NDArray[np.int64]) -> Floats:
+def _peak_bytes(graph: ModelGraph, priced: Priced, batches: Ints) -> Floats:
     live = priced.live[:, :1] + priced.live[:, 1:] * batches
     inputs = graph.input_bytes.constant + graph.input_bytes.per_sample * batches
     peak: Floats = graph.parameter_bytes + np.maximum(live.max(axis=0, initial=0.0), inputs)
     return peak
 
 
-def _own_caveats(profile: DeviceProfile, asked: Asked, priced: Priced) -> list[str]:
-    graph, runtime = asked.graph, asked.runtime
+def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, priced: Priced) -> list[str]:
+    """What may not hold of a graph's prediction."""
     said = list(graph.notes)
     if profile.provenance == datasheet.PROVENANCE:
         said.append(datasheet.CAVEAT)

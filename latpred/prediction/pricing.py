@@ -6,7 +6,7 @@ evaluated together for all batches. What the times add up to is `latpred.predict
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -15,20 +15,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred import runtimes
+from latpred.caches import Recent
 from latpred.errors import ProfileError
-from latpred.graph.features import NATIVE, Floats, kind
+from latpred.graph.features import NATIVE, WORK, Floats, kind
 from latpred.graph.graph import Affine, Op
 from latpred.graph.schedule import Ints, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.classes import kind_of
 from latpred.ops.families import nearest, parent, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import STAND_INS, Format, OtherFormat, format_of, guess
-from latpred.prediction.kernel_times import KernelModel, Row, Rows
+from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
+from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
 from latpred.prediction.tiles import TIME, fixed_factor, size_corrected
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 
-MOST_KNOWN = 64  # sequences of classes
+MOST_CLASSES = 64  # sequences of host classes whose costs are kept
+MOST_OPS = 20_000  # ops whose row is kept
+ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
+CALL = "call"  # the step that stands for what a forward pass costs before its first op
+
+_BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
+_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+_SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
+# Families with the same dimensions that stand in for one that was not measured, the nearest first.
+SUBSTITUTES = {
+    "conv_depthwise": ("conv_grouped", "conv"),
+    "conv_grouped": ("conv",),
+    "conv_transpose": ("conv",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +97,7 @@ def _reuse_bytes(schedule: Schedule, moved: Floats | None = None) -> Floats:
     return touched
 
 
-@lru_cache(maxsize=MOST_KNOWN)
+@lru_cache(maxsize=MOST_CLASSES)
 def _previous(host_class: tuple[str, ...]) -> tuple[Ints, NDArray[np.bool_]]:
     """Where the last step of each step's class is, and which steps find it in the pass before; candidates share it."""
     _, code = numbered(host_class)
@@ -102,43 +116,97 @@ def _previous(host_class: tuple[str, ...]) -> tuple[Ints, NDArray[np.bool_]]:
 def _moved(schedule: Schedule) -> Floats:
     """Bytes that the op of each kernel reads and writes, read off the ops."""
     ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
-    lines = ((*op.read_bytes, *op.weight_bytes, *op.write_bytes) for op in ops)
-    summed: Floats = np.fromiter(chain.from_iterable(lines), float, 6 * len(ops)).reshape(-1, 3, 2).sum(axis=1)
+    parts = ((*op.read_bytes, *op.weight_bytes, *op.write_bytes) for op in ops)
+    summed: Floats = np.fromiter(chain.from_iterable(parts), float, 6 * len(ops)).reshape(-1, 3, 2).sum(axis=1)
     return summed
 
 
-ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
-CALL = "call"  # the step that stands for what a forward pass costs before its first op
+@dataclass(frozen=True, slots=True)
+class KernelPrice:
+    """What prices an op's kernels: a model, and factors of its time above the floor and of all of it."""
 
-_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
-_SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
-# Families with the same dimensions that stand in for one that was not measured, the nearest first.
-SUBSTITUTES = {
-    "conv_depthwise": ("conv_grouped", "conv"),
-    "conv_grouped": ("conv",),
-    "conv_transpose": ("conv",),
-}
+    model: KernelModel
+    leaf_scale: float
+    scale: float
+    measured: bool  # whether the family was
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelRow:
+    """Work that kernels have in common, and its price. There is one object for each.
+
+    `columns` holds the constant and the slope of each of the family's columns, `moved` those of all bytes read and
+    written.
+    """
+
+    family: str
+    root: str
+    price: KernelPrice
+    columns: Floats
+    moved: tuple[float, float]
+    guessed: bool
+
+
+class _KernelRows:
+    """Rows of one precision in one runtime, where the `resident` share of the weights stays in the cache.
+
+    One dictionary finds the row of an op by the op's identity, by the identities of its parts, and by its work. All of
+    it is forgotten together, since there must not be two objects of one row.
+    """
+
+    def __init__(self, price: Callable[[Op, str], KernelPrice], resident: float) -> None:
+        self._price, self._resident = price, resident
+        self._rows: dict[tuple[object, ...], KernelRow] = {}
+        self._ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
+
+    def of(self, schedule: Schedule) -> tuple[list[KernelRow], Ints]:
+        """Distinct rows in order of appearance, and which of them each kernel is."""
+        if len(self._ops) > MOST_OPS:
+            self._rows, self._ops = {}, []
+        ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
+        keys = list(zip(map(id, ops), schedule.kernel_family, strict=True))
+        seen = list(map(self._rows.get, keys))
+        rows = [row or self._first_seen(key, op) for row, key, op in zip(seen, keys, ops, strict=True)]
+        numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+        return list(numbers), np.array([numbers[row] for row in rows], dtype=np.int64)
+
+    def _first_seen(self, key: tuple[int, str], op: Op) -> KernelRow:
+        """The row of an op that is new."""
+        family = key[1]
+        shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
+        # Ops that a trace found alike share these objects, whose identities are compared faster than their values.
+        parts = (family, op.name, op.dtype, op.estimated, *map(id, shared))
+        row = self._rows.get(parts)
+        if row is None:
+            aten = op.name.startswith("aten::")
+            work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
+            by_work = (family, aten, op.dtype, op.estimated, *work)
+            row = self._rows.get(by_work)
+            if row is None:
+                row = self._rows[by_work] = self._made(op, family)
+            self._rows[parts] = row
+        self._rows[key] = row
+        self._ops.append(op)
+        return row
+
+    def _made(self, op: Op, family: str) -> KernelRow:
+        price = self._price(op, family)
+        work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
+        constant, per_sample = work[_BYTES].sum(axis=0).tolist()
+        guessed = op.estimated or not price.measured
+        return KernelRow(family, root(family), price, work, (constant, per_sample), guessed)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Rows that one fit evaluates: where they start among all rows, and their columns as lines in batch."""
+class RowGroup:
+    """Rows that one fit evaluates: where they start among all rows, and their columns as affine in batch."""
 
     model: KernelModel
     first: int
     constant: Floats
     per_sample: Floats
     leaf_scales: Floats
-    least_spread: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class RowTimes:
-    """Of each distinct row at each batch: time in microseconds, spread of its log, and whether memory limits it."""
-
-    us: Floats
-    spread: Floats
-    memory_bound: NDArray[np.bool_]
+    least_log_std: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +221,12 @@ class Priced:
         Dispatch time of each step with its code in the caches.
     cold : ColdDispatch, optional
         What steps take longer where it is not.
-    groups : tuple[Group, ...]
+    groups : tuple[RowGroup, ...]
         Distinct rows of work, by the fit that prices them.
     kernel_row, kernel_share : ndarray, shape (m,)
         Which row's time each kernel takes, and how much of it.
-    row_counts, usual_spread : ndarray, shape (rows,)
-        How often each row's work is done, and the spread its fit had on its own samples.
+    row_counts, usual_log_std : ndarray, shape (rows,)
+        How often each row's work is done, and the log standard deviation of its fit's errors on its own samples.
     classes : tuple[str, ...]
         Names of the breakdown.
     step_class : ndarray, shape (n + 1,)
@@ -177,7 +245,7 @@ class Priced:
         What may not hold of kernels in formats that were not measured.
     estimated : bool
         Whether some op has no formula.
-    size_corrections : tuple[Tilt, ...]
+    size_corrections : tuple[SizeCorrection, ...]
         What the rows' times are multiplied by according to themselves.
     slowdown : Slowdown
         How much slower the machine is than the profile; `host_us` holds it already.
@@ -186,14 +254,14 @@ class Priced:
     timeline: Timeline
     host_us: Floats
     cold: ColdDispatch | None
-    groups: tuple[Group, ...]
-    kernel_row: NDArray[np.int64]
+    groups: tuple[RowGroup, ...]
+    kernel_row: Ints
     kernel_share: Floats
     row_counts: Floats
-    usual_spread: Floats
+    usual_log_std: Floats
     classes: tuple[str, ...]
-    step_class: NDArray[np.int64]
-    class_ops: NDArray[np.int64]
+    step_class: Ints
+    class_ops: Ints
     class_rows: Floats
     families: Floats
     live: Floats
@@ -216,58 +284,44 @@ class Priced:
         np.add.at(sums, self.step_class, host_us)
         return sums
 
-    def rows_at(self, batches: Floats) -> RowTimes:
+    def rows_at(self, batches: Floats) -> KernelEstimate:
         """Times of every distinct row at every batch."""
         shape = (self.families.shape[1], len(batches))
-        us, spread, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
+        us, log_std, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
         for group in self.groups:
-            count, columns = group.constant.shape
+            count, width = group.constant.shape
             rows = group.constant[:, None, :] + group.per_sample[:, None, :] * batches[:, None]
-            times = group.model.times(rows.reshape(-1, columns), np.repeat(group.leaf_scales, len(batches)))
+            times = group.model.times(rows.reshape(-1, width), np.repeat(group.leaf_scales, len(batches)))
             part = slice(group.first, group.first + count)
             us[part] = times.us.reshape(count, -1)
-            spread[part] = np.maximum(times.spread.reshape(count, -1), group.least_spread[:, None])
+            log_std[part] = np.maximum(times.log_std.reshape(count, -1), group.least_log_std[:, None])
             memory_bound[part] = times.memory_bound.reshape(count, -1)
         for size_correction in self.size_corrections:
             us *= size_corrected(size_correction, us)
         if self.slowdown != SAME:
             us *= np.where(memory_bound, self.slowdown.memory, self.slowdown.compute)
-        return RowTimes(us, spread, memory_bound)
+        return KernelEstimate(us, log_std, memory_bound)
 
 
 class PriceList:
-    """Costs of a profile, looked up once: dispatch by class, kernel fits by precision and family.
-
-    Parameters
-    ----------
-    profile : DeviceProfile
-        What was measured.
-    slowdown : Slowdown
-        How much slower the machine is than when that was done.
-    """
+    """Costs of a profile on a machine that is slower than it by `slowdown`; what was looked up once is kept."""
 
     def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
         self._profile = profile
         self._slowdown = slowdown
-        self._models: dict[tuple[int, bool], KernelModel] = {}
-        self._guesses: dict[str, KernelModel] = {}
-        self._others: dict[tuple[int, Format], OtherFormat] = {}
-        self._known: dict[tuple[str, str, float], Rows] = {}
+        self._models: dict[object, KernelModel] = {}
+        self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
+        self._rows: dict[tuple[str, str, float], _KernelRows] = {}
 
     def price(self, schedule: Schedule, precision: str, *, resident: float = 0.0) -> Priced:
         """Attach costs to a schedule.
 
         The `resident` share of the weights stays in the last-level cache between passes; it is read as activations are.
-
-        Raises
-        ------
-        ProfileError
-            When the profile does not cover the runtime or the precision.
         """
         dispatch = self.dispatch(schedule.runtime)
         self.fits(precision)
-        rows, kernel_row = self._rows(schedule.runtime, precision, resident).of(schedule)
-        share = schedule.kernel_share * np.array([row.scale for row in rows])[kernel_row]
+        rows, kernel_row = self._rows_of(schedule.runtime, precision, resident).of(schedule)
+        share = schedule.kernel_share * np.array([row.price.scale for row in rows])[kernel_row]
         cold = None
         # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
         if dispatch.cold_costs_us and not self._profile.device.asynchronous:
@@ -275,8 +329,6 @@ class PriceList:
             cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, moved)
         groups, order = _grouped(rows)
         kernel_row = order[kernel_row]
-        dispatch_us = _dispatch_times(schedule, dispatch) * self._slowdown.dispatch
-        calls_us = _call_times(schedule, dispatch) * self._slowdown.dispatch
         classes, of_step, of_op = _classes(schedule)
         cells = of_op[schedule.kernel_op] * len(rows) + kernel_row
         done = np.bincount(cells, share, len(classes) * len(rows)).astype(float)
@@ -284,34 +336,28 @@ class PriceList:
         dispatched = np.bincount(of_step, minlength=len(classes))
         return Priced(
             timeline=Timeline.of(_with_call(schedule)),
-            host_us=calls_us + np.concatenate(([0.0], dispatch_us)),
+            host_us=self._host_us(schedule, dispatch),
             cold=cold,
             groups=groups,
             kernel_row=kernel_row,
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
-            usual_spread=_usual(rows, order),
+            usual_log_std=_usual(rows, order),
             classes=classes,
             step_class=of_step,
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             families=_one_hot(rows, order),
-            live=_lines(op.live_bytes for op in schedule.ops),
-            unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.measured)),
-            caveats=tuple(dict.fromkeys(row.model.caveat for row in rows if row.model.caveat)),
+            live=_two_columns(op.live_bytes for op in schedule.ops),
+            unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.price.measured)),
+            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in rows if row.price.model.caveat)),
             estimated=any(op.estimated for op in schedule.ops),
-            size_corrections=tuple(each for each in dispatch.kernel_tilts if each.of == TIME),
+            size_corrections=tuple(one for one in dispatch.kernel_tilts if one.of == TIME),
             slowdown=self._slowdown,
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:
-        """Host costs of a runtime.
-
-        Raises
-        ------
-        ProfileError
-            When the profile has none.
-        """
+        """Host costs of a runtime; an error that says how to measure them where the profile has none."""
         try:
             return self._profile.runtimes[runtime]
         except KeyError:
@@ -326,13 +372,7 @@ class PriceList:
             ) from None
 
     def fits(self, precision: str) -> dict[str, KernelFit]:
-        """Kernel fits of a precision, by family.
-
-        Raises
-        ------
-        ProfileError
-            When the profile has none.
-        """
+        """Kernel fits of a precision, by family; an error where the profile has none."""
         fits = self._profile.kernels.get(precision) or self._profile.kernels.get(STAND_INS.get(precision, precision))
         if not fits:
             known = ", ".join(self._profile.kernels) or "none"
@@ -342,52 +382,62 @@ class PriceList:
             )
         return fits
 
-    def _rows(self, runtime: str, precision: str, resident: float) -> Rows:
-        key = runtime, precision, resident
-        if key not in self._known:
-            self._known[key] = Rows(lambda op, family: self._size_corrected(op, family, precision, runtime), resident)
-        return self._known[key]
+    def _host_us(self, schedule: Schedule, fit: DispatchFit) -> Floats:
+        """What the host takes for the call itself and for each step, with the module and Python calls before it."""
+        names, code = numbered(schedule.host_class)
+        costs = self._dispatch_us.get(
+            (schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names], dtype=float)
+        )
+        calls = schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
+        steps = calls * fit.scale + (fit.scale * costs)[code]
+        us: Floats = np.concatenate(([fit.fixed_us], steps)) * self._slowdown.dispatch
+        return us
 
-    def _size_corrected(
-        self, op: Op, family: str, precision: str, runtime: str
-    ) -> tuple[KernelModel, float, float, bool]:
-        """As `_model`, with the runtime's scale tilted by the op's size."""
-        model, leaf_scale, scale, measured = self._model(op, family, precision, runtime)
+    def _rows_of(self, runtime: str, precision: str, resident: float) -> _KernelRows:
+        key = runtime, precision, resident
+        if key not in self._rows:
+            self._rows[key] = _KernelRows(lambda op, family: self._price(op, family, precision, runtime), resident)
+        return self._rows[key]
+
+    def _price(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
+        """What prices an op's kernels in a runtime, in the format that the op has."""
+        price = self._fitted(op, family, precision, runtime)
+        model, scale = price.model, price.scale * fixed_factor(self.dispatch(runtime).kernel_tilts, op)
         other = format_of(op, self._profile)
         if other is not None:
-            key = id(model), other  # kept, as the models are
-            if key not in self._others:
-                self._others[key] = OtherFormat(model, other)
-            model = self._others[key]
-        return model, leaf_scale, scale * fixed_factor(self.dispatch(runtime).kernel_tilts, op), measured
+            key = id(model), other  # models are kept
+            if key not in self._models:
+                self._models[key] = OtherFormat(model, other)
+            model = self._models[key]
+        return replace(price, model=model, scale=scale)
 
-    def _model(self, op: Op, family: str, precision: str, runtime: str) -> tuple[KernelModel, float, float, bool]:
-        """The fit for an op's kernel, its leaf's scale, the runtime's, and whether the family was measured at all."""
+    def _fitted(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
+        """The fit of a kernel's family, or of the nearest like it: the runtime's own, else the profile's."""
         wanted = precision_of(op.dtype, precision, self._profile)
         dispatch, fits = self.dispatch(runtime), self.fits(wanted)
-        own = dispatch.kernels.get(wanted, {})
+        runtime_fits = dispatch.kernels.get(wanted, {})
         scale = dispatch.kernel_scales.get(root(family), dispatch.kernel_scales.get("", 1.0))
         by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
         native = fits.get(NATIVE) if by_pytorch else None
-        for source in (own, fits):
+        for source in (runtime_fits, fits):
             name: str | None = kind(family, op.dims)
             while name is not None:
                 if name in source:
-                    model = self._cached(source[name], None if source is own else native)
+                    model = self._model(source[name], None if source is runtime_fits else native)
                     leaf_scale = nearest(source[name].leaf_scales, family, 1.0)
-                    return model, leaf_scale, 1.0 if source is own else scale, True
+                    return KernelPrice(model, leaf_scale, 1.0 if source is runtime_fits else scale, measured=True)
                 name = parent(name)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
-                return self._cached(fits[substitute], native), 1.0, scale, False
-        if wanted not in self._guesses:
-            self._guesses[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD))
-        return self._guesses[wanted], 1.0, scale, False
+                return KernelPrice(self._model(fits[substitute], native), 1.0, scale, measured=False)
+        if wanted not in self._models:
+            self._models[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD))
+        return KernelPrice(self._models[wanted], 1.0, scale, measured=False)
 
-    def _cached(self, fit: KernelFit, native: KernelFit | None = None) -> KernelModel:
+    def _model(self, fit: KernelFit, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), native is None  # the profile keeps every fit alive
         if key not in self._models:
-            other = None if native is None or native is fit else self._cached(native)
+            other = None if native is None or native is fit else self._model(native)
             self._models[key] = KernelModel(fit, other, self._profile.machine.threads)
         return self._models[key]
 
@@ -397,70 +447,57 @@ def host_cost(fit: DispatchFit, name: str) -> float:
     return nearest(fit.costs_us, name)
 
 
-def _dispatch_times(schedule: Schedule, fit: DispatchFit) -> Floats:
-    """What the host takes to dispatch each step."""
-    names, code = numbered(schedule.host_class)
-    prices: Floats = fit.scale * np.array([host_cost(fit, name) for name in names], dtype=float)
-    return prices[code]
-
-
-def _call_times(schedule: Schedule, fit: DispatchFit) -> Floats:
-    """What the pass itself takes before its first step, and what module and Python calls take before each."""
-    calls = schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
-    return np.concatenate(([fit.fixed_us], calls * fit.scale))
-
-
 def _with_call(schedule: Schedule) -> Schedule:
     """The same schedule with the call itself as a first step."""
     return replace(schedule, kernel_step=schedule.kernel_step + 1, sync=np.concatenate(([0], schedule.sync)))
 
 
-def _grouped(rows: list[Row]) -> tuple[tuple[Group, ...], NDArray[np.int64]]:
+def _grouped(rows: list[KernelRow]) -> tuple[tuple[RowGroup, ...], Ints]:
     """Rows sorted by the fit that prices them, and where each of them went."""
     by_model: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
-        by_model.setdefault(id(row.model), []).append(index)
+        by_model.setdefault(id(row.price.model), []).append(index)
     groups, first = [], 0
     for indices in by_model.values():
-        own = [rows[index] for index in indices]
-        lines = np.array([row.columns for row in own])
-        leaf_scales = np.array([row.leaf_scale for row in own])
-        least_spread = np.array([ESTIMATED_SPREAD if row.guessed else 0.0 for row in own])
-        groups.append(Group(own[0].model, first, lines[:, :, 0], lines[:, :, 1], leaf_scales, least_spread))
-        first += len(own)
+        alike = [rows[index] for index in indices]
+        work = np.array([row.columns for row in alike])
+        leaf_scales = np.array([row.price.leaf_scale for row in alike])
+        least = np.array([ESTIMATED_SPREAD if row.guessed else 0.0 for row in alike])
+        groups.append(RowGroup(alike[0].price.model, first, work[:, :, 0], work[:, :, 1], leaf_scales, least))
+        first += len(alike)
     order = np.empty(len(rows), dtype=np.int64)
     order[list(chain.from_iterable(by_model.values()))] = np.arange(len(rows))
     return tuple(groups), order
 
 
-def _lines(lines: Iterable[Affine]) -> Floats:
-    """Lines as an array of two columns."""
-    return np.fromiter(chain.from_iterable(lines), dtype=float).reshape(-1, 2)
+def _two_columns(amounts: Iterable[Affine]) -> Floats:
+    """Constants and slopes."""
+    return np.fromiter(chain.from_iterable(amounts), dtype=float).reshape(-1, 2)
 
 
-def _one_hot(rows: list[Row], order: NDArray[np.int64]) -> Floats:
-    names, positions = numbered(tuple(root(row.family) for row in rows))
+def _one_hot(rows: list[KernelRow], order: Ints) -> Floats:
+    names, positions = numbered(tuple(row.root for row in rows))
     matrix = np.zeros((len(names), len(rows)))
     matrix[positions, order] = 1.0
     return matrix
 
 
-def _usual(rows: list[Row], order: NDArray[np.int64]) -> Floats:
-    """Spread that each row's fit had on its own samples; nothing is usual about a row that is only guessed."""
-    spreads = np.empty(len(rows))
-    spreads[order] = [0.0 if row.guessed else row.model.fit.spread for row in rows]
-    return spreads
+def _usual(rows: list[KernelRow], order: Ints) -> Floats:
+    """Log standard deviation of each row's fit on its own samples; nothing is usual about a guess."""
+    log_std = np.empty(len(rows))
+    log_std[order] = [0.0 if row.guessed else row.price.model.fit.spread for row in rows]
+    return log_std
 
 
 def _classes(schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]:
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
     names = {CALL: 0}
-    own, code = numbered(schedule.host_class)
-    known = {name: names.setdefault(kind_of(name), len(names)) for name in own}
-    of_step = np.concatenate(([0], np.array(list(known.values()), dtype=np.int64)[code]))
+    host_classes, code = numbered(schedule.host_class)
+    numbers = {name: names.setdefault(kind_of(name), len(names)) for name in host_classes}
+    of_step = np.concatenate(([0], np.array(list(numbers.values()), dtype=np.int64)[code]))
     for name in dict.fromkeys([op.host_class for op in schedule.ops]):
-        known[name] = names.setdefault(kind_of(name), len(names))
-    of_op = np.array([known[op.host_class] for op in schedule.ops], dtype=np.int64)
+        numbers[name] = names.setdefault(kind_of(name), len(names))
+    of_op = np.array([numbers[op.host_class] for op in schedule.ops], dtype=np.int64)
     return tuple(names), of_step, of_op
 
 

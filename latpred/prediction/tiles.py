@@ -13,12 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from latpred.graph.features import Floats
 from latpred.graph.graph import Op
 from latpred.profile.document import SizeCorrection
-
-Floats = NDArray[np.float64]
 
 TILES = ((16, 64), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
@@ -121,8 +119,8 @@ def _memory_us(constants: Mapping[str, float], work: Floats) -> Floats:
 
 TIME = "time"
 OF = (TIME, "window", "channels")
-"""Sizes that a tilt may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the window,
-and the geometric mean of the channels it reads and writes."""
+"""Sizes that a correction may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the
+window, and the geometric mean of the channels it reads and writes."""
 
 
 def sizes(op: Op) -> dict[str, float]:
@@ -130,28 +128,22 @@ def sizes(op: Op) -> dict[str, float]:
     if "kernel_h" not in op.dims:
         return {}
     height, width, entering, leaving = (op.dims[name].constant for name in ("kernel_h", "kernel_w", "c_in", "c_out"))
-    found = {"window": float(height * width), "channels": math.sqrt(entering * leaving)}
-    return {name: size for name, size in found.items() if size > 0}
+    by_name = {"window": float(height * width), "channels": math.sqrt(entering * leaving)}
+    return {name: size for name, size in by_name.items() if size > 0}
 
 
-def fixed_factor(size_corrections: Iterable[SizeCorrection], op: Op) -> float:
+def fixed_factor(corrections: Iterable[SizeCorrection], op: Op) -> float:
     """What all kernels of an op are multiplied by, whatever their time."""
-    own = sizes(op)
-    return math.prod(
-        float(size_corrected(size_correction, np.array(own[size_correction.of])))
-        for size_correction in size_corrections
-        if size_correction.of in own
-    )
+    by_name = sizes(op)
+    return math.prod(float(size_corrected(one, np.array(by_name[one.of]))) for one in corrections if one.of in by_name)
 
 
-def size_corrected(size_correction: SizeCorrection, size: Floats) -> Floats:
+def size_corrected(correction: SizeCorrection, size: Floats) -> Floats:
     """What kernels of such sizes are multiplied by.
 
     >>> correction = SizeCorrection("time", exponent=0.5, centre=4.0, low=1.0, high=16.0)
     >>> size_corrected(correction, np.array([1.0, 4.0, 16.0, 100.0])).tolist()
     [0.5, 1.0, 2.0, 2.0]
     """
-    factor: Floats = (
-        np.clip(size, size_correction.low, size_correction.high) / size_correction.centre
-    ) ** size_correction.exponent
+    factor: Floats = (np.clip(size, correction.low, correction.high) / correction.centre) ** correction.exponent
     return factor

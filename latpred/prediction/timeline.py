@@ -118,12 +118,12 @@ class ForwardPass:
     def _flows(self, rows: dict[str, int]) -> list[dict[str, Any]]:
         """Arrows from each step to the kernels it launches."""
         steps = {span.step: span for span in self.row(HOST) if span.kind != WAIT}
-        found: list[dict[str, Any]] = []
+        arrows: list[dict[str, Any]] = []
         for number, kernel in enumerate(self.row(DEVICE)):
             same = {"name": "launch", "cat": "launch", "id": number, "pid": 1}
-            found.append({**same, "ph": "s", "tid": rows[HOST], "ts": steps[kernel.step].start_us})
-            found.append({**same, "ph": "f", "bp": "e", "tid": rows[DEVICE], "ts": kernel.start_us})
-        return found
+            arrows.append({**same, "ph": "s", "tid": rows[HOST], "ts": steps[kernel.step].start_us})
+            arrows.append({**same, "ph": "f", "bp": "e", "tid": rows[DEVICE], "ts": kernel.start_us})
+        return arrows
 
     def __repr__(self) -> str:
         """One line."""
@@ -132,24 +132,7 @@ class ForwardPass:
 
 
 def forward_pass(predictor: Predictor, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager") -> ForwardPass:
-    """Follow both clocks through one forward pass that is waited for.
-
-    Parameters
-    ----------
-    predictor : Predictor
-        Of the device.
-    graph : ModelGraph
-        What `latpred.trace` gives.
-    batch : int
-        Batch size.
-    runtime : str
-        Name of a runtime that the profile has dispatch costs of.
-
-    Raises
-    ------
-    UsageError, ProfileError
-        As `Predictor.predict`.
-    """
+    """Follow both clocks through one forward pass that is waited for."""
     prediction = predictor.predict(graph, batch, runtime=runtime)
     schedule, priced, device = predictor.priced(graph, batch, runtime=runtime)
     return ForwardPass(prediction, tuple(_unfold(schedule, priced, device, batch)))

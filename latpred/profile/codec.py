@@ -21,13 +21,7 @@ REPAIR = "Restore it from a copy, or make a new one with: latpred calibrate"
 
 
 def encode(profile: DeviceProfile) -> bytes:
-    """The document, with the sha256 of its own body.
-
-    Raises
-    ------
-    ProfileError
-        When a number is NaN or infinite: JSON has no form for it and no prediction could rest on it.
-    """
+    """The document, with the sha256 of its own body; numbers that are not finite, which JSON has not, are refused."""
     document = to_document(profile)
     for where, number in _floats(document, "$"):
         if not math.isfinite(number):
@@ -46,20 +40,7 @@ def to_document(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def decode(data: bytes, source: str) -> DeviceProfile:
-    """Read what `encode` wrote.
-
-    Parameters
-    ----------
-    data : bytes
-        The document.
-    source : str
-        Where they come from, for messages.
-
-    Raises
-    ------
-    ProfileError
-        When the document is empty, cut short, altered, of another schema, or holds anything a profile must not.
-    """
+    """Read what `encode` wrote; `source` is what messages call it."""
     document = _parse(data, source)
     _check_schema(document, source)
     try:
@@ -101,13 +82,13 @@ def _demand_once(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _diagnosis(data: bytes, error: str) -> str:
-    found: list[str] = []
+    constants: list[str] = []
     try:
-        json.loads(data, parse_constant=found.append)
+        json.loads(data, parse_constant=constants.append)
     except ValueError:
-        found.clear()
-    if found:
-        return f"holds {found[0]} where a number must be; no prediction can rest on it."
+        constants.clear()
+    if constants:
+        return f"holds {constants[0]} where a number must be; no prediction can rest on it."
     if "truncated" in error.lower():
         return "is cut short: the document ends before it is complete."
     return f"is damaged: {error.rstrip('.')}."

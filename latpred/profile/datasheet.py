@@ -46,7 +46,7 @@ def mode_of(gpu: Spec, precision: str, family: str) -> str:
     if precision in ("fp16", "bf16"):
         return "fp16" if gpu.tensor_cores else "half"
     dense = family.startswith("conv") and family != "conv_depthwise"
-    return "tf32" if "tf32" in gpu.macs_per_s and (dense or precision == "tf32") else "fp32"
+    return "tf32" if "tf32" in gpu.tflops and (dense or precision == "tf32") else "fp32"
 
 
 def log_promise(gpu: Spec, mode: str, slot: str) -> float:
@@ -97,19 +97,10 @@ GUESSES = {"rnn": "gemm", "conv_transpose": "conv", "conv_native": "conv", "gene
 class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What GPUs of a table have in common, as `examples/framework_tax/datasheets.py` wrote it down.
 
-    Attributes
-    ----------
-    created, source : str
-        When, and from what.
-    kernels : dict
-        By architecture (`ANY` for others), kernel family, mode and slot of `profile.datasheet`: the slot over what a
-        datasheet promises.
-    dispatch : DispatchFit
-        Of eager, on the middle of the hosts; its spreads are those of GPUs left out, and how far hosts lie apart.
-    knee : float
-        Exponent that joins host and device.
-    error : float
-        Median error on GPUs left out, their hosts not known.
+    created, source : when, and from what. kernels : by architecture (`ANY` for others), kernel family, mode and slot of
+    `profile.datasheet`: the slot over what a datasheet promises. dispatch : of eager, on the middle of the hosts; its
+    spreads are those of GPUs left out, and how far hosts lie apart. knee : exponent that joins host and device. error :
+    median error on GPUs left out, their hosts not known.
     """
 
     created: str
@@ -129,15 +120,6 @@ def shared() -> Shared:
 def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
     """A profile of a GPU in a typical server, from its datasheet.
 
-    Parameters
-    ----------
-    spec : Spec
-        The datasheet.
-    common : Shared, optional
-        What kernels reach and dispatch takes; default: what ships.
-
-    Examples
-    --------
     >>> from latpred.profile.gpus import spec
     >>> profile = profile_of(spec("a100"))
     >>> profile.provenance, sorted(profile.kernels)
@@ -195,20 +177,7 @@ def _nearest(architecture: str, common: Shared) -> str:
 
 
 def kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, error: float, spread: float) -> KernelFit:
-    """A plain roofline of one family.
-
-    Parameters
-    ----------
-    family : str
-        Its name.
-    numbers : mapping
-        By slot of `profile.datasheet`: microseconds, microseconds per multiply-add or byte, sizes of half use. Without
-        "compute" it multiplies nothing.
-    spec : Spec
-        Of the GPU.
-    error, spread : float
-        Median error, and standard deviation of the log of its times.
-    """
+    """A plain roofline of one family, from a number for each of `SLOTS`; without "compute" it multiplies nothing."""
     product = "compute" in numbers
     moved = short(1.0 / numbers["activations"])
     return KernelFit.plain(
@@ -243,7 +212,7 @@ def device_of(spec: Spec, knee: float) -> DeviceInfo:
 
 
 def short(value: float) -> float:
-    """A number at the precision that is worth writing down."""
+    """Six digits: what a measurement can bear, and a third of the file."""
     return float(f"{value:.6g}")
 
 

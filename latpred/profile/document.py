@@ -6,6 +6,8 @@ Only structures live here: `latpred.profile.store` finds, reads, checks and writ
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from latpred.caches import hash_of
@@ -135,45 +137,17 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
         return hash_of(self)
 
     @classmethod
-    def plain(
-        cls,
-        family: str,
-        floor_us: float,
-        *,
-        macs_per_us: float,
-        weight_bytes_per_us: float,
-        activation_bytes_per_us: float,
-        saturation: dict[str, float] | None = None,
-        multiprocessors: int = 0,
-        features: tuple[str, ...] = (),
-        error: float = 0.0,
-        spread: float = 0.0,
-        tiling: dict[str, float] | None = None,
-        efforts: tuple[float, ...] = (),
-        jumps: bool = False,
-    ) -> KernelFit:
-        """A roofline that no residual corrects."""
-        return cls(
-            family=family,
-            floor_us=floor_us,
-            macs_per_us=macs_per_us,
-            weight_bytes_per_us=weight_bytes_per_us,
-            activation_bytes_per_us=activation_bytes_per_us,
-            saturation=saturation or {},
-            multiprocessors=multiprocessors,
-            features=features,
-            length_scales=(),
-            amplitude=0.0,
-            noise=0.0,
-            points=(),
-            targets=(),
-            noise_factors=(),
-            error=error,
-            spread=spread,
-            tiling=tiling or {},
-            efforts=efforts,
-            jumps=jumps,
-        )
+    def plain(cls, **fields: Any) -> KernelFit:
+        """A roofline that no residual corrects; what is not given is empty."""
+        return cls(**{**_NO_RESIDUAL, **fields})
+
+
+_NO_RESIDUAL: dict[str, Any] = {
+    **dict.fromkeys(("features", "length_scales", "points", "targets", "noise_factors"), ()),
+    **dict.fromkeys(("amplitude", "noise", "error", "spread"), 0.0),
+    "saturation": {},
+    "multiprocessors": 0,
+}
 
 
 class SizeCorrection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 
 import msgspec
 
@@ -23,64 +20,79 @@ TENSOR = ("tf32", "fp16", "bf16")  # precisions that tensor cores multiply in
 ARCHITECTURES = ("Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell")  # by age
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What the datasheet of one GPU says.
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the datasheet of one GPU says, in the units that datasheets use: a row of `models/gpus.json`.
 
     Attributes
     ----------
-    name : str
-        Short name, as in "a100-40gb".
-    title : str
-        The maker's name.
-    aliases : tuple[str, ...]
-        Other names that find it.
+    name, title : str
+        Short name, as in "a100-40gb", and the maker's.
     architecture : str
         One of `ARCHITECTURES`.
-    compute_capability : tuple[int, int]
-        CUDA compute capability.
     multiprocessors : int
         Streaming multiprocessors.
-    clock_hz, tensor_clock_hz : float
+    boost_mhz, tensor_mhz : float
         Boost clock, and the one behind the tensor-core peaks where the maker states another.
-    macs_per_s : Mapping[str, float]
-        Peak multiply-adds per second (half the FLOP/s of the datasheet) by precision: dense, accumulated in fp32. A
-        precision without an entry is one the GPU has no faster units for.
-    bandwidth_bytes_per_s : float
-        Of its memory.
-    memory_bytes, l2_bytes : int
-        Sizes.
-    source : str
-        Document and year.
+    tflops : dict[str, float]
+        Peak by precision: dense, accumulated in fp32. A precision without an entry is one the GPU has no faster units
+        for.
+    aliases : tuple[str, ...]
+        Other names that find it.
     """
 
     name: str
     title: str
-    aliases: tuple[str, ...]
     architecture: str
     compute_capability: tuple[int, int]
     multiprocessors: int
-    clock_hz: float
-    tensor_clock_hz: float
-    macs_per_s: Mapping[str, float]
-    bandwidth_bytes_per_s: float
-    memory_bytes: int
-    l2_bytes: int
-    source: str
+    boost_mhz: float
+    tflops: dict[str, float]
+    gb_per_s: float
+    memory_gib: float
+    l2_kib: int
+    source: str  # document and year
+    tensor_mhz: float = 0.0
+    aliases: tuple[str, ...] = ()
 
-    def __reduce__(self) -> tuple[Callable[[str], Spec], tuple[str]]:
-        """By its name, for processes beside this one, which know the same datasheets."""
-        return spec, (self.name,)
+    @property
+    def clock_hz(self) -> float:
+        """Boost clock."""
+        return self.boost_mhz * 1e6
+
+    @property
+    def tensor_clock_hz(self) -> float:
+        """Clock behind the tensor-core peaks."""
+        return (self.tensor_mhz or self.boost_mhz) * 1e6
+
+    @property
+    def macs_per_s(self) -> dict[str, float]:
+        """Peak multiply-adds per second by precision: half the FLOP/s."""
+        return {precision: value * 1e12 / 2 for precision, value in self.tflops.items()}
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Memory bandwidth."""
+        return self.gb_per_s * 1e9
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the memory."""
+        return int(self.memory_gib * GIB)
+
+    @property
+    def l2_bytes(self) -> int:
+        """Size of the last-level cache."""
+        return self.l2_kib * KIB
 
     @property
     def tensor_cores(self) -> bool:
         """Whether products in half precision run on units of their own."""
-        return "fp16" in self.macs_per_s
+        return "fp16" in self.tflops
 
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions a model can run in; half precision without tensor cores is stored short and multiplied in fp32."""
-        return tuple(name for name in ("fp32", *TENSOR) if name in self.macs_per_s or name == "fp16")
+        return tuple(name for name in ("fp32", *TENSOR) if name in self.tflops or name == "fp16")
 
     @property
     def bandwidth_bytes_per_us(self) -> float:
@@ -93,7 +105,8 @@ class Spec:
         >>> spec("rtx 3090").peak_macs_per_s("fp16") / 1e12
         35.5
         """
-        return self.macs_per_s.get(precision, self.macs_per_s["fp32"])
+        peaks = self.macs_per_s
+        return peaks.get(precision, peaks["fp32"])
 
     def peak_macs_per_us(self, precision: str) -> float:
         """The same per microsecond."""
@@ -103,20 +116,15 @@ class Spec:
 def spec(name: str) -> Spec:
     """The datasheet of a GPU by its name, an alias, or what its driver calls it.
 
-    Raises
-    ------
-    UnknownGpuError
-        When there is none; the message lists the nearest.
-
-    Examples
-    --------
     >>> spec("NVIDIA A100-SXM4-40GB").name, spec("h200").multiprocessors
     ('a100-40gb', 132)
     """
-    found = _index().get(_plain(name))
-    if found is None:
-        raise UnknownGpuError(f"no datasheet of a GPU called {name!r}. {_nearest(name)}")
-    return found
+    gpu = _index().get(_plain(name))
+    if gpu is None:
+        close = nearest(name)
+        hint = f"Did you mean {', '.join(close)}?" if close else f"There are: {', '.join(names())}."
+        raise UnknownGpuError(f"no datasheet of a GPU called {name!r}. {hint}")
+    return gpu
 
 
 def known(name: str) -> bool:
@@ -140,11 +148,6 @@ def nearest(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(index[key].name for key in close))[:3]
 
 
-def _nearest(name: str) -> str:
-    close = nearest(name)
-    return f"Did you mean {', '.join(close)}?" if close else f"There are: {', '.join(names())}."
-
-
 def _plain(name: str) -> str:
     """Letters and digits only, without what makers put around a GPU's name."""
     return re.sub(r"nvidia|geforce|quadro|tesla|graphics|[^a-z0-9]", "", name.lower())
@@ -155,41 +158,4 @@ def _index() -> dict[str, Spec]:
     return {_plain(name): each for each in SPECS for name in (each.name, each.title, *each.aliases)}
 
 
-class _Sheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of `models/gpus.json`, in the units that datasheets use."""
-
-    name: str
-    title: str
-    architecture: str
-    compute_capability: tuple[int, int]
-    multiprocessors: int
-    boost_mhz: float
-    tflops: dict[str, float]
-    gb_per_s: float
-    memory_gib: float
-    l2_kib: int
-    source: str
-    tensor_mhz: float = 0.0  # where it is another
-    aliases: tuple[str, ...] = ()
-
-    def spec(self) -> Spec:
-        """The same in the units that latpred computes in."""
-        return Spec(
-            name=self.name,
-            title=self.title,
-            aliases=self.aliases,
-            architecture=self.architecture,
-            compute_capability=self.compute_capability,
-            multiprocessors=self.multiprocessors,
-            clock_hz=self.boost_mhz * 1e6,
-            tensor_clock_hz=(self.tensor_mhz or self.boost_mhz) * 1e6,
-            macs_per_s=MappingProxyType({precision: value * 1e12 / 2 for precision, value in self.tflops.items()}),
-            bandwidth_bytes_per_s=self.gb_per_s * 1e9,
-            memory_bytes=int(self.memory_gib * GIB),
-            l2_bytes=self.l2_kib * KIB,
-            source=self.source,
-        )
-
-
-_SHEETS = msgspec.json.decode((files("latpred.models") / "gpus.json").read_bytes(), type=tuple[_Sheet, ...])
-SPECS: tuple[Spec, ...] = tuple(sheet.spec() for sheet in _SHEETS)
+SPECS = msgspec.json.decode((files("latpred.models") / "gpus.json").read_bytes(), type=tuple[Spec, ...])

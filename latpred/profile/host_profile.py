@@ -24,22 +24,9 @@ REPAIR = "Measure it again, in seconds, with: latpred calibrate --host-only"
 class HostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Dispatch costs of one host.
 
-    Attributes
-    ----------
-    name : str
-        What `--host` takes.
-    kind : str
-        Always "host".
-    schema : int
-        Version of this document.
-    created : str
-        ISO 8601, UTC.
-    machine : Machine
-        The host and its software.
-    dispatch : DispatchFit
-        Costs by class, of calls and of a forward pass, in microseconds.
-    seconds : float
-        What measuring took.
+    name : what `--host` takes. kind : always "host". schema : version of this document. created : ISO 8601, UTC.
+    machine : the host and its software. dispatch : costs by class, of calls and of a forward pass, in microseconds.
+    seconds : what measuring took.
     """
 
     name: str
@@ -59,13 +46,6 @@ def directory() -> Path:
 def path(name: str) -> Path:
     """File a host profile of this name is kept in, whether or not it exists.
 
-    Raises
-    ------
-    HostError
-        When the name is not a plain file name.
-
-    Examples
-    --------
     >>> path("laptop").name
     'laptop.json'
     """
@@ -76,29 +56,22 @@ def path(name: str) -> Path:
 
 def names() -> list[str]:
     """Hosts measured by this user."""
-    folder = directory()
-    return sorted(file.stem for file in folder.glob(f"*{SUFFIX}") if not file.name.startswith("."))
+    return [file.stem for file in storage.documents(directory())]
 
 
 def listing() -> list[HostProfile]:
     """All that can be read."""
-    found = []
+    readable = []
     for name in names():
         try:
-            found.append(load(name))
+            readable.append(load(name))
         except HostError:
             continue  # named, it says why
-    return found
+    return readable
 
 
 def load(source: str | os.PathLike[str]) -> HostProfile:
-    """Read a host profile by name or file.
-
-    Raises
-    ------
-    HostError
-        When there is none, or it is damaged or of a newer schema.
-    """
+    """Read a host profile by name or file."""
     text = os.fspath(source)
     is_file = not isinstance(source, str) or text.endswith(SUFFIX) or os.sep in text
     file = Path(text) if is_file else path(text)
@@ -109,33 +82,20 @@ def load(source: str | os.PathLike[str]) -> HostProfile:
     except OSError as error:
         raise HostError(f"cannot read {file}: {error.strerror or error}. {REPAIR}") from error
     try:
-        found = msgspec.json.decode(data, type=HostProfile)
+        profile = msgspec.json.decode(data, type=HostProfile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise HostError(f"{file} is not a host profile: {error}. {REPAIR}") from None
-    if found.kind != "host" or found.schema > HOST_SCHEMA:
+    if profile.kind != "host" or profile.schema > HOST_SCHEMA:
         raise HostError(
-            f"{file} holds a {found.kind!r} of schema {found.schema}, not a host of {HOST_SCHEMA}. {REPAIR}"
+            f"{file} holds a {profile.kind!r} of schema {profile.schema}, not a host of {HOST_SCHEMA}. {REPAIR}"
         )
-    return found
+    return profile
 
 
 def save(profile: HostProfile) -> Path:
-    """Write a host profile atomically, under its name.
-
-    Raises
-    ------
-    HostError
-        When the directory cannot be written.
-    """
-    target = path(profile.name)
-    try:
-        storage.write(target, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
-    except OSError as error:
-        raise HostError(
-            f"cannot write {target}: {error.strerror or error}. "
-            f"Make {target.parent} writable, or choose another directory with {storage.VARIABLE}=DIR."
-        ) from error
-    return target
+    """Write a host profile atomically, under its name."""
+    data = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
+    return storage.save_document(path(profile.name), data, HostError)
 
 
 def _unknown(name: str) -> str:

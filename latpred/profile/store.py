@@ -86,18 +86,8 @@ LIVE_KINDS = ("cuda", "cpu", "simulated")
 class Entry:
     """One file of the store.
 
-    Attributes
-    ----------
-    name : str
-        What `load` and `--device` take.
-    path : Path
-        Where it lies.
-    source : str
-        "user" (calibrated here) or "shipped".
-    profile : DeviceProfile or None
-        None when the file cannot be read.
-    problem : str
-        Why not; "" when it can.
+    name : what `load` and `--device` take. path : where it lies. source : "user" (calibrated here) or "shipped".
+    profile : none when the file cannot be read. problem : why not; "" when it can.
     """
 
     name: str
@@ -115,13 +105,6 @@ def directory() -> Path:
 def path(name: str) -> Path:
     """File a user profile of this name is kept in, whether or not it exists.
 
-    Raises
-    ------
-    ProfileError
-        When the name is not a plain file name.
-
-    Examples
-    --------
     >>> path("cpu").name
     'cpu.json'
     """
@@ -130,9 +113,9 @@ def path(name: str) -> Path:
 
 def listing() -> list[Entry]:
     """All profiles in sight, the user's first, unreadable ones included with the reason."""
-    entries = [_entry(file, "user") for file in _json_files(directory())]
+    entries = [_entry(file, "user") for file in storage.documents(directory())]
     own = {entry.name for entry in entries}
-    return entries + [_entry(file, "shipped") for file in _json_files(_shipped()) if file.stem not in own]
+    return entries + [_entry(file, "shipped") for file in storage.documents(_shipped()) if file.stem not in own]
 
 
 def load(source: str | os.PathLike[str]) -> DeviceProfile:
@@ -153,19 +136,13 @@ def load(source: str | os.PathLike[str]) -> DeviceProfile:
 
 
 def locate(source: str | os.PathLike[str]) -> Path:
-    """The file a path or a profile's name stands for.
-
-    Raises
-    ------
-    ProfileError
-        When no profile goes by the name; the message lists the nearest.
-    """
+    """The file a path or a profile's name stands for."""
     text = os.fspath(source)
     if not _is_name(source):
         return Path(text)
-    found = _file_called(text)
-    if found is not None:
-        return found
+    file = _file_called(text)
+    if file is not None:
+        return file
     if gpus.known(text):
         raise ProfileError(
             f"{text!r} is known from its datasheet only, so there is no file of it. Measure one with: latpred calibrate"
@@ -224,7 +201,7 @@ def find(
         return _measured_so(load(device), wanted)
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
     kinds = (device.partition(":")[0],) if device else anywhere
-    entries = [_entry(file, "user") for file in _json_files(directory())]
+    entries = [_entry(file, "user") for file in storage.documents(directory())]
     readable = [entry.profile for entry in entries if entry.profile is not None]
     for kind in kinds:
         own = _usable([profile for profile in readable if profile.device.kind == kind])
@@ -267,15 +244,7 @@ def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> 
         When a number is not finite or the directory cannot be written.
     """
     target = _file_of(profile.name) if path is None else Path(path)
-    data = encode(profile)
-    try:
-        storage.write(target, data)
-    except OSError as error:
-        raise ProfileError(
-            f"cannot write {target}: {error.strerror or error}. "
-            f"Make {target.parent} writable, or choose another directory with {storage.VARIABLE}=DIR."
-        ) from error
-    return target
+    return storage.save_document(target, encode(profile), ProfileError)
 
 
 def mismatch(profile: DeviceProfile, machine: Machine) -> list[str]:
@@ -322,9 +291,9 @@ def _entry(file: Path, source: str) -> Entry:
         return Entry(file.stem, file, source, None, str(error))
 
 
-def _usable(found: list[DeviceProfile]) -> list[DeviceProfile]:
+def _usable(profiles: list[DeviceProfile]) -> list[DeviceProfile]:
     """Profiles of this machine; where there are none, those of machines that are like it."""
-    owners = [(owner(profile.machine), profile) for profile in found]
+    owners = [(owner(profile.machine), profile) for profile in profiles]
     own = [profile for whose, profile in owners if whose is Owner.THIS]
     return own or [profile for whose, profile in owners if whose is Owner.ALIKE]
 
@@ -339,14 +308,10 @@ def _shipped() -> Path:
     return Path(str(files("latpred.models"))) / "profiles"
 
 
-def _json_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.glob(f"*{SUFFIX}") if not file.name.startswith("."))
-
-
 def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> list[str]:
     """What of how a profile was measured is not as wanted, in the words of the command line."""
-    found = {"threads": profile.machine.threads, "cudnn_benchmark": cudnn_benchmarked(profile)}
-    return [name for name, value in wanted.items() if value is not None and value != found[name]]
+    measured = {"threads": profile.machine.threads, "cudnn_benchmark": cudnn_benchmarked(profile)}
+    return [name for name, value in wanted.items() if value is not None and value != measured[name]]
 
 
 def _as_asked(profile: DeviceProfile) -> bool:

@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from latpred.api import Input, as_traced, predict
+from latpred.api import predict
 from latpred.explanation.advice import recommended
 from latpred.explanation.explain import explain
 from latpred.explanation.explanation import Explanation
 from latpred.graph.graph import Coverage, ModelGraph
-from latpred.prediction.find import located, predictor_of
+from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Curve
 from latpred.prediction.timeline import ForwardPass, forward_pass
 from latpred.profile.document import DeviceProfile
+from latpred.query import DeviceQuery, Options
 from latpred.runtimes import lowering
-from latpred.runtimes.legacy_torch import traced_for
 
 if TYPE_CHECKING:
-    from latpred.api import Device, Model
     from latpred.prediction.predictor import Predictor
+    from latpred.query import Device, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +92,17 @@ def gather(
         As for `latpred.explain`.
     """
     where: dict[str, Any] = {"device": device, "host": host, "threads": threads, "cudnn_benchmark": cudnn_benchmark}
-    given = Input(inputs, seq, image, precision, memory_format)
-    asked = {**where, **given._asdict(), "protocol": protocol}
+    given = {"inputs": inputs, "seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
+    asked = {**where, **given, "protocol": protocol}
     found = explain(model, min(batches), runtimes=runtimes, progress=progress, **asked)
     advised_first = sorted(found.choices, key=lambda choice: choice is not recommended(found))
     curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in advised_first)
     chosen = (found.eager or found.fastest).runtime
-    predictor = predictor_of(located(device, host, threads, cudnn_benchmark))
-    graph = _graph(model, given, chosen, predictor, batches)
+    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
+    graph = _graph(model, Options(**given, runtime=chosen), predictor, batches)
     return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.given)
 
 
-def _graph(model: Model, given: Input, runtime: str, predictor: Predictor, batches: Sequence[int]) -> ModelGraph:
-    target = lowering.target_of(predictor.profile.device.kind)
-    if isinstance(model, ModelGraph):
-        return lowering.fitting(as_traced(model, given), runtime, target)
-    with traced_for(predictor.profile.protocol.get("era", "")):
-        return lowering.trace_for_runtime(
-            model,
-            given.inputs,
-            runtime=runtime,
-            target=target,
-            seq=given.seq,
-            image=given.image,
-            precision=given.precision,
-            memory_format=given.memory_format or "contiguous",
-            batches=batches,
-        )
+def _graph(model: Model, options: Options, predictor: Predictor, batches: Sequence[int]) -> ModelGraph:
+    graph = predictor.trace(model, options, batches)
+    return lowering.fitting(graph, options.runtime, predictor.target) if isinstance(model, ModelGraph) else graph

@@ -5,16 +5,16 @@ Only predicts and compares; the searching is theirs, and none of them is importe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from latpred.errors import UsageError
+from latpred.query import DeviceQuery, Options
 
 if TYPE_CHECKING:
-    import torch
+    from latpred.query import Device
 
 
 class Trial(Protocol):
@@ -132,7 +132,7 @@ class LatencyBudget:
     """
 
     limit_ms: float
-    device: torch.device | str | os.PathLike[str] | None = None
+    device: Device | None = None
     batch: int = 1
     runtime: str = "eager"
     precision: str | None = None
@@ -163,21 +163,12 @@ class LatencyBudget:
         UsageError, ProfileError
             When the device, runtime or another part of the budget is wrong.
         """
-        from latpred.prediction.find import located, predictor_of
-        from latpred.search import many
+        from latpred.prediction.find import predictor_of
+        from latpred.search.candidate_rows import Evaluator
 
-        predictor = predictor_of(located(self.device))
-        asked = many.question(
-            predictor,
-            batch=self.batch,
-            runtime=self.runtime,
-            precision=self.precision,
-            protocol=self.protocol,
-            inputs=self.inputs,
-            seq=self.seq,
-            image=self.image,
-        )
-        (row,) = many.evaluate(predictor, [(0, candidate)], asked, errors="raise")
+        options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)
+        evaluator = Evaluator.of(predictor_of(DeviceQuery(self.device)), self.batch, self.runtime, options)
+        (row,) = evaluator.rows(0, candidate, errors="raise")
         return Spent(
             name=self.name,
             latency_ms=row.latency_ms,

@@ -1,311 +1,163 @@
-"""Many candidates of a search, predicted one after the other: a table with one row for each candidate and question.
+"""`latpred.predict_many`: a table of many candidates, one row for each of them, batch and runtime.
 
-A candidate that cannot be built, walked or predicted gets a row that says why, and the rest go on. How a module is
-walked and how a graph is priced is told elsewhere; so is spreading candidates over processes, for which `evaluate`
-and `frame` are the parts that a worker and its caller need.
+What a row says is `candidate_rows`' business, what is kept of an earlier run `resume`'s, processes are `workers`'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+import os
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-from latpred.errors import CandidateError, LatpredError, UsageError
-from latpred.graph.graph import ModelGraph
-from latpred.prediction.prediction import Curve, Prediction
-from latpred.prediction.predictor import PROTOCOLS, Predictor, checked_batches, is_one
-from latpred.runtimes import lowering
-from latpred.runtimes.legacy_torch import traced_for
+from latpred.errors import CandidateError, UsageError
+from latpred.prediction.find import predictor_of
+from latpred.prediction.predictor import Predictor
+from latpred.progress import Listener, ProgressCounter, shown
+from latpred.query import DeviceQuery, Options
+from latpred.search.candidate_rows import CandidateRow, Evaluator, frame
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
 
-    from latpred.progress import Tell
+    from latpred.query import Device
+    from latpred.search.resume import ResultStore
 
 ERRORS = ("record", "raise")
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked of every candidate.
-
-    Attributes
-    ----------
-    batches : tuple[int, ...]
-        Batch sizes.
-    runtimes : tuple[str, ...]
-        Names of runtimes.
-    precision : str or None
-        fp32, tf32, fp16, bf16 or fp64; None for each model's own.
-    protocol : str
-        "single" or "pipelined".
-    inputs : tuple, dict, callable or None
-        What the models are called with; None where it follows from the model.
-    seq, image : int or None
-        Tokens or samples, and pixels of a side.
-    """
-
-    batches: tuple[int, ...] = (1,)
-    runtimes: tuple[str, ...] = ("eager",)
-    precision: str | None = None
-    protocol: str = "single"
-    inputs: Any = None
-    seq: int | None = None
-    image: int | None = None
-
-
-class Row(NamedTuple):
-    """One candidate at one batch size in one runtime; the numbers are NaN where `error` says what went wrong.
-
-    Attributes
-    ----------
-    candidate : int
-        Its position.
-    name : str
-        What it is called; see `latpred.zoo.candidates.title`.
-    batch, runtime, precision
-        What was asked.
-    latency_ms, low_ms, high_ms : float
-        Milliseconds of one forward pass, and the ends of their 90 % interval.
-    host_ms, device_ms : float
-        What the host dispatches and what the device computes.
-    regime : str
-        "framework-bound", "compute-bound" or "memory-bound".
-    macs, parameters, launches : float
-        Multiply-adds of the forward pass, parameters of the model, device launches.
-    error : str or None
-        Why there are no numbers.
-    """
-
-    candidate: int
-    name: str
-    batch: int
-    runtime: str
-    precision: str
-    latency_ms: float = nan
-    low_ms: float = nan
-    high_ms: float = nan
-    host_ms: float = nan
-    device_ms: float = nan
-    regime: str = ""
-    macs: float = nan
-    parameters: float = nan
-    launches: float = nan
-    error: str | None = None
-
-
-COLUMNS = Row._fields
-_TYPES = {"candidate": "int64", "batch": "int64"} | {
-    name: "float64" for name, default in Row._field_defaults.items() if isinstance(default, float)
-}
-
-
-def question(
-    predictor: Predictor,
+def predict_many(
+    candidates: Iterable[Any],
     *,
     batch: int | Sequence[int] = 1,
     runtime: str | Sequence[str] = "eager",
+    device: Device | Predictor | None = None,
     precision: str | None = None,
     protocol: str = "single",
     inputs: Any = None,
     seq: int | None = None,
     image: int | None = None,
-) -> Question:
-    """Check what is asked of all candidates before any of them takes time; see `predict_many`.
+    errors: str = "record",
+    n_jobs: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    progress: bool | Listener | None = None,
+) -> pd.DataFrame:
+    """Predict many candidates of a search at once; what is learnt of one candidate serves the others.
+
+    Parameters
+    ----------
+    candidates : iterable
+        Modules, functions without arguments that build one (called on the meta device, without initialisation),
+        transformers configs (their base model), names, or graphs and functions that give them (`latpred.Supernet` has
+        the graphs of many architectures quickly). A generator will do.
+    batch : int or sequence of int
+        Batch sizes.
+    runtime : str or sequence of str
+        Runtimes.
+    device, precision, protocol, inputs, seq, image
+        As for `predict`; they hold for all candidates. A `latpred.Predictor` may stand for the device.
+    errors : {"record", "raise"}
+        A candidate that cannot be built, walked or predicted gets rows that say why ("record"), or ends everything.
+    n_jobs : int, optional
+        Processes that share the work, -1 for one on each core; without it, this process alone, or the workers of a
+        `joblib.parallel_config` that the call stands in, as backend="dask" or "ray". The table is the same to the bit.
+        A candidate that cannot be sent to a worker, or that kills it, is an error of its own.
+    resume : path, optional
+        A Parquet file: what it has is not predicted again, and what is new is added every few seconds. Rows are told
+        apart by the candidate's contents with whatever its code names, the question, the profile, and the versions of
+        the libraries; a candidate that cannot be told from others, or that failed, is predicted again.
+    progress : bool or callable, optional
+        True shows a bar with rate and time left on a terminal; a function is told each
+        `latpred.progress.ProgressEvent`.
+
+    Returns
+    -------
+    DataFrame
+        One row for each candidate, batch and runtime, in this order: candidate (its position), name, batch, runtime,
+        precision, latency_ms, low_ms, high_ms (its 90 % interval), host_ms, device_ms, regime, macs, parameters,
+        launches, error (None, or the reason why the numbers are NaN).
 
     Raises
     ------
     UsageError
         When an argument is wrong.
     ProfileError
-        When the profile does not cover a runtime or the precision.
+        When there is no profile of the device, or it does not cover what was asked.
+    CandidateError
+        With errors="raise", for the first candidate that fails.
+
+    Examples
+    --------
+    >>> from transformers import BertConfig
+    >>> table = predict_many((BertConfig(num_hidden_layers=n) for n in (2, 4, 8)), batch=[1, 16])  # doctest: +SKIP
     """
-    from latpred.tracing.inputs import demand_one
+    from joblib import effective_n_jobs
 
-    one = is_one(batch)
-    batches = checked_batches([batch] if one else batch)  # type: ignore[list-item, arg-type]
-    runtimes = (runtime,) if isinstance(runtime, str) else tuple(runtime)
-    if not runtimes:
-        raise UsageError("no runtime was named; give one, as in runtime='eager'.")
-    for name in runtimes:
-        predictor.check(name, precision)
-    if protocol not in PROTOCOLS:
-        raise UsageError(f"protocol={protocol!r} is not known; choose from: {', '.join(PROTOCOLS)}.")
-    demand_one(inputs, seq, image)
-    return Question(tuple(batches.tolist()), runtimes, precision, protocol, inputs, seq, image)
-
-
-def predict_many(
-    predictor: Predictor,
-    candidates: Iterable[Any],
-    *,
-    errors: str = "record",
-    n_jobs: int | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    progress: bool | Tell | None = None,
-    **asked: Any,
-) -> pd.DataFrame:
-    """A table of all candidates; see `latpred.predict_many`, of whose other parameters `asked` is made."""
-    from latpred.search.workers import collect
+    from latpred.search.resume import opened
+    from latpred.search.workers import predict_on_workers
 
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
-    wanted = question(predictor, **asked)
-    running: dict[str, Any] = {"n_jobs": n_jobs, "resume": resume, "progress": progress}
-    return frame(collect(predictor, candidates, wanted, errors=errors, **running))
-
-
-def evaluate(
-    predictor: Predictor, numbered: Iterable[tuple[int, Any]], asked: Question, *, errors: str = "record"
-) -> list[Row]:
-    """Rows of candidates that come with their positions, in order.
-
-    Parameters
-    ----------
-    predictor : Predictor
-        Of the device.
-    numbered : iterable of (int, candidate)
-        Candidates as `latpred.predict_many` takes them.
-    asked : Question
-        What `question` gives.
-    errors : {"record", "raise"}
-        Whether a candidate that fails gets a row that says why, or ends everything.
-
-    Raises
-    ------
-    CandidateError
-        With errors="raise", for the first candidate that fails.
-    """
-    return [row for position, candidate in numbered for row in rows_of(predictor, asked, position, candidate, errors)]
-
-
-def failed(asked: Question, position: int, candidate: Any, reason: str) -> list[Row]:
-    """Rows of a candidate of which there are no numbers."""
-    from latpred.zoo.candidates import title
-
-    name, precision = title(candidate), asked.precision or ""
-    cells = [(batch, runtime) for batch in asked.batches for runtime in asked.runtimes]
-    return [Row(position, name, *cell, precision, error=reason) for cell in cells]
-
-
-def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Rows as a table; one without rows has the columns as well.
-
-    >>> frame([]).columns[:2].tolist()
-    ['candidate', 'name']
-    """
-    import pandas as pd
-
-    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
-    return pd.DataFrame(
-        {
-            name: pd.Series(values, dtype=_TYPES.get(name, "object"))
-            for name, values in zip(COLUMNS, columns, strict=True)
-        }
-    )
-
-
-def rows_of(predictor: Predictor, asked: Question, position: int, candidate: Any, errors: str) -> Iterator[Row]:
-    """Rows of one candidate: each batch, and within it each runtime."""
-    name, found = _predicted(predictor, asked, candidate)
-    for index, batch in enumerate(asked.batches):
-        for runtime, (graph, curve) in zip(asked.runtimes, found, strict=True):
-            if isinstance(curve, Curve):
-                assert graph is not None
-                yield _row(position, name, graph, curve[index])
-                continue
-            if errors == "raise":
-                raise CandidateError(f"candidate {position} ({name}): {_reason(curve)}") from curve
-            precision = graph.precision if graph is not None else asked.precision or ""
-            yield Row(position, name, batch, runtime, precision, error=_reason(curve))
-
-
-Found = list[tuple[ModelGraph | None, Curve | Exception]]
-
-
-def _predicted(predictor: Predictor, asked: Question, candidate: Any) -> tuple[str, Found]:
-    """The candidate's name, and its graph and curve, or what went wrong, in each runtime."""
-    from latpred.sandbox.own_thread import without_modes
-    from latpred.zoo import candidates
-
-    name = candidates.title(candidate)
-    walked: dict[str, ModelGraph | Exception] = {}
-    found: Found = []
-    with without_modes(), traced_for(predictor.profile.protocol.get("era", "")):
-        graph_in = _grapher(predictor, asked, candidate)
-        for runtime in asked.runtimes:
-            own = lowering.traced_by(runtime)
-            if own not in walked:
-                try:
-                    walked[own] = graph_in(runtime)
-                except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
-                    walked[own] = error
-            found.append(_priced(predictor, asked, walked[own], runtime))
-    return name, found
-
-
-def _priced(
-    predictor: Predictor, asked: Question, graph: ModelGraph | Exception, runtime: str
-) -> tuple[ModelGraph | None, Curve | Exception]:
-    if isinstance(graph, Exception):
-        return None, graph
-    try:
-        return graph, predictor.curve(graph, asked.batches, runtime=runtime, protocol=asked.protocol)
-    except LatpredError as error:
-        return graph, error
-
-
-def _grapher(predictor: Predictor, asked: Question, candidate: Any) -> Callable[[str], ModelGraph]:
-    """A function from a runtime to the graph that it lowers; the model is built once, and only where it must be."""
-    from latpred.tracing.layer_extrapolation import STACKS
-    from latpred.zoo.candidates import traceable
-    from latpred.zoo.names import is_config
-
-    target = lowering.target_of(predictor.profile.device.kind)
-    options: dict[str, Any] = {"seq": asked.seq, "image": asked.image, "precision": asked.precision}
-    built: list[Any] = []
-
-    def graph_in(runtime: str) -> ModelGraph:
-        if asked.inputs is None and lowering.traced_by(runtime) == "eager" and is_config(candidate):
-            graph = STACKS.graph(candidate, **options)
-            if not (graph.walked or graph.only):
-                return graph
-        if not built:
-            built.append(traceable(candidate))
-        (model,) = built
-        if isinstance(model, ModelGraph):
-            return model
-        return lowering.trace_for_runtime(
-            model, asked.inputs, runtime=runtime, target=target, batches=asked.batches, **options
+    predictor = device if isinstance(device, Predictor) else predictor_of(DeviceQuery(device))
+    options = Options(inputs, seq, image, precision, protocol=protocol)
+    evaluator = Evaluator.of(predictor, batch, runtime, options)
+    if n_jobs == 0:
+        raise UsageError("n_jobs=0 leaves nobody to work. Give a number of workers, or -1 for one on each core.")
+    jobs = int(effective_n_jobs(n_jobs))
+    total = len(candidates) if isinstance(candidates, Sized) else 0
+    with shown(progress) as listener, nullcontext() if resume is None else opened(resume, evaluator) as stored:
+        run = _Run(stored, ProgressCounter("candidates", total, listener))
+        new = run.unfinished(candidates)
+        parts: Iterable[list[CandidateRow]] = (
+            (evaluator.rows(*numbered, errors) for numbered in new)
+            if jobs == 1
+            else predict_on_workers(evaluator, new, jobs, total)
         )
-
-    return graph_in
-
-
-def _row(position: int, name: str, graph: ModelGraph, found: Prediction) -> Row:
-    low, high = found.interval_ms
-    return Row(
-        candidate=position,
-        name=name,
-        batch=found.batch,
-        runtime=found.runtime,
-        precision=found.precision,
-        latency_ms=found.latency_ms,
-        low_ms=low,
-        high_ms=high,
-        host_ms=found.overhead_ms,
-        device_ms=found.compute_ms,
-        regime=found.regime,
-        macs=float(graph.macs(found.batch)),
-        parameters=float(graph.parameters),
-        launches=float(graph.launches(found.batch)),
-    )
+        for rows in parts:
+            run.take(rows)
+            if errors == "raise":
+                _demand_none_failed(rows)
+    return frame(run.in_order())
 
 
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or "no message"
-    return text if isinstance(error, LatpredError) else f"{type(error).__name__}: {text}"
+class _Run:
+    """What is finished, by position, and the keys of what is not."""
+
+    def __init__(self, stored: ResultStore | None, progress: ProgressCounter) -> None:
+        self._stored, self._progress = stored, progress
+        self._finished: dict[int, list[CandidateRow]] = {}
+        self._keys: dict[int, str | None] = {}
+
+    def unfinished(self, candidates: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Candidates that need work, with their positions; finished ones are taken from the file."""
+        for position, candidate in enumerate(candidates):
+            if self._stored is not None:
+                key = self._stored.key(candidate)
+                rows = self._stored.rows(key, position)
+                if rows is not None:
+                    self._finished[position] = rows
+                    self._progress.count(worked=False)
+                    continue
+                self._keys[position] = key
+            yield position, candidate
+
+    def take(self, rows: list[CandidateRow]) -> None:
+        """Rows of some candidates are there."""
+        by_position: dict[int, list[CandidateRow]] = {}
+        for row in rows:
+            by_position.setdefault(row.candidate, []).append(row)
+        self._finished.update(by_position)
+        if self._stored is not None:
+            for position, of_candidate in by_position.items():
+                self._stored.add(self._keys.pop(position), of_candidate)
+        self._progress.count(len(by_position))
+
+    def in_order(self) -> list[CandidateRow]:
+        """All rows, candidate after candidate."""
+        return [row for position in sorted(self._finished) for row in self._finished[position]]
+
+
+def _demand_none_failed(rows: list[CandidateRow]) -> None:
+    for row in rows:
+        if row.error is not None:
+            raise CandidateError(f"candidate {row.candidate} ({row.name}): {row.error}")

@@ -1,12 +1,7 @@
-"""Candidates in the order of their predicted latency, and how well such an order agrees with a measured one.
-
-Predicting is `latpred.api`'s; the pairs that noise leaves in doubt are left out as in an accuracy report, by
-`latpred.accuracy.metrics`.
-"""
+"""`latpred.rank` and `latpred.agreement`: candidates by predicted latency, and how well a measured order agrees."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,12 +11,13 @@ from numpy.typing import ArrayLike
 
 from latpred.accuracy import metrics
 from latpred.errors import UsageError
+from latpred.search.many import predict_many
 
 if TYPE_CHECKING:
     import pandas as pd
-    import torch
 
-_QUESTION = ["batch", "runtime"]
+    from latpred.prediction.predictor import Predictor
+    from latpred.query import Device
 
 
 def rank(
@@ -29,7 +25,7 @@ def rank(
     *,
     batch: int | Sequence[int] = 1,
     runtime: str | Sequence[str] = "eager",
-    device: torch.device | str | os.PathLike[str] | None = None,
+    device: Device | Predictor | None = None,
     precision: str | None = None,
     protocol: str = "single",
     inputs: Any = None,
@@ -66,18 +62,24 @@ def rank(
     """
     import pandas as pd
 
-    from latpred.api import predict_many
-
     if isinstance(candidates, pd.DataFrame):
         table = candidates
     else:
-        asked: dict[str, Any] = {"batch": batch, "runtime": runtime, "device": device, "precision": precision}
-        asked |= {"protocol": protocol, "inputs": inputs, "seq": seq, "image": image}
-        table = predict_many(candidates, **asked)
-    question = table.groupby(_QUESTION, sort=False)
-    place = question["latency_ms"].rank(method="min").astype("Int64")
-    ordered = table.assign(rank=place, _question=question.ngroup())
-    ordered = ordered.sort_values(["_question", "rank", "candidate"], na_position="last", ignore_index=True)
+        table = predict_many(
+            candidates,
+            batch=batch,
+            runtime=runtime,
+            device=device,
+            precision=precision,
+            protocol=protocol,
+            inputs=inputs,
+            seq=seq,
+            image=image,
+        )
+    cells = table.groupby(["batch", "runtime"], sort=False)
+    place = cells["latency_ms"].rank(method="min").astype("Int64")
+    ordered = table.assign(rank=place, _cell=cells.ngroup())
+    ordered = ordered.sort_values(["_cell", "rank", "candidate"], na_position="last", ignore_index=True)
     return ordered[["rank", *table.columns]]
 
 
@@ -124,8 +126,8 @@ def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> 
 
     Examples
     --------
-    >>> found = agreement([1, 2, 4, 3], [1.0, 2.0, 3.0, 3.01], noise=0.02)
-    >>> found.kendall, found.pairs, found.left_out, round(found.kendall_b, 2), round(found.spearman, 2)
+    >>> agrees = agreement([1, 2, 4, 3], [1.0, 2.0, 3.0, 3.01], noise=0.02)
+    >>> agrees.kendall, agrees.pairs, agrees.left_out, round(agrees.kendall_b, 2), round(agrees.spearman, 2)
     (1.0, 5, 1, 0.67, 0.8)
     """
     from scipy import stats
@@ -147,9 +149,9 @@ def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> 
 
 
 def _checked(name: str, values: ArrayLike) -> metrics.Floats:
-    found = np.asarray(values, float).ravel()
-    wrong = ~(np.isfinite(found) & (found > 0))
+    numbers = np.asarray(values, float).ravel()
+    wrong = ~(np.isfinite(numbers) & (numbers > 0))
     if wrong.any():
-        where = int(np.flatnonzero(wrong)[0])
-        raise UsageError(f"{name} holds {found[where]:g} at position {where}; leave out what is not a number above 0.")
-    return found
+        at = int(np.flatnonzero(wrong)[0])
+        raise UsageError(f"{name} holds {numbers[at]:g} at position {at}; leave out what is not a number above 0.")
+    return numbers

@@ -34,12 +34,10 @@ import torch
 
 from latpred.errors import MissingPackageError, TableError
 from latpred.graph.graph import ModelGraph
-from latpred.prediction.predictor import Predictor
 from latpred.profile import codec
-from latpred.progress import Pace
+from latpred.progress import ProgressCounter
 from latpred.sandbox.restore import UntoldError, library, named
-from latpred.search import many
-from latpred.search.many import Question, Row
+from latpred.search.candidate_rows import COLUMNS, CandidateRow, Evaluator, frame
 from latpred.storage import demand_writable, locked, replacing
 
 if TYPE_CHECKING:
@@ -191,12 +189,12 @@ class _Parts:
             raise UntoldError(value.__qualname__)
         held = tuple(map(_contents, value.__closure__ or ()))
         yield from self._inside((value.__code__, value.__defaults__, value.__kwdefaults__, held))
-        for name, found in named(value.__code__, value.__globals__):
+        for name, used in named(value.__code__, value.__globals__):
             yield name.encode()
-            if isinstance(found, ModuleType):
-                yield from _whole(found)
+            if isinstance(used, ModuleType):
+                yield from _whole(used)
             else:
-                yield from self._inside(found)
+                yield from self._inside(used)
 
     def _object(self, value: Any) -> Iterator[bytes]:
         """An object by its class and by the state that a copy of it would be made from."""
@@ -256,66 +254,66 @@ _PACKAGES = ("latpred", "torch", "transformers", "torchvision", "timm")  # whose
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], predictor: Predictor, asked: Question) -> Iterator[Kept]:
+def opened(path: str | os.PathLike[str], evaluator: Evaluator) -> Iterator[ResultStore]:
     """The finished rows of a file, which is written every few seconds and at the end, however that comes."""
     if find_spec("pyarrow") is None:
         raise MissingPackageError("resume= needs pyarrow. Install it with: pip install 'latpred[search]'")
     demand_writable(path)
     busy = f"another process writes to {path}. Wait for it, or name another file."
     with locked(Path(f"{os.fspath(path)}.lock"), busy):
-        kept = Kept(Path(path), _setting(predictor, asked))
+        store = ResultStore(Path(path), _question_key(evaluator))
         try:
-            yield kept
+            yield store
         finally:
-            kept.write()
+            store.write()
 
 
-class Kept:
-    """Finished rows by key."""
+class ResultStore:
+    """Finished rows by key, for the question that `question_key` tells from others."""
 
-    def __init__(self, path: Path, setting: str | None) -> None:
-        self._path, self._setting = path, setting
-        self._rows: dict[str, list[Row]] = {}
-        self._pace, self._changed = Pace(""), False
+    def __init__(self, path: Path, question_key: str | None) -> None:
+        self._path, self._question_key = path, question_key
+        self._rows: dict[str, list[CandidateRow]] = {}
+        self._since_written, self._changed = ProgressCounter(""), False
         if path.exists():
             self._read()
 
     def key(self, candidate: Any) -> str | None:
         """Of a candidate; None where nothing tells it from others."""
-        own = fingerprint(candidate)
-        if own is None or self._setting is None:
+        candidate_key = fingerprint(candidate)
+        if candidate_key is None or self._question_key is None:
             return None
-        return hashlib.sha256(f"{self._setting} {own}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._question_key} {candidate_key}".encode()).hexdigest()
 
-    def rows(self, key: str | None, position: int) -> list[Row] | None:
+    def rows(self, key: str | None, position: int) -> list[CandidateRow] | None:
         """Finished rows of a key, for a candidate that now has this position; None where there are none."""
-        found = self._rows.get(key) if key is not None else None
-        return None if found is None else [row._replace(candidate=position) for row in found]
+        rows = self._rows.get(key) if key is not None else None
+        return None if rows is None else [row._replace(candidate=position) for row in rows]
 
-    def add(self, key: str | None, rows: list[Row]) -> None:
+    def add(self, key: str | None, rows: list[CandidateRow]) -> None:
         """Keep the rows of a candidate, unless it failed."""
         if key is None or any(row.error is not None for row in rows):
             return
         self._rows[key] = rows
         self._changed = True
-        if self._pace.seconds > WRITE_EVERY_S:
+        if self._since_written.seconds > WRITE_EVERY_S:
             self.write()
 
     def write(self) -> None:
         """Put all rows into the file."""
         if not self._changed:
             return
-        table = many.frame(row for rows in self._rows.values() for row in rows)
+        table = frame(row for rows in self._rows.values() for row in rows)
         table[KEY] = [key for key, rows in self._rows.items() for _ in rows]
         with replacing(self._path) as part:
             table.to_parquet(part, index=False)
-        self._pace, self._changed = Pace(""), False
+        self._since_written, self._changed = ProgressCounter(""), False
 
     def _read(self) -> None:
         for entry in _table(self._path).to_dict("records"):
             key = str(entry.pop(KEY))
             entry["error"] = None
-            self._rows.setdefault(key, []).append(Row(**{str(name): value for name, value in entry.items()}))
+            self._rows.setdefault(key, []).append(CandidateRow(**{str(name): value for name, value in entry.items()}))
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -326,18 +324,19 @@ def _table(path: Path) -> pd.DataFrame:
     except Exception as error:  # pyarrow raises what it likes
         text = " ".join(str(error).split())
         raise TableError(f"{path} is no Parquet table: {text}. Name another file, or remove this one.") from None
-    if [*table.columns] != [*many.COLUMNS, KEY]:
+    if [*table.columns] != [*COLUMNS, KEY]:
         raise TableError(f"{path} holds another table than predictions of candidates. Name another file.")
     return table
 
 
-def _setting(predictor: Predictor, asked: Question) -> str | None:
+def _question_key(evaluator: Evaluator) -> str | None:
     """A digest of everything but the candidate; None where the inputs cannot be told."""
-    inputs = fingerprint(asked.inputs)
+    options = evaluator.options
+    inputs = fingerprint(options.inputs)
     if inputs is None:
         return None
-    question = [asked.batches, asked.runtimes, asked.precision, asked.protocol, asked.seq, asked.image]
+    asked = [evaluator.batches, evaluator.runtimes, options.precision, options.protocol, options.seq, options.image]
     versions = [metadata.version(name) if find_spec(name) else "" for name in _PACKAGES]
-    digest = hashlib.sha256(codec.encode(predictor.profile))
-    digest.update(msgspec.json.encode([question, versions, inputs]))
+    digest = hashlib.sha256(codec.encode(evaluator.predictor.profile))
+    digest.update(msgspec.json.encode([asked, versions, inputs]))
     return digest.hexdigest()

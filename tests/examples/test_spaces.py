@@ -208,7 +208,7 @@ def test_encodings_are_candidates() -> None:
 
     predictor = cpu()
     cells = [FIRST, SECOND, "|none~0|"]
-    table = predictor.predict_many((partial(nasbench201.build, cell) for cell in cells), image=32)
+    table = latpred.predict_many((partial(nasbench201.build, cell) for cell in cells), image=32, device=predictor)
     assert table["error"].isna().tolist() == [True, True, False]
     assert "is no NAS-Bench-201 cell" in table["error"][2]
     assert table["latency_ms"][1] > table["latency_ms"][0]
@@ -224,8 +224,8 @@ def test_graphs_of_nasbench201_are_those_of_the_networks() -> None:
     parts = [nasbench201.graph(cell, **small) for cell in cells] + [nasbench201.graph(FIRST)]
     assert parts == wholes
     predictor = cpu()
-    table = predictor.predict_many(parts, batch=[1, 64])
-    assert table.equals(predictor.predict_many(wholes, batch=[1, 64]))
+    table = latpred.predict_many(parts, batch=[1, 64], device=predictor)
+    assert table.equals(latpred.predict_many(wholes, batch=[1, 64], device=predictor))
     assert len({*table["latency_ms"]}) > len(cells)
     with pytest.raises(UsageError, match="is no NAS-Bench-201 cell"):
         nasbench201.graph("|none~0|")

@@ -76,9 +76,9 @@ def test_a_gpu_s_host_is_compared_by_what_launches_nothing() -> None:
 def test_one_odd_class_does_not_matter() -> None:
     odd = dispatch(0.8)
     odd = msgspec.structs.replace(odd, costs_us=odd.costs_us | {"view.slice": 40.0, "view.reshape": 0.0})
-    factor, spread = host_swap.ratio(odd, dispatch(), quiet=False)
+    factor, log_std = host_swap.ratio(odd, dispatch(), quiet=False)
     assert factor == pytest.approx(0.8)
-    assert spread >= host_swap.LEAST_SPREAD
+    assert log_std >= host_swap.LEAST_LOG_STD
 
 
 def test_this_host_is_the_one_measured_here_else_the_cpu_profile_s() -> None:

@@ -1,23 +1,28 @@
-"""The profile store: round trips, and one plain sentence for everything that can be wrong with a profile."""
+"""The profile store: round trips, whose a profile is, a sentence for everything that can be wrong with one."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from factories import graph, linear, machine_here
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiledata import kernel, machine, profile
 
+import latpred
+from latpred import host
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import store
-from latpred.profile.codec import decode, encode
+from latpred.profile.codec import _digest, decode, encode
 from latpred.profile.document import BENCHMARK, CUDNN, SCHEMA_VERSION, THREADS, DeviceInfo, DeviceProfile
+from latpred.profile.store import Owner, caveat, owner
 
 
 def rewritten(change: Callable[[dict], None]) -> bytes:
@@ -27,6 +32,9 @@ def rewritten(change: Callable[[dict], None]) -> bytes:
     body = {key: value for key, value in document.items() if key != "sha256"}
     document["sha256"] = hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
     return json.dumps(document).encode()
+
+
+CONSTANTS = (b"NaN", b"Infinity", b"-Infinity")
 
 
 def refusal(data: bytes) -> str:
@@ -173,14 +181,36 @@ def test_truncated() -> None:
     assert refusal(data[:10]).endswith("make a new one with: latpred calibrate")
 
 
-def test_empty() -> None:
-    assert refusal(b"").startswith("p.json is empty.")
-    assert refusal(b" \n").startswith("p.json is empty.")
+def with_number(text: bytes) -> bytes:
+    """A profile one of whose numbers is written otherwise."""
+    return encode(profile()).replace(b"50000.0", text, 1)
 
 
-def test_altered_number() -> None:
-    data = encode(profile()).replace(b"50000.0", b"50001.0", 1)
-    assert "was altered after it was written: its sha256 does not match" in refusal(data)
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", r"^p.json is empty\."),
+        (b" \n", r"^p.json is empty\."),
+        (b"\x80\x04\x95\x00\x00", "p.json is damaged"),  # a pickle
+        *[(data, "p.json is JSON but not a profile") for data in (b"[1, 2]", b'"profile"', b"{}", b'{"schema": "1"}')],
+        (with_number(b"50001.0"), "was altered after it was written: its sha256 does not match"),
+        (with_number(b"1e999"), "p.json"),
+        *[(with_number(name), f"p.json holds {name.decode()} where a number must be") for name in CONSTANTS],
+        (rewritten(lambda document: document["device"].update(colour="red")), r"unknown field `colour`.*`\$\.device`"),
+        (
+            rewritten(lambda document: document["device"].update(memory_bytes="much")),
+            r"Expected `int`, got `str`.*`\$\.device\.memory_bytes`",
+        ),
+        (rewritten(lambda document: document.pop("machine")), "missing required field `machine`"),
+        (rewritten(lambda document: document.update(schema=0)), "no longer reads"),
+        (
+            rewritten(lambda document: document.update(schema=99, hologram=True)),
+            rf"has schema 99 and this latpred reads up to {SCHEMA_VERSION}\. Upgrade with: .* --upgrade latpred$",
+        ),
+    ],
+)
+def test_a_damaged_document_is_refused_in_a_sentence(data: bytes, said: str) -> None:
+    assert re.search(said, refusal(data))
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -197,25 +227,6 @@ def test_no_flipped_bit_goes_unnoticed(data: st.DataObject) -> None:
     assert msgspec.structs.replace(read, sha256="") == profile()
 
 
-def test_newer_and_older_schema() -> None:
-    newer = rewritten(lambda document: document.update(schema=99, hologram=True))
-    assert refusal(newer) == (
-        f"p.json has schema 99 and this latpred reads up to {SCHEMA_VERSION}. "
-        "Upgrade with: python -m pip install --upgrade latpred"
-    )
-    assert "no longer reads" in refusal(rewritten(lambda document: document.update(schema=0)))
-
-
-@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_not_a_number(constant: str) -> None:
-    data = encode(profile()).replace(b"50000.0", constant.encode(), 1)
-    assert f"p.json holds {constant} where a number must be" in refusal(data)
-
-
-def test_a_number_too_large_for_a_float() -> None:
-    assert "p.json" in refusal(encode(profile()).replace(b"50000.0", b"1e999", 1))
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_profile_that_is_not_finite_is_not_saved(number: float) -> None:
     broken = msgspec.structs.replace(kernel("gemm"), floor_us=number)
@@ -224,37 +235,9 @@ def test_a_profile_that_is_not_finite_is_not_saved(number: float) -> None:
     assert not store.directory().exists()
 
 
-def test_unknown_field() -> None:
-    message = refusal(rewritten(lambda document: document["device"].update(colour="red")))
-    assert "unknown field `colour`" in message
-    assert "`$.device`" in message
-
-
-def test_wrong_type() -> None:
-    message = refusal(rewritten(lambda document: document["device"].update(memory_bytes="much")))
-    assert "Expected `int`, got `str`" in message
-    assert "`$.device.memory_bytes`" in message
-
-
-def test_missing_field() -> None:
-    assert "missing required field `machine`" in refusal(rewritten(lambda document: document.pop("machine")))
-
-
-@pytest.mark.parametrize("data", [b"[1, 2]", b'"profile"', b"{}", b'{"schema": "1"}'])
-def test_json_that_is_no_profile(data: bytes) -> None:
-    assert "p.json is JSON but not a profile" in refusal(data)
-
-
-def test_a_pickle_is_damage_not_a_profile() -> None:
-    assert "p.json is damaged" in refusal(b"\x80\x04\x95\x00\x00")
-
-
-def test_missing_file(tmp_path: Path) -> None:
+def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"there is no profile at .*gone\.json\. List .* latpred profiles list"):
         store.load(tmp_path / "gone.json")
-
-
-def test_directory_instead_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="is a directory, not a profile"):
         store.load(tmp_path)
 
@@ -309,3 +292,77 @@ def test_the_home_directory_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_every_finite_number_survives(number: float) -> None:
     kept: DeviceProfile = decode(encode(profile(seconds=number)), "p.json")
     assert kept.seconds == number
+
+
+OLD = {"machine_id": "", "cpu_model": ""}  # as profiles were before
+
+
+@pytest.fixture
+def _known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "machine_id", lambda: "a" * 16)
+    monkeypatch.setattr(host, "cpu_model", lambda: "GenuineIntel 6-85-7 0123abcd")
+    monkeypatch.setattr(host, "cpu_name", lambda: "Intel(R) Xeon(R) Processor")
+
+
+@pytest.mark.usefixtures("_known_machine")
+def test_the_same_machine_is_this_one_under_any_name() -> None:
+    assert owner(machine_here(hostname_hash="b" * 16)) is Owner.THIS
+    assert owner(machine_here(memory_bytes=int(host.memory_bytes() * 1.01))) is Owner.THIS
+    assert owner(machine_here(machine_id="")) is Owner.THIS
+    assert caveat(machine_here()) == ""
+
+
+@pytest.mark.usefixtures("_known_machine")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cpu_model": "GenuineIntel 6-143-8 4567cdef"}, "model GenuineIntel 6-143-8 4567cdef, here GenuineIntel 6-85"),
+        ({"cores": 1000}, "1000 cores, here "),
+        ({"memory_bytes": 2**50}, "1048576.0 GiB of memory, here "),
+        ({"cpu": "AMD EPYC"}, "AMD EPYC, here Intel"),
+        ({"cores": 1000, **OLD}, "1000 cores, here "),
+    ],
+)
+def test_other_hardware_is_another_machine_though_all_names_are_equal(changes: dict[str, object], said: str) -> None:
+    found = machine(**changes)
+    assert found.hostname_hash == host.hostname_hash()
+    assert owner(found) is Owner.ANOTHER
+    assert said in caveat(found)
+
+
+@pytest.mark.usefixtures("_known_machine")
+def test_an_id_that_differs_is_another_machine_of_the_same_hardware() -> None:
+    found = machine(machine_id="b" * 16)
+    assert owner(found) is Owner.ALIKE
+    assert caveat(found).startswith("measured on another machine of the same hardware (Intel(R) Xeon(R) Processor, ")
+
+
+@pytest.mark.usefixtures("_known_machine")
+def test_an_older_profile_loads_and_says_that_it_may_be_anothers() -> None:
+    store.save(profile(machine=machine(**OLD)))
+    found = latpred.predict(graph(linear()))
+    assert any(caveat.startswith("perhaps measured on another machine") for caveat in found.provenance.caveats)
+
+
+@pytest.mark.usefixtures("_known_machine")
+def test_a_document_without_the_new_fields_is_read() -> None:
+    document = msgspec.json.decode(encode(profile(machine=machine(**OLD))))
+    for name in OLD:
+        del document["machine"][name]
+    del document["sha256"]
+    document["sha256"] = _digest(document)
+    read = decode(msgspec.json.encode(document), "old.json")
+    assert store.owner(read.machine) is Owner.ALIKE
+
+
+@pytest.mark.usefixtures("_known_machine")
+def test_another_number_of_threads_is_a_caveat(monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(profile(machine=machine(threads=2)))
+    said = (
+        "measured with 2 threads, but torch uses 1 here: make a profile for that with latpred calibrate --threads 1, "
+        "or set torch.set_num_threads(2) where the model runs"
+    )
+    assert said in latpred.predict(graph(linear())).provenance.caveats
+    assert said not in latpred.predict(graph(linear()), threads=2).provenance.caveats
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    assert said not in latpred.predict(graph(linear())).provenance.caveats

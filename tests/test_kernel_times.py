@@ -41,6 +41,6 @@ def test_no_more_is_kept_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> No
     kept = model()
     for seed in range(6):
         kept.times(rows(2, seed))
-    assert len(kept._known) == 3
+    assert len(kept._recent) == 3
     kept.times(rows(kernel_times.MOST_KEPT_VALUES))
-    assert len(kept._known) == 3
+    assert len(kept._recent) == 3

@@ -1,4 +1,4 @@
-"""Fingerprints of candidates: the same for the same architecture, another for another, none where nobody can tell."""
+"""Runs that go on where they stopped, and fingerprints: the same for the same candidate, none where nobody can tell."""
 
 from __future__ import annotations
 
@@ -6,31 +6,23 @@ import argparse
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+from searchdata import ASKED, Stubborn, builder, candidates, predictor
 from torch import nn
 
 import latpred
+from latpred import predict_many
+from latpred.errors import BusyError, TableError, UsageError
+from latpred.search import resume
+from latpred.search.candidate_rows import CandidateRow, Evaluator
 from latpred.search.resume import fingerprint
-
-
-def builder(width: int) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(nn.Linear(64, width), nn.ReLU())
-
-
-class Locked:
-    """A candidate that holds what two objects cannot be compared by."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def __call__(self) -> nn.Module:
-        return builder(32)()
 
 
 def test_fingerprints_tell_architectures_apart() -> None:
@@ -54,7 +46,7 @@ def test_fingerprints_tell_architectures_apart() -> None:
     assert len(set(prints)) == len(kinds)
     assert fingerprint(builder(8)) == prints[2]
     assert fingerprint(nn.Linear(4, 8)) == prints[6]
-    assert fingerprint(Locked()) is None
+    assert fingerprint(Stubborn()) is None
 
 
 class Helped:
@@ -238,3 +230,130 @@ def test_a_resumed_run_predicts_anew_what_changed(tmp_path: Path, monkeypatch: p
     assert macs() == 64 * 64
     monkeypatch.setattr(SPACE, "width", 4096)
     assert macs() == 64 * 4096
+
+
+class Counted:
+    """Counts what is predicted rather than read back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[int] = []
+        rows_of = Evaluator.rows
+
+        def rows(evaluator: Evaluator, position: int, *rest: Any) -> list[CandidateRow]:
+            self.steps.append(position)
+            return rows_of(evaluator, position, *rest)
+
+        monkeypatch.setattr(Evaluator, "rows", rows)
+
+    def since(self) -> list[int]:
+        taken, self.steps = self.steps, []
+        return taken
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+    expected = predict_many(candidates(), **ASKED)
+    counted.since()
+
+    def interrupted() -> Iterator[Any]:
+        yield from candidates()[:7]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_many(interrupted(), resume=path, **ASKED)
+    assert counted.since() == list(range(7))
+    found = predict_many(candidates(), resume=path, **ASKED)
+    assert counted.since() == [7, 8], "the others are like some that were finished"
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+    assert pd.read_parquet(path).drop(columns="key").latency_ms.notna().all()
+    assert not list(tmp_path.glob("*.part"))
+    again = predict_many(candidates()[::-1], resume=path, n_jobs=2, **ASKED)
+    assert again.candidate.tolist() == found.candidate.tolist()
+    assert again.latency_ms[::2].tolist() == found.latency_ms[::2].tolist()[::-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        ("profile", {}),
+        ("batch", {"batch": [1, 16]}),
+        ("runtime", {"runtime": "torchscript"}),
+        ("protocol", {"protocol": "pipelined"}),
+        ("inputs", {"inputs": (torch.zeros(2, 3, 64),)}),
+        ("candidate", {}),
+    ],
+)
+def test_a_changed_question_is_answered_anew(
+    change: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+    predict_many([builder(16)], resume=path, **ASKED)
+    assert counted.since() == [0]
+    predict_many([builder(16)], resume=path, **ASKED)
+    assert counted.since() == []
+    new = [builder(24)] if change == "candidate" else [builder(16)]
+    asked = {**ASKED, **options}
+    if change == "profile":
+        asked["device"] = predictor(fixed_us=21.0)
+    found = predict_many(new, resume=path, **asked)
+    assert counted.since() == [0]
+    pd.testing.assert_frame_equal(found, predict_many(new, **asked), check_exact=True)
+    counted.since()
+    predict_many([builder(16)], resume=path, **ASKED)
+    assert counted.since() == [], "what was there before is still there"
+
+
+def test_rows_of_another_version_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+    with monkeypatch.context() as older:
+        older.setattr(resume.metadata, "version", lambda _: "0.0.1")
+        predict_many([builder(16)], resume=path, **ASKED)
+    predict_many([builder(16)], resume=path, **ASKED)
+    assert counted.since() == [0, 0]
+    assert len(pd.read_parquet(path)) == 4, "the older rows stay"
+
+
+def test_what_failed_or_cannot_be_told_apart_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, path = Counted(monkeypatch), tmp_path / "table.parquet"
+    for _ in range(2):
+        predict_many([Stubborn(), 7, builder(8)], resume=path, **ASKED)
+    assert counted.since() == [0, 1, 2, 0, 1]
+
+
+def test_files_that_are_no_such_table_are_left_alone(tmp_path: Path) -> None:
+    foreign, garbled = tmp_path / "mine.parquet", tmp_path / "garbled.parquet"
+    pd.DataFrame({"a": [1]}).to_parquet(foreign)
+    garbled.write_bytes(b"PAR1 or not")
+    for path, message in (
+        (foreign, "holds another table"),
+        (garbled, "is no Parquet table"),
+        (tmp_path, "is a folder"),
+    ):
+        before = path.read_bytes() if path.is_file() else b""
+        with pytest.raises((TableError, UsageError), match=message):
+            predict_many(candidates(), resume=path, **ASKED)
+        assert not path.is_file() or path.read_bytes() == before
+
+
+def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+
+    def greedy() -> Iterator[Any]:
+        with pytest.raises(BusyError, match="another process writes"):
+            predict_many(candidates(), resume=path, **ASKED)
+        yield builder(8)
+
+    assert len(predict_many(greedy(), resume=path, **ASKED)) == 2
+
+
+def test_a_table_is_written_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "WRITE_EVERY_S", -1.0)
+    path, lengths = tmp_path / "table.parquet", []
+
+    def watched() -> Iterator[Any]:
+        for width in (8, 16, 24):
+            lengths.append(len(pd.read_parquet(path)) if path.exists() else 0)
+            yield builder(width)
+
+    predict_many(watched(), resume=path, **ASKED)
+    assert lengths == [0, 2, 4]

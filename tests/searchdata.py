@@ -1,0 +1,48 @@
+"""Candidates of a search and a predictor with known numbers, for tests of workers and of runs that go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from factories import device, dispatch, kernel_fit, profile
+from torch import nn
+
+from latpred.prediction.predictor import Predictor
+
+INPUTS = (torch.zeros(2, 64),)
+
+
+def predictor(fixed_us: float = 20.0) -> Predictor:
+    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
+    fits = (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
+    return Predictor(profile(info, fits, {"eager": dispatch(fixed_us=fixed_us), "torchscript": dispatch()}))
+
+
+def builder(width: int, depth: int = 2) -> Callable[[], nn.Module]:
+    """A function that workers can be sent although they cannot import this file."""
+
+    def build() -> nn.Module:
+        layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 64)]
+        return nn.Sequential(*layers * depth)
+
+    return build
+
+
+class Stubborn:
+    """A candidate that cannot be sent anywhere."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self) -> nn.Module:
+        return builder(32)()
+
+
+def candidates(count: int = 12) -> list[Callable[[], nn.Module]]:
+    return [builder(8 * (number % 9 + 1), number % 3 + 1) for number in range(count)]
+
+
+ASKED: dict[str, Any] = {"batch": [1, 8], "inputs": INPUTS, "device": predictor()}

@@ -1,0 +1,193 @@
+"""Candidates spread over workers: the same table to the bit, and nothing lost with a worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import joblib
+import pandas as pd
+import pytest
+from searchdata import ASKED, Stubborn, builder, candidates
+from torch import nn
+
+from latpred import predict_many
+from latpred.errors import CandidateError, UsageError, WorkerError
+from latpred.progress import ProgressCounter, ProgressEvent, progress_text
+from latpred.search import workers
+
+
+def killing(flag: Path | None = None) -> Callable[[], nn.Module]:
+    """A candidate that kills the worker that builds it: always, or until a file is there."""
+    home, inner = os.getpid(), builder(48)
+
+    def build() -> nn.Module:
+        if os.getpid() != home and (flag is None or not flag.exists()):
+            if flag is not None:
+                flag.touch()
+            os._exit(9)
+        return inner()
+
+    return build
+
+
+def test_two_processes_give_the_same_table_to_the_bit() -> None:
+    asked = {**ASKED, "runtime": ["torchscript", "eager"]}
+    serial = predict_many(candidates(30), **asked)
+    spread = predict_many((one for one in candidates(30)), n_jobs=2, **asked)
+    pd.testing.assert_frame_equal(spread, serial, check_exact=True)
+    assert serial.error.isna().all()
+
+
+def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
+    several = [*candidates(8), killing(tmp_path / "killed"), *candidates(8)]
+    expected = predict_many(several, **ASKED)
+    found = predict_many(several, n_jobs=2, **ASKED)
+    assert (tmp_path / "killed").exists()
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+
+
+@pytest.mark.slow
+def test_what_kills_workers_or_cannot_be_sent_is_named_and_costs_nobody_else_anything() -> None:
+    several: list[Any] = [*candidates(5), killing(), *candidates(3), Stubborn(), 7, *candidates(2)]
+    found = predict_many(several, n_jobs=2, **ASKED)
+    said = found[found.batch == 1].error
+    assert sorted(said.dropna().index // 2) == [5, 9, 10]
+    assert said[10] == "its worker was killed, or crashed; too little memory is the usual cause"
+    assert "cannot be sent to a worker" in said[18]
+    assert "lock" in said[18]
+    assert "a int is no candidate" in said[20]
+    rest = [one for number, one in enumerate(several) if number not in (5, 9, 10)]
+    good = found[found.error.isna()].reset_index(drop=True)
+    expected = predict_many(rest, **ASKED)
+    pd.testing.assert_frame_equal(good.drop(columns="candidate"), expected.drop(columns="candidate"), check_exact=True)
+
+
+def test_errors_may_end_the_run() -> None:
+    with pytest.raises(CandidateError, match=r"candidate 2 \(int\): a int is no candidate"):
+        predict_many([*candidates(2), 7], n_jobs=2, errors="raise", **ASKED)
+
+
+def test_a_generator_s_own_failure_is_its_own() -> None:
+    def failing() -> Iterator[Any]:
+        yield from candidates(3)
+        raise RuntimeError("the searcher gave up")
+
+    with pytest.raises(RuntimeError, match="the searcher gave up"):
+        predict_many(failing(), n_jobs=2, **ASKED)
+
+
+def test_when_no_worker_works_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(workers, "work", lambda *_: broken())
+    with pytest.raises(WorkerError, match=r"no worker finishes anything.*no space left.*n_jobs=1"):
+        predict_many(candidates(), n_jobs=2, **ASKED)
+
+
+def test_n_jobs_nobody() -> None:
+    with pytest.raises(UsageError, match="n_jobs=0"):
+        predict_many(candidates(), n_jobs=0, **ASKED)
+    assert predict_many([], n_jobs=2, **ASKED).empty
+
+
+def test_chunks_follow_the_pace_and_candidates_are_read_as_they_are_needed() -> None:
+    read: list[int] = []
+
+    def source() -> Iterator[tuple[int, Any]]:
+        for number in range(10_000):
+            read.append(number)
+            yield number, number
+
+    queue = workers._ChunkQueue(source(), jobs=2, total=0)
+    chunks = iter(queue)
+    number, chunk = next(chunks)
+    assert len(chunk) == workers.FIRST_CHUNK
+    queue.finished(workers.Done(number, [], seconds=workers.CHUNK_S / 2))
+    number, chunk = next(chunks)
+    assert len(chunk) == 2 * workers.FIRST_CHUNK
+    queue.finished(workers.Done(number, [], seconds=1e-3))
+    number, chunk = next(chunks)
+    assert len(chunk) == workers.LARGEST_CHUNK
+    queue.finished(workers.Done(number, [], seconds=3600.0))
+    assert [len(chunk) for chunk in queue.close()] == []
+    assert list(chunks) == []
+    assert len(read) == 3 * workers.FIRST_CHUNK + workers.LARGEST_CHUNK
+
+
+def test_slow_candidates_are_sent_one_by_one_and_the_last_ones_are_shared_out() -> None:
+    queue = workers._ChunkQueue(iter([(number, number) for number in range(600)]), jobs=2, total=600)
+    sizes = []
+    for number, chunk in queue:
+        sizes.append(len(chunk))
+        queue.finished(workers.Done(number, [], seconds=1e-3 if number else 100.0))
+    assert sizes[:3] == [workers.FIRST_CHUNK, 1, 99]
+    assert sum(sizes) == 600
+    assert sizes[2:-1] == sorted(sizes[2:-1], reverse=True)
+    assert sizes[-2] == workers.FIRST_CHUNK
+
+
+def test_threads_of_one_process_take_turns() -> None:
+    expected = predict_many(candidates(), **ASKED)
+    with joblib.parallel_config(backend="threading", n_jobs=3):
+        pd.testing.assert_frame_equal(predict_many(candidates(), **ASKED), expected, check_exact=True)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_dask_cluster_gives_the_same_table() -> None:
+    distributed = pytest.importorskip("distributed")
+    expected = predict_many(candidates(), **ASKED)
+    cluster = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with distributed.Client(**cluster), joblib.parallel_config(backend="dask"):
+        found = predict_many(candidates(), **ASKED)
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_ray_gives_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    from ray.util.joblib import register_ray
+
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    expected = predict_many(candidates(), **ASKED)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        register_ray()
+        with joblib.parallel_config(backend="ray", n_jobs=2):
+            found = predict_many(candidates(), **ASKED)
+    finally:
+        ray.shutdown()
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+
+
+def test_progress_counts_candidates_with_rate_and_time_left(tmp_path: Path) -> None:
+    steps: list[ProgressEvent] = []
+    predict_many(candidates(4), progress=steps.append, resume=tmp_path / "t.parquet", **ASKED)
+    assert [step.done for step in steps] == [1, 2, 3, 4]
+    assert all(step.total == 4 and step.rate > 0 for step in steps)
+    assert steps[0].left_s == pytest.approx(3 / steps[0].rate)
+    steps.clear()
+    predict_many(iter(candidates(4)), progress=steps.append, n_jobs=2, **ASKED)
+    assert steps[-1].done == 4
+    assert steps[-1].total == 0
+    assert steps[-1].left_s != steps[-1].left_s
+
+
+def test_rows_read_back_do_not_count_for_the_rate() -> None:
+    told: list[ProgressEvent] = []
+    counter = ProgressCounter("candidates", 10, told.append)
+    counter.count(8, worked=False)
+    assert told[-1].rate == 0
+    assert progress_text(told[-1]) == "8 of 10, 0.0 a second"
+    counter.count(1)
+    assert told[-1].done == 9
+    assert told[-1].left_s == pytest.approx(1 / told[-1].rate)
+
+
+def test_a_bar_on_no_terminal_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    predict_many(candidates(2), progress=True, **ASKED)
+    assert capsys.readouterr() == ("", "")
