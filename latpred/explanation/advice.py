@@ -206,7 +206,7 @@ def grid_room(axis: str, now: float, latency_ms: float, grown: Grown, most: floa
     Where the sizes end before `most`, the model goes no further.
 
     >>> grid_room("width", 1.0, 10.0, [(2.0, 11.0), (4.0, 15.0)], 4.0, True)
-    Room(axis='width', now=1.0, nearly_free=1.5, cheap=2.5, most=4.0, estimate=True)
+    AxisHeadroom(axis='width', now=1.0, nearly_free=1.5, cheap=2.5, most=4.0, estimate=True)
     """
     points = [(now, latency_ms)]
     for size, grown_ms in grown:
