@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import torch
 from factories import graph, linear
 from profiledata import profile
-from rich.console import Console
 from torch import nn
 
 import latpred
@@ -22,7 +20,7 @@ from latpred import runtimes
 from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, UsageError
 from latpred.profile import store
 from latpred.profile.codec import decode, encode
-from latpred.render import profile_text
+from latpred.profile.profile_page import profile_page
 
 
 @pytest.fixture(autouse=True)
@@ -153,9 +151,7 @@ def test_a_profile_s_families_are_told_apart_at_80_columns() -> None:
     fit = profile().kernels["fp32"]["gemm"]
     names = [f"elementwise.{name}" for name in ("addition", "multiplication", "gelu_of_an_activation")]
     fits = {name: msgspec.structs.replace(fit, family=name, macs_per_us=1.15e7) for name in names}
-    stream = io.StringIO()
-    profile_text.describe(profile(kernels={"fp32": fits}), Console(file=stream, width=80))
-    shown = stream.getvalue()
+    shown = profile_page(profile(kernels={"fp32": fits})).text()
     assert all(name in shown for name in names)
     assert "11500" in shown
     assert max(map(len, shown.partition("gate")[2].splitlines())) <= 80
@@ -163,8 +159,6 @@ def test_a_profile_s_families_are_told_apart_at_80_columns() -> None:
 
 @pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])
 def test_a_shipped_profile_shows_every_head_and_name_at_80_columns(name: str) -> None:
-    stream = io.StringIO()
-    profile_text.describe(store.load(name), Console(file=stream, width=80))
-    table = stream.getvalue().rpartition("\n\n")[2]
+    table = profile_page(store.load(name)).text().rpartition("\n\n")[2]
     assert "activations" in table
     assert "…" not in table

@@ -1,9 +1,8 @@
-"""The command line itself: finding verbs, reading options, streams, exit codes, and the verbs that need no model."""
+"""The command line itself: finding verbs, reading options, streams, files, exit codes."""
 
 from __future__ import annotations
 
-import csv
-import io
+import errno
 import json
 import os
 import signal
@@ -13,94 +12,47 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
-from profiledata import machine, profile
+import torch
+from clidata import run
+from torch import nn
 
+import latpred
 from latpred.cli import VERBS, main
-from latpred.cli.main import SUMMARIES
 from latpred.cli.options import parse_batches, parse_seconds
-from latpred.errors import CalibrationError, LatpredError, UsageError
-from latpred.profile import store
+from latpred.errors import CalibrationError, LatpredError, TraceError, UsageError
+from latpred.storage import result_file
 
 
-def run(*arguments: str, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(main, arguments, input=stdin)
-
-
-def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Every verb, the ones within groups included."""
-    found = []
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        found += commands(command, (*path, name)) if isinstance(command, click.Group) else [(*path, name)]
-    return found
-
-
-COMMANDS = commands(main)
-
-
-def test_help_lists_every_verb_and_a_command_to_start_with() -> None:
+def test_help_lists_every_verb_as_it_describes_itself_and_a_command_to_start_with() -> None:
     shown = run("--help")
     assert shown.exit_code == 0
-    assert [line.split()[0] for line in shown.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")][
-        : len(VERBS)
-    ] == list(VERBS)
+    listed = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")]
+    assert listed[: len(VERBS)] == list(VERBS)
     assert "latpred predict bert-base-uncased --batch 1,8,32" in shown.stdout
+    for name, verb in VERBS.items():
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        assert verb.summary == " ".join((command.help or "").partition("\n\n")[0].split())
 
 
-def test_the_list_of_verbs_says_what_each_verb_says_of_itself() -> None:
-    for name in VERBS:
-        verb = main.get_command(click.Context(main), name)
-        assert verb is not None
-        assert SUMMARIES[name] == " ".join((verb.help or "").partition("\n\n")[0].split())
-    assert list(SUMMARIES) == list(VERBS)
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_verb_has_an_example_that_its_own_parser_accepts(path: tuple[str, ...]) -> None:
-    shown = run(*path, "--help")
-    assert shown.exit_code == 0
-    examples = shown.stdout.partition("Example:")[2].split("\n\n")[0].strip().splitlines()
-    words = [line.split() for line in examples]
-    own = [line[1 + len(path) :] for line in words if line[: 1 + len(path)] == ["latpred", *path]]
-    nested = [line for line in words if f"$(latpred {' '.join(path)}" in " ".join(line)]
-    assert own or nested
-    command: click.Command = main
-    for name in path:
-        assert isinstance(command, click.Group)
-        found = command.get_command(click.Context(command), name)
-        assert found is not None
-        command = found
-    for arguments in own:
-        folder = str(Path(__file__).parent)
-        given = zip(["", *arguments], arguments, strict=False)
-        existing = ["/dev/null" if word.endswith(".csv") and before != "-o" else word for before, word in given]
-        existing = [folder if word.endswith("/") else word for word in existing]
-        # Below the program's own context, since a verb keeps the first form of --help that it is asked for.
-        command.make_context("example", existing, parent=click.Context(main, **main.context_settings))
-
-
-def test_a_misspelt_verb_suggests_the_nearest() -> None:
-    for typed, meant in (("predcit", "predict"), ("calibrat", "calibrate"), ("docter", "doctor")):
-        shown = run(typed)
-        assert shown.exit_code == 2
-        assert f"No such command '{typed}'. Did you mean {meant}?" in shown.stderr
-    assert "There are: predict, curve," in run("zzzzzz").stderr
-    assert "Did you mean show?" in run("cache", "shwo").stderr
-
-
-def test_a_misspelt_option_suggests_the_nearest() -> None:
-    shown = run("predict", "resnet18", "--bacth", "8")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("predcit",), "No such command 'predcit'. Did you mean predict?"),
+        (("docter",), "No such command 'docter'. Did you mean doctor?"),
+        (("zzzzzz",), "There are: predict, curve,"),
+        (("cache", "shwo"), "Did you mean show?"),
+        (("predict", "resnet18", "--bacth", "8"), "--batch"),
+    ],
+)
+def test_what_is_misspelt_suggests_the_nearest(arguments: tuple[str, ...], sentence: str) -> None:
+    shown = run(*arguments)
     assert shown.exit_code == 2
-    assert "--bacth" in shown.stderr
-    assert "--batch" in shown.stderr.partition("No such option")[2]
+    assert sentence in shown.stderr
 
 
 def test_version() -> None:
-    from importlib.metadata import version
-
-    assert run("--version").stdout == f"latpred {version('latpred')}\n"
+    assert run("--version").stdout == f"latpred {latpred.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -126,9 +78,7 @@ def test_batch_grammar(text: str, sizes: tuple[int, ...]) -> None:
         ("0", "'0' asks for batch 0; the smallest batch is 1."),
         ("0-4", "'0-4' asks for batch 0; the smallest batch is 1."),
         ("-3", "'-3' is not a batch size; give whole numbers of 1 or more"),
-        ("eight", "'eight' is not a batch size"),
         ("1.5", "'1.5' is not a batch size"),
-        ("", "'' is not a batch size"),
         ("1,,2", "'' is not a batch size"),
         ("8-4", "'8-4' ends before it starts; write 4-8."),
         ("1-8:0", "'1-8:0' never moves on"),
@@ -163,9 +113,7 @@ def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
 
     monkeypatch.setattr("latpred.storage.usage", fail)
     shown = run("cache", "show")
-    assert shown.exit_code == error.exit_code
-    assert shown.stdout == ""
-    assert shown.stderr == f"latpred: {error}\n"
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (error.exit_code, "", f"latpred: {error}\n")
     for arguments in (("--debug", "cache", "show"), ("cache", "show", "--debug")):
         shown = run(*arguments)
         assert shown.exit_code == error.exit_code
@@ -173,127 +121,159 @@ def test_an_error_is_one_sentence_on_stderr_and_its_exit_code(
         assert shown.stderr.endswith(f"latpred: {error}\n")
 
 
-def test_profiles_without_any_of_this_machine() -> None:
-    shown = run("profiles", "list")
-    assert shown.exit_code == 0
-    assert "shipped" in shown.stdout
-    assert "make one with: latpred calibrate" in shown.stdout
-
-
-def test_profiles_list_show_and_path() -> None:
-    path = store.save(profile())
-    listed = run("profiles", "list")
-    assert listed.stdout.splitlines()[0].split() == ["name", "source", "device", "host", "calibrated", "state"]
-    assert "cpu" in listed.stdout
-    shown = run("profiles", "show", "cpu")
-    assert shown.exit_code == 0
-    assert "cpu: cpu, 1 thread, calibrated" in shown.stdout
-    assert "gemm" in shown.stdout
-    assert run("profiles", "path", "cpu").stdout == f"{path}\n"
-    assert run("profiles", "path").stdout == f"{store.directory()}\n"
-
-
-def test_profiles_as_json_and_csv() -> None:
-    store.save(profile("good"))
-    store.path("bad").write_text("{")
-    document = json.loads(run("profiles", "list", "--json").stdout)
-    assert document["schema"] == "latpred.profiles/1"
-    own = {entry["name"]: entry for entry in document["profiles"] if entry["source"] == "user"}
-    assert own["good"]["passed"] is True
-    assert "is cut short" in own["bad"]["problem"]
-    rows = list(csv.DictReader(io.StringIO(run("profiles", "list", "--csv").stdout)))
-    assert {row["name"] for row in rows if row["source"] == "user"} == {"good", "bad"}
-    shown = json.loads(run("profiles", "show", "good", "--json").stdout)
-    assert list(shown) == ["schema", "profile"]
-    assert shown["profile"]["kernels"]["fp32"]["gemm"]["macs_per_us"] == 50_000.0
-
-
-def test_an_unknown_profile_is_said() -> None:
-    store.save(profile("workstation"))
-    shown = run("profiles", "show", "workstaton")
-    assert shown.exit_code == 3
-    assert "Did you mean workstation?" in shown.stderr
-
-
 def test_output_goes_to_a_file_in_the_form_of_its_suffix(tmp_path: Path) -> None:
-    for name, start in (
-        ("a.json", "{"),
-        ("b.csv", "path,files,bytes"),
-        ("deep/er/c.txt", str(os.environ["LATPRED_HOME"])),
-    ):
-        shown = run("cache", "show", "-o", str(tmp_path / name))
-        assert shown.exit_code == 0
-        assert shown.stdout == ""
-        assert shown.stderr == f"wrote {tmp_path / name}\n"
+    home = str(os.environ["LATPRED_HOME"])
+    for name, start in (("a.json", "{"), ("b.csv", "path,files,bytes"), ("deep/er/c.txt", home)):
+        shown = run("cache", "show", "-o", tmp_path / name)
+        assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "", f"wrote {tmp_path / name}\n")
         assert (tmp_path / name).read_text().startswith(start)
-    assert run("cache", "show", "--quiet", "-o", str(tmp_path / "d.json")).stderr == ""
+    assert run("cache", "show", "--quiet", "-o", tmp_path / "d.json").stderr == ""
 
 
-def test_json_and_csv_exclude_each_other() -> None:
+def test_an_output_that_cannot_be_is_said(tmp_path: Path) -> None:
     shown = run("cache", "show", "--json", "--csv")
     assert (shown.exit_code, shown.stderr) == (2, "latpred: --json and --csv exclude each other; give one.\n")
-
-
-def test_an_output_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    shown = run("cache", "show", "-o", str(tmp_path / "file" / "a.json"))
+    shown = run("cache", "show", "-o", tmp_path / "file" / "a.json")
+    assert (shown.exit_code, "Name another file with -o." in shown.stderr) == (2, True)
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, usual = tmp_path / "result.json", Path.write_text
+    path.write_text("old")
+
+    def write_text(path: Path, text: str, *rest: object, **options: object) -> int:
+        usual(path, text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    shown = run("profiles", "list", "-o", path)
     assert shown.exit_code == 2
-    assert "Name another file with -o." in shown.stderr
+    assert shown.stderr == f"latpred: cannot write {path}: No space left on device. Name another file with -o.\n"
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) -> None:
-    store.save(profile())
-    folder = latpred_home / "cache" / "walks"
-    folder.mkdir(parents=True)
-    (folder / "a.json").write_bytes(b"x" * 2048)
-    shown = json.loads(run("cache", "show", "--json").stdout)
-    assert (shown["schema"], shown["files"], shown["bytes"]) == ("latpred.cache/1", 1, 2048)
-    assert run("cache", "clear").stdout == f"removed 1 files, 2.00 KiB, from {latpred_home / 'cache'}\n"
-    assert json.loads(run("cache", "show", "--json").stdout)["files"] == 0
-    assert run("cache", "clear").exit_code == 0
-    assert store.find().name == "cpu"
+def test_a_file_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
+    target, link = tmp_path / "result.txt", tmp_path / "link.txt"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    with result_file(link) as part:
+        part.write_text("new")
+        assert part.suffix == ".txt"
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o640
+
+    def interrupted() -> None:
+        with result_file(target) as part:
+            part.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert target.read_text() == "new"
+    with result_file(Path("/dev/null")) as part:
+        assert part == Path("/dev/null")
+    with result_file(tmp_path / "new" / "file.txt") as part:
+        part.write_text("made")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.txt", "new", "result.txt"]
 
 
-@pytest.mark.usefixtures("read_only_home")
-def test_a_cache_that_cannot_be_deleted() -> None:
-    shown = run("cache", "clear")
-    assert shown.exit_code == 3
-    assert "Permission denied. Make it writable, or choose another directory with LATPRED_HOME=DIR." in shown.stderr
+MODEL = """
+import sys
+import torch
+
+{importing}
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        print("in forward")
+        {forward}
+        return super().forward(x)
+
+def build():
+    print("in build")
+    {building}
+    return Model(4, 4), torch.zeros(1, 4)
+"""
 
 
-def test_doctor_without_a_profile_says_what_to_do() -> None:
-    shown = run("doctor", "--json")
-    found = {finding["topic"]: finding for finding in json.loads(shown.stdout)["findings"]}
-    assert shown.exit_code == 0
-    assert found["torch"]["verdict"] == "ok"
-    assert found["profile"]["advice"] == "latpred calibrate"
-    assert "→ latpred calibrate" in run("doctor").stdout
+def written(tmp_path: Path, importing: str = "", building: str = "", forward: str = "") -> str:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL.format(importing=importing, building=building, forward=forward))
+    return f"{path}:build"
 
 
-def test_doctor_says_what_differs_and_what_is_broken() -> None:
-    store.save(profile(machine=machine(stack={"torch": "2.11.0"})))
-    store.path("bad").write_text("")
-    shown = run("doctor", "--json")
-    found = {finding["topic"]: finding for finding in json.loads(shown.stdout)["findings"]}
-    assert shown.exit_code == 3
-    assert found["profile bad"]["verdict"] == "fail"
-    assert "the profile's is 2.11.0" in found["profile cpu"]["detail"]
+def test_what_a_model_prints_is_no_part_of_a_result(tmp_path: Path) -> None:
+    name = written(tmp_path, importing='print("imported")')
+    shown = run("predict", name, "--device", "epyc-shared", "--json")
+    assert shown.exit_code == 0, shown.stderr
+    assert json.loads(shown.stdout)["schema"].startswith("latpred.")
+    for text in ("imported", "in build", "in forward"):
+        assert text in shown.stderr
+    assert "in build" not in run("trace", name).stdout
 
 
-def test_doctor_in_a_read_only_home(request: pytest.FixtureRequest) -> None:
-    run("doctor")  # imports what it needs while the test may still read everything
-    request.getfixturevalue("read_only_home")
-    shown = run("doctor", "--json")
-    found = {finding["topic"]: finding for finding in json.loads(shown.stdout)["findings"]}
-    assert shown.exit_code == 3
-    assert found["profiles directory"]["advice"] == "make it writable, or choose another with LATPRED_HOME=DIR"
+@pytest.mark.parametrize("where", ["importing", "building", "forward"])
+def test_a_file_that_ends_the_program_is_an_error(tmp_path: Path, where: str) -> None:
+    name = written(tmp_path, **{where: "sys.exit(0)"})
+    shown = run("predict", name, "--device", "epyc-shared", "--json", "-o", tmp_path / "out.json")
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert "sys.exit(0)" in shown.stderr
+    with pytest.raises(LatpredError, match=r"sys\.exit\(0\)"):
+        latpred.predict(name, device="epyc-shared")
+    if where == "importing":
+        with pytest.raises(UsageError, match="__main__"):
+            latpred.trace(name)
 
 
-def test_results_survive_a_closed_pipe() -> None:
-    script = f"{sys.executable} -c 'from latpred.cli import main; main()' doctor --json | head -c 1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout == "{"
-    assert "Traceback" not in done.stderr
+def test_a_candidate_that_ends_the_program_costs_nobody_else_anything() -> None:
+    class Quitting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sys.exit("no more")
+
+    def candidate() -> nn.Module:
+        sys.exit(3)
+
+    given = [nn.Linear(4, 4), candidate, Quitting(4, 4), nn.Linear(4, 4)]
+    table = latpred.predict_many(given, inputs=torch.zeros(1, 4), device="epyc-shared")
+    assert table.error.isna().tolist() == [True, False, False, True]
+    assert "sys.exit(3)" in table.error[1]
+    assert "sys.exit('no more')" in table.error[2]
+    with pytest.raises(TraceError, match="model's own forward"):
+        latpred.trace(Quitting(4, 4), torch.zeros(1, 4))
+
+
+def test_other_code_that_ends_the_program_is_an_error_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latpred.profile.store.listing", lambda: sys.exit(0))
+    shown = run("profiles", "list")
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith("latpred: ")
+
+
+COMMAND = f"{sys.executable} -c 'from latpred.cli import main; main()'"
+
+
+def shell(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("verb", "characters"), [("profiles show epyc-shared", 0), ("profiles list --json", 1), ("profiles path", 0)]
+)
+def test_a_reader_that_has_enough_is_no_error(verb: str, characters: int) -> None:
+    done = shell(f"{COMMAND} {verb} | head -c {characters}")
+    assert (done.returncode, len(done.stdout), done.stderr) == (0, characters, "")
+
+
+@pytest.mark.parametrize("verb", ["profiles show epyc-shared", "profiles list --json"])
+def test_a_full_disk_behind_stdout_is_said(verb: str) -> None:
+    done = shell(f"{COMMAND} {verb} > /dev/full")
+    assert done.returncode == 3
+    assert done.stderr == "latpred: cannot write the result: No space left on device; name a file with -o.\n"
 
 
 def test_ctrl_c_exits_130_with_one_sentence() -> None:
@@ -305,5 +285,4 @@ def test_ctrl_c_exits_130_with_one_sentence() -> None:
         "main(['cache', 'show'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 128 + signal.SIGINT
-    assert done.stderr == "latpred: interrupted.\n"
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "latpred: interrupted.\n")

@@ -1,48 +1,24 @@
-"""Verbs that measure, through the command line: what they keep, print and refuse."""
+"""calibrate and fit through the command line: what they keep, print and refuse."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
+import factories
 import pytest
-from click.testing import CliRunner, Result
+from clidata import document, models_file, run
 from profiledata import machine, profile
-from tabledata import measured, predicted
 
-from latpred.accuracy.comparison import compare
+from latpred.calibration import calibrator, host_only
 from latpred.calibration.devices.base import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.measurement import whole_models
+from latpred.calibration.measurement import validation, whole_models
 from latpred.calibration.session import Session, directory
-from latpred.cli import main
-from latpred.profile import store
-
-MODELS = """
-from torch import nn
-
-
-def picture():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
-"""
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    path = tmp_path / "models.py"
-    path.write_text(MODELS)
-    return f"{path}:picture"
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
+from latpred.profile import host_profile, store
+from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 
 
 def test_calibrating_while_another_calibration_runs() -> None:
@@ -67,25 +43,35 @@ def test_no_cuda_when_cuda_is_asked_for(arguments: tuple[str, ...], monkeypatch:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     if arguments == ("validate",):
         store.save(profile("gpu", device=SimulatedDevice().info()))
-        arguments = ("validate", "--device", "cuda:0")
-    else:
-        arguments = (*arguments, "--device", "cuda:0")
-    shown = run(*arguments)
+    shown = run(*arguments, "--device", "cuda:0")
     assert shown.exit_code == 3
     assert "cuda" in shown.stderr.lower()
     assert "Traceback" not in shown.stderr
 
 
-def test_a_device_that_cannot_be_measured() -> None:
-    shown = run("calibrate", "--device", "abacus")
-    assert shown.exit_code == 3
-    assert "nothing can be measured on 'abacus'. Use device='cpu', 'cuda:0' or 'simulated'." in shown.stderr
-
-
-def test_a_budget_too_short_to_measure_anything() -> None:
-    shown = run("calibrate", "--device", "simulated", "--budget", "1s")
-    assert shown.exit_code == 2
-    assert "a budget of 1 s measures nothing" in shown.stderr
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "sentence"),
+    [
+        (
+            ("calibrate", "--device", "abacus"),
+            3,
+            "nothing can be measured on 'abacus'. Use device='cpu', 'cuda:0' or 'simulated'.",
+        ),
+        (("calibrate", "--device", "simulated", "--budget", "1s"), 2, "a budget of 1 s measures nothing"),
+        (("calibrate", "--device", "cpu", "--cudnn-benchmark"), 2, "cudnn is CUDA's, and cpu has none"),
+        (("measure", "{model}", "--device", "simulated", "--threads", "2"), 2, "threads are the CPU's, and simulated"),
+        (("fit",), 2, "either a TABLE of latencies or --raw"),
+        (("fit", "--raw", "{folder}"), 3, "there is no journal.jsonl or last.jsonl in {folder}"),
+    ],
+)
+def test_what_cannot_be_measured_or_fitted(
+    arguments: tuple[str, ...], exit_code: int, sentence: str, tmp_path: Path
+) -> None:
+    names = {"model": f"{models_file(tmp_path)}:picture", "folder": str(tmp_path)}
+    shown = run(*(argument.format(**names) for argument in arguments))
+    assert shown.exit_code == exit_code
+    assert sentence.format(**names) in shown.stderr
+    assert "Traceback" not in shown.stderr
 
 
 def test_ctrl_c_keeps_what_was_measured() -> None:
@@ -103,106 +89,55 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
         pass
     calibrating.send_signal(signal.SIGINT)
     output, said = calibrating.communicate()
-    assert calibrating.returncode == 130
-    assert output == ""
+    assert (calibrating.returncode, output) == (130, "")
     assert said.startswith("calibrating simulated: 0 %")
     assert said.splitlines()[-1] == ("latpred: interrupted; what was measured is kept, run the same command to go on.")
     assert journal.read_bytes().count(b"\n") >= 4
 
 
-@pytest.mark.parametrize("form", ["file", "stdout"])
-def test_ctrl_c_while_measuring_gives_what_was_measured(
-    form: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_verbs_that_measure_hand_on_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+
+    class StopError(Exception):
+        pass
+
+    def stop(*_: object, **given: object) -> None:
+        seen.update(given)
+        raise StopError
+
+    for module, name in ((calibrator, "calibrate"), (whole_models, "measure"), (validation, "validate")):
+        monkeypatch.setattr(module, name, stop)
+    assert isinstance(run("calibrate", "-d", "cpu", "--threads", "2", "--cudnn-benchmark").exception, StopError)
+    assert (seen["threads"], seen["cudnn_benchmark"]) == (2, True)
+    model = f"{models_file(tmp_path)}:picture"
+    for arguments, threads in ((("measure", model), 3), (("validate",), 4)):
+        assert isinstance(run(*arguments, "--threads", str(threads)).exception, StopError)
+        assert seen["threads"] == threads
+
+
+def test_a_journal_of_another_machine_does_not_replace_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visit, visits = whole_models._Visits._visit, iter(range(9))
-
-    def interrupted(bench: Any, cell: Any) -> None:
-        if next(visits) == 2:
-            raise KeyboardInterrupt
-        visit(bench, cell)
-
-    monkeypatch.setattr(whole_models._Visits, "_visit", interrupted)
-    path = tmp_path / "measured.csv"
-    where = ("-o", str(path)) if form == "file" else ("--csv",)
-    shown = run("measure", model, "--image", "16", "--batch", "1,2,4", "--device", "cpu", *where)
-    assert shown.exit_code == 130
-    place = f"in {path}" if form == "file" else "above"
-    assert shown.stderr.splitlines()[-1] == (
-        f"latpred: interrupted; 2 of 3 cells were measured by then, they are {place}."
-    )
-    table = pd.read_csv(path if form == "file" else io.StringIO(shown.stdout))
-    assert sorted(table["status"]) == ["interrupted before it was measured", "ok", "ok"]
-    assert table["latency_s"].notna().sum() == 2
-
-
-def test_measure_gives_a_table_that_a_prediction_compares_with(model: str, tmp_path: Path) -> None:
-    store.save(profile())
-    common = (model, "--image", "16", "--batch", "1,4", "--device", "cpu")
-    truth, guess = str(tmp_path / "measured.csv"), str(tmp_path / "predicted.csv")
-    shown = run("measure", *common, "--repeats", "2", "-o", truth)
-    assert shown.exit_code == 0
-    assert shown.stderr.startswith("measuring: 0 %")
-    assert run("predict", *common, "-o", guess).exit_code == 0
-    report = run("compare", guess, truth)
-    assert report.exit_code == 0
-    assert report.stdout.startswith("2 cells of 1 models: median error ")
-    document = json.loads(run("compare", guess, truth, "--json").stdout)
-    assert document["schema"] == "latpred.accuracy/1"
-    assert document["overall"]["cells"] == 2
-    judged = json.loads(run("evaluate", truth, "--json", "--quiet").stdout)
-    assert judged["overall"]["median"] == pytest.approx(document["overall"]["median"])
-
-
-def test_measure_prints_a_row_per_cell_and_says_what_does_not_fit(model: str) -> None:
-    shown = run("measure", model, "--image", "8192", "--batch", "1048576", "--device", "cpu", "--quiet")
-    assert shown.exit_code == 3
-    assert shown.stderr == ""
-    assert "out of memory" in shown.stdout
-    document = json.loads(
-        run("measure", model, "--image", "16", "--batch", "1", "--device", "cpu", "--repeats", "1", "--json").stdout
-    )
-    assert document["schema"] == "latpred.measure/1"
-    assert document["rows"][0]["status"] == "ok"
-    assert document["rows"][0]["batch"] == 1
-
-
-def test_tables_that_do_not_fit_together(model: str, tmp_path: Path) -> None:
-    store.save(profile())
-    guess = tmp_path / "predicted.csv"
-    run("predict", model, "--image", "16", "-o", str(guess))
-    shown = run("compare", str(guess), str(guess))
-    assert shown.exit_code == 2
-    assert "lacks spread_s" in shown.stderr
-    assert run("compare", "gone.csv", str(guess)).exit_code == 2
-    rows = list(csv.DictReader(io.StringIO(guess.read_text())))
-    assert rows[0]["device"] == "cpu"
-
-
-@pytest.mark.parametrize(("factor", "exit_code"), [(1.01, 0), (1.5, 1)])
-def test_a_validation_that_misses_its_targets_exits_1(
-    factor: float, exit_code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = [(name, batch, 0.01 * batch * (1 + index)) for index, name in enumerate("abc") for batch in (1, 8)]
-    report = compare(predicted([(*cell[:2], cell[2] * factor) for cell in cells]), measured(cells))
-    monkeypatch.setattr("latpred.calibration.measurement.validation.validate", lambda *_arguments, **_options: report)
-    shown = run("validate", "--quiet") if exit_code == 0 else run("validate")
-    assert shown.exit_code == exit_code
-    assert shown.stdout.startswith("6 cells of 3 models: median error ")
-    assert ("target missed: median error is 0.5, the target 0.08" in shown.stderr) == (exit_code == 1)
-
-
-def test_a_journal_of_another_machine_do_not_replace_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(profile())
     elsewhere = profile(machine=machine(hostname_hash="f" * 16))
     monkeypatch.setattr("latpred.calibration.calibrator.fit_raw", lambda folder, name: elsewhere)
-    shown = run("fit", "--raw", str(tmp_path))
+    shown = run("fit", "--raw", tmp_path)
     assert shown.exit_code == 2
     assert "there is a profile 'cpu' of another machine already; give this one a --name." in shown.stderr
     assert store.find().machine.hostname_hash == machine().hostname_hash
 
 
-def test_a_folder_without_a_journal(tmp_path: Path) -> None:
-    shown = run("fit", "--raw", str(tmp_path))
-    assert shown.exit_code == 3
-    assert f"there is no journal.jsonl or last.jsonl in {tmp_path}" in shown.stderr
-    assert "Traceback" not in shown.stderr
+def test_host_only_measures_keeps_and_says_how_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calibrate_host(name: str = "this-host") -> HostProfile:
+        measured = (factories.machine(), factories.dispatch(), 4.0)
+        host = HostProfile(name, "host", HOST_SCHEMA, "2026-01-02T03:04:05+00:00", *measured)
+        host_profile.save(host)
+        return host
+
+    monkeypatch.setattr(host_only, "calibrate_host", calibrate_host)
+    shown = run("calibrate", "--host-only")
+    assert shown.exit_code == 0
+    assert "--host this-host" in shown.stdout
+    named = document("calibrate", "--host-only", "--name", "laptop")
+    assert (named["schema"], named["name"], named["costs_us"][""]) == ("latpred.host/1", "laptop", 7.0)
+    assert host_profile.names() == ["laptop", "this-host"]

@@ -1,4 +1,4 @@
-"""Every example that a verb's --help shows works: what measures nothing is run, of the rest the models are built."""
+"""Every verb's --help has examples that work: what measures nothing is run, the rest is parsed and its models built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from clidata import run
 from docblocks import parse
 from profiledata import profile
 from tabledata import measured
@@ -22,24 +22,34 @@ MEASURE = ("calibrate", "check", "fit", "measure", "validate")  # or need what o
 MODELS = "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())\n"
 
 
-def examples() -> list[str]:
-    """Lines of all help pages that are commands of latpred, once each."""
-    found: list[str] = []
-
-    def visit(command: click.Command, path: list[str]) -> None:
+def commands(group: click.Group, path: str = "latpred") -> dict[str, click.Command]:
+    """Every verb, those of groups included."""
+    found: dict[str, click.Command] = {}
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        found[f"{path} {name}"] = command
         if isinstance(command, click.Group):
-            context = click.Context(command)
-            for name in command.list_commands(context):
-                inner = command.get_command(context, name)
-                assert inner is not None
-                visit(inner, [*path, name])
-        found.extend(re.findall(r"^ *(?:cp .*\$\()?(latpred [^)\n]+)", command.epilog or "", re.MULTILINE))
-
-    visit(main, [])
-    return [line.strip('"') for line in dict.fromkeys(found)]
+            found |= commands(command, f"{path} {name}")
+    return found
 
 
-EXAMPLES = examples()
+def examples(command: click.Command) -> list[str]:
+    """Lines of a help page that are commands of latpred."""
+    found = re.findall(r"^ *(?:cp .*\$\()?(latpred [^)\n]+)", command.epilog or "", re.MULTILINE)
+    return [line.strip('"') for line in found]
+
+
+COMMANDS = commands(main)
+EXAMPLES = list(dict.fromkeys(line for command in COMMANDS.values() for line in examples(command)))
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_verb_has_an_example(path: str) -> None:
+    shown = run(*path.split()[1:], "--help")
+    assert shown.exit_code == 0
+    assert any(line.startswith(path) for line in examples(COMMANDS[path]))
+    assert all(line in shown.stdout for line in examples(COMMANDS[path]))
 
 
 @pytest.fixture
@@ -53,16 +63,8 @@ def _folder(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [(name, batch, 0.02 * batch) for name in ("resnet18", "resnet34") for batch in (1, 8)]
     table = measured(cells, input_kind="image", input_size=224)
     table.to_csv("measured.csv", index=False)
-    assert run("latpred predict resnet18 --batch 1,8 --csv -o predicted.csv").exit_code == 0
-    assert run("latpred adapt measured.csv -o adapted.json").exit_code == 0
-
-
-def run(line: str) -> Result:
-    return CliRunner().invoke(main, shlex.split(line)[1:])
-
-
-def test_there_are_examples_of_every_verb() -> None:
-    assert {line.split()[1] for line in EXAMPLES} >= set(main.list_commands(click.Context(main)))
+    assert run("predict", "resnet18", "--batch", "1,8", "--csv", "-o", "predicted.csv").exit_code == 0
+    assert run("adapt", "measured.csv", "-o", "adapted.json").exit_code == 0
 
 
 def _marked(line: str) -> Any:
@@ -77,12 +79,15 @@ def test_an_example_works(line: str) -> None:
     if "--leave-out" in line:  # which the four rows at hand are too few for
         parse(line)
         return
-    done = run(line)
+    done = run(*shlex.split(line)[1:])
     assert done.exit_code == 0, (done.stderr, done.exception)
 
 
 @pytest.mark.parametrize("line", [line for line in EXAMPLES if line.split()[1] in MEASURE])
-def test_an_example_that_measures_names_models_that_there_are(line: str) -> None:
+def test_an_example_that_measures_is_understood(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "calibration" / "cuda-0").mkdir(parents=True)
+    parse(line)
     words = shlex.split(line)[2:]
     taken = words[: next((index for index, word in enumerate(words) if word.startswith("-")), len(words))]
     for name in taken if line.split()[1] == "measure" else ():

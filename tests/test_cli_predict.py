@@ -1,4 +1,4 @@
-"""predict, curve and trace through the command line: what they print, and one sentence for every bad input."""
+"""Verbs that predict, through the command line: what they print, draw and write, and a sentence for every bad input."""
 
 from __future__ import annotations
 
@@ -16,88 +16,31 @@ from pathlib import Path
 import filelock
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from clidata import document, models_file, run
+from factories import device
+from factories import dispatch as host_costs
 from profiledata import machine, profile
+from reportdata import saved
 
 import latpred
 from latpred import storage, tables
 from latpred.cli import main
 from latpred.profile import store
 from latpred.profile.document import SCHEMA_VERSION
+from latpred.report import page
 
-MODELS = '''
-import torch
-from torch import nn
-
-
-def small():
-    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-
-
-def picture():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
-
-
-class Raises(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 1)
-
-    def forward(self, x):
-        raise RuntimeError("the flux is misaligned")
-
-
-class Mismatched(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 1)
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, x):
-        return self.head(self.conv(x).flatten(1))
-
-
-class Picking(nn.Module):
-    """How many rows it keeps depends on what its weights make of the input."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 1)
-
-    def forward(self, x):
-        y = self.conv(x).flatten()
-        return y[torch.nonzero(y > 0).flatten()]
-
-
-@torch.library.custom_op("latpred_cli_test::mystery", mutates_args=())
-def mystery(x: torch.Tensor) -> torch.Tensor:
-    return x.clone()
-
-
-@mystery.register_fake
-def _(x):
-    return torch.empty_like(x)
-
-
-class Strange(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 1)
-
-    def forward(self, x):
-        return mystery(self.conv(x))
-
-
-def broken():
-    raise ValueError("no such layer")
-'''
+QUICK = "latpred.calibration.calibrator.calibrate"
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> str:
-    path = tmp_path / "models.py"
-    path.write_text(MODELS)
-    return str(path)
+    return models_file(tmp_path)
+
+
+@pytest.fixture
+def model(models: str) -> str:
+    return f"{models}:picture"
 
 
 @pytest.fixture
@@ -105,45 +48,20 @@ def calibrated() -> None:
     store.save(profile())
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
-
-
-def predict(*arguments: str) -> dict:
-    shown = run("predict", *arguments, "--json")
-    assert shown.exit_code == 0, shown.stderr
-    document: dict = json.loads(shown.stdout)
-    return document
+@pytest.fixture
+def gpu() -> str:
+    """A simulated GPU's profile, with eager and CUDA graphs."""
+    costs = {"eager": profile().runtimes["eager"], "cuda-graphs": host_costs(costs_us={"": 3.0}, spread=0.05)}
+    store.save(profile("gpu", device=device(), runtimes=costs))
+    return "gpu"
 
 
 @pytest.mark.usefixtures("calibrated")
-def test_numbers_are_whole_in_a_narrow_terminal(models: str) -> None:
-    shown = CliRunner(env={"COLUMNS": "50"}).invoke(main, ["predict", f"{models}:picture", "--image", "32"])
-    assert shown.exit_code == 0, shown.output
-    assert "\N{HORIZONTAL ELLIPSIS}" not in shown.stdout
-    assert shown.stdout.splitlines()[1].split()[-1] == "samples/s"
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_a_terminal_without_unicode_gets_no_sparkline(models: str) -> None:
-    shown = CliRunner(charset="ascii").invoke(main, ["curve", f"{models}:picture", "--image", "32", "--batch", "1,2,4"])
-    assert shown.exit_code == 0
-    assert [line.split()[0] for line in shown.stdout.splitlines()[1:5]] == ["batch", "1", "2", "4"]
-
-
-def test_a_missing_onnx_file_is_missing_in_any_runtime() -> None:
-    shown = run("predict", "nowhere.onnx")
-    assert shown.exit_code == 2
-    assert "There is no file nowhere.onnx" in shown.stderr
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_the_table_has_a_row_per_batch_and_fits_a_terminal(models: str) -> None:
-    shown = run("predict", f"{models}:picture", "--image", "32", "--batch", "1,8,512")
+def test_the_table_has_a_row_per_batch_and_fits_a_terminal(model: str) -> None:
+    shown = run("predict", model, "--image", "32", "--batch", "1,8,512")
     lines = shown.stdout.splitlines()
-    assert shown.exit_code == 0
-    assert shown.stderr == ""
-    assert lines[0] == f"{models}:picture, 32 pixels, fp32, eager on cpu, single"
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert lines[0] == f"{model}, 32 pixels, fp32, eager on cpu, single"
     assert lines[1].split() == ["batch", "latency", "90", "%", "interval", "overhead", "compute", "regime", "samples/s"]
     assert [line.split()[0] for line in lines[2:5]] == ["1", "8", "512"]
     assert [lines[2].split()[-2], lines[4].split()[-2]] == ["framework", "compute"]
@@ -155,22 +73,34 @@ def test_the_table_has_a_row_per_batch_and_fits_a_terminal(models: str) -> None:
 
 
 @pytest.mark.usefixtures("calibrated")
-def test_json_is_the_curve_with_its_schema(models: str) -> None:
-    document = predict(f"{models}:picture", "--image", "32", "--batch", "1,8")
-    assert next(iter(document)) == "schema"
-    assert document["schema"] == "latpred.curve/1"
-    assert [point["batch"] for point in document["points"]] == [1, 8]
-    for point in document["points"]:
-        # A CPU is synchronous: dispatch and kernels add up.
-        assert math.isclose(point["latency_ms"], point["overhead_ms"] + point["compute_ms"], rel_tol=1e-9)
-        assert point["interval_ms"][0] < point["latency_ms"] < point["interval_ms"][1]
+def test_a_terminal_may_be_narrow_and_know_no_unicode(model: str) -> None:
+    arguments = [model, "--image", "32", "--batch", "1,2,4"]
+    narrow = CliRunner(env={"COLUMNS": "50"}).invoke(main, ["predict", *arguments])
+    assert narrow.stdout.splitlines()[1].split()[-1] == "samples/s"
+    assert "\N{HORIZONTAL ELLIPSIS}" not in narrow.stdout
+    plain = CliRunner(charset="ascii").invoke(main, ["curve", *arguments])
+    assert [line.split()[0] for line in plain.stdout.splitlines()[1:5]] == ["batch", "1", "2", "4"]
 
 
 @pytest.mark.usefixtures("calibrated")
-def test_csv_is_a_predicted_table(models: str, tmp_path: Path) -> None:
-    shown = run("curve", f"{models}:picture", "--image", "32", "--batch", "1-8:2x", "--csv")
+def test_json_is_the_curve_with_its_schema(model: str) -> None:
+    found = document("predict", model, "--image", "32", "--batch", "1,8")
+    assert next(iter(found)) == "schema"
+    assert found["schema"] == "latpred.curve/1"
+    assert [point["batch"] for point in found["points"]] == [1, 8]
+    for point in found["points"]:
+        # A CPU is synchronous: dispatch and kernels add up.
+        assert math.isclose(point["latency_ms"], point["overhead_ms"] + point["compute_ms"], rel_tol=1e-9)
+        assert point["interval_ms"][0] < point["latency_ms"] < point["interval_ms"][1]
+    doubling = document("curve", model, "--image", "16")
+    assert [point["batch"] for point in doubling["points"]] == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_csv_is_a_predicted_table(model: str, tmp_path: Path) -> None:
     written = tmp_path / "predicted.csv"
-    written.write_text(shown.stdout)
+    shown = run("curve", model, "--image", "32", "--batch", "1-8:2x", "-o", written)
+    assert (shown.stdout, shown.stderr) == ("", f"wrote {written}\n")
     table = tables.read(written, tables.PREDICTED)
     assert list(table["batch"]) == [1, 2, 4, 8]
     assert set(table["input_size"]) == {32}
@@ -180,114 +110,31 @@ def test_csv_is_a_predicted_table(models: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("calibrated")
-def test_a_curve_doubles_to_128_unless_told_otherwise(models: str) -> None:
-    document = json.loads(run("curve", f"{models}:picture", "--image", "16", "--json").stdout)
-    assert [point["batch"] for point in document["points"]] == [1, 2, 4, 8, 16, 32, 64, 128]
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_a_file_takes_its_form_from_its_suffix(models: str, tmp_path: Path) -> None:
-    target = tmp_path / "out.csv"
-    shown = run("predict", f"{models}:picture", "--image", "16", "-o", str(target))
-    assert (shown.stdout, shown.stderr) == ("", f"wrote {target}\n")
-    assert next(csv.DictReader(io.StringIO(target.read_text())))["model"] == f"{models}:picture"
-
-
-def test_trace_counts_by_hand(models: str) -> None:
-    shown = run("trace", f"{models}:picture", "--image", "10", "--batch", "2", "--json")
-    document = json.loads(shown.stdout)
-    assert document["schema"] == "latpred.trace/1"
-    # 8 x 8 positions of a 3 x 3 window over 3 channels for 8 outputs, then 8 to 10; both twice.
-    assert document["totals"][0]["macs"] == 2 * (8 * 8 * 9 * 3 * 8 + 80)
-    assert document["totals"][0]["launches"] == 4
-    text = run("trace", f"{models}:picture", "--image", "10", "--batch", "2").stdout
-    assert "0.000 GMACs" in text
-    assert "conv" in text
-
-
-def test_trace_lists_ops_as_csv(models: str) -> None:
-    rows = list(csv.DictReader(io.StringIO(run("trace", f"{models}:picture", "--image", "10", "--csv").stdout)))
-    assert sum(int(row["macs"]) for row in rows) == 8 * 8 * 9 * 3 * 8 + 80
-    assert rows[0]["module"] == "0"
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_an_unknown_name_suggests_the_nearest() -> None:
-    shown = run("predict", "bert-bas-uncased")
-    assert shown.exit_code == 2
-    assert shown.stderr.startswith("latpred: no model is called 'bert-bas-uncased'; did you mean bert-base-uncased")
-
-
-@pytest.mark.usefixtures("calibrated")
 @pytest.mark.parametrize(
-    ("target", "sentence"),
+    ("arguments", "exit_code", "sentence"),
     [
-        ("gone.py:build", "there is no file 'gone.py'"),
-        ("{models}:pictur", "has no function 'pictur'; it offers"),
-        ("{models}:broken", "broken failed: ValueError: no such layer"),
-        ("{models}:small", "nothing tells what Sequential takes"),
-        ("{models}:Raises", "RuntimeError: the flux is misaligned"),
-        ("{models}:Mismatched", "the forward pass failed at aten::linear in module 'head'"),
-        ("{models}:Picking", "aten::nonzero"),
+        (("bert-bas-uncased",), 2, "latpred: no model is called 'bert-bas-uncased'; did you mean bert-base-uncased"),
+        (("gone.py:build",), 2, "there is no file 'gone.py'"),
+        (("nowhere.onnx",), 2, "There is no file nowhere.onnx"),
+        (("{models}:pictur",), 2, "has no function 'pictur'; it offers"),
+        (("{models}:broken",), 2, "broken failed: ValueError: no such layer"),
+        (("{models}:small",), 2, "nothing tells what Sequential takes"),
+        (("{models}:Raises",), 2, "RuntimeError: the flux is misaligned"),
+        (("{models}:Mismatched",), 2, "the forward pass failed at aten::linear in module 'head'"),
+        (("{models}:Picking",), 2, "aten::nonzero"),
+        (("{models}:picture", "--batch", "99999999"), 2, "Batch 99999999 is beyond anything a device holds"),
+        (("{models}:picture", "--runtime", "lisp"), 2, "No runtime is called 'lisp'"),
+        (("{models}:picture", "--runtime", "torchscript"), 3, "latpred calibrate --runtimes torchscript"),
+        (("{models}:picture", "--runtime", "cuda-graphs"), 2, "cuda-graphs needs a CUDA device"),
+        (("{models}:picture", "--precision", "fp16"), 3, "no kernels in fp16 (it has: fp32)"),
+        (("{models}:picture", "--device", "xeon"), 3, "no profile is called 'xeon'"),
     ],
 )
-def test_a_model_that_cannot_be_walked(models: str, target: str, sentence: str) -> None:
-    shown = run("predict", target.format(models=models), "--image", "8")
-    assert shown.exit_code == 2
+def test_what_cannot_be_predicted(models: str, arguments: tuple[str, ...], exit_code: int, sentence: str) -> None:
+    shown = run("predict", *(argument.format(models=models) for argument in arguments), "--image", "8")
+    assert (shown.exit_code, shown.stdout) == (exit_code, "")
     assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr
-    assert shown.stdout == ""
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_a_batch_beyond_any_device(models: str) -> None:
-    shown = run("predict", f"{models}:picture", "--image", "8", "--batch", "99999999")
-    assert shown.exit_code == 2
-    assert "Batch 99999999 is beyond anything a device holds" in shown.stderr
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_an_unknown_op_is_estimated_named_and_widens_the_interval(models: str) -> None:
-    shown = run("predict", f"{models}:Strange", "--image", "64")
-    assert shown.exit_code == 0
-    assert "estimated: latpred_cli_test::mystery (1)" in shown.stdout
-    strange = predict(f"{models}:Strange", "--image", "64")["points"][0]
-    known = predict(f"{models}:picture", "--image", "64")["points"][0]
-    assert strange["coverage"]["launches"] == 0.5
-    assert strange["interval_ms"][1] / strange["latency_ms"] > known["interval_ms"][1] / known["latency_ms"]
-
-
-@pytest.mark.usefixtures("calibrated")
-@pytest.mark.parametrize("verb", ["predict", "curve", "trace"])
-def test_strict_refuses_an_unknown_op(models: str, verb: str) -> None:
-    shown = run(verb, f"{models}:Strange", "--image", "64", "--strict")
-    assert shown.exit_code == 1
-    assert "latpred_cli_test::mystery" in shown.stderr
-    assert shown.stdout == ""
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_what_the_profile_does_not_cover(models: str) -> None:
-    shown = run("predict", f"{models}:picture", "--image", "8", "--runtime", "lisp")
-    assert (shown.exit_code, "No runtime is called 'lisp'" in shown.stderr) == (2, True)
-    shown = run("predict", f"{models}:picture", "--image", "8", "--runtime", "torchscript")
-    assert (shown.exit_code, "latpred calibrate --runtimes torchscript" in shown.stderr) == (3, True)
-    shown = run("predict", f"{models}:picture", "--image", "8", "--runtime", "cuda-graphs")
-    assert (shown.exit_code, "cuda-graphs needs a CUDA device" in shown.stderr) == (2, True)
-    shown = run("predict", f"{models}:picture", "--image", "8", "--precision", "fp16")
-    assert (shown.exit_code, "no kernels in fp16 (it has: fp32)" in shown.stderr) == (3, True)
-    shown = run("predict", f"{models}:picture", "--image", "8", "--device", "xeon")
-    assert (shown.exit_code, "no profile is called 'xeon'" in shown.stderr) == (3, True)
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_doubles_are_predicted_as_in_python(models: str) -> None:
-    given = (f"{models}:picture", "--image", "8", "--batch", "4")
-    shown = predict(*given, "--precision", "fp64")
-    assert shown["precision"] == "fp64"
-    asked = latpred.predict(f"{models}:picture", 4, image=8, precision="fp64", device="cpu")
-    assert shown["points"][0]["latency_ms"] == asked.latency_ms > predict(*given)["points"][0]["latency_ms"]
-    assert any("float64 were not measured" in caveat for caveat in shown["provenance"]["caveats"])
 
 
 @pytest.mark.usefixtures("calibrated")
@@ -298,6 +145,60 @@ def test_a_file_that_is_missing_is_said_to_be(name: str, verb: str) -> None:
     assert shown.exit_code == 2
     assert "there is no file" in shown.stderr.lower()
     assert len(shown.stderr.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("calibrated")
+@pytest.mark.parametrize("verb", ["predict", "curve", "explain", "measure", "validate", "calibrate"])
+def test_every_verb_suggests_the_nearest_runtime(verb: str, model: str) -> None:
+    option = "--runtimes" if verb == "calibrate" else "--runtime"
+    target = ("--device", "cpu") if verb in ("calibrate", "validate") else (model, "--image", "8", "--device", "cpu")
+    shown = run(verb, *target, option, "onnxruntim")
+    assert shown.exit_code == 2
+    assert "No runtime is called 'onnxruntim'. Did you mean 'onnxruntime'" in shown.stderr
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_an_unknown_op_is_estimated_named_and_widens_the_interval_or_refused(models: str) -> None:
+    shown = run("predict", f"{models}:Strange", "--image", "64")
+    assert "estimated: latpred_cli_test::mystery (1)" in shown.stdout
+    strange = document("predict", f"{models}:Strange", "--image", "64")["points"][0]
+    known = document("predict", f"{models}:picture", "--image", "64")["points"][0]
+    assert strange["coverage"]["launches"] == 0.5
+    assert strange["interval_ms"][1] / strange["latency_ms"] > known["interval_ms"][1] / known["latency_ms"]
+    for verb in ("predict", "curve", "trace"):
+        shown = run(verb, f"{models}:Strange", "--image", "64", "--strict")
+        assert (shown.exit_code, shown.stdout) == (1, "")
+        assert "latpred_cli_test::mystery" in shown.stderr
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_doubles_are_predicted_as_in_python(model: str) -> None:
+    given = ("predict", model, "--image", "8", "--batch", "4")
+    shown = document(*given, "--precision", "fp64")
+    assert shown["precision"] == "fp64"
+    asked = latpred.predict(model, 4, image=8, precision="fp64", device="cpu")
+    assert shown["points"][0]["latency_ms"] == asked.latency_ms > document(*given)["points"][0]["latency_ms"]
+    assert any("float64 were not measured" in caveat for caveat in shown["provenance"]["caveats"])
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_predictions_use_the_profile_of_as_many_threads(model: str) -> None:
+    slow = msgspec.structs.replace(profile().runtimes["eager"], fixed_us=5000.0)
+    store.save(profile("cpu-2", machine=machine(threads=2), runtimes={"eager": slow}, protocol={"threads": "2"}))
+    common = ("predict", model, "--image", "8")
+    one, two = (document(*common, *more)["points"][0] for more in ((), ("--threads", "2")))
+    assert two["latency_ms"] == pytest.approx(one["latency_ms"] + 4.995)
+    refused = run(*common, "--threads", "3")
+    assert refused.exit_code == 3
+    assert "latpred calibrate --device cpu --threads 3 --name cpu-3" in refused.stderr
+    assert run(*common, "--cudnn-benchmark", "--device", "cpu").exit_code == 3
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_channels_last_is_another_walk_with_a_caveat(model: str) -> None:
+    shown = run("predict", model, "--image", "8", "--channels-last")
+    assert "caveat: convolutions were measured in the contiguous format" in shown.stdout
+    assert "contiguous format" not in run("predict", model, "--image", "8").stdout
 
 
 def damaged(kind: str) -> bytes:
@@ -321,34 +222,28 @@ def damaged(kind: str) -> bytes:
         ("empty", "is empty"),
     ],
 )
-def test_a_profile_that_cannot_be_used(models: str, kind: str, sentence: str) -> None:
+def test_a_profile_that_cannot_be_used(model: str, kind: str, sentence: str) -> None:
     store.path("cpu").parent.mkdir(parents=True)
     store.path("cpu").write_bytes(damaged(kind))
-    for device in ((), ("--device", "cpu"), ("--device", str(store.path("cpu")))):
-        shown = run("predict", f"{models}:picture", "--image", "8", *device)
+    for named in ((), ("--device", "cpu"), ("--device", store.path("cpu"))):
+        shown = run("predict", model, "--image", "8", *named)
         assert shown.exit_code == 3
         assert sentence in shown.stderr
         assert shown.stderr.count("\n") == 1
 
 
-def test_a_profile_of_another_machine_is_used_with_a_caveat_when_named(models: str) -> None:
+def test_caveats_of_the_profile_are_said(model: str) -> None:
     store.save(profile("server", machine=machine(cpu="Another CPU", hostname_hash="0" * 16)))
-    shown = run("predict", f"{models}:picture", "--image", "8", "--device", "server")
-    assert shown.exit_code == 0
+    shown = run("predict", model, "--image", "8", "--device", "server")
     assert "profile: server (cpu, 1 thread" in shown.stdout
     assert "caveat: measured on another machine (Another CPU" in shown.stdout
-
-
-def test_a_profile_that_failed_its_gate_says_so(models: str) -> None:
-    failed = msgspec.structs.replace(profile().acceptance, passed=False)
-    store.save(profile(acceptance=failed))
-    shown = run("predict", f"{models}:picture", "--image", "8")
-    assert shown.exit_code == 0
+    store.save(profile(acceptance=msgspec.structs.replace(profile().acceptance, passed=False)))
+    shown = run("predict", model, "--image", "8")
     assert "caveat: the profile failed its acceptance gate" in shown.stdout
 
 
 def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
-    models: str, monkeypatch: pytest.MonkeyPatch
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -358,30 +253,29 @@ def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
         return profile()
 
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr("latpred.calibration.calibrator.calibrate", calibrate)
-    shown = run("predict", f"{models}:picture", "--image", "8", "--device", "cpu")
-    assert shown.exit_code == 0
-    assert asked == [("cpu", True)]
+    monkeypatch.setattr(QUICK, calibrate)
+    shown = run("predict", model, "--image", "8", "--device", "cpu")
+    assert (shown.exit_code, asked) == (0, [("cpu", True)])
     assert "no profile of cpu in" in shown.stderr
     assert "calibrating it now" in shown.stderr
-    assert shown.stdout.startswith(f"{models}:picture")
+    assert shown.stdout.startswith(model)
 
 
-def test_the_first_calibration_can_be_switched_off(models: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_calibration_can_be_switched_off(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for verb in ("predict", "explain", "timeline", "report"):
-        shown = run(verb, f"{models}:picture", "--image", "8")
+        shown = run(verb, model, "--image", "8")
         assert shown.exit_code == 3
         assert "no profile of this machine in" in shown.stderr
         assert "latpred calibrate" in shown.stderr
     monkeypatch.setenv("LATPRED_CALIBRATE", "bogus")
-    shown = run("predict", f"{models}:picture", "--image", "8")
+    shown = run("predict", model, "--image", "8")
     assert shown.exit_code == 2
     assert "LATPRED_CALIBRATE='bogus' is not known; set it to quick or never." in shown.stderr
 
 
-def test_of_two_first_predictions_the_second_waits(models: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_first_predictions_the_second_waits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr("latpred.calibration.calibrator.calibrate", lambda *_, **__: pytest.fail("calibrated again"))
+    monkeypatch.setattr(QUICK, lambda *_, **__: pytest.fail("calibrated again"))
     folder = storage.data_dir() / "calibration"
     folder.mkdir(parents=True)
     first = filelock.FileLock(folder / "first.lock", thread_local=False)
@@ -392,31 +286,46 @@ def test_of_two_first_predictions_the_second_waits(models: str, monkeypatch: pyt
         first.release()
 
     threading.Timer(0.2, finish).start()
-    shown = run("predict", f"{models}:picture", "--image", "8")
+    shown = run("predict", model, "--image", "8")
     assert shown.exit_code == 0
     assert "another process calibrates this machine for the first time; waiting for it" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "sentence"),
+    [
+        (
+            ("--runtime", "torchscript", "--device", "simulated", "--yes"),
+            3,
+            "Make one that knows torchscript with: latpred calibrate --device simulated --runtimes torchscript",
+        ),
+        (("--precision", "fp33"), 2, "'fp33' is not one of"),
+    ],
+)
 @pytest.mark.parametrize("verb", ["predict", "timeline", "explain"])
-def test_a_runtime_that_needs_more_than_the_quick_calibration_is_said_before_it(
-    verb: str, models: str, monkeypatch: pytest.MonkeyPatch
+def test_what_the_quick_calibration_would_not_help_is_said_before_it(
+    verb: str,
+    arguments: tuple[str, ...],
+    exit_code: int,
+    sentence: str,
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr("latpred.calibration.calibrator.calibrate", lambda *_, **__: pytest.fail("calibrated in vain"))
-    device = ("--device", "simulated", "--yes")
-    shown = run(verb, f"{models}:picture", "--image", "8", "--runtime", "torchscript", *device)
-    assert shown.exit_code == 3
-    said = "Make one that knows torchscript with: latpred calibrate --device simulated --runtimes torchscript"
-    assert said in shown.stderr
+    monkeypatch.setattr(QUICK, lambda *_, **__: pytest.fail("calibrated in vain"))
+    shown = run(verb, model, "--image", "8", *arguments)
+    assert shown.exit_code == exit_code
+    assert sentence in " ".join(shown.stderr.split())
+    assert "did you mean bert-base-uncased" in run(verb, "bert-bas-uncased", "--yes").stderr
 
 
 def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(
-    models: str, monkeypatch: pytest.MonkeyPatch
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
     main_end, terminal = pty.openpty()
     os.write(main_end, b"n\n")
-    command = [sys.executable, "-c", "from latpred.cli import main; main()", "predict", f"{models}:picture"]
+    command = [sys.executable, "-c", "from latpred.cli import main; main()", "predict", model]
     done = subprocess.Popen(
         [*command, "--image", "8", "--device", "cpu"], stdin=terminal, stderr=terminal, stdout=subprocess.PIPE
     )
@@ -437,3 +346,121 @@ def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(
     assert done.stdout.read() == b""
     done.stdout.close()
     os.close(main_end)
+
+
+def test_explain_prints_within_a_terminal_what_it_says_in_json(model: str, gpu: str) -> None:
+    shown = run("explain", model, "--image", "32", "--batch", "2", "--device", gpu)
+    assert shown.exit_code == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert lines[0] == f"{model}: batch 2, 32 pixels, fp32 on example"
+    assert max(len(line) for line in lines[1:]) <= 80
+    assert "asking cuda-graphs what it makes of" in shown.stderr
+    found = document("explain", model, "--image", "32", "-b", "2", "-d", gpu)
+    assert found["schema"] == "latpred.explanation/1"
+    assert {row["runtime"] for row in found["runtimes"]} == {"eager", "cuda-graphs"}
+    assert set(found["outlooks"]["eager"]["rooms"]) == {"batch", "image", "width"}
+    assert " ".join(shown.stdout.split()).endswith(found["advice"])
+
+
+def test_explain_as_csv_compares_only_what_was_asked_for(model: str, gpu: str) -> None:
+    shown = run("explain", model, "--image", "16", "-d", gpu, "--runtime", "cuda-graphs", "--csv", "--quiet")
+    rows = list(csv.DictReader(io.StringIO(shown.stdout)))
+    assert shown.stderr == ""
+    assert {row["runtime"] for row in rows} == {"eager", "cuda-graphs"}
+    assert {row["launches"] for row in rows} == {"4"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "sentence"),
+    [
+        (("--runtime", "cuda-graph"), 2, "No runtime is called 'cuda-graph'. Did you mean 'cuda-graphs'"),
+        (("--runtime", "torchscript"), 3, "latpred calibrate --runtimes torchscript"),
+        (("--threads", "7", "--device", "cpu"), 3, "no profile of cpu in"),
+        (("--batch", "0"), 2, "0 is not in the range x>=1"),
+        (("--precision", "bf16"), 3, "no kernels in bf16"),
+    ],
+)
+def test_what_cannot_be_explained(
+    arguments: tuple[str, ...], exit_code: int, sentence: str, model: str, gpu: str
+) -> None:
+    shown = run("explain", model, "--image", "8", "--device", gpu, *arguments)
+    assert (shown.exit_code, shown.stdout) == (exit_code, "")
+    assert sentence in " ".join(shown.stderr.split())
+
+
+def test_a_curve_has_a_sparkline_and_a_figure(model: str, tmp_path: Path) -> None:
+    where = (model, "--image", "32", "--batch", "1-64:2x", "--device", saved())
+    shown = run("curve", *where, "--plot", tmp_path / "deep" / "curve.png")
+    assert shown.exit_code == 0, shown.stderr
+    assert (tmp_path / "deep" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "wrote" in shown.stderr
+    line = shown.stdout.splitlines()[1]
+    assert line.startswith("latency ")
+    assert line.count("█") >= 2
+    assert len(line) <= 80
+    assert "█" not in run("predict", *where).stdout
+
+
+def test_measured_points_are_drawn_over_it(model: str, tmp_path: Path) -> None:
+    where = (model, "--image", "32", "--batch", "1,8", "--device", saved())
+    run("predict", *where, "-o", tmp_path / "predicted.csv")
+    rows = (tmp_path / "predicted.csv").read_text().splitlines()
+    kept = rows[0].split(",").index("latency_s") + 1
+    (tmp_path / "measured.csv").write_text("".join(",".join(row.split(",")[:kept]) + "\n" for row in rows))
+    shown = run("curve", *where, "--plot", tmp_path / "c.svg", "--measured", tmp_path / "measured.csv")
+    assert shown.exit_code == 0, shown.stderr
+    assert ">measured<" in (tmp_path / "c.svg").read_text()
+    alone = run("curve", *where, "--measured", tmp_path / "measured.csv")
+    assert (alone.exit_code, "add --plot" in alone.stderr) == (2, True)
+
+
+def test_explain_draws_its_runtimes(model: str, tmp_path: Path) -> None:
+    shown = run("explain", model, "--image", "32", "-d", saved(), "--plot", tmp_path / "runtimes.svg")
+    assert shown.exit_code == 0, shown.stderr
+    assert "cuda-graphs device" in (tmp_path / "runtimes.svg").read_text()
+
+
+def test_a_timeline_is_printed_traced_and_drawn(model: str, tmp_path: Path) -> None:
+    where = (model, "--image", "32", "--batch", "2", "--device", saved())
+    shown = run("timeline", *where)
+    assert shown.exit_code == 0, shown.stderr
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:4]] == ["clock", "host", "device"]
+    assert max(len(line) for line in shown.stdout.splitlines()[1:]) <= 80
+    assert run("timeline", *where, "-o", tmp_path / "t.json", "--plot", tmp_path / "t.png").exit_code == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "s", "f"}
+    assert (tmp_path / "t.png").exists()
+    refused = run("timeline", *where, "--protocol", "pipelined")
+    assert (refused.exit_code, "leave out --protocol" in refused.stderr) == (2, True)
+
+
+def test_a_report_of_two_models(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_bundle", lambda: "")
+    where = ("--image", "32", "--batch", "1,8,64", "-d", saved(), "--runtime", "cuda-graphs")
+    shown = run("report", model, model, *where, "-o", tmp_path / "r.html")
+    assert shown.exit_code == 0, shown.stderr
+    for said in (f"predicting {model} (1 of 2)", "asking cuda-graphs", f"wrote {tmp_path / 'r.html'}"):
+        assert said in shown.stderr
+    assert shown.stdout == ""
+    assert "2 models" in (tmp_path / "r.html").read_text()
+    small = model.replace(":picture", ":small")
+    assert run("report", model, small, *where, "-o", tmp_path / "r.html").exit_code == 2  # its inputs do not follow
+
+
+@pytest.mark.parametrize("verb", ["curve", "explain", "timeline", "report"])
+def test_a_figure_or_report_that_cannot_be_written_is_said_first(model: str, tmp_path: Path, verb: str) -> None:
+    wrong = [("c.gif", "end it in .png, .svg, .pdf"), ("models.py/c.png", "cannot write"), (".", "is a directory")]
+    for path, sentence in wrong if verb != "report" else [("models.py/r.html", "cannot write")]:
+        shown = run(verb, model, "--device", saved(), "-o" if verb == "report" else "--plot", tmp_path / path)
+        assert (shown.exit_code, shown.stdout) == (2, "")
+        assert sentence in shown.stderr
+        assert "predicting" not in shown.stderr
+
+
+def test_without_what_draws(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda name: None if name == "altair" else object())
+    shown = run("report", model, "--device", saved())
+    assert (shown.exit_code, "pip install 'latpred[report]'" in shown.stderr) == (3, True)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = run("curve", model, "--device", saved(), "--plot", "c.png")
+    assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-
 import msgspec
-from rich.console import Console
 
 from latpred.accuracy.drift import Check, Part
 
@@ -19,9 +16,7 @@ def found(*parts: Part, busy: float = 0.0, changes: tuple[str, ...] = ()) -> Che
 
 
 def text(check: Check) -> str:
-    stream = io.StringIO()
-    check.print(Console(file=stream, width=80))
-    return stream.getvalue()
+    return check.page().text()
 
 
 def test_a_profile_holds() -> None:

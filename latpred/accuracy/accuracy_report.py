@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from latpred import plot
 from latpred.accuracy.metrics import Coverage, Errors, Fastest, Launches, Noise, Rank, Speedups
+from latpred.accuracy.report_page import report_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,9 +151,7 @@ class Report:
 
     def text(self, width: int = 100) -> str:
         """The report as plain text."""
-        from latpred.render.accuracy_text import text
-
-        return text(self, width)
+        return report_page(self).text(width) + "\n"
 
     def __str__(self) -> str:
         """The report as plain text, 100 columns wide."""
@@ -165,14 +165,10 @@ class Report:
         MissingPackageError
             When matplotlib is not installed.
         """
-        from latpred import plot
-
         return plot.validation(self)
 
     def _repr_html_(self) -> str:
-        from latpred.render.accuracy_text import html
-
-        return html(self)
+        return report_page(self).html()
 
     def shortfalls(self, targets: Targets | None = None) -> tuple[str, ...]:
         """Which targets are missed, each in a sentence with both numbers; empty when all are met."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred.ops.families import root
+from latpred.render import Page, Table
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
 SCHEMA = "latpred.check/1"
 HOLDS, MOVED, UNCLEAR = "holds", "moved", "unclear"
@@ -137,21 +137,18 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         return pd.DataFrame([msgspec.structs.asdict(part) for part in self.told])
 
-    def print(self, console: Console) -> None:
+    def page(self) -> Page:
         """The answer, the parts that moved, those that cannot be told, and what changed on the machine."""
-        console.print(self.sentence)
+        parts: list[Table | str] = []
         if self.verdict == MOVED:
-            for part in self.parts:
-                if not part.name:
-                    console.print(f"all of the {part.clock}: x{part.ratio:.2f}, taken off below")
-            console.print(_table(self.moved))
+            whole = [part for part in self.parts if not part.name]
+            parts += [f"all of the {part.clock}: x{part.ratio:.2f}, taken off below" for part in whole]
+            parts.append(_table(self.moved))
         if self.unclear:
             what = "noise" if self.told == self.parts else "noise or other work"
-            console.print(f"{what} hides a change of 15 % in: {_named(self.unclear)}")
-        for said in self.changes:
-            console.print(f"changed: {said}")
-        if not self.changes:
-            console.print("nothing changed in processor, device, driver, threads and packages")
+            parts.append(f"{what} hides a change of 15 % in: {_named(self.unclear)}")
+        same = ["nothing changed in processor, device, driver, threads and packages"]
+        return Page(self.sentence, [*parts, *([f"changed: {said}" for said in self.changes] or same)])
 
     def _counted(self, verdict: str) -> str:
         count = sum(part.verdict == verdict for part in self.parts)
@@ -164,21 +161,15 @@ def _named(parts: tuple[Part, ...]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def _table(parts: tuple[Part, ...]) -> Any:
+def _table(parts: tuple[Part, ...]) -> Table:
     """What moved, classes of one kind of op in one row."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("moved", "of the", "by", "between", "timed"):
-        table.add_column(name, justify="left" if name in ("moved", "of the") else "right")
     groups: dict[tuple[str, str], list[Part]] = {}
     for part in parts:
         groups.setdefault((part.clock, part.group), []).append(part)
+    rows = []
     for (clock, name), group in groups.items():
         middle = sorted(group, key=lambda part: part.ratio)[len(group) // 2]
-        shown = name or "everything"
-        shown += f" ({len(group)} classes)" if len(group) > 1 else ""
+        shown = (name or "everything") + (f" ({len(group)} classes)" if len(group) > 1 else "")
         between = f"{min(part.low for part in group):.2f} to {max(part.high for part in group):.2f}"
-        table.add_row(shown, clock, f"x{middle.ratio:.2f}", between, str(sum(part.anchors for part in group)))
-    return table
+        rows.append((shown, clock, f"x{middle.ratio:.2f}", between, str(sum(part.anchors for part in group))))
+    return Table(("moved", "of the", "by", "between", "timed"), rows, left=("moved", "of the"))

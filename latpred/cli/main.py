@@ -9,69 +9,36 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import click
 
 from latpred.errors import LatpredError, UsageError
 
-SUMMARIES = {
-    "predict": "Predict the latency of MODEL, with its interval, its regime and its crossover batch.",
-    "curve": "Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be.",
-    "explain": (
-        "Compare runtimes for MODEL: what each takes, where the time goes, how far it can grow, what to change."
-    ),
-    "timeline": (
-        "Follow host and device through one forward pass of MODEL: every dispatch, every kernel, and the gaps between."
-    ),
-    "report": (
-        "Write one HTML file about MODELS: answer, figures, runtimes, what is free, what to change, "
-        "how far to trust it."
-    ),
-    "generate": "Predict how long MODEL takes to generate text: its first token, each further one, and all of them.",
-    "trace": "Walk MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass.",
-    "calibrate": (
-        "Measure what ops and kernels cost on this machine, and keep it as a profile. Once per machine and device."
-    ),
-    "check": (
-        "Say in half a minute whether a PROFILE of this machine still holds, after a new driver, torch or library."
-    ),
-    "adapt": "Correct a profile with a few measured models, and say what that bought.",
-    "fit": "Fit a profile from a calibration's journal, or from a TABLE of published latencies, and keep it.",
-    "measure": "Run models on this machine and time them, in rounds, with the repeat noise of the same run.",
-    "compare": "Compare a predicted with a measured table: errors, order, crossover and knee, intervals, baselines.",
-    "validate": "Measure whole models that no fit has seen, and compare the profile's predictions with them.",
-    "evaluate": "Predict every cell of a measurement table made elsewhere, and say how far off that is.",
-    "models": "List the models that go by name, or those with TEXT in a name. Any name works with _ for - and - for _.",
-    "profiles": "List, show and locate device profiles.",
-    "cache": "Show or clear what latpred keeps only to save time.",
-    "doctor": "Say what stands between this machine and a prediction, and what to do about it.",
-}
-
-
 INTERRUPTED = 130
+
+
+class Verb(NamedTuple):
+    """Where a verb is, and what `latpred --help` says of it without importing that."""
+
+    module: str
+    summary: str
 
 
 @dataclass
 class State:
-    """What one invocation carries from the group to its verb, and back to the error handler.
+    """What one invocation carries from the group to its verb, and back to the error handler."""
 
-    Attributes
-    ----------
-    debug : bool
-        Show tracebacks.
-    quiet : bool
-        Say nothing on stderr but errors.
-    resumable : bool
-        The verb keeps what it measures, so that the same command goes on where it was stopped.
-    results : TextIO or None
-        Where results go while a verb runs; what anybody else prints goes to stderr.
-    """
+    debug: bool = False  # show tracebacks
+    quiet: bool = False  # say nothing on stderr but errors
+    resumable: bool = False  # the verb keeps what it measures: the same command goes on where it was stopped
+    results: TextIO | None = None  # where results go while a verb runs; what anybody else prints goes to stderr
 
-    debug: bool = False
-    quiet: bool = False
-    resumable: bool = False
-    results: TextIO | None = None
+
+def state() -> State:
+    """That of the invocation under way; a fresh one outside of any."""
+    context = click.get_current_context(silent=True)
+    return State() if context is None else context.ensure_object(State)
 
 
 class ReaderGoneError(Exception):
@@ -87,26 +54,15 @@ class UnwritableError(LatpredError):
 @contextmanager
 def only_results() -> Iterator[None]:
     """Within it, stdout is for results alone: what a user's model prints is no part of a JSON document."""
-    state = click.get_current_context().ensure_object(State)
-    state.results = sys.stdout
+    state().results = sys.stdout
     with redirect_stdout(sys.stderr):
         yield
 
 
 @contextmanager
 def results() -> Iterator[TextIO]:
-    """Give the stream for results.
-
-    Raises
-    ------
-    ReaderGoneError
-        When nobody reads it.
-    UnwritableError
-        When it cannot be written, as on a full disk.
-    """
-    context = click.get_current_context(silent=True)
-    state = context.find_object(State) if context else None
-    stream = (state.results if state else None) or sys.stdout
+    """Give the stream for results; say so when nobody reads it, or it cannot be written, as on a full disk."""
+    stream = state().results or sys.stdout
     try:
         yield stream
         stream.flush()
@@ -143,7 +99,7 @@ class SuggestingGroup(click.Group):
 class VerbGroup(SuggestingGroup):
     """The top group: it imports the module of a verb when the verb is asked for, and answers for errors."""
 
-    def __init__(self, *args: Any, verbs: dict[str, str], **settings: Any) -> None:
+    def __init__(self, *args: Any, verbs: dict[str, Verb], **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._verbs = verbs
 
@@ -155,16 +111,16 @@ class VerbGroup(SuggestingGroup):
         """Import a verb."""
         if cmd_name not in self._verbs:
             return None
-        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name]}")
+        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name].module}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
         limit = formatter.width - 6 - max(map(len, self._verbs))
-        known = [click.Command(name, help=SUMMARIES[name]) for name in self._verbs]
+        shown = {name: click.Command(name, help=verb.summary) for name, verb in self._verbs.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(str(verb.name), verb.get_short_help_str(limit)) for verb in known])
+            formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in shown.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""

@@ -1,86 +1,40 @@
-"""Options that several verbs share, and the grammar of --batch and --budget."""
+"""One table of the options that several verbs share, and the grammar of --batch and --budget.
+
+An option's name is that of the parameter of `latpred.predict` it is handed to, so that verbs pass options on together.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from latpred.cli.main import State, only_results
+from latpred.cli.main import only_results, state
 
-Verb = Callable[..., Any]
+Command = Callable[..., Any]
 
 MOST_BATCHES = 4096
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")  # that can be calibrated
-MODEL_PRECISIONS = (*PRECISIONS, "fp64")  # that a model may be in
-PROTOCOLS = ("single", "pipelined")
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """Which forward pass: the model's inputs and number format."""
-
-    seq: int | None
-    image: int | None
-    precision: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where and how it would run."""
-
-    device: str | None
-    runtime: str
-    protocol: str
-    host: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How tensors lie in memory, and in which way the device was set up when it was measured."""
-
-    channels_last: bool
-    threads: int | None
-    cudnn_benchmark: bool | None
-
-    @property
-    def memory_format(self) -> str:
-        """As `latpred.trace` names it."""
-        return "channels_last" if self.channels_last else "contiguous"
-
-    @property
-    def asked(self) -> bool:
-        """Whether a profile measured in a certain way is asked for."""
-        return self.threads is not None or self.cudnn_benchmark is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """The form in which a result is wanted, and the file it goes to (stdout without one)."""
 
-    as_json: bool
-    as_csv: bool
-    path: Path | None
+    as_json: bool = False
+    as_csv: bool = False
+    path: Path | None = None
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
     """Batch sizes from numbers and ranges joined by commas, in the order given, each once.
 
-    Raises
-    ------
-    ValueError
-        When the text is not in the grammar, or names batch 0 or too many sizes.
-
-    Examples
-    --------
     >>> parse_batches("1,8,32")
     (1, 8, 32)
     >>> parse_batches("1-4,8-32:8,64-256:2x")
@@ -98,13 +52,6 @@ def parse_batches(text: str) -> tuple[int, ...]:
 def parse_seconds(text: str) -> float:
     """A time such as 90s, 5m or 1h, in seconds.
 
-    Raises
-    ------
-    ValueError
-        When the text is no time, or no time at all.
-
-    Examples
-    --------
     >>> parse_seconds("5m")
     300.0
     """
@@ -148,8 +95,21 @@ def parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Par
     return callback
 
 
-def batch_option(default: str) -> Callable[[Verb], Verb]:
-    """`--batch`, with the grammar of `parse_batches`."""
+def _figure_path(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    """The path, if a figure can be drawn at all: minutes of measuring must not end in a missing package."""
+    if path is not None:
+        from latpred.plot import style
+        from latpred.storage import demand_writable
+
+        demand_writable(style.checked_path(path))
+        with style.in_style():
+            pass
+    return path
+
+
+def batch_option(default: str | None, shown: str | None = None) -> Callable[[Command], Command]:
+    """`--batch`, with the grammar of `parse_batches`; without a default, what is `shown` says which sizes are taken."""
+    grammar = "Numbers and ranges joined by commas: 1-64 is every size, 1-64:8 every eighth, 1-128:2x doubles."
     return click.option(
         "--batch",
         "-b",
@@ -157,89 +117,98 @@ def batch_option(default: str) -> Callable[[Verb], Verb]:
         metavar="SIZES",
         callback=parsed_by(parse_batches),
         default=default,
+        show_default=default is not None,
+        help=grammar + (f"  [default: {shown}]" if shown else ""),
+    )
+
+
+OPTIONS: dict[str, Callable[[Command], Command]] = {
+    "batch": click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True, help="Batch size."),
+    "seq": click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
+    "image": click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
+    "precision": click.option(
+        "--precision", type=click.Choice((*PRECISIONS, "fp64")), help="Number format.  [default: the model's own]"
+    ),
+    "device": click.option(
+        "--device",
+        "-d",
+        help="cpu, cuda:0 or simulated, a profile's name or file, or a GPU's name.  [default: this machine's own]",
+    ),
+    "runtime": click.option("--runtime", default="eager", show_default=True, help="How the model is run."),
+    "runtimes": click.option(
+        "--runtime", "runtimes", multiple=True, help="Compare this with eager; may be given again.  [default: all]"
+    ),
+    "protocol": click.option(
+        "--protocol",
+        type=click.Choice(("single", "pipelined")),
+        default="single",
         show_default=True,
-        help="Numbers and ranges joined by commas: 1-64 is every size, 1-64:8 every eighth, 1-128:2x doubles.",
-    )
+        help="single waits for each forward pass; pipelined issues them back to back.",
+    ),
+    "host": click.option(
+        "--host",
+        help="Another host: its dispatch over the profile's host's, as 1.3, or a measured one's name, or this.",
+    ),
+    "memory_format": click.option(
+        "--channels-last",
+        "memory_format",
+        is_flag=True,
+        callback=lambda _context, _parameter, given: "channels_last" if given else "contiguous",
+        help="Images and convolutions in the channels_last format.",
+    ),
+    "threads": click.option(
+        "--threads", type=click.IntRange(1), help="Use a profile measured with so many threads per op."
+    ),
+    "threads_to_measure": click.option(
+        "--threads", type=click.IntRange(1), help="Threads per op on the CPU.  [default: PyTorch's]"
+    ),
+    "cudnn_benchmark": click.option(
+        "--cudnn-benchmark/--no-cudnn-benchmark",
+        default=None,
+        help="Use a profile measured with cudnn's autotuning on, or off.",
+    ),
+    "yes": click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile."),
+    "repeats": click.option(
+        "--repeats", type=click.IntRange(1), default=4, show_default=True, help="Rounds through all cells."
+    ),
+    "budget_s": click.option(
+        "--budget",
+        "budget_s",
+        metavar="TIME",
+        callback=parsed_by(parse_seconds),
+        help="Start nothing later than this, as 90s or 5m.",
+    ),
+    "plot": click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=_figure_path,
+        help="Draw a figure into this file too: .png, .svg or .pdf.",
+    ),
+}
+INPUTS = ("seq", "image", "precision")
+TARGET = ("device", "runtime", "protocol", "host")
+SETUP = ("memory_format", "threads", "cudnn_benchmark")
 
 
-def model_options(verb: Verb) -> Verb:
-    """`--seq --image --precision`, handed to the verb as `model_input`."""
-    return bundle(
-        verb,
-        "model_input",
-        Model,
-        click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
-        click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
-        click.option(
-            "--precision",
-            type=click.Choice(MODEL_PRECISIONS),
-            help="Number format.  [default: the model's own]",
-        ),
-    )
+def takes(*names: str) -> Callable[[Command], Command]:
+    """Give a verb options of the table, in this order."""
+
+    def decorate(verb: Command) -> Command:
+        for name in reversed(names):
+            verb = OPTIONS[name](verb)
+        return verb
+
+    return decorate
 
 
-def target_options(verb: Verb) -> Verb:
-    """`--device --runtime --protocol --host`, handed to the verb as `target`."""
-    return bundle(
-        verb,
-        "target",
-        Target,
-        click.option(
-            "--device",
-            "-d",
-            help="cpu, cuda:0 or simulated, a profile's name or file, or a GPU's name.  [default: this machine's own]",
-        ),
-        click.option("--runtime", default="eager", show_default=True, help="How the model is run."),
-        click.option(
-            "--protocol",
-            type=click.Choice(PROTOCOLS),
-            default="single",
-            show_default=True,
-            help="single waits for each forward pass; pipelined issues them back to back.",
-        ),
-        click.option(
-            "--host",
-            help="Another host: its dispatch over the profile's host's, as 1.3, or a measured one's name, or this.",
-        ),
-    )
+def output_options(verb: Command) -> Command:
+    """`--json --csv -o`, handed to the verb together as `output`, and what `speech_options` gives."""
 
+    @wraps(verb)
+    def with_output(*args: Any, as_json: bool, as_csv: bool, path: Path | None, **given: Any) -> Any:
+        return verb(*args, output=Output(as_json, as_csv, path), **given)
 
-def channels_last_option(verb: Verb) -> Verb:
-    """`--channels-last`."""
-    return click.option("--channels-last", is_flag=True, help="Images and convolutions in the channels_last format.")(
-        verb
-    )
-
-
-def threads_option(verb: Verb) -> Verb:
-    """`--threads`, for the verbs that measure."""
-    return click.option("--threads", type=click.IntRange(1), help="Threads per op on the CPU.  [default: PyTorch's]")(
-        verb
-    )
-
-
-def way_options(verb: Verb) -> Verb:
-    """`--channels-last --threads --cudnn-benchmark`, handed to the verb as `way`."""
-    return bundle(
-        verb,
-        "way",
-        Way,
-        channels_last_option,
-        click.option("--threads", type=click.IntRange(1), help="Use a profile measured with so many threads per op."),
-        click.option(
-            "--cudnn-benchmark/--no-cudnn-benchmark",
-            default=None,
-            help="Use a profile measured with cudnn's autotuning on, or off.",
-        ),
-    )
-
-
-def output_options(verb: Verb) -> Verb:
-    """`--json --csv -o`, handed to the verb as `output`."""
-    return bundle(
-        verb,
-        "output",
-        Output,
+    options = (
         click.option("--json", "as_json", is_flag=True, help="Print JSON; its first key names the schema."),
         click.option("--csv", "as_csv", is_flag=True, help="Print CSV."),
         click.option(
@@ -250,9 +219,13 @@ def output_options(verb: Verb) -> Verb:
             help="Write there instead of to stdout; .json and .csv choose the form.",
         ),
     )
+    shown = speech_options(with_output)
+    for option in reversed(options):
+        shown = option(shown)
+    return shown
 
 
-def speech_options(verb: Verb) -> Verb:
+def speech_options(verb: Command) -> Command:
     """`--quiet --debug`, which change the invocation's `State`; and nothing on stdout but the verb's results."""
 
     @wraps(verb)
@@ -260,30 +233,16 @@ def speech_options(verb: Verb) -> Verb:
         with only_results():
             return verb(*args, **given)
 
-    def set_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-        context.ensure_object(State).quiet |= value
+    def set_flag(_context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(state(), str(parameter.name), True)
 
-    def set_debug(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-        context.ensure_object(State).debug |= value
-
-    debug = click.option(
-        "--debug", is_flag=True, expose_value=False, callback=set_debug, help="Show the traceback of an error."
-    )
-    quiet = click.option(
-        "--quiet", "-q", is_flag=True, expose_value=False, callback=set_quiet, help="Print results and errors only."
-    )
+    flag = {"is_flag": True, "expose_value": False, "callback": set_flag}
+    debug = click.option("--debug", help="Show the traceback of an error.", **flag)
+    quiet = click.option("--quiet", "-q", help="Print results and errors only.", **flag)
     return quiet(debug(spoken))
 
 
-def bundle(verb: Verb, name: str, record: type, *options: Callable[[Verb], Verb]) -> Verb:
-    """Give a verb several options as one argument, so that its signature stays readable."""
-
-    @wraps(verb)
-    def bundled(*args: Any, **given: Any) -> Any:
-        values = {field.name: given.pop(field.name) for field in fields(record)}
-        return verb(*args, **{name: record(**values)}, **given)
-
-    wrapped: Verb = bundled
-    for option in reversed(options):
-        wrapped = option(wrapped)
-    return wrapped
+def examples(*lines: str) -> str:
+    """What stands at the end of a verb's --help."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)

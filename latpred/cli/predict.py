@@ -1,9 +1,9 @@
-"""Verbs that predict: predict for a few batch sizes, curve for many."""
+"""Verbs that predict from a profile and run nothing: predict, curve, explain, timeline, report and generate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,81 +11,29 @@ import click
 from click.core import ParameterSource
 
 from latpred.cli.options import (
-    MODEL_PRECISIONS,
-    Model,
+    INPUTS,
+    SETUP,
+    TARGET,
+    Command,
     Output,
-    Target,
-    Verb,
-    Way,
     batch_option,
-    bundle,
-    model_options,
+    examples,
     output_options,
     parsed_by,
     speech_options,
-    target_options,
-    way_options,
+    takes,
 )
-from latpred.cli.output import draw, emit, notice, plot_option
+from latpred.cli.output import draw, emit, notice, progress, shows_unicode
 from latpred.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
-    from rich.console import Console
 
     from latpred.explanation.generation import GenerationCurve
     from latpred.graph.graph import ModelGraph
     from latpred.prediction.prediction import Curve
-    from latpred.query import GivenLengths, Lengths
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Sequences of unequal lengths, and what is done about them."""
-
-    lengths: Lengths | GivenLengths | None
-    execution: str
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked to be predicted."""
-
-    model: str
-    batches: tuple[int, ...]
-    model_input: Model
-    ragged: Ragged
-    target: Target
-    way: Way
-    strict: bool
-    yes: bool
-    now: bool
-    plot: Path | None
-    measured: Path | None
-    output: Output
-
-
-def ragged_options(verb: Verb) -> Verb:
-    """`--lengths --execution`, handed to the verb as `ragged`."""
-    return bundle(
-        verb,
-        "ragged",
-        Ragged,
-        click.option(
-            "--lengths",
-            metavar="TOKENS",
-            callback=parsed_by(_lengths),
-            help="Sequences of unequal lengths: 12,40,7, or mean=20.92,std=10.18,pad=128.",
-        ),
-        click.option(
-            "--execution",
-            type=click.Choice(("padded", "nested", "packed")),
-            default="padded",
-            show_default=True,
-            help="What is done about unequal lengths: all at the padded length, nested tensors, or one packed row.",
-        ),
-    )
+    from latpred.prediction.timeline import ForwardPass
+    from latpred.render import Page
 
 
 def _lengths(text: str) -> Any:
@@ -94,175 +42,85 @@ def _lengths(text: str) -> Any:
     return parse_lengths(text)
 
 
-def prediction_options(default_batch: str) -> Callable[[Verb], Verb]:
-    """Everything a predicting verb takes, handed to it as one `Request`."""
+_CURVE_OPTIONS = (
+    takes(*INPUTS),
+    click.option(
+        "--lengths",
+        metavar="TOKENS",
+        callback=parsed_by(_lengths),
+        help="Sequences of unequal lengths: 12,40,7, or mean=20.92,std=10.18,pad=128.",
+    ),
+    click.option(
+        "--execution",
+        type=click.Choice(("padded", "nested", "packed")),
+        default="padded",
+        show_default=True,
+        help="What is done about unequal lengths: all at the padded length, nested tensors, or one packed row.",
+    ),
+    takes(*TARGET, *SETUP),
+    click.option("--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it."),
+    click.option(
+        "--now", is_flag=True, help="Answer for the machine as it is: a second of timing tells how fast that is."
+    ),
+    takes("yes", "plot"),
+    click.option(
+        "--measured",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Draw the points of this measurement table over the curve; with --plot.",
+    ),
+    output_options,
+)
 
-    def decorate(verb: Verb) -> Verb:
-        @click.argument("model")
-        @batch_option(default_batch)
-        @model_options
-        @ragged_options
-        @target_options
-        @way_options
-        @click.option("--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it.")
-        @click.option(
-            "--now", is_flag=True, help="Answer for the machine as it is: a second of timing tells how fast that is."
-        )
-        @click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile.")
-        @plot_option
-        @click.option(
-            "--measured",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Draw the points of this measurement table over the curve; with --plot.",
-        )
-        @output_options
-        @speech_options
-        @click.pass_context
-        def command(context: click.Context, /, **given: Any) -> None:
-            verb(context, Request(**given))
 
-        command.__doc__ = verb.__doc__
-        return command
+def predicting(default_batch: str) -> Callable[[Command], Command]:
+    """What predict and curve take."""
+
+    def decorate(verb: Command) -> Command:
+        for option in reversed((click.argument("model"), batch_option(default_batch), *_CURVE_OPTIONS)):
+            verb = option(verb)
+        return verb
 
     return decorate
 
 
 @click.command(
-    epilog="\b\nExample:\n"
-    "  latpred predict bert-base-uncased --batch 1,8,32\n"
-    "  latpred predict models.py:build --image 192 --batch 1-64:2x --json"
+    epilog=examples(
+        "latpred predict bert-base-uncased --batch 1,8,32",
+        "latpred predict models.py:build --image 192 --batch 1-64:2x --json",
+    )
 )
-@prediction_options("1")
-def predict(context: click.Context, request: Request) -> None:
+@predicting("1")
+def predict(**asked: Any) -> None:
     """Predict the latency of MODEL, with its interval, its regime and its crossover batch.
 
     MODEL is a name (bert-base-uncased, torchvision:resnet50, timm:vit_tiny_patch16_224), a file and the function in it
     that builds the model (models.py:build), or an .onnx file (with --runtime onnxruntime).
     """
-    show_curve(*predicted(context, request), request)
+    _show_curve(sparklines=False, **asked)
 
 
 @click.command(
-    epilog="\b\nExample:\n"
-    "  latpred curve resnet18 --batch 1-256:2x --csv -o resnet18.csv\n"
-    "  latpred curve bert-base-uncased --device rtx-8000 --plot bert.png"
+    epilog=examples(
+        "latpred curve resnet18 --batch 1-256:2x --csv -o resnet18.csv",
+        "latpred curve bert-base-uncased --device rtx-8000 --plot bert.png",
+    )
 )
-@prediction_options("1-128:2x")
-def curve(context: click.Context, request: Request) -> None:
+@predicting("1-128:2x")
+def curve(**asked: Any) -> None:
     """Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be."""
-    show_curve(*predicted(context, request), request, sparkline=True)
+    _show_curve(sparklines=True, **asked)
 
 
-def predicted(context: click.Context, request: Request) -> tuple[Curve, ModelGraph | None]:
-    """Walk the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
-    from latpred import api
-    from latpred.cli.calibrate import ensure_profile
-
-    target, way = request.target, request.way
-    if request.measured is not None and request.plot is None:
-        raise UsageError("--measured is drawn into a figure; add --plot curve.png.")
-    if request.ragged.lengths is None and request.ragged.execution != "padded":
-        raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")
-    if request.ragged.lengths is not None:
-        return _of_lengths(context, request), None
-    graph = walked(
-        request.model,
-        request.model_input,
-        target,
-        way,
-        request.batches,
-        ensure=lambda: ensure_profile(context, target.device, way, runtimes=(target.runtime,), yes=request.yes),
-        strict=request.strict,
-    )
-    curve = api.predict(
-        graph,
-        request.batches,
-        target.runtime,
-        device=target.device,
-        host=target.host,
-        threads=way.threads,
-        cudnn_benchmark=way.cudnn_benchmark,
-        protocol=target.protocol,
-        now=request.now,
-    )
-    return curve, graph
-
-
-def walked(
-    model: str,
-    given: Model,
-    target: Target,
-    way: Way,
-    batches: Sequence[int] = (),
-    *,
-    ensure: Callable[[], None],
-    strict: bool = False,
-) -> ModelGraph:
-    """What the runtime runs for a model. `ensure` sees to a profile once the model is known to be one."""
-    from latpred.prediction.find import predictor_of
-    from latpred.query import DeviceQuery
-    from latpred.runtimes.legacy_torch import traced_for
-    from latpred.runtimes.lowering import target_of, trace_for_runtime, traced_by
-    from latpred.runtimes.onnx import onnx_file
-    from latpred.tracing import trace
-
-    options: dict[str, Any] = {"seq": given.seq, "image": given.image, "precision": given.precision}
-    options |= {"memory_format": way.memory_format, "batches": batches}
-    by_tools = traced_by(target.runtime) != "eager"
-    # The walk comes first: a misspelt model must not cost a calibration.
-    graph = None
-    if onnx_file.is_file(model):
-        onnx_file.check_file(model, target.runtime)
-    else:
-        graph = trace(model, strict=strict, **options)
-    ensure()
-    predictor = predictor_of(DeviceQuery(target.device, target.host, way.threads, way.cudnn_benchmark), target.runtime)
-    era = predictor.profile.protocol.get("era", "")
-    if graph is not None and not by_tools and not era:
-        return graph
-    if by_tools:
-        notice(f"asking {target.runtime} what it makes of {model}")
-    kind = target_of(predictor.profile.device.kind)
-    with traced_for(era):  # of older software, as `latpred.predict` does it
-        return trace_for_runtime(model, runtime=target.runtime, target=kind, **options)
-
-
-def _of_lengths(context: click.Context, request: Request) -> Curve:
-    from latpred import api
-    from latpred.cli.calibrate import ensure_profile
-    from latpred.query import GivenLengths
-
-    given, target, way, ragged = request.model_input, request.target, request.way, request.ragged
-    ensure_profile(context, target.device, way, runtimes=(target.runtime,), yes=request.yes)
-    lengths: Any = ragged.lengths
-    batches: Sequence[int] = request.batches
-    # A list of lengths is a batch by itself: --batch has a default, which says nothing.
-    if isinstance(lengths, GivenLengths) and context.get_parameter_source("batches") is ParameterSource.DEFAULT:
-        batches = (len(lengths.values),)
-    return api.predict(
-        request.model,
-        batches,
-        target.runtime,
-        seq=given.seq,
-        image=given.image,
-        lengths=lengths,
-        execution=ragged.execution,
-        device=target.device,
-        host=target.host,
-        precision=given.precision,
-        threads=way.threads,
-        cudnn_benchmark=way.cudnn_benchmark,
-        protocol=target.protocol,
-        now=request.now,
-    )
-
-
-def show_curve(curve: Curve, graph: ModelGraph | None, request: Request, *, sparkline: bool = False) -> None:
+def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, output: Output, **asked: Any) -> None:
     """Print and draw predictions; JSON is the same document for both verbs, with one point per batch.
 
     CSV also has the work of the graph, from which `latpred compare` makes its baselines.
     """
-    from latpred.cli.output import print_curve
+    from latpred.prediction.prediction_page import curve_page
+
+    if measured is not None and plot is None:
+        raise UsageError("--measured is drawn into a figure; add --plot curve.png.")
+    curve, graph = _predicted(**asked)
 
     def rows() -> pd.DataFrame:
         table = curve.to_frame()
@@ -270,25 +128,238 @@ def show_curve(curve: Curve, graph: ModelGraph | None, request: Request, *, spar
             table[name] = [getattr(graph, name)(point.batch) for point in curve]
         return table
 
-    def text(console: Console) -> None:
-        print_curve(curve, console, sparkline=sparkline)
+    page = partial(curve_page, curve, sparklines=sparklines and shows_unicode())
+    emit(output, document=curve.to_dict, rows=rows, page=page)
+    if plot is not None:
+        from latpred.plot import blank, figure_of
 
-    emit(request.output, document=curve.to_dict, rows=rows, text=text)
-    draw(request.plot, lambda: _figure(curve, request.measured))
+        draw(plot, lambda: figure_of(curve.plot(blank(), measured=measured)))
 
 
-def _figure(curve: Curve, measured: Path | None) -> Figure:
-    from latpred import plot
+def _predicted(
+    model: str, batches: Sequence[int], runtime: str, *, strict: bool, yes: bool, **asked: Any
+) -> tuple[Curve, ModelGraph | None]:
+    """Walk the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
+    from latpred import api
+    from latpred.query import GivenLengths
 
-    ax = plot.blank()
-    plot.curve(curve, ax, measured=measured)
-    return plot.figure_of(ax)
+    lengths = asked["lengths"]
+    if lengths is None and asked["execution"] != "padded":
+        raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")
+    if lengths is None:
+        graph = graph_of(model, runtime, batches, strict=strict, yes=yes, **asked)
+        place = ("device", "host", "threads", "cudnn_benchmark", "protocol", "now")
+        return api.predict(graph, batches, runtime, **{name: asked[name] for name in place}), graph
+    ensure_profile(runtimes=(runtime,), yes=yes, **asked)
+    # A list of lengths is a batch by itself: --batch has a default, which says nothing.
+    given_batches = click.get_current_context().get_parameter_source("batches") is not ParameterSource.DEFAULT
+    if isinstance(lengths, GivenLengths) and not given_batches:
+        batches = (len(lengths.values),)
+    del asked["memory_format"]
+    return api.predict(model, batches, runtime, **asked), None
+
+
+def graph_of(
+    model: str,
+    runtime: str,
+    batches: Sequence[int] = (),
+    *,
+    yes: bool,
+    strict: bool = False,
+    device: str | None,
+    host: str | None,
+    threads: int | None,
+    cudnn_benchmark: bool | None,
+    **asked: Any,
+) -> ModelGraph:
+    """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
+    from latpred.prediction.find import predictor_of
+    from latpred.query import DeviceQuery
+    from latpred.runtimes.legacy_torch import traced_for
+    from latpred.runtimes.lowering import target_of, trace_for_runtime, traced_by
+
+    inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format")} | {"batches": batches}
+    graph = demand_model(model, runtime, strict=strict, **inputs)
+    ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
+    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
+    era = predictor.profile.protocol.get("era", "")
+    eager = traced_by(runtime) == "eager"
+    if graph is not None and eager and not era:
+        return graph
+    if not eager:
+        notice(_asking(runtime, model))
+    target = target_of(predictor.profile.device.kind)
+    with traced_for(era):  # of older software, as `latpred.predict` does it
+        return trace_for_runtime(model, runtime=runtime, target=target, **inputs)
+
+
+def demand_model(model: str, runtime: str | None = None, **inputs: Any) -> ModelGraph | None:
+    """Walk a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
+    from latpred.runtimes.onnx import onnx_file
+    from latpred.tracing import trace
+
+    if not onnx_file.is_file(model):
+        return trace(model, **inputs)
+    if runtime is not None:
+        onnx_file.check_file(model, runtime)
+    return None
+
+
+def ensure_profile(device: str | None, **asked: Any) -> None:
+    """On a machine without a profile, offer to measure one; see `latpred.cli.calibrate.ensure_profile`."""
+    from latpred.cli.calibrate import ensure_profile as ensure
+
+    names = ("runtimes", "yes", "threads", "cudnn_benchmark")
+    ensure(device, **{name: asked[name] for name in names if name in asked})
+
+
+def _asking(runtime: str, model: str) -> str:
+    return f"asking {runtime} what it makes of {model}"
 
 
 @click.command(
-    epilog="\b\nExample:\n"
-    "  latpred generate gpt2 --prompt 128 --new-tokens 16 --batch 1-128:2x\n"
-    "  latpred generate llama-3.2-1b --prompt 512 --new-tokens 64 --device rtx-8000"
+    epilog=examples(
+        "latpred explain bert-base-uncased --batch 1",
+        "latpred explain resnet18 --batch 8 --runtime onnxruntime --json",
+        "latpred explain resnet18 --plot runtimes.png",
+    )
+)
+@click.argument("model")
+@takes("batch", *INPUTS, "device", "host", "runtimes", "protocol", *SETUP, "yes", "plot")
+@output_options
+def explain(
+    model: str, batch: int, runtimes: tuple[str, ...], yes: bool, plot: Path | None, output: Output, **asked: Any
+) -> None:
+    """Compare runtimes for MODEL: what each takes, where the time goes, how far it can grow, what to change.
+
+    MODEL is what `latpred predict` takes. A runtime that brings its own tools takes seconds the first time it meets a
+    model.
+    """
+    from latpred.explanation.explain import explain as compare_runtimes
+    from latpred.explanation.explanation_page import explanation_page
+
+    _check_before_calibrating([model], runtimes, yes, asked)
+    explanation = compare_runtimes(
+        model, batch, runtimes=runtimes or None, progress=lambda name: notice(_asking(name, model)), **asked
+    )
+    emit(
+        output,
+        document=explanation.to_dict,
+        rows=explanation.to_frame,
+        page=lambda: explanation_page(explanation),
+    )
+    draw(plot, explanation.plot)
+
+
+def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes: bool, asked: dict[str, Any]) -> None:
+    """Neither a misspelt runtime nor a misspelt model must cost a calibration."""
+    from latpred import runtimes
+
+    for name in names:
+        runtimes.get(name)
+    for model in models:
+        demand_model(model, **{name: asked[name] for name in INPUTS})
+    ensure_profile(runtimes=names, yes=yes, **asked)
+
+
+@click.command(
+    epilog=examples(
+        "latpred timeline bert-base-uncased --device rtx-8000 -o trace.json",
+        "latpred timeline resnet18 --batch 8 --plot clocks.png",
+    )
+)
+@click.argument("model")
+@takes("batch", *INPUTS, *TARGET, *SETUP, "yes", "plot")
+@output_options
+def timeline(
+    model: str, batch: int, runtime: str, protocol: str, plot: Path | None, output: Output, **asked: Any
+) -> None:
+    """Follow host and device through one forward pass of MODEL: every dispatch, every kernel, and the gaps between.
+
+    -o trace.json writes a trace that https://ui.perfetto.dev and chrome://tracing open; --plot draws it.
+    """
+    from latpred.prediction.find import predictor_of
+    from latpred.prediction.timeline import forward_pass
+    from latpred.query import DeviceQuery
+
+    if protocol != "single":
+        raise UsageError("A timeline is of one forward pass that is waited for; leave out --protocol.")
+    graph = graph_of(model, runtime, **asked)
+    place = (asked[name] for name in ("device", "host", "threads", "cudnn_benchmark"))
+    forward = forward_pass(predictor_of(DeviceQuery(*place)), graph, batch, runtime=runtime)
+    emit(output, document=forward.to_dict, rows=forward.to_frame, page=lambda: _forward_page(forward))
+    if plot is not None:
+        from latpred.plot import two_clocks
+
+        draw(plot, lambda: two_clocks(forward))
+
+
+def _forward_page(forward: ForwardPass) -> Page:
+    from latpred.prediction.timeline import DEVICE, HOST, WAIT
+    from latpred.render import Page, Table, format_ms
+
+    point, gaps = forward.prediction, forward.gaps
+    rows = []
+    for clock in (HOST, DEVICE):
+        spans = sum(span.kind != WAIT for span in forward.row(clock))
+        busy_ms = forward.busy_us(clock) / 1e3
+        share = busy_ms / point.latency_ms if point.latency_ms else 0.0
+        rows.append((clock, str(spans), format_ms(busy_ms), f"{share:.1%}"))
+    about = f"{point.model}, batch {point.batch}, {point.precision}, {point.runtime} on {point.device}"
+    total, longest = (format_ms(us / 1e3) for us in gaps)
+    idle = f"between kernels the device idles for {total}, at most {longest} at a time"
+    table = Table(("clock", "spans", "busy", "of latency"), rows)
+    return Page(f"{about}: {format_ms(point.latency_ms)}", [table, idle])
+
+
+@click.command(
+    epilog=examples(
+        "latpred report bert-base-uncased -o bert.html",
+        "latpred report resnet18 mobilenet_v2 --device rtx-8000 -o two.html",
+    )
+)
+@click.argument("models", nargs=-1, required=True)
+@click.option(
+    "--output",
+    "-o",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="The file to write.",
+)
+@batch_option("1-256:2x")
+@takes(*INPUTS, "device", "host", "runtimes", "protocol", *SETUP, "yes")
+@speech_options
+def report(
+    models: tuple[str, ...], path: Path, batches: tuple[int, ...], runtimes: tuple[str, ...], yes: bool, **asked: Any
+) -> None:
+    """Write one HTML file about MODELS: answer, figures, runtimes, what is free, what to change, how far to trust it.
+
+    The file needs no network. Runtimes are compared at the smallest of the batch sizes.
+    """
+    from latpred.report import demand_packages, gather, write
+    from latpred.storage import demand_writable
+
+    demand_packages()
+    demand_writable(path)
+    _check_before_calibrating(models, runtimes, yes, asked)
+    parts = []
+    for number, model in enumerate(models, 1):
+        notice(f"predicting {model} ({number} of {len(models)})")
+
+        def asking(name: str, model: str = model) -> None:
+            notice(_asking(name, model))
+
+        parts.append(gather(model, batches, runtimes=runtimes or None, progress=asking, **asked))
+    notice(f"wrote {write(parts, path)}")
+
+
+@click.command(
+    epilog=examples(
+        "latpred generate gpt2 --prompt 128 --new-tokens 16 --batch 1-128:2x",
+        "latpred generate llama-3.2-1b --prompt 512 --new-tokens 64 --device rtx-8000",
+    )
 )
 @click.argument("model")
 @click.option("--prompt", type=click.IntRange(1), default=128, show_default=True, help="Tokens of each prompt.")
@@ -296,20 +367,12 @@ def _figure(curve: Curve, measured: Path | None) -> Figure:
     "--new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Tokens to generate for each."
 )
 @batch_option("1")
-@click.option("--precision", type=click.Choice(MODEL_PRECISIONS), help="Number format.  [default: the model's own]")
-@click.option(
-    "--device",
-    "-d",
-    help="cpu, cuda:0, simulated, or a profile's name or file.  [default: this machine's own profile]",
-)
+@takes("precision", "device")
 @click.option("--runtime", default="eager", show_default=True, help="What runs the forward passes of the decode steps.")
 @click.option("--measure", is_flag=True, help="Run it on this machine as well, and print measured beside predicted.")
-@click.option("--yes", "-y", is_flag=True, help="Calibrate without asking on a machine that has no profile.")
+@takes("yes")
 @output_options
-@speech_options
-@click.pass_context
 def generate(
-    context: click.Context,
     model: str,
     prompt: int,
     new_tokens: int,
@@ -326,19 +389,18 @@ def generate(
     MODEL is the name of a decoder (gpt2, llama-3.2-1b), or a file and the function in it that builds a transformers
     model with a generate() (models.py:build).
     """
-    from latpred import runtimes as known
-    from latpred.cli.calibrate import ensure_profile
+    from latpred import runtimes
     from latpred.explanation.generation import predict_generation
     from latpred.tracing.text_generation import decoder
 
-    known.get(runtime)
+    runtimes.get(runtime)
     decoder(model)  # a misspelt model must not cost a calibration
-    ensure_profile(context, device, runtimes=(runtime,), yes=yes)
+    ensure_profile(device, runtimes=(runtime,), yes=yes)
     curve = predict_generation(model, prompt, new_tokens, batches, runtime, device=device, precision=precision)
     if measure:
-        _measured(curve, model, live_device(device), output)
+        _measure_generation(curve, model, live_device(device), output)
         return
-    emit(output, document=curve.to_dict, rows=curve.to_frame, text=lambda console: print_generation(curve, console))
+    emit(output, document=curve.to_dict, rows=curve.to_frame, page=curve.page)
 
 
 def live_device(device: str | None) -> str:
@@ -350,10 +412,9 @@ def live_device(device: str | None) -> str:
     return store.find(device).device.kind
 
 
-def _measured(curve: GenerationCurve, model: str, device: str, output: Output) -> None:
+def _measure_generation(curve: GenerationCurve, model: str, device: str, output: Output) -> None:
     """Run what was predicted, and show both."""
     from latpred.calibration.measurement.timed_generation import beside, measure_generation
-    from latpred.cli.progress_bar import progress
 
     first = curve[0]
     if first.runtime != "eager":
@@ -375,44 +436,19 @@ def _measured(curve: GenerationCurve, model: str, device: str, output: Output) -
         output,
         document=lambda: {**curve.to_dict(), "measured": joined.to_dict("records")},
         rows=lambda: joined,
-        text=lambda console: _print_both(curve, joined, console),
+        page=lambda: _measured_page(curve, joined),
     )
 
 
-def _print_both(curve: GenerationCurve, joined: pd.DataFrame, console: Console) -> None:
-    from rich.table import Table
-
+def _measured_page(curve: GenerationCurve, joined: pd.DataFrame) -> Page:
+    from latpred.render import Page, Table
     from latpred.units import format_duration
 
-    print_generation(curve, console)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("batch", "what", "predicted", "measured", "error"):
-        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
+    rows = []
     for row in joined.to_dict("records"):
-        cells = (str(row["batch"]), row["what"], format_duration(row["predicted_s"]))
-        if row["status"] == "ok":
-            table.add_row(*cells, format_duration(row["measured_s"]), f"{row['error']:+.1%}")
-        else:
-            table.add_row(*cells, row["status"], "-")
-    console.print(table)
-
-
-def print_generation(curve: GenerationCurve, console: Console) -> None:
-    """Print what was asked, the table, provenance and caveats."""
-    from rich.table import Table
-
-    from latpred.explanation.generation import HEAD, row, title
-
-    console.print(title(curve[0]), style="bold", markup=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for name in HEAD:
-        table.add_column(name, justify="left" if name == "regime" else "right", no_wrap=True)
-    for point in curve:
-        table.add_row(*row(point))
-    console.print(table, soft_wrap=True)
-    if any(point.fits is False for point in curve):
-        console.print("* needs more memory than the device has")
-    provenance = curve[0].provenance
-    console.print(f"profile: {provenance.profile}, {provenance.source}", markup=False, soft_wrap=True)
-    for caveat in provenance.caveats:
-        console.print(f"caveat: {caveat}", markup=False, soft_wrap=True)
+        timed = row["status"] == "ok"
+        result = (format_duration(row["measured_s"]), f"{row['error']:+.1%}") if timed else (row["status"], "-")
+        rows.append((str(row["batch"]), row["what"], format_duration(row["predicted_s"]), *result))
+    page = curve.page()
+    table = Table(("batch", "what", "predicted", "measured", "error"), rows, left=("what",))
+    return Page(page.title, [*page.parts, table])

@@ -2,143 +2,114 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from latpred.cli.main import SuggestingGroup
-from latpred.cli.options import Output, output_options, speech_options
+from latpred.cli.options import Output, examples, output_options, speech_options
 from latpred.cli.output import answer, emit
+from latpred.render import Page, Table
+from latpred.units import format_bytes
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import Console
-
+    from latpred.profile.document import DeviceProfile
+    from latpred.profile.gpus import Spec
+    from latpred.profile.host_profile import HostProfile
     from latpred.profile.store import Entry
 
+_NO_HEADS = ("", " ", "  ")
 
-@click.group(cls=SuggestingGroup, epilog="\b\nExample:\n  latpred profiles list")
+
+@click.group(cls=SuggestingGroup, epilog=examples("latpred profiles list"))
 def profiles() -> None:
     """List, show and locate device profiles."""
 
 
-@profiles.command(
-    name="list", epilog="\b\nExample:\n  latpred profiles list --json\n  latpred profiles list --datasheets"
-)
+@profiles.command(name="list", epilog=examples("latpred profiles list --json", "latpred profiles list --datasheets"))
 @click.option("--datasheets", is_flag=True, help="List the GPUs that are known from their datasheets instead.")
 @click.option("--hosts", is_flag=True, help="List the hosts whose dispatch was measured alone instead.")
 @output_options
-@speech_options
 def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
     """List the profiles calibrated here and those shipped."""
-    from latpred.profile.store import directory, listing
+    if datasheets:
+        from latpred.profile.gpus import SPECS
 
-    if datasheets or hosts:
-        from latpred.cli.output import show_datasheets, show_hosts
+        columns = ("name", "sms", "memory_gib", "gb_per_s", "fp32_tmacs", "fp16_tmacs", "year")
+        _emit_rows("datasheets", [_datasheet_fields(spec) for spec in SPECS], columns, output)
+    elif hosts:
+        from latpred.profile import host_profile
 
-        (show_datasheets if datasheets else show_hosts)(output)
-        return
-    entries = listing()
+        rows = [host_fields(host) for host in host_profile.listing()]
+        nothing = "no host was measured yet; measure this one with: latpred calibrate --host-only"
+        _emit_rows("hosts", rows, ("name", "cpu", "measured"), output, note="" if rows else nothing)
+    else:
+        from latpred.profile.store import directory, listing
 
-    def text(console: Console) -> None:
-        if entries:
-            console.print(_entries_table(entries))
-        if all(entry.source == "shipped" for entry in entries):
-            console.print(
-                f"no profile of this machine in {directory()}; make one with: latpred calibrate", soft_wrap=True
-            )
+        entries = listing()
+        rows = [_entry_fields(entry) for entry in entries]
+        table = Table(
+            heads := ("name", "source", "device", "host", "calibrated", "state"),
+            [_entry_row(fields) for fields in rows],
+            left=heads,
+            folded=heads,
+        )
+        own = [entry for entry in entries if entry.source != "shipped"]
+        nothing = f"no profile of this machine in {directory()}; make one with: latpred calibrate"
+        emit(
+            output,
+            document=lambda: {"schema": "latpred.profiles/1", "profiles": rows},
+            rows=lambda: rows,
+            page=lambda: Page("", [table, *([] if own else [nothing])]),
+        )
 
+
+def _emit_rows(name: str, rows: list[dict[str, Any]], columns: tuple[str, ...], output: Output, note: str = "") -> None:
+    """Print some columns of rows, all of which JSON and CSV give."""
     emit(
         output,
-        document=lambda: {"schema": "latpred.profiles/1", "profiles": [_entry_fields(entry) for entry in entries]},
-        rows=lambda: _frame([_entry_fields(entry) for entry in entries]),
-        text=text,
+        document=lambda: {"schema": f"latpred.{name}/1", name: rows},
+        rows=lambda: rows,
+        page=lambda: Page("", [table_of(rows, columns), note]),
     )
 
 
-@profiles.command(epilog="\b\nExample:\n  latpred profiles show cpu")
-@click.argument("name")
-@output_options
-@speech_options
-def show(name: str, output: Output) -> None:
-    """Show what a profile holds: machine, device, runtimes, kernels and how well they were fitted."""
-    from latpred.profile.codec import to_document
-    from latpred.profile.store import load
-    from latpred.render import profile_text
-
-    profile = load(name)
-    emit(
-        output,
-        document=lambda: {"schema": "latpred.profile/1", "profile": to_document(profile)},
-        rows=lambda: _frame(profile_text.kernel_rows(profile)),
-        text=lambda console: profile_text.describe(profile, console),
-    )
+def table_of(rows: Sequence[dict[str, Any]], columns: tuple[str, ...]) -> Table:
+    """Some columns of rows, numbers with four digits."""
+    cells = [tuple(row[name] if isinstance(row[name], str) else f"{row[name]:.4g}" for name in columns) for row in rows]
+    texts = [name for name in columns if rows and isinstance(rows[0][name], str)]
+    return Table(columns, cells, left=texts, folded=texts)
 
 
-@profiles.command(name="path", epilog='\b\nExample:\n  cp "$(latpred profiles path cpu)" /tmp/')
-@click.argument("name", required=False)
-@speech_options
-def path_of(name: str | None) -> None:
-    """Print the file of a profile, or without a NAME the directory of all."""
-    from latpred.profile.store import directory, locate
-
-    answer(locate(name) if name else directory())
-
-
-@click.group(cls=SuggestingGroup, epilog="\b\nExample:\n  latpred cache show")
-def cache() -> None:
-    """Show or clear what latpred keeps only to save time."""
-
-
-@cache.command(name="show", epilog="\b\nExample:\n  latpred cache show")
-@output_options
-@speech_options
-def show_cache(output: Output) -> None:
-    """Print where the cache is and what it takes."""
-    from latpred.storage import usage
-    from latpred.units import format_bytes
-
-    found = usage()
-    fields = {"path": str(found.path), "files": found.files, "bytes": found.bytes}
-    emit(
-        output,
-        document=lambda: {"schema": "latpred.cache/1", **fields},
-        rows=lambda: _frame([fields]),
-        text=lambda console: console.print(
-            f"{found.path}: {found.files} files, {format_bytes(found.bytes)}", soft_wrap=True
-        ),
-    )
+def _datasheet_fields(spec: Spec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "title": spec.title,
+        "architecture": spec.architecture,
+        "sms": spec.multiprocessors,
+        "memory_gib": spec.memory_bytes / 2**30,
+        "gb_per_s": spec.bandwidth_bytes_per_s / 1e9,
+        "fp32_tmacs": spec.peak_macs_per_s("fp32") / 1e12,
+        "fp16_tmacs": spec.peak_macs_per_s("fp16") / 1e12,
+        "clock_mhz": spec.clock_hz / 1e6,
+        "l2_mib": spec.l2_bytes / 2**20,
+        "source": spec.source,
+        "year": int(re.findall(r"20\d\d", spec.source)[-1]),
+    }
 
 
-@cache.command(epilog="\b\nExample:\n  latpred cache clear")
-@speech_options
-def clear() -> None:
-    """Delete the cache; profiles and calibrations under way are kept."""
-    from latpred.storage import clear as clear_cache
-    from latpred.units import format_bytes
-
-    removed = clear_cache()
-    answer(f"removed {removed.files} files, {format_bytes(removed.bytes)}, from {removed.path}")
-
-
-@click.command(epilog="\b\nExample:\n  latpred doctor")
-@output_options
-@speech_options
-@click.pass_context
-def doctor(context: click.Context, output: Output) -> None:
-    """Say what stands between this machine and a prediction, and what to do about it."""
-    from latpred.doctor import examine
-
-    findings = examine()
-    rows = [{"topic": f.topic, "verdict": f.verdict, "detail": f.detail, "advice": f.advice} for f in findings]
-    emit(
-        output,
-        document=lambda: {"schema": "latpred.doctor/1", "findings": rows},
-        rows=lambda: _frame(rows),
-        text=lambda console: _print_findings(console, rows),
-    )
-    if any(finding.verdict == "fail" for finding in findings):
-        context.exit(3)
+def host_fields(host: HostProfile) -> dict[str, Any]:
+    """What a list of hosts says of one."""
+    return {
+        "name": host.name,
+        "cpu": host.machine.cpu,
+        "measured": host.created[:10],
+        "module_call_us": host.dispatch.module_call_us,
+        "python_call_us": host.dispatch.python_call_us,
+        "fixed_us": host.dispatch.fixed_us,
+    }
 
 
 def _entry_fields(entry: Entry) -> dict[str, Any]:
@@ -157,33 +128,92 @@ def _entry_fields(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entries_table(entries: list[Entry]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "source", "device", "host", "calibrated", "state"):
-        table.add_column(column, overflow="fold")
-    for entry in entries:
-        fields = _entry_fields(entry)
-        state = entry.problem or ("ok" if fields["passed"] else "did not pass its gate")
-        table.add_row(entry.name, entry.source, fields["device"], fields["cpu"], fields["created"][:10], state)
-    return table
+def _entry_row(fields: dict[str, Any]) -> tuple[str, ...]:
+    state = fields["problem"] or ("ok" if fields["passed"] else "did not pass its gate")
+    return (*(fields[name] for name in ("name", "source", "device", "cpu")), fields["created"][:10], state)
 
 
-def _print_findings(console: Console, rows: list[dict[str, str]]) -> None:
-    from rich.table import Table
+@profiles.command(epilog=examples("latpred profiles show cpu"))
+@click.argument("name")
+@output_options
+def show(name: str, output: Output) -> None:
+    """Show what a profile holds: machine, device, runtimes, kernels and how well they were fitted."""
+    from latpred.profile.store import load
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in rows:
-        advice = f"\n→ {row['advice']}" if row["advice"] else ""
-        table.add_row(row["verdict"], row["topic"], row["detail"] + advice)
-    console.print(table, markup=False)
+    show_profile(load(name), output)
 
 
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    import pandas as pd
+def show_profile(profile: DeviceProfile, output: Output) -> None:
+    """Print a profile."""
+    from latpred.profile.codec import to_document
+    from latpred.profile.profile_page import kernel_rows, profile_page
 
-    return pd.DataFrame(rows)
+    emit(
+        output,
+        document=lambda: {"schema": "latpred.profile/1", "profile": to_document(profile)},
+        rows=lambda: kernel_rows(profile),
+        page=lambda: profile_page(profile),
+    )
+
+
+@profiles.command(name="path", epilog=examples('cp "$(latpred profiles path cpu)" /tmp/'))
+@click.argument("name", required=False)
+@speech_options
+def path_of(name: str | None) -> None:
+    """Print the file of a profile, or without a NAME the directory of all."""
+    from latpred.profile.store import directory, locate
+
+    answer(locate(name) if name else directory())
+
+
+@click.group(cls=SuggestingGroup, epilog=examples("latpred cache show"))
+def cache() -> None:
+    """Show or clear what latpred keeps only to save time."""
+
+
+@cache.command(name="show", epilog=examples("latpred cache show"))
+@output_options
+def show_cache(output: Output) -> None:
+    """Print where the cache is and what it takes."""
+    from latpred.storage import usage
+
+    used = usage()
+    fields = {"path": str(used.path), "files": used.files, "bytes": used.bytes}
+    emit(
+        output,
+        document=lambda: {"schema": "latpred.cache/1", **fields},
+        rows=lambda: [fields],
+        page=lambda: Page("", [f"{used.path}: {used.files} files, {format_bytes(used.bytes)}"]),
+    )
+
+
+@cache.command(epilog=examples("latpred cache clear"))
+@speech_options
+def clear() -> None:
+    """Delete the cache; profiles and calibrations under way are kept."""
+    from latpred.storage import clear as clear_cache
+
+    removed = clear_cache()
+    answer(f"removed {removed.files} files, {format_bytes(removed.bytes)}, from {removed.path}")
+
+
+@click.command(epilog=examples("latpred doctor"))
+@output_options
+def doctor(output: Output) -> None:
+    """Say what stands between this machine and a prediction, and what to do about it."""
+    from latpred.doctor import examine
+
+    findings = examine()
+    rows = [{"topic": f.topic, "verdict": f.verdict, "detail": f.detail, "advice": f.advice} for f in findings]
+    cells = [
+        (row["verdict"], row["topic"], row["detail"] + (f"\n→ {row['advice']}" if row["advice"] else ""))
+        for row in rows
+    ]
+    emit(
+        output,
+        document=lambda: {"schema": "latpred.doctor/1", "findings": rows},
+        rows=lambda: rows,
+        page=lambda: Page("", [Table(_NO_HEADS, cells, left=_NO_HEADS, folded=_NO_HEADS[2:])]),
+    )
+    if any(finding.verdict == "fail" for finding in findings):
+        click.get_current_context().exit(3)

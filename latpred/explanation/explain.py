@@ -1,6 +1,6 @@
 """`latpred.explain`: predicts a model in every runtime that the profile knows, and asks what would become of it.
 
-What the answers mean is `latpred.explanation.advice`'s business, how they look `latpred.render.explanation_text`'s.
+What the answers mean is `explanation.advice`'s business, how they look `explanation.explanation_page`'s.
 """
 
 from __future__ import annotations

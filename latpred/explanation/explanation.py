@@ -1,7 +1,7 @@
 """Explanation: a model's runtimes side by side, where the time goes, how far it can grow, and what to change.
 
 It holds numbers; `explanation.explain` makes them, `explanation.advice` puts them into a sentence. How it looks is
-`latpred.render.explanation_text`'s.
+`explanation.explanation_page`'s.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from latpred import plot
+from latpred.explanation.explanation_page import explanation_page
 from latpred.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -205,20 +207,14 @@ class Explanation:
         MissingPackageError
             When matplotlib is not installed.
         """
-        from latpred import plot
-
         return plot.explanation(self)
 
     def __repr__(self) -> str:
         """Tables and sentences for a terminal."""
-        from latpred.render.explanation_text import plain
-
-        return plain(self)
+        return explanation_page(self).text()
 
     def _repr_html_(self) -> str:
-        from latpred.render.explanation_text import html
-
-        return html(self)
+        return explanation_page(self).html()
 
 
 def _choice(choice: Choice) -> dict[str, Any]:

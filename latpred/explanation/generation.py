@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -18,9 +17,11 @@ from latpred.errors import RuntimeRefusalError
 from latpred.prediction import prediction
 from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Curve, Prediction, Provenance
+from latpred.prediction.prediction_page import basis, basis_lines, star, star_note
 from latpred.prediction.predictor import Predictor
 from latpred.query import DeviceQuery, checked_batches, is_one
-from latpred.units import format_bytes, format_duration
+from latpred.render import Facts, Page, Row, Table, format_interval, format_ms, format_rate
+from latpred.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,10 +159,10 @@ class GenerationPrediction:
 
     def __repr__(self) -> str:
         """A few lines for a terminal."""
-        return "\n".join([_title(self), *(f"  {name:<13}{text}" for name, text in _facts(self))])
+        return _page(self).text()
 
     def _repr_html_(self) -> str:
-        return _card(_title(self), _facts(self))
+        return _page(self).html()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -192,34 +193,28 @@ class GenerationCurve:
 
     def __repr__(self) -> str:
         """A table for a terminal."""
-        rows = [HEAD, *(row(point) for point in self.points)]
-        widths = [max(len(cells[column]) for cells in rows) for column in range(len(HEAD))]
-        lines = ["  " + "  ".join(c.rjust(w) for c, w in zip(cells, widths, strict=True)) for cells in rows]
-        return "\n".join([title(self.points[0]), *lines, *(f"  {name:<13}{text}" for name, text in _basis(self[0]))])
+        return self.page().text()
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in HEAD)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row(point))}</tr>" for point in self.points)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return _card(title(self.points[0]), _basis(self[0]), table)
+        return self.page().html()
+
+    def page(self) -> Page:
+        """A row for each batch, and what they rest on."""
+        heads = ("batch", "latency", "90 % interval", "first", "next", "tokens/s", "overhead", "regime")
+        note = star_note(point.fits for point in self)
+        table = Table(heads, [_cells(point) for point in self], left=("regime",), note=note)
+        return Page(title(self[0]), [table, *basis_lines(self[0].provenance, self[0].device)])
 
 
-HEAD = ("batch", "latency", "90 % interval", "first", "next", "tokens/s", "overhead", "regime")
-
-
-def row(point: GenerationPrediction) -> tuple[str, ...]:
-    """One line of a table, under `HEAD`."""
-    low, high = (_ms(end) for end in point.interval_ms)
-    if low.split()[-1] == high.split()[-1]:
-        low = low.split()[0]
+def _cells(point: GenerationPrediction) -> Row:
     each = point.per_token_ms
     return (
-        str(point.batch) + ("" if point.fits is not False else "*"),
-        _ms(point.latency_ms),
-        f"{low} to {high}",
-        _ms(point.first_token_ms),
-        "-" if each is None else _ms(each),
-        _rate(point.tokens_per_s),
+        f"{point.batch}{star(point.fits)}",
+        format_ms(point.latency_ms),
+        format_interval(point.interval_ms),
+        format_ms(point.first_token_ms),
+        "-" if each is None else format_ms(each),
+        format_rate(point.tokens_per_s),
         f"{point.overhead_share:.0%}",
         (point.steps[-1] if point.steps else point.prefill).regime.removesuffix("-bound"),
     )
@@ -278,32 +273,21 @@ def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> d
     }
 
 
-def _title(point: GenerationPrediction) -> str:
-    return f"{title(point)}, batch {point.batch}"
-
-
-def _facts(point: GenerationPrediction) -> list[tuple[str, str]]:
-    low, high = point.interval_ms
+def _page(point: GenerationPrediction) -> Page:
     room = {True: ", fits", False: ", does not fit the device", None: ""}[point.fits]
+    rate = f"{format_rate(point.tokens_per_s)} tokens/s"
     facts = [
-        ("latency", f"{_ms(point.latency_ms)} (90 %: {_ms(low)} to {_ms(high)}), {_rate(point.tokens_per_s)} tokens/s"),
-        ("first token", f"{_ms(point.first_token_ms)}, {point.prefill.regime}"),
+        ("latency", f"{format_ms(point.latency_ms)} (90 %: {format_interval(point.interval_ms)}), {rate}"),
+        ("first token", f"{format_ms(point.first_token_ms)}, {point.prefill.regime}"),
     ]
     if point.steps:
         first, last = point.steps[0], point.steps[-1]
         regimes = first.regime if first.regime == last.regime else f"{first.regime}, at last {last.regime}"
-        facts.append(("next tokens", f"{_ms(first.latency_ms)} to {_ms(last.latency_ms)} each, {regimes}"))
-    clocks = f"{_ms(point.overhead_ms)} dispatching, {_ms(point.compute_ms)} computing"
+        facts.append(("next tokens", f"{format_ms(first.latency_ms)} to {format_ms(last.latency_ms)} each, {regimes}"))
+    clocks = f"{format_ms(point.overhead_ms)} dispatching, {format_ms(point.compute_ms)} computing"
     facts.append(("clocks", f"{clocks}, overhead {point.overhead_share:.0%} of the latency"))
     facts.append(("memory", f"{format_bytes(point.peak_bytes)} at the peak{room}"))
-    return [*facts, *_basis(point)]
-
-
-def _basis(point: GenerationPrediction) -> list[tuple[str, str]]:
-    provenance = point.provenance
-    where = provenance.machine.accelerator or provenance.machine.cpu
-    rests = f"{provenance.profile}, {provenance.source} on {where}, {provenance.created[:10]}"
-    return [("profile", rests), *(("caveat", caveat) for caveat in provenance.caveats)]
+    return Page(f"{title(point)}, batch {point.batch}", [Facts([*facts, *basis(point.provenance, point.device)])])
 
 
 def _asked(point: GenerationPrediction) -> dict[str, Any]:
@@ -344,19 +328,6 @@ def _point(point: GenerationPrediction) -> dict[str, Any]:
             for step in (point.prefill, *point.steps)
         ],
     }
-
-
-def _card(heading: str, facts: list[tuple[str, str]], above: str = "") -> str:
-    rows = "".join(f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(t)}</td></tr>" for n, t in facts)
-    return f"<div><strong>{escape(heading)}</strong>{above}<table>{rows}</table></div>"
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.3g}"
-
-
-def _ms(milliseconds: float) -> str:
-    return format_duration(milliseconds / 1e3)
 
 
 if TYPE_CHECKING:

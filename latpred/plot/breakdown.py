@@ -1,4 +1,4 @@
-"""Runtimes side by side, and where the time goes in each: bars, the second stacked by class of ops."""
+"""Where the time goes: runtimes side by side, classes of ops in each, and host and device in one forward pass."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 SHOWN = 7  # classes of ops with a colour of their own; what is left is one more
 OTHERS = "other"
+CLOSE = 36  # kernels in the part of a forward pass that is looked at closely
 _ROW_IN, _FRAME_IN = 0.2, 1.1
+_CLOCKS = {"host": 1.0, "device": 0.0}  # where the middle of each row is
+_HEIGHT = 0.62
+_WAIT = "synchronise"
+_OTHER, _WAITING = style.Look("white", ""), style.Look("#dddddd", "")
 
 
 @style.drawn
 def runtimes(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
-    """Latency of one model in each runtime with its 90 % interval, the first at the top.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """Latency of one model in each runtime with its 90 % interval, the first at the top."""
     ax = style.axes(ax, _FRAME_IN + _ROW_IN * len(predictions))
     rows = np.arange(len(predictions))
     latency = np.array([point.latency_ms for point in predictions])
@@ -57,32 +56,22 @@ def runtimes(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
 
 @style.drawn
 def shares(predictions: Sequence[Prediction], ax: Axes | None = None) -> Axes:
-    """Host and device time of each prediction, stacked by class of ops, the largest classes first.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """Host and device time of each prediction, stacked by class of ops, the largest classes first."""
     ax = style.axes(ax, _FRAME_IN + 2 * _ROW_IN * len(predictions))
-    names = largest(predictions)
-    look = style.looks(names)
+    classes = largest(predictions)
+    look = style.looks(classes)
     rows = np.arange(2 * len(predictions))
     left = np.zeros(len(rows))
-    for name in names:
-        width = np.array([time for point in predictions for time in times(point, name, names)])
+    for name in classes:
+        width = np.array([time for point in predictions for time in times(point, name, classes)])
         ax.barh(
             rows, width, left=left, height=0.72, color=look[name].colour, hatch=look[name].hatch,
             edgecolor=style.BLACK, linewidth=0.4, label=name,
         )  # fmt: skip
         left += width
     several = len({point.runtime for point in predictions}) > 1
-    labels = [
-        f"{point.runtime if several else f'batch {point.batch}'} {clock}"
-        for point in predictions
-        for clock in ("host", "device")
-    ]
-    _rows(ax, labels)
+    names = [point.runtime if several else f"batch {point.batch}" for point in predictions]
+    _rows(ax, [f"{name} {clock}" for name in names for clock in ("host", "device")])
     ax.set_xlabel("time (ms)")
     first = predictions[0]
     ax.set_title(f"{first.model}, {first.precision} on {first.device}")
@@ -128,36 +117,21 @@ def _rows(ax: Axes, names: Sequence[str]) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-ROWS = {"host": 1.0, "device": 0.0}
-KINDS = 7  # classes with a colour of their own
-CLOSE = 36  # kernels in the part that is looked at closely
-_HEIGHT = 0.62
-_WAIT = "synchronise"
-_OTHER, _WAITING = "white", "#dddddd"
-
-
 @style.drawn
 def timeline(found: ForwardPass, ax: Axes | None = None, *, start_ms: float = 0.0, end_ms: float | None = None) -> Axes:
-    """Spans of host and device between two times; what is white in the device's row is idle.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """Spans of host and device between two times; what is white in the device's row is idle."""
     ax = style.axes(ax, 1.5)
     end_ms = found.prediction.latency_ms if end_ms is None else end_ms
-    shown = [span for span in found.spans if span.end_us > start_ms * 1e3 and span.start_us < end_ms * 1e3]
-    look = style.looks(kinds(found))
-    for kind, style_of in look.items():
-        for row, height in ROWS.items():
+    shown = spans_between(found, start_ms, end_ms)
+    few = len(shown) < 200  # outlines and hatches of more would hide them
+    for kind, look in _forward_looks(found).items():
+        for row, height in _CLOCKS.items():
             spans = [(s.start_us / 1e3, (s.end_us - s.start_us) / 1e3) for s in shown if (s.row, s.kind) == (row, kind)]
             ax.broken_barh(
-                spans, (height - _HEIGHT / 2, _HEIGHT), facecolor=style_of.colour, edgecolor=style.BLACK,
-                linewidth=0.25 if len(shown) < 200 else 0.0, hatch=style_of.hatch if len(shown) < 200 else "",
+                spans, (height - _HEIGHT / 2, _HEIGHT), facecolor=look.colour, edgecolor=style.BLACK,
+                linewidth=0.25 if few or look in (_OTHER, _WAITING) else 0.0, hatch=look.hatch if few else "",
             )  # fmt: skip
-    _rest(ax, shown, look)
-    ax.set_yticks(list(ROWS.values()), list(ROWS))
+    ax.set_yticks(list(_CLOCKS.values()), list(_CLOCKS))
     ax.set(xlim=(start_ms, end_ms), ylim=(-0.55, 1.55), xlabel="time since the call (ms)")
     ax.tick_params(axis="y", length=0)
     return ax
@@ -165,13 +139,7 @@ def timeline(found: ForwardPass, ax: Axes | None = None, *, start_ms: float = 0.
 
 @style.drawn
 def two_clocks(found: ForwardPass, into: Figure | None = None) -> Figure:
-    """The whole forward pass, and below it a part from its middle with an arrow from each step to its kernel.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """The whole forward pass, and below it a part from its middle with an arrow from each step to its kernel."""
     into = into or style.figure(style.COLUMN_IN, 2.9)
     above, below = into.subplots(2, 1)
     point = found.prediction
@@ -193,7 +161,7 @@ def kinds(found: ForwardPass) -> list[str]:
     for span in found.spans:
         if span.kind != _WAIT:
             total[span.kind] = total.get(span.kind, 0.0) + span.end_us - span.start_us
-    return sorted(total, key=lambda kind: -total[kind])[:KINDS]
+    return sorted(total, key=lambda kind: -total[kind])[:SHOWN]
 
 
 def middle(found: ForwardPass) -> tuple[float, float]:
@@ -206,34 +174,32 @@ def middle(found: ForwardPass) -> tuple[float, float]:
     return launch[kernels[first].step] / 1e3, kernels[first + CLOSE - 1].end_us / 1e3
 
 
-def _rest(ax: Axes, shown: list[Span], look: dict[str, style.Look]) -> None:
-    """Classes without a colour, and waiting."""
-    for colour, spans in (
-        (_OTHER, [span for span in shown if span.kind not in look and span.kind != _WAIT]),
-        (_WAITING, [span for span in shown if span.kind == _WAIT]),
-    ):
-        for row, height in ROWS.items():
-            ax.broken_barh(
-                [(s.start_us / 1e3, (s.end_us - s.start_us) / 1e3) for s in spans if s.row == row],
-                (height - _HEIGHT / 2, _HEIGHT), facecolor=colour, edgecolor=style.GREY, linewidth=0.4,
-            )  # fmt: skip
+def spans_between(forward: ForwardPass, start_ms: float, end_ms: float) -> list[Span]:
+    """What host and device do in a part of a forward pass."""
+    return [span for span in forward.spans if span.end_us > start_ms * 1e3 and span.start_us < end_ms * 1e3]
 
 
-def _patches(found: ForwardPass) -> list[Patch]:
+def _forward_looks(forward: ForwardPass) -> dict[str, style.Look]:
+    """Of every class of ops in a forward pass; those without a colour of their own are white."""
+    looks = style.looks(kinds(forward))
+    for span in forward.spans:
+        looks.setdefault(span.kind, _WAITING if span.kind == _WAIT else _OTHER)
+    return looks
+
+
+def _patches(forward: ForwardPass) -> list[Patch]:
     """For the legend: every class that occurs, whether in the close-up or not."""
     from matplotlib.patches import Patch
 
+    names = {_OTHER: OTHERS, _WAITING: "waiting"}
+    looks = {names.get(look, kind): look for kind, look in _forward_looks(forward).items()}
     line: dict[str, Any] = {"edgecolor": style.BLACK, "linewidth": 0.4}
-    look = style.looks(kinds(found))
-    made = [Patch(facecolor=one.colour, hatch=one.hatch, label=kind, **line) for kind, one in look.items()]
-    present = {span.kind for span in found.spans}
-    made += [Patch(facecolor=_OTHER, label="other", **line)] * bool(present - {*look, _WAIT})
-    return made + [Patch(facecolor=_WAITING, label="waiting", **line)] * (_WAIT in present)
+    return [Patch(facecolor=look.colour, hatch=look.hatch, label=name, **line) for name, look in looks.items()]
 
 
 def _arrows(ax: Axes, found: ForwardPass, start_ms: float, end_ms: float) -> None:
     ends = {span.step: span.end_us for span in found.row("host") if span.kind != _WAIT}
     kernels = [k for k in found.row("device") if start_ms <= k.start_us / 1e3 <= end_ms]
     x = np.array([[ends[k.step] / 1e3, k.start_us / 1e3] for k in kernels]).reshape(-1, 2)
-    bottom, top = ROWS["host"] - _HEIGHT / 2, ROWS["device"] + _HEIGHT / 2
+    bottom, top = _CLOCKS["host"] - _HEIGHT / 2, _CLOCKS["device"] + _HEIGHT / 2
     ax.plot(x.T, np.tile([[bottom], [top]], len(x)), color=style.GREY, linewidth=0.5)

@@ -11,18 +11,19 @@ import numpy as np
 
 from latpred.errors import TableError
 from latpred.plot import style
+from latpred.render import format_span
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
     from latpred.prediction.prediction import Curve, Setting
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from latpred.prediction.prediction import Setting
-
     Measured = Mapping[int, float] | pd.DataFrame | str | os.PathLike[str]
+
+FAR_BELOW = 1000.0  # below the least latency over this, a clock is not followed: it would squeeze everything else
+MOST_MARKERS = 24  # with more points than that, a line says more without them
+_LABEL_SHARE = 0.17  # of the axis, below which a region has no room for its name
 
 
 class Points(NamedTuple):
@@ -34,20 +35,9 @@ class Points(NamedTuple):
 
 
 def points(measured: Measured, setting: Setting) -> Points:
-    """What was measured of the same model, run in the same way.
+    """What was measured of the model of a curve: milliseconds by batch size, or a measurement table.
 
-    Parameters
-    ----------
-    measured : mapping, DataFrame or path
-        Milliseconds by batch size, or a measurement table (`latpred measure -o measured.csv`).
-    setting : Setting
-        Of the predicted curve; rows of a table that differ from it in model, runtime, precision or protocol are left
-        out.
-
-    Raises
-    ------
-    TableError
-        When the table breaks its schema, or holds nothing of the kind.
+    Rows that differ from the curve in model, runtime, precision or protocol are left out.
     """
     if isinstance(measured, Mapping):
         batches = sorted(measured)
@@ -69,11 +59,6 @@ def points(measured: Measured, setting: Setting) -> Points:
     )
 
 
-FAR_BELOW = 1000.0  # below the least latency over this, a clock is not followed: it would squeeze everything else
-MOST_MARKERS = 24  # with more points than that, a line says more without them
-_LABEL_SHARE = 0.17  # of the axis, below which a region has no room for its name
-
-
 class Region(NamedTuple):
     """Batches in which one regime holds."""
 
@@ -86,21 +71,7 @@ class Region(NamedTuple):
 def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = None) -> Axes:
     """Latency against batch with its interval, what bounds it, the regimes and the crossover.
 
-    Parameters
-    ----------
-    found : Curve
-        What to draw.
-    ax : matplotlib.axes.Axes, optional
-        Where to; a new figure without it.
-    measured : mapping, DataFrame or path, optional
-        Measured milliseconds by batch, or a measurement table, drawn over it.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    TableError
-        When `measured` holds nothing of this model.
+    `measured` is drawn over it: milliseconds by batch, or a measurement table (`latpred measure -o measured.csv`).
     """
     known = None if measured is None else points(measured, found.setting)
     ax = style.axes(ax)
@@ -113,12 +84,11 @@ def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = N
     ax.fill_between(batches, low, high, color=style.BLUE, alpha=0.22, linewidth=0, label="90 % interval")
     if len(batches) == 1:  # a band has no width there
         ax.vlines(batches, low, high, color=style.BLUE, alpha=0.4, linewidth=3)
-    overhead, compute = found.overhead_ms[order], found.compute_ms[order]
-    marker = "_" if len(batches) == 1 else ""
-    ax.plot(batches, overhead, color=style.VERMILION, dashes=(5, 1.5), marker=marker, label="overhead (host)")
-    ax.plot(batches, compute, color=style.BLACK, dashes=(1, 1.2), marker=marker, label="compute (device)")
+    for series, clock in ((style.OVERHEAD, found.overhead_ms), (style.COMPUTE, found.compute_ms)):
+        marker = "_" if len(batches) == 1 else ""
+        ax.plot(batches, clock[order], color=series.colour, dashes=series.dashes, marker=marker, label=series.label)
     marker = "o" if len(batches) <= MOST_MARKERS else ""
-    ax.plot(batches, latency, color=style.BLUE, marker=marker, label="predicted latency", zorder=3)
+    ax.plot(batches, latency, color=style.LATENCY.colour, marker=marker, label=style.LATENCY.label, zorder=3)
     _too_large(ax, found)
     if known is not None:
         ax.errorbar(
@@ -133,13 +103,7 @@ def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = N
 
 @style.drawn
 def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
-    """Latency against batch in several runtimes, or on several devices, with the crossover of each.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """Latency against batch in several runtimes, or on several devices, with the crossover of each."""
     ax = style.axes(ax)
     names = _labels(curves)
     for index, (one, name) in enumerate(zip(curves, names, strict=True)):
@@ -213,16 +177,23 @@ def _name(region: Region, octaves: float) -> str:
     return region.regime if wide else region.regime.removesuffix("-bound")
 
 
-def _crossover(ax: Axes, found: Curve, span: tuple[float, float]) -> None:
-    """The batch from which the device sets the latency, where it is within the batches shown."""
+def crossover_shown(found: Curve, span: tuple[float, float]) -> tuple[int, float, float] | None:
+    """The batch from which the device sets the latency, and its interval as far as the axis goes; None beyond it."""
     batch, low, high = found.crossover
     if batch is None or batch <= found.batches.min() or batch > span[1]:
-        return
-    ends = (max(low or 1, span[0]), min(high or span[1], span[1]))
-    ax.axvspan(*ends, facecolor=style.GREY, alpha=0.22, linewidth=0, zorder=0.5)
-    said = f"{low}" if low == high else f"{low} to {high}" if high is not None else f"{low} or more"
-    label = f"crossover {batch} (90 %: {said})"
-    ax.axvline(batch, color=style.GREY, linewidth=1.0, linestyle=(0, (4, 1, 1, 1)), label=label)
+        return None
+    return batch, max(low or 1, span[0]), min(high or span[1], span[1])
+
+
+def _crossover(ax: Axes, found: Curve, span: tuple[float, float]) -> None:
+    shown = crossover_shown(found, span)
+    if shown is not None:
+        batch, *ends = shown
+        ax.axvspan(*ends, facecolor=style.GREY, alpha=0.22, linewidth=0, zorder=0.5)
+        _, low, high = found.crossover
+        said = f"{low}" if low == high else format_span(low or 1, high)
+        label = f"crossover {batch} (90 %: {said})"
+        ax.axvline(batch, color=style.GREY, linewidth=1.0, linestyle=(0, (4, 1, 1, 1)), label=label)
 
 
 def _too_large(ax: Axes, found: Curve) -> None:
@@ -252,7 +223,7 @@ def _scales(ax: Axes, span: tuple[float, float], least: float) -> None:
 def _legend(ax: Axes) -> None:
     """What was predicted and measured in the first column, what bounds it in the second."""
     handles, labels = ax.get_legend_handles_labels()
-    rank = {"predicted latency": 0, "90 % interval": 1, "measured": 2, "exceeds the memory": 3}
+    rank = {style.LATENCY.label: 0, "90 % interval": 1, "measured": 2, "exceeds the memory": 3}
     order = sorted(range(len(labels)), key=lambda index: rank.get(labels[index], 4))
     style.legend_below(ax, 0.38, handles=[handles[index] for index in order])
 

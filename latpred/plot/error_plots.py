@@ -23,19 +23,7 @@ _SEVERAL = 8  # groups that a legend can hold
 def agreement(report: Report, ax: Axes | None = None, *, by: str = "runtime") -> Axes:
     """Predicted against measured latency of every cell, with the line of no error and a band of 10 % around it.
 
-    Parameters
-    ----------
-    report : Report
-        Of `latpred.compare`, `latpred validate` or `latpred evaluate`.
-    ax : matplotlib.axes.Axes, optional
-        Where to; a new figure without it.
-    by : str
-        Column of the cells that sets the marker, where it has from two to eight values.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
+    `by` is the column of the cells that sets the marker, where it has from two to eight values.
     """
     ax = style.axes(ax, 2.9)
     cells = report.cells

@@ -67,6 +67,19 @@ _RC: Any = {
 }
 
 
+class Series(NamedTuple):
+    """A line of a curve. dashes : lengths in widths of the line, none for a solid one."""
+
+    label: str
+    colour: str
+    dashes: tuple[float, ...] = ()
+
+
+LATENCY = Series("predicted latency", BLUE)
+OVERHEAD = Series("overhead (host)", VERMILION, (5, 1.5))
+COMPUTE = Series("compute (device)", BLACK, (1, 1.2))
+
+
 class Look(NamedTuple):
     """Of one bar or area."""
 
@@ -87,13 +100,7 @@ def drawn(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def in_style() -> Iterator[None]:
-    """Apply this style.
-
-    Raises
-    ------
-    MissingPackageError
-        When matplotlib is not installed.
-    """
+    """Apply this style, or say what to install."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -174,13 +181,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 
 
 def save(made: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure as PNG, SVG or PDF, as the file's ending says.
-
-    Raises
-    ------
-    UsageError
-        When the ending is none of them, or the file cannot be written.
-    """
+    """Write a figure as PNG, SVG or PDF, as the file's ending says."""
     wanted = checked_path(path)
     # A date would make two files of one figure differ.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(wanted.suffix.lower(), {})

@@ -1,7 +1,6 @@
 """Prediction and Curve: what a user reads, at one batch size and over many.
 
-They hold numbers; `prediction.predictor` makes them. How they look in a terminal and in a notebook is
-`render.prediction_text`'s.
+They hold numbers; `prediction.predictor` makes them. How they look is `prediction.prediction_page`'s.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from latpred import plot
 from latpred.graph.graph import Coverage
 from latpred.prediction.crossover import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples
+from latpred.prediction.prediction_page import curve_page, prediction_page
 from latpred.profile.document import Machine
 
 if TYPE_CHECKING:
@@ -196,14 +197,10 @@ class Prediction:
 
     def __repr__(self) -> str:
         """A few lines for a terminal."""
-        from latpred.render.prediction_text import prediction_text
-
-        return prediction_text(self)
+        return prediction_page(self).text()
 
     def _repr_html_(self) -> str:
-        from latpred.render.prediction_text import prediction_html
-
-        return prediction_html(self)
+        return prediction_page(self).html()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -327,20 +324,14 @@ class Curve:
         --------
         >>> latpred.predict("bert-base-uncased", batch=[1, 8, 64]).plot()  # doctest: +SKIP
         """
-        from latpred import plot
-
         return plot.curve(self, ax, measured=measured)
 
     def __repr__(self) -> str:
         """A table with a sparkline for a terminal."""
-        from latpred.render.prediction_text import curve_text
-
-        return curve_text(self)
+        return curve_page(self).text()
 
     def _repr_html_(self) -> str:
-        from latpred.render.prediction_text import curve_html
-
-        return curve_html(self)
+        return curve_page(self).html()
 
 
 _COARSE = "crossover and knee are read off straight lines through the batches asked for"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -14,15 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latpred.errors import MissingPackageError, UsageError
-from latpred.render.explanation_text import AXES, changes, growth, shares
+from latpred.explanation.advice import recommended
+from latpred.explanation.explanation_page import AXES, caveats, clocks, growth, latencies, missing, shares
+from latpred.prediction.crossover import Z90
+from latpred.prediction.prediction_page import CURVE_HEADS, curve_row, input_text, star_note
+from latpred.profile.profile_page import age
+from latpred.render import Table, format_interval, format_ms, format_span
 from latpred.storage import result_file
+from latpred.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from latpred.prediction.prediction import Curve, Prediction, Setting
+    from latpred.profile.document import DeviceProfile
     from latpred.report.gathering import Studied
 
-# What the bundle gives to the page.
-_EXPORT = "window.latpredEmbed = vegaEmbed;"
+_EXPORT = "window.latpredEmbed = vegaEmbed;"  # what the bundle gives to the page
 _NEEDED = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
+_NAMED = 4  # operations without a formula that are named
+_SPACE_BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[KMGT]?i?B|[KMG]|%)(?:\W|$))")
+_SPACES_WITHIN_A_SPAN = re.compile(r"(?<=[\ds]) to (?=[\d.]+\W[num]?s\b)")
 
 
 class Chart(NamedTuple):
@@ -34,32 +46,22 @@ class Chart(NamedTuple):
 
 
 def html(parts: Sequence[Studied]) -> str:
-    """The page about some models.
-
-    Raises
-    ------
-    MissingPackageError
-        When a package that draws it is not installed.
-    UsageError
-        When there is no model.
-    """
+    """The page about some models."""
     if not parts:
         raise UsageError("A report needs a model; give one or more.")
     demand_packages()
     from jinja2 import Environment, StrictUndefined
 
-    from latpred.report import words
-
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["glued"] = words.glued
+    environment.filters["glued"] = glued
     source = resources.files("latpred.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(source).render(
         title=f"Latency of {', '.join(studied.name for studied in parts)}",
         device=parts[0].explanation.fastest.prediction.device,
-        overview=words.overview(list(parts)),
+        overview=overview(parts),
         parts=[_part(number, studied) for number, studied in enumerate(parts, 1)],
-        trust=words.trust(parts[0].profile, parts[0].curves[0].setting),
-        checks=words.checks(parts[0].profile),
+        trust=trust(parts[0].profile, parts[0].curves[0].setting),
+        checks=Table(("held out of the fit", "found"), list(parts[0].profile.acceptance.checks.items())),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("latpred"),
         bundle=_bundle(),
@@ -67,13 +69,7 @@ def html(parts: Sequence[Studied]) -> str:
 
 
 def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
-    """Write the page into a file.
-
-    Raises
-    ------
-    MissingPackageError, UsageError
-        As for `html`; also when the file cannot be written.
-    """
+    """Write the page into a file."""
     text, wanted = html(parts), Path(path)
     with result_file(wanted) as part:
         part.write_text(text, encoding="utf-8")
@@ -81,47 +77,42 @@ def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
 
 
 def demand_packages() -> None:
-    """Make sure that everything a report needs is installed.
-
-    Raises
-    ------
-    MissingPackageError
-        When something is not.
-    """
-    missing = [name for module, name in _NEEDED.items() if find_spec(module) is None]
-    if missing:
+    """Make sure that everything a report needs is installed."""
+    absent = [name for module, name in _NEEDED.items() if find_spec(module) is None]
+    if absent:
         raise MissingPackageError(
-            f"Reports need {', '.join(missing)}. Install what is missing with: pip install 'latpred[report]'"
+            f"Reports need {', '.join(absent)}. Install what is missing with: pip install 'latpred[report]'"
         )
 
 
 def _part(number: int, studied: Studied) -> dict[str, Any]:
     """What the template knows of one model."""
-    from latpred.report import words
-
-    found = studied.explanation
+    explanation = studied.explanation
+    without = [f"without {name}: {reason}" for name, reason in missing(explanation)]
     return {
         "anchor": f"model-{number}",
         "name": studied.name,
-        "answer": words.answer(studied),
-        "advice": found.advice,
-        "gap": words.gap(studied),
+        "answer": answer(studied),
+        "advice": explanation.advice,
+        "gap": gap(studied),
         "charts": _charts(number, studied),
-        "runtimes": words.runtimes(studied),
-        "points": words.points(studied.curves),
-        "shares": shares(found),
-        "growth": [(growth(name, headroom), changes(headroom)) for name, headroom in found.headrooms.items()],
-        "facts": words.facts(studied),
-        "caveats": words.caveats(studied),
-        "axes": sorted({AXES.get(room.axis, room.axis) for one in found.headrooms.values() for room in one.rooms}),
+        "runtimes": runtimes(studied),
+        "points": points(studied.curves),
+        "shares": shares(explanation),
+        "growth": [growth(name, headroom) for name, headroom in explanation.headrooms.items()],
+        "facts": facts(studied),
+        "caveats": [*(said.removeprefix("caveat: ") for said in caveats(explanation)), *without],
+        "axes": sorted(
+            {AXES.get(room.axis, room.axis) for one in explanation.headrooms.values() for room in one.rooms}
+        ),
     }
 
 
 def _charts(number: int, studied: Studied) -> dict[str, Chart]:
     from latpred.report import charts
 
-    found = studied.explanation
-    points = [choice.prediction for choice in found.choices]
+    explanation = studied.explanation
+    predictions = [choice.prediction for choice in explanation.choices]
     forward = studied.forward.prediction
     idle = studied.forward.gaps.total_us / 1e3 / forward.latency_ms if forward.latency_ms else 0.0
     made = {
@@ -130,8 +121,11 @@ def _charts(number: int, studied: Studied) -> dict[str, Chart]:
             "overhead, the device's compute, the regimes and the crossover",
             charts.curve(studied.curves),
         ),
-        "runtimes": (f"Latency of each runtime at batch {found.batch} with its 90 % interval", charts.runtimes(points)),
-        "shares": ("Host and device time of each runtime by class of operations", charts.shares(points)),
+        "runtimes": (
+            f"Latency of each runtime at batch {explanation.batch} with its 90 % interval",
+            charts.runtimes(predictions),
+        ),
+        "shares": ("Host and device time of each runtime by class of operations", charts.shares(predictions)),
         "clocks": (
             f"Part of one forward pass in {forward.runtime}: what the host dispatches and what the device runs; "
             f"between kernels the device idles for {idle:.0%} of the whole pass",
@@ -151,5 +145,108 @@ def _bundle() -> str:
     """Vega, Vega-Lite and vega-embed as one script that needs no network."""
     import vl_convert
 
-    found: str = vl_convert.javascript_bundle(_EXPORT)
-    return found.replace("</script", "<\\/script")
+    bundle: str = vl_convert.javascript_bundle(_EXPORT)
+    return bundle.replace("</script", "<\\/script")
+
+
+def answer(studied: Studied) -> str:
+    """The latency in the runtime that the advice names, what sets it, and from which batch on that changes."""
+    point = recommended(studied.explanation).prediction
+    setting = point.setting
+    what = ", ".join([*input_text(setting), setting.precision, f"batch {point.batch}"])
+    return (
+        f"One forward pass ({what}) is predicted to take {format_ms(point.latency_ms)} in {setting.runtime} on "
+        f"{setting.device} (90 % interval: {format_interval(point.interval_ms)}). {_regime(point)}"
+    )
+
+
+def _regime(point: Prediction) -> str:
+    batch, low, high = point.crossover
+    if batch is None:
+        return "At every batch size looked at, dispatching takes the host longer than computing takes the device."
+    if batch <= 1:
+        return "Computing, not dispatching, sets the latency at every batch size."
+    return (
+        f"Below batch {batch} (90 %: {format_span(low or 1, high)}) dispatching takes longer than computing: there, "
+        "more work per forward pass costs little or nothing."
+    )
+
+
+def gap(studied: Studied) -> str:
+    """What no formula covers, in a sentence for the top of the page; empty where all is covered."""
+    coverage = studied.coverage
+    if not coverage.estimated_ops:
+        return ""
+    names = [f"{name} ({count})" for name, count in coverage.estimated_ops.items()]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"No cost formula knows {', '.join(names[:_NAMED])}{more}. Formulas cover {coverage.launches:.0%} of the "
+        f"launches and {coverage.bytes:.0%} of the bytes; the rest is estimated from its bytes alone, its "
+        "multiply-adds are not counted, and the intervals are wider for it. Teach latpred these operations with "
+        "@latpred.cost."
+    )
+
+
+def overview(parts: Sequence[Studied]) -> Table:
+    """One row per model."""
+    rows = []
+    for studied in parts:
+        point = studied.explanation.fastest.prediction
+        crossover = "never" if point.crossover_batch is None else str(point.crossover_batch)
+        times = (format_ms(point.latency_ms), format_interval(point.interval_ms))
+        rows.append((studied.name, str(point.batch), point.runtime, *times, crossover))
+    return Table(("model", "batch", "fastest runtime", "latency", "90 % interval", "compute-bound from batch"), rows)
+
+
+def runtimes(studied: Studied) -> Table:
+    """Latency, interval, speed-up and clocks of each runtime in one table."""
+    left, right = latencies(studied.explanation), clocks(studied.explanation)
+    rows = [(*one, *other[1:]) for one, other in zip(left.rows, right.rows, strict=True)]
+    return Table((*left.heads, *right.heads[1:]), rows)
+
+
+def points(curves: Sequence[Curve]) -> Table:
+    """All points of all curves."""
+    shown = [point for curve in curves for point in curve]
+    rows = [(point.runtime, *curve_row(point)) for point in shown]
+    return Table(("runtime", *CURVE_HEADS), rows, note=star_note(point.fits for point in shown))
+
+
+def facts(studied: Studied) -> list[tuple[str, str]]:
+    """About the model."""
+    graph, coverage = studied.graph, studied.coverage
+    batch = studied.explanation.batch
+    known = " in the operations that are known" if coverage.estimated_ops else ""
+    covered = f"formulas for {coverage.launches:.0%} of launches and {coverage.bytes:.0%} of bytes"
+    return [
+        ("parameters", f"{format_count(graph.parameters)} ({format_bytes(graph.parameter_bytes)})"),
+        (f"multiply-adds at batch {batch}", format_count(graph.macs(batch)) + known),
+        (f"launches in {graph.runtime}", str(graph.launches(batch))),
+        (f"peak memory at batch {batch}", format_bytes(graph.peak_bytes(batch))),
+        ("coverage", "formulas for everything it does" if not coverage.estimated_ops else covered),
+    ]
+
+
+def trust(profile: DeviceProfile, setting: Setting) -> list[tuple[str, str]]:
+    """What the predictions rest on, and how far off they were on networks that the fit had not seen."""
+    machine, gate = profile.machine, profile.acceptance
+    passed = gate.passed and all(gate.runtimes.values())
+    verdict = "passed" if passed else "not passed by all that was calibrated"
+    return [
+        ("profile", f"{profile.name}: {profile.provenance}, {profile.created[:10]} ({age(profile.created)})"),
+        ("device", machine.accelerator or machine.cpu),
+        ("host", machine.cpu if machine.accelerator else f"the same, {machine.threads} thread(s)"),
+        ("software", ", ".join(f"{name} {version}" for name, version in machine.stack.items()) or "not recorded"),
+        ("latency means", f"{setting.protocol}, inputs on the {setting.inputs_on}"),
+        *((f"error in {name}", _left_out(fit.spread)) for name, fit in profile.runtimes.items() if fit.spread),
+        ("acceptance gate", verdict if gate.checks else "nothing was held out: there is no error to report"),
+    ]
+
+
+def _left_out(spread: float) -> str:
+    return f"9 in 10 whole networks that the fit left out were within a factor of {math.exp(Z90 * spread):.2f}"
+
+
+def glued(cell: str) -> str:
+    """A cell whose numbers stay on one line with their units and spans: the spaces between them do not break."""
+    return _SPACES_WITHIN_A_SPAN.sub("\u00a0to\u00a0", _SPACE_BEFORE_A_UNIT.sub("\u00a0", cell))

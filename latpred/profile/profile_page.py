@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latpred import host
-from latpred.profile.document import ADAPTED
+from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit, KernelFit, Machine
+from latpred.render import Facts, Page, Table
 from latpred.units import format_bytes, format_duration
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-    from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit
+def profile_page(profile: DeviceProfile) -> Page:
+    """What was measured, on what, and how well each family of kernels was fitted."""
+    numbers = ("gmacs_per_s", "weight_gb_per_s", "activation_gb_per_s", "floor_us")
+    # Heads of two lines leave the names of families room on a terminal of 80 columns.
+    heads = ("kernel family", "precision", "GMAC/s", "weights\nGB/s", "activations\nGB/s", "floor\nus", "error")
+    rows = [
+        (row["family"], row["precision"], *(_number(row[name]) for name in numbers), f"{row['error']:.1%}")
+        for row in kernel_rows(profile)
+    ]
+    return Page(f"{profile.name}: {summary(profile)}", [Facts(_facts(profile)), "\n", Table(heads, rows)])
 
 
 def summary(profile: DeviceProfile, now: datetime | None = None) -> str:
     """One line: the device, how it was run, and how old the figures are."""
-    threads = profile.machine.threads
-    parts = [profile.device.name, f"{threads} thread{'' if threads == 1 else 's'}"]
+    parts = [profile.device.name, threads_text(profile.machine)]
     verb = "calibrated" if profile.provenance == "measured" else profile.provenance
     adapted = ["adapted"] if ADAPTED in profile.protocol else []
     return ", ".join([*parts, f"{verb} {age(profile.created, now)}", *adapted])
+
+
+def threads_text(machine: Machine) -> str:
+    """How many threads an op may use, as "1 thread"."""
+    return f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
 
 
 def age(created: str, now: datetime | None = None) -> str:
@@ -49,44 +61,33 @@ def kernel_rows(profile: DeviceProfile) -> list[dict[str, Any]]:
     ]
 
 
-def describe(profile: DeviceProfile, console: Console) -> None:
-    """Print a profile."""
-    for line in _facts(profile):
-        console.print(line, markup=False, soft_wrap=True)
-    console.print()
-    console.print(_kernel_table(profile))
-
-
-def _facts(profile: DeviceProfile) -> list[str]:
-    machine, device = profile.machine, profile.device
+def _facts(profile: DeviceProfile) -> list[tuple[str, str]]:
+    machine, device, gate = profile.machine, profile.device, profile.acceptance
     driver = f" (driver {machine.driver})" if machine.driver else ""
     accelerator = f", {machine.accelerator}{driver}" if machine.accelerator else ""
     cores = f", {machine.cores} cores" if machine.cores else ""
     memory = f", {format_bytes(machine.memory_bytes)}" if machine.memory_bytes else ""
-    lines = [
-        f"{profile.name}: {summary(profile)}",
-        f"machine     {machine.cpu}{cores}{accelerator}{memory}",
-        f"stack       {', '.join(f'{name} {version}' for name, version in machine.stack.items())}",
-        *(f"{name:<11} {value}" for name, value in profile.protocol.items()),
-        f"calibration {len(profile.samples)} cells in {format_duration(profile.seconds)}",
+    facts = [
+        ("machine", f"{machine.cpu}{cores}{accelerator}{memory}"),
+        ("stack", ", ".join(f"{name} {version}" for name, version in machine.stack.items())),
+        *profile.protocol.items(),
+        ("calibration", f"{len(profile.samples)} cells in {format_duration(profile.seconds)}"),
     ]
     if profile.speed:
         times = ", ".join(f"{host.MEANINGS[kind]} {us:.0f} us" for kind, us in profile.speed.items())
-        lines.append(f"full speed  {times}")
+        facts.append(("full speed", times))
     if profile.disturbed:
-        lines.append(f"disturbed   {profile.disturbed:.0%} of the cells, by other work until the end")
+        facts.append(("disturbed", f"{profile.disturbed:.0%} of the cells, by other work until the end"))
     if profile.slowed:
-        lines.append(f"slowed      {profile.slowed:.0%} of the cells, which found no moment at full speed")
-    lines += [f"failed      {count} cells: {reason}" for reason, count in profile.failures.items()]
+        facts.append(("slowed", f"{profile.slowed:.0%} of the cells, which found no moment at full speed"))
+    facts += [("failed", f"{count} cells: {reason}") for reason, count in profile.failures.items()]
     if device.asynchronous:
         clock = f"launch {device.launch_us:.2f} us, gap {device.gap_us:.2f} us, sync {device.sync_us:.2f} us"
-        lines.append(f"clock       {clock}")
-    return [*lines, *_runtime_lines(profile), *_gate_lines(profile)]
-
-
-def _runtime_lines(profile: DeviceProfile) -> list[str]:
-    width = max(11, *(len(name) for name in profile.runtimes)) if profile.runtimes else 11
-    return [f"{runtime:<{width}} {_runtime_line(fit)}" for runtime, fit in profile.runtimes.items()]
+        facts.append(("clock", clock))
+    facts += [(runtime, _runtime_line(fit)) for runtime, fit in profile.runtimes.items()]
+    facts.append(("gate", "passed" if gate.passed and all(gate.runtimes.values()) else "failed"))
+    facts += [("", f"{name}: {verdict}") for name, verdict in gate.checks.items()]
+    return [*facts, *(("", advice) for advice in gate.advice)]
 
 
 def _runtime_line(fit: DispatchFit) -> str:
@@ -103,14 +104,6 @@ def _runtime_line(fit: DispatchFit) -> str:
     return ", ".join(said)
 
 
-def _gate_lines(profile: DeviceProfile) -> list[str]:
-    gate = profile.acceptance
-    checks = [f"            {name}: {verdict}" for name, verdict in gate.checks.items()]
-    advice = [f"            {advice}" for advice in gate.advice]
-    passed = gate.passed and all(gate.runtimes.values())
-    return [f"gate        {'passed' if passed else 'failed'}", *checks, *advice]
-
-
 def _kernel_fields(fit: KernelFit) -> dict[str, float]:
     return {
         "gmacs_per_s": fit.macs_per_us / 1e3,
@@ -125,17 +118,3 @@ def _number(value: float) -> str:
     if not value:
         return "-"
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def _kernel_table(profile: DeviceProfile) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("kernel family", no_wrap=True)
-    # Heads of two lines leave the names of families room on a terminal of 80 columns.
-    for column in ("precision", "GMAC/s", "weights\nGB/s", "activations\nGB/s", "floor\nus", "error"):
-        table.add_column(column, justify="right")
-    for row in kernel_rows(profile):
-        numbers = (row["gmacs_per_s"], row["weight_gb_per_s"], row["activation_gb_per_s"], row["floor_us"])
-        table.add_row(row["family"], row["precision"], *(_number(n) for n in numbers), f"{row['error']:.1%}")
-    return table

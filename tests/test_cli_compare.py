@@ -1,0 +1,129 @@
+"""compare, evaluate, validate, and fitting a table through the command line."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+from clidata import document, models_file, run
+from profiledata import profile
+from tabledata import measured, predicted
+from tablefitdata import BATCHES, MODELS, table
+
+from latpred.accuracy.comparison import compare
+from latpred.profile import datasheet, store
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CELLS = [(name, batch, 0.01 * batch * (1 + index)) for index, name in enumerate("abc") for batch in (1, 8)]
+SOURCE = """
+import torch
+from torch import nn
+
+
+def _tower(width, depth, window, norm):
+    layers = [nn.Conv2d(3, width, 7, stride=2, bias=not norm)]
+    for _ in range(depth):
+        layers.append(nn.Conv2d(width, width, window, padding=window // 2, bias=not norm))
+        layers += [nn.BatchNorm2d(width)] if norm else []
+        layers.append(nn.ReLU())
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 100))
+
+
+"""
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A table of one GPU's latencies, whose models can be built."""
+    code = SOURCE + "\n\n".join(
+        f"def {name}():\n    return _tower{sizes}, torch.zeros(1, 3, 96, 96)" for name, sizes in MODELS.items()
+    )
+    (tmp_path / "models.py").write_text(code)
+    rows = table()
+    rows = rows[(rows["gpu"] == "RTX-8000") & (rows["precision"] == "fp32")]
+    path = tmp_path / "measured.csv"
+    rows.assign(
+        model=[f"{tmp_path}/models.py:{name}" for name in rows["model"]], input_kind="custom", input_size=0
+    ).to_csv(path, index=False)
+    return path
+
+
+def test_what_was_measured_compares_with_what_was_predicted(tmp_path: Path) -> None:
+    store.save(profile())
+    common = (f"{models_file(tmp_path)}:picture", "--image", "16", "--batch", "1,4", "--device", "cpu")
+    truth, guess = tmp_path / "measured.csv", tmp_path / "predicted.csv"
+    shown = run("measure", *common, "--repeats", "2", "-o", truth)
+    assert shown.exit_code == 0
+    assert shown.stderr.startswith("measuring: 0 %")
+    assert run("predict", *common, "-o", guess).exit_code == 0
+    report = run("compare", guess, truth)
+    assert report.exit_code == 0
+    assert report.stdout.startswith("2 cells of 1 models: median error ")
+    found = document("compare", guess, truth)
+    assert (found["schema"], found["overall"]["cells"]) == ("latpred.accuracy/1", 2)
+    evaluated = document("evaluate", truth)
+    assert evaluated["overall"]["median"] == pytest.approx(found["overall"]["median"])
+    wrong = run("compare", guess, guess)
+    assert (wrong.exit_code, "lacks spread_s" in wrong.stderr) == (2, True)
+    assert run("compare", "gone.csv", guess).exit_code == 2
+
+
+def test_compare_draws_its_errors(tmp_path: Path) -> None:
+    measured(CELLS).to_csv(tmp_path / "m.csv", index=False)
+    predicted(CELLS).to_csv(tmp_path / "p.csv", index=False)
+    shown = run("compare", tmp_path / "p.csv", tmp_path / "m.csv", "--plot", tmp_path / "errors.pdf")
+    assert shown.exit_code == 0, shown.stderr
+    assert (tmp_path / "errors.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(("factor", "exit_code"), [(1.01, 0), (1.5, 1)])
+def test_a_validation_that_misses_its_targets_exits_1(
+    factor: float, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = compare(predicted([(*cell[:2], cell[2] * factor) for cell in CELLS]), measured(CELLS))
+    monkeypatch.setattr("latpred.calibration.measurement.validation.validate", lambda *_arguments, **_options: report)
+    shown = run("validate", "--quiet") if exit_code == 0 else run("validate")
+    assert shown.exit_code == exit_code
+    assert shown.stdout.startswith("6 cells of 3 models: median error ")
+    assert ("target missed: median error is 0.5, the target 0.08" in shown.stderr) == (exit_code == 1)
+
+
+def test_fit_writes_a_profile_that_predicts(published: Path, tmp_path: Path) -> None:
+    to = tmp_path / "gpu.json"
+    shown = run("fit", published, "--name", "gpu", "-o", to)
+    assert shown.exit_code == 0, shown.output
+    fitted = store.load(to)
+    assert (fitted.name, fitted.device.name) == ("gpu", "rtx-8000")
+    model = f"{tmp_path}/models.py:wide"
+    points = document("predict", model, "--device", to, "--batch", "1,256", "--protocol", "pipelined")["points"]
+    rows = pd.read_csv(published)
+    for point in points:
+        truth = rows[(rows["model"] == model) & (rows["batch"] == point["batch"])]["latency_s"] * 1e3
+        assert truth.min() * 0.9 < point["latency_ms"] < truth.max() * 1.1
+
+
+def test_evaluate_leaves_models_out(published: Path) -> None:
+    report = document("evaluate", published, "--leave-out", "model")
+    assert report["schema"] == "latpred.leave-out/1"
+    assert report["figures"]["a model left out, eager"]["cells"] == len(MODELS) * len(BATCHES) * 2
+    assert set(report["coverage"]) == {"batch 1 to 4", "between", "batch 64 and more"}
+    for option, given in (("--device", "cpu"), ("--plot", "figure.png")):
+        refused = run("evaluate", published, "--leave-out", "model", option, given)
+        assert (refused.exit_code, f"leave out {option}" in refused.stderr) == (2, True)
+
+
+def test_datasheets_says_what_gpus_have_in_common(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = pd.read_csv(published)
+    both = pd.concat([rows, rows.assign(gpu="2080Ti", run=rows["run"] + " 2080Ti")])
+    both.to_csv(published, index=False)
+    main = runpy.run_path(str(EXAMPLES / "framework_tax" / "datasheets.py"))["main"]
+    main([str(published), "-o", str(tmp_path / "common.json")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["all", "2080Ti", "RTX-8000", "fp32", "written"]
+    found = msgspec.json.decode((tmp_path / "common.json").read_bytes(), type=datasheet.Shared)
+    assert "2080Ti, RTX-8000" in found.source

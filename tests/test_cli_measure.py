@@ -1,0 +1,118 @@
+"""measure through the command line: whole models, and `--suite` for a whole study."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from clidata import document, models_file, run
+from torch import nn
+
+from latpred.calibration.measurement import recorder, whole_models
+from latpred.calibration.measurement.plans import Plan, Setting
+from latpred.calibration.workloads.base import module_workload
+
+TINY = module_workload("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
+STAGES = {name: (Setting(TINY, batch, "fp32", "eager"),) for name, batch in (("core", 1), ("the rest", 4))}
+STUDY = ("measure", "--suite", "paper", "--device", "simulated")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return f"{models_file(tmp_path)}:picture"
+
+
+@pytest.fixture
+def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "plan", lambda name: Plan(name, STAGES, ("timm is not installed",)))
+
+
+@pytest.mark.parametrize("form", ["file", "stdout"])
+def test_ctrl_c_while_measuring_gives_what_was_measured(
+    form: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visit, visits = whole_models._Bench.visit, iter(range(9))
+
+    def interrupted(bench: Any, cell: Any) -> None:
+        if next(visits) == 2:
+            raise KeyboardInterrupt
+        visit(bench, cell)
+
+    monkeypatch.setattr(whole_models._Bench, "visit", interrupted)
+    path = tmp_path / "measured.csv"
+    where = ("-o", path) if form == "file" else ("--csv",)
+    shown = run("measure", model, "--image", "16", "--batch", "1,2,4", "--device", "cpu", *where)
+    assert shown.exit_code == 130
+    place = f"in {path}" if form == "file" else "above"
+    said = f"latpred: interrupted; 2 of 3 cells were measured by then, they are {place}."
+    assert shown.stderr.splitlines()[-1] == said
+    table = pd.read_csv(path if form == "file" else io.StringIO(shown.stdout))
+    assert sorted(table["status"]) == ["interrupted before it was measured", "ok", "ok"]
+    assert table["latency_s"].notna().sum() == 2
+
+
+def test_measure_prints_a_row_per_cell_and_says_what_does_not_fit(model: str) -> None:
+    shown = run("measure", model, "--image", "8192", "--batch", "1048576", "--device", "cpu", "--quiet")
+    assert (shown.exit_code, shown.stderr) == (3, "")
+    assert "out of memory" in shown.stdout
+    small = ("measure", model, "--image", "16", "--batch", "1", "--device", "cpu", "--repeats", "1")
+    assert "repeat noise" in run(*small).stdout.splitlines()[0]
+    found = document(*small)
+    assert found["schema"] == "latpred.measure/1"
+    assert (found["rows"][0]["status"], found["rows"][0]["batch"]) == ("ok", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Name at least one, or a study with --suite"),
+        (("resnet18", "--host", "1.3"), "--host means nothing"),
+        ((*STUDY[1:], "bert"), "Models and --suite exclude each other"),
+        ((*STUDY[1:], "--batch", "4"), "--suite paper plans --batch itself; leave that out"),
+        ((*STUDY[1:], "--precision", "fp16"), "--suite paper plans --precision itself"),
+        ((*STUDY[1:], "--runtime", "torchscript"), "no runtime 'torchscript'"),
+        ((*STUDY[1:], "--stage", "last"), "no stage 'last'"),
+    ],
+)
+@pytest.mark.usefixtures("small_study")
+def test_what_cannot_be_measured_together_is_refused(arguments: tuple[str, ...], sentence: str) -> None:
+    shown = run("measure", *arguments)
+    assert (shown.exit_code, sentence in shown.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("small_study")
+def test_a_stage_then_the_rest(tmp_path: Path) -> None:
+    first = run(*STUDY, "--record", tmp_path, "--stage", "core")
+    assert first.exit_code == 0
+    assert first.stdout.splitlines() == [
+        "core                  1 of     1",
+        "the rest              0 of     1",
+        f"kept in {tmp_path}",
+    ]
+    assert "timm is not installed" in first.stderr
+    found = document(*STUDY, "--record", tmp_path)
+    assert found["schema"] == "latpred.recorded/1"
+    assert found["complete"]
+    assert found["stages"]["the rest"] == {"measured": 1, "planned": 1}
+
+
+@pytest.mark.usefixtures("small_study")
+def test_a_study_that_stopped_says_how_to_go_on_and_where_it_is(
+    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = run(*STUDY, "--budget", "0.000001s")
+    assert stopped.stdout.splitlines()[-1] == "The same command again goes on where this stopped."
+    run(*STUDY, "--quiet")
+    assert (latpred_home / "recordings" / "paper-simulated" / "recording.json").exists()
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recorder, "record", interrupted)
+    ended = run(*STUDY)
+    assert ended.exit_code == 130
+    assert "what was measured is kept, run the same command to go on" in ended.stderr

@@ -1,0 +1,115 @@
+"""profiles, cache and doctor through the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import factories
+import pytest
+from clidata import document, run
+from profiledata import machine, profile
+
+from latpred.profile import gpus, host_profile, store
+from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
+
+
+def test_profiles_without_any_of_this_machine() -> None:
+    shown = run("profiles", "list")
+    assert shown.exit_code == 0
+    assert "shipped" in shown.stdout
+    assert "make one with: latpred calibrate" in shown.stdout
+
+
+def test_profiles_list_show_and_path() -> None:
+    path = store.save(profile())
+    listed = run("profiles", "list")
+    assert listed.stdout.splitlines()[0].split() == ["name", "source", "device", "host", "calibrated", "state"]
+    assert "cpu" in listed.stdout
+    assert "make one with" not in listed.stdout
+    shown = run("profiles", "show", "cpu")
+    assert shown.exit_code == 0
+    assert "cpu: cpu, 1 thread, calibrated" in shown.stdout
+    assert "gemm" in shown.stdout
+    assert run("profiles", "path", "cpu").stdout == f"{path}\n"
+    assert run("profiles", "path").stdout == f"{store.directory()}\n"
+    misspelt = run("profiles", "show", "cpuu")
+    assert (misspelt.exit_code, "Did you mean cpu?" in misspelt.stderr) == (3, True)
+
+
+def test_profiles_as_json_and_csv() -> None:
+    store.save(profile("good"))
+    store.path("bad").write_text("{")
+    listed = document("profiles", "list")
+    assert listed["schema"] == "latpred.profiles/1"
+    own = {entry["name"]: entry for entry in listed["profiles"] if entry["source"] == "user"}
+    assert own["good"]["passed"] is True
+    assert "is cut short" in own["bad"]["problem"]
+    rows = list(csv.DictReader(io.StringIO(run("profiles", "list", "--csv").stdout)))
+    assert {row["name"] for row in rows if row["source"] == "user"} == {"good", "bad"}
+    shown = document("profiles", "show", "good")
+    assert list(shown) == ["schema", "profile"]
+    assert shown["profile"]["kernels"]["fp32"]["gemm"]["macs_per_us"] == 50_000.0
+
+
+def test_datasheets_are_listed() -> None:
+    listed = document("profiles", "list", "--datasheets")
+    assert listed["schema"] == "latpred.datasheets/1"
+    assert [row["name"] for row in listed["datasheets"]] == list(gpus.names())
+    assert all(row["source"] for row in listed["datasheets"])
+    assert "h200" in run("profiles", "list", "--datasheets").stdout
+
+
+def test_hosts_are_listed() -> None:
+    assert "latpred calibrate --host-only" in run("profiles", "list", "--hosts").stdout
+    measured = (factories.machine(), factories.dispatch(), 4.0)
+    host_profile.save(HostProfile("laptop", "host", HOST_SCHEMA, "2026-01-02T03:04:05+00:00", *measured))
+    rows = document("profiles", "list", "--hosts")["hosts"]
+    assert [(row["name"], row["cpu"]) for row in rows] == [("laptop", "Example 9000")]
+
+
+def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) -> None:
+    store.save(profile())
+    folder = latpred_home / "cache" / "walks"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_bytes(b"x" * 2048)
+    shown = document("cache", "show")
+    assert (shown["schema"], shown["files"], shown["bytes"]) == ("latpred.cache/1", 1, 2048)
+    assert run("cache", "clear").stdout == f"removed 1 files, 2.00 KiB, from {latpred_home / 'cache'}\n"
+    assert document("cache", "show")["files"] == 0
+    assert run("cache", "clear").exit_code == 0
+    assert store.find().name == "cpu"
+
+
+@pytest.mark.usefixtures("read_only_home")
+def test_a_cache_that_cannot_be_deleted() -> None:
+    shown = run("cache", "clear")
+    assert shown.exit_code == 3
+    assert "Permission denied. Make it writable, or choose another directory with LATPRED_HOME=DIR." in shown.stderr
+
+
+def findings(exit_code: int) -> dict[str, dict[str, str]]:
+    """What doctor says, by topic."""
+    shown = run("doctor", "--json")
+    assert shown.exit_code == exit_code
+    return {finding["topic"]: finding for finding in json.loads(shown.stdout)["findings"]}
+
+
+def test_doctor_without_a_profile_says_what_to_do() -> None:
+    found = findings(0)
+    assert found["torch"]["verdict"] == "ok"
+    assert found["profile"]["advice"] == "latpred calibrate"
+    assert "→ latpred calibrate" in run("doctor").stdout
+
+
+def test_doctor_says_what_differs_and_what_is_broken(request: pytest.FixtureRequest) -> None:
+    store.save(profile(machine=machine(stack={"torch": "2.11.0"})))
+    store.path("bad").write_text("")
+    found = findings(3)
+    assert found["profile bad"]["verdict"] == "fail"
+    assert "the profile's is 2.11.0" in found["profile cpu"]["detail"]
+    request.getfixturevalue("read_only_home")  # only now: what doctor imports must be read first
+    advice = findings(3)["profiles directory"]["advice"]
+    assert advice == "make it writable, or choose another with LATPRED_HOME=DIR"

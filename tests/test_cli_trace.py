@@ -1,0 +1,66 @@
+"""trace and models through the command line: what a model does, counted by hand, and the names there are."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from clidata import document, models_file, run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return f"{models_file(tmp_path)}:picture"
+
+
+def test_trace_counts_by_hand(model: str) -> None:
+    found = document("trace", model, "--image", "10", "--batch", "2")
+    assert found["schema"] == "latpred.trace/1"
+    # 8 x 8 positions of a 3 x 3 window over 3 channels for 8 outputs, then 8 to 10; both twice.
+    assert found["totals"][0]["macs"] == 2 * (8 * 8 * 9 * 3 * 8 + 80)
+    assert found["totals"][0]["launches"] == 4
+    text = run("trace", model, "--image", "10", "--batch", "2").stdout
+    assert "0.000 GMACs" in text
+    assert "conv" in text
+    rows = list(csv.DictReader(io.StringIO(run("trace", model, "--image", "10", "--csv").stdout)))
+    assert sum(int(row["macs"]) for row in rows) == 8 * 8 * 9 * 3 * 8 + 80
+    assert rows[0]["module"] == "0"
+
+
+def test_trace_shows_what_a_runtime_does(model: str) -> None:
+    eager = document("trace", model, "--image", "8")
+    found = document("trace", model, "--image", "8", "--runtime", "torchscript")
+    assert found["graph"]["runtime"] == "torchscript"
+    assert found["totals"][0]["macs"] == eager["totals"][0]["macs"]
+    assert found["totals"][0]["steps"] == len(found["graph"]["ops_at_one"] or found["graph"]["ops"])
+    text = run("trace", model, "--image", "8", "--runtime", "cuda-graphs").stdout
+    assert text.startswith(f"{model}: image 8, fp32, cuda-graphs on cuda, batch 1")
+    assert "1 host step" in text
+    assert "aten::conv2d" in text
+    channels_last = document("trace", model, "--image", "8", "--channels-last")
+    assert channels_last["graph"]["memory_format"] == "channels_last"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--runtime", "cuda-graphs", "--target", "cpu"), "cuda-graphs needs a CUDA device"),
+        (("--runtime", "torchscrip"), "Did you mean 'torchscript'"),
+        (("--runtime", "torchscript", "--check"), "--check counts what eager does"),
+    ],
+)
+def test_trace_refuses_what_cannot_be(model: str, arguments: tuple[str, ...], sentence: str) -> None:
+    shown = run("trace", model, "--image", "8", *arguments)
+    assert (shown.exit_code, sentence in shown.stderr) == (2, True)
+
+
+def test_models_are_found_by_a_part_of_their_name() -> None:
+    shown = run("models", "BERT_base")
+    assert "bert-base-uncased" in shown.stdout
+    assert "list them with --libraries" in shown.stderr
+    assert run("models", "bert", "--json").stderr == ""
+    unknown = run("models", "no-such-model")
+    assert unknown.exit_code == 2
+    assert "no model has 'no-such-model' in its name" in unknown.stderr

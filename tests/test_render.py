@@ -1,0 +1,55 @@
+"""A page looks alike as text, on a terminal and in a notebook: aligned, whole, escaped."""
+
+from __future__ import annotations
+
+from latpred.render import Facts, Page, Table
+
+TABLE = Table(
+    ("runtime", "speed-up over eager", "regime"),
+    [("eager", "-", "compute"), ("cuda-graphs", "1.10x", "framework")],
+    left=("runtime", "regime"),
+    title="Runtimes:",
+    note="a note",
+)
+
+
+def test_numbers_stand_right_texts_left_and_long_heads_break() -> None:
+    assert Page("Title", [TABLE, "a sentence"]).text().splitlines() == [
+        "Title",
+        "Runtimes:",
+        "               speed-up",
+        "runtime      over eager  regime",
+        "eager                 -  compute",
+        "cuda-graphs       1.10x  framework",
+        "a note",
+        "a sentence",
+    ]
+
+
+def test_a_wide_table_draws_its_columns_together_before_it_cuts_a_cell() -> None:
+    cells = ("x" * 20, "y" * 20, "z" * 37)
+    shown = Page("", [Table(("a", "b", "c"), [cells])]).text(80).splitlines()
+    assert shown[1] == " ".join(cells)
+    folded = Page("", [Table(("a", "b"), [("left", "word " * 20)], left=("a", "b"), folded=("b",))]).text(60)
+    assert folded.count("word") == 20
+    assert max(map(len, folded.splitlines())) <= 60
+
+
+def test_sentences_are_wrapped_in_prose_alone() -> None:
+    sentence = "caveat: " + "word " * 30
+    assert len(Page("", [sentence]).text().splitlines()) == 1
+    shown = Page("Title", [TABLE, sentence, Table(("a",), [])], prose=True).text(40).splitlines()
+    assert shown[:3] == ["Title", "", "Runtimes:"]
+    assert shown[shown.index("a note") + 1] == ""
+    assert max(map(len, shown)) <= 40
+    assert shown[-1].startswith("  word")
+
+
+def test_markup_is_shown_and_never_obeyed() -> None:
+    page = Page("[bold]<b>", [Facts([("name", "[red]<i>"), ("longer name", "x")]), Table(("<h>",), [("[blue]<c>",)])])
+    text, html = page.text(), page.html()
+    for markup in ("[bold]<b>", "name         [red]<i>", "<h>", "[blue]<c>"):
+        assert markup in text
+    for tag in ("<b>", "<i>", "<h>", "<c>"):
+        assert tag not in html
+    assert "[red]&lt;i&gt;" in html
