@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     import torch
 
     from latpred.lengths import Lengths
-    from latpred.progress import Step
+    from latpred.progress import ProgressEvent
 
     Model = torch.nn.Module | str | os.PathLike[str] | ModelGraph
     Device = torch.device | str | os.PathLike[str]
@@ -273,7 +273,7 @@ def predict_many(
     errors: str = "record",
     n_jobs: int | None = None,
     resume: str | os.PathLike[str] | None = None,
-    progress: bool | Callable[[Step], None] | None = None,
+    progress: bool | Callable[[ProgressEvent], None] | None = None,
 ) -> pd.DataFrame:
     """Predict many candidates of a search at once; what is learnt of one candidate serves the others.
 
@@ -300,7 +300,8 @@ def predict_many(
         apart by the candidate's contents with whatever its code names, the question, the profile, and the versions of
         the libraries; a candidate that cannot be told from others, or that failed, is predicted again.
     progress : bool or callable, optional
-        True shows a bar with rate and time left on a terminal; a function is told each `latpred.progress.Step`.
+        True shows a bar with rate and time left on a terminal; a function is told each
+        `latpred.progress.ProgressEvent`.
 
     Returns
     -------

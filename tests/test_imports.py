@@ -47,7 +47,6 @@ CIRCLES = (
     "accuracy.accuracy_report render.accuracy_text",
     "explanation.explanation render.explanation_text",
     "prediction.predictor search.many search.resume search.workers",
-    "calibration.devices.base calibration.devices.cpu calibration.devices.cuda calibration.devices.simulated",
     "calibration.runtime_calibration.async_fit calibration.runtime_calibration.whole_fit",
 )
 SEPARATE = (("latpred.profile.document", "latpred.tracing"), ("latpred.prediction.prediction", "latpred.tracing"))

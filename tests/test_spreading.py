@@ -18,7 +18,7 @@ from torch import nn
 from latpred import progress
 from latpred.errors import BusyError, CandidateError, TableError, UsageError, WorkerError
 from latpred.prediction.predictor import Predictor
-from latpred.progress import Pace, Step
+from latpred.progress import Pace, ProgressEvent
 from latpred.search import resume, workers
 
 INPUTS = (torch.zeros(2, 64),)
@@ -323,7 +323,7 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
 
 
 def test_progress_counts_candidates_with_rate_and_time_left(tmp_path: Path) -> None:
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     predictor().predict_many(candidates(4), progress=steps.append, resume=tmp_path / "t.parquet", **ASKED)
     assert [step.done for step in steps] == [1, 2, 3, 4]
     assert all(step.total == 4 and step.rate > 0 for step in steps)
@@ -336,7 +336,7 @@ def test_progress_counts_candidates_with_rate_and_time_left(tmp_path: Path) -> N
 
 
 def test_rows_read_back_do_not_count_for_the_rate() -> None:
-    told: list[Step] = []
+    told: list[ProgressEvent] = []
     counter = Pace("candidates", 10, told.append)
     counter.count(8, worked=False)
     assert told[-1].rate == 0

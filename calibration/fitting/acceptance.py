@@ -16,7 +16,7 @@ import torch
 
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import NetworkRun
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
@@ -121,7 +121,7 @@ def missing(rows: Iterable[Row]) -> list[str]:
     for row in rows:
         network = row.cell.kind == "network"
         seen.setdefault(f"{row.cell.kind} {row.cell.name}" if network else row.cell.kind, []).append(bool(row.error))
-        if network and network_spec(row.cell).judge:
+        if network and network_spec(row.cell).holdout:
             seen.setdefault("holdout networks", []).append(bool(row.error))
     return [name for name, failed in seen.items() if np.mean(failed) > MOST_MISSING]
 
@@ -245,7 +245,7 @@ def _holdouts_again(rows: Sequence[Row], runtime: str) -> Iterator[Cell]:
     for row in rows:
         cell = row.cell
         mine = cell.kind == "network" and (cell.runtime, cell.precision) == (runtime, "fp32") and AGAIN not in cell.dims
-        if mine and not row.error and schedules.network_spec(cell).judge:
+        if mine and not row.error and schedules.network_spec(cell).holdout:
             by_kind.setdefault(cell.name, []).append(cell)
     each = -(-HOLDOUTS_AGAIN // max(len(by_kind), 1))
     for number in range(each):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from latpred.calibration.cells import CLOCK
 from latpred.calibration.devices import constants
 from latpred.calibration.devices.constants import Clocks
 from latpred.calibration.fitting import acceptance as gate
@@ -26,7 +27,7 @@ from latpred.calibration.fitting.dispatch_fit import (
     with_parents,
 )
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, placed_samples, row_of, with_cold
-from latpred.calibration.schedules import CLOCK, network_spec
+from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import full_speed
@@ -108,7 +109,7 @@ def _judged(
     profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
-    holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).judge])
+    holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).holdout])
     found = judging.holdout_errors(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})
     models = judging.holdout_errors(
         profile, gate.model_runs(_at_full_speed([r for r in rows if r.cell.kind == gate.MODEL]))
@@ -203,7 +204,7 @@ def _placed(rows: Iterable[Row], info: DeviceInfo) -> dict[str, list[NetworkRun]
     """Networks with the times of their calls, without those that judge, by precision."""
     found: dict[str, list[NetworkRun]] = {}
     for row in rows:
-        if row.calls_us and not network_spec(row.cell).judge:
+        if row.calls_us and not network_spec(row.cell).holdout:
             found.setdefault(row.cell.precision, []).append(run_of(row, info))
     return found
 

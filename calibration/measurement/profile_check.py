@@ -10,19 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from latpred.accuracy.drift import Check
-from latpred.calibration.calibrator import Campaign
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Device, open_device
+from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.measurement import drift_test
-from latpred.calibration.measurement.whole_models import Step
-from latpred.calibration.schedules import Asynchronous, Synchronous
+from latpred.calibration.schedules import schedule_of
 from latpred.calibration.session import Row, measured
 from latpred.calibration.timing import disturbance, visits
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile
 from latpred.profile.store import Owner, difference, owner
+from latpred.progress import Pace, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
 
 BUDGET_S = 25.0
@@ -36,7 +34,7 @@ def check(
     *,
     device: str | Device | None = None,
     budget_s: float = BUDGET_S,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> Check:
     """Say whether a profile of this machine still holds, after a new driver, PyTorch or library, or some months.
 
@@ -96,35 +94,27 @@ def check(
 
 
 def timed_again(
-    profile: DeviceProfile, live: Device, budget_s: float, progress: Callable[[Step], None] | None = None
+    profile: DeviceProfile, live: Device, budget_s: float, progress: Callable[[ProgressEvent], None] | None = None
 ) -> list[list[Row]]:
     """The profile's anchors, timed in rounds under the conditions of its calibration."""
-    start = time.monotonic()
     cells = drift_test.chosen(profile)
+    pace = Pace("", ROUNDS * len(cells), progress, budget_s=budget_s)
     threads = profile.machine.threads if profile.device.kind == "cpu" else None
     options = conditions.Options(threads, profile.protocol.get(CUDNN) == BENCHMARK)
     rounds: list[list[Row]] = []
     with conditions.stated(options.checked(live.info().kind)):
-        campaign: Campaign = (Asynchronous if live.asynchronous else Synchronous)(live, tuple(profile.kernels))
+        schedule = schedule_of(live, tuple(profile.kernels))
         for number in range(ROUNDS):
             rounds.append([])
             for cell in _order(cells, number):
-                spent = time.monotonic() - start
-                if spent > budget_s:
+                if not pace.next(cell.key):
                     return rounds
-                if progress is not None:
-                    done = number * len(cells) + len(rounds[-1])
-                    progress(_step(done, ROUNDS * len(cells), cell, spent))
-                rounds[-1].append(measured(cell, campaign.measure))
+                rounds[-1].append(measured(cell, schedule.measure))
     return rounds
 
 
 def _order(cells: Sequence[Cell], number: int) -> list[Cell]:
     return random.Random(number).sample(cells, len(cells))
-
-
-def _step(done: int, total: int, cell: Cell, spent: float) -> Step:
-    return Step(done, total, cell.key, spent / done * (total - done) if done else float("nan"))
 
 
 def _profile(profile: DeviceProfile | str | None, device: str | Device | None) -> DeviceProfile:

@@ -17,15 +17,12 @@ import torch
 
 from latpred import runtimes, tables
 from latpred.accuracy.predicted import GraphKey
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Call, Device, open_device
-from latpred.calibration.journal import Journal, JournalEntry
+from latpred.calibration.devices import Call, Device, conditions, open_device
+from latpred.calibration.measurement.recording_journal import JournalEntry, RecordingJournal
 from latpred.calibration.measurement.whole_models import (
     OUT_OF_MEMORY,
     REFUSED,
     VISIT,
-    Pace,
-    Step,
     demand_runtime,
     failure_of,
 )
@@ -34,6 +31,7 @@ from latpred.calibration.workloads.base import Inputs, Workload
 from latpred.calibration.workloads.paper_models import Plan, Setting, plan
 from latpred.errors import DeviceError, LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
+from latpred.progress import Pace, ProgressEvent
 from latpred.runtimes.lowering import target_of, unsuited
 
 ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
@@ -71,7 +69,7 @@ def record(
     runtimes: Sequence[str] = (),
     budget_s: float | None = None,
     effort: timer.Plan = VISIT,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> Done:
     """Measure a plan into a folder and save it as a recording.
 
@@ -105,11 +103,11 @@ def record(
     left_out, notes = _unavailable(live, wanted, runtimes)
     planned = {stage.name: [one for one in stage.settings if one.runtime not in left_out] for stage in wanted.stages}
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with Journal(folder, name, live.machine()) as notebook, conditions.stated():
+    with RecordingJournal(folder, name, live.machine()) as notebook, conditions.stated():
         todo = [setting for setting in chosen if setting.key not in notebook.entries]
         todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
         bench = _Bench(live, notebook, effort)
-        pace = Pace(len(todo), budget_s, progress)
+        pace = Pace("", len(todo), progress, budget_s=budget_s)
         try:
             for setting in todo:
                 if not pace.next(setting.key):
@@ -175,7 +173,7 @@ class _Held:
 class _Bench:
     """Times settings on a device, one model built at a time."""
 
-    def __init__(self, device: Device, notebook: Journal, effort: timer.Plan) -> None:
+    def __init__(self, device: Device, notebook: RecordingJournal, effort: timer.Plan) -> None:
         self._device, self._notebook, self._effort = device, notebook, effort
         self._info = device.info()
         self._held: _Held | None = None

@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from latpred import tables
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device, conditions
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.base import Workload
 from latpred.errors import UsageError

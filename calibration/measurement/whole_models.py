@@ -11,11 +11,10 @@ import gc
 import math
 import random
 import secrets
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,8 +22,7 @@ import pandas as pd
 import torch
 
 from latpred import host, runtimes, tables
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Device, open_device
+from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
     SLOW,
@@ -37,6 +35,7 @@ from latpred.calibration.timing.reference_speed import (
 )
 from latpred.calibration.workloads.base import Models, Workload, workloads_of
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
+from latpred.progress import Pace, ProgressEvent
 from latpred.runtimes.lowering import lacking, target_of
 from latpred.sandbox.own_thread import without_modes
 
@@ -64,15 +63,6 @@ class StoppedError(KeyboardInterrupt):
     def __init__(self, table: pd.DataFrame) -> None:
         super().__init__()
         self.table = table
-
-
-class Step(NamedTuple):
-    """Progress: visits made and to make, the one under way, and seconds left at the present pace."""
-
-    done: int
-    total: int
-    label: str
-    left_s: float
 
 
 @dataclass
@@ -122,7 +112,7 @@ def measure(
     threads: int | None = None,
     budget_s: float | None = None,
     plan: timer.Plan | None = None,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> pd.DataFrame:
     """Measure models at batch sizes.
 
@@ -190,7 +180,7 @@ def measure(
     with conditions.stated(options):
         live.use_precision(precision)
         try:
-            _rounds(cells, bench, repeats, Pace(repeats * len(cells), budget_s, progress))
+            _rounds(cells, bench, repeats, Pace("", repeats * len(cells), progress, budget_s=budget_s))
         except KeyboardInterrupt:
             settled = [cell.settled() for cell in cells]
             if not any(settled):
@@ -298,26 +288,6 @@ def failure_of(error: Exception) -> str:
         return OUT_OF_MEMORY
     text = " ".join(str(error).split())[:_MOST_TEXT]
     return f"{type(error).__name__}: {text}"
-
-
-class Pace:
-    """Counts visits, says how long the rest will take, and when the budget is spent."""
-
-    def __init__(self, total: int, budget_s: float | None, progress: Callable[[Step], None] | None) -> None:
-        self._total, self._budget_s, self._progress = total, budget_s, progress
-        self._start = time.monotonic()
-        self._done = 0
-
-    def next(self, label: str) -> bool:
-        """Announce a visit; False when there is no time for it."""
-        spent = time.monotonic() - self._start
-        if self._budget_s is not None and spent > self._budget_s:
-            return False
-        if self._progress is not None:
-            left = spent / self._done * max(0, self._total - self._done) if self._done else math.nan
-            self._progress(Step(self._done, self._total, label, left))
-        self._done += 1
-        return True
 
 
 def _rounds(cells: Sequence[_Cell], bench: _Bench, repeats: int, pace: Pace) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.session import Row, Sampled
 from latpred.profile.document import DeviceProfile, DispatchFit
 
@@ -36,7 +36,7 @@ class Study(Protocol):
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Cells without end, the most valuable first.
 
-        Networks that judge (`NetworkSpec.judge`) are among them early: the gate and the intervals rest on those.
+        Networks that judge (`NetworkSpec.holdout`) are among them early: the gate and the intervals rest on those.
         """
         ...
 

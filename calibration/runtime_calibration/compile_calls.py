@@ -18,7 +18,7 @@ import numpy as np
 
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System
@@ -200,7 +200,7 @@ class Compiled(WholeNetworks):
 
     Examples
     --------
-    >>> from latpred.calibration.devices.base import open_device
+    >>> from latpred.calibration.devices import open_device
     >>> next(Compiled().cells(open_device("cpu"), "fp32")).name
     'encoder'
     """
@@ -217,9 +217,9 @@ class Compiled(WholeNetworks):
         drawn = {
             "tiny": iter(schedules.tiny_networks(len(networks.KINDS))),
             "sized": (
-                spec for spec in schedules.sized_networks() if not spec.judge and _launches(spec) <= MOST_LAUNCHES
+                spec for spec in schedules.sized_networks() if not spec.holdout and _launches(spec) <= MOST_LAUNCHES
             ),
-            "judge": (spec for spec in schedules.judging_networks() if _launches(spec) <= MOST_JUDGED),
+            "judge": (spec for spec in schedules.holdout_networks() if _launches(spec) <= MOST_JUDGED),
         }
         wanted = {"tiny": TINY_KINDS, "sized": KINDS, "judge": JUDGE_KINDS}
         ordered = {name: _in_order(drawn[name], wanted[name]) for name in drawn}
@@ -264,7 +264,7 @@ class Compiled(WholeNetworks):
 
 
 def _launches(spec: NetworkSpec) -> int:
-    graph = schedules.walked(spec)
+    graph = schedules.traced(spec)
     return 0 if graph is None else graph.launches()  # who measures what cannot be traced says so in its row
 
 
@@ -284,7 +284,7 @@ def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[Ne
 def _timed(row: Row, profile: DeviceProfile) -> Timed | None:
     """A row as calls and the steps they run; None for judges, and where the two do not fit together."""
     spec = schedules.network_spec(row.cell)
-    if spec.judge:
+    if spec.holdout:
         return None
     graph = runs.graph_of(spec, row.cell.precision, row.cell.runtime, target_of(profile.device.kind))
     ops = graph.at(spec.batch)

@@ -15,7 +15,7 @@ import msgspec
 
 from latpred import runtimes
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.fitting import acceptance as judging
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.runtime_calibration import runs

@@ -16,7 +16,7 @@ import numpy as np
 
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.runtime_calibration import onnx_fit, onnx_workloads, runs
 from latpred.calibration.runtime_calibration.onnx_fit import Placed
 from latpred.calibration.runtime_calibration.whole_networks import WholeNetworks, effort, timed_after
@@ -79,7 +79,7 @@ class OnnxStudy(WholeNetworks):
         graphs = (graph_cell(number, precision) for number in count())
         # Where a model is called again and again, only its own size makes its weights leave the cache.
         judges = (
-            msgspec.structs.replace(spec, cold=False) for spec in islice(schedules.judging_networks(), MOST_JUDGES)
+            msgspec.structs.replace(spec, cold=False) for spec in islice(schedules.holdout_networks(), MOST_JUDGES)
         )
         for kind in cycle(TURN):
             if kind == "graph":

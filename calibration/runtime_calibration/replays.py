@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Call, Device
+from latpred.calibration.devices import Call, Device
 from latpred.calibration.devices.constants import QUEUED, TINY
 from latpred.calibration.runtime_calibration import runs
 from latpred.calibration.runtime_calibration.async_fit import fit_queued
@@ -44,7 +44,7 @@ class Replays(WholeNetworks):
 
     Examples
     --------
-    >>> from latpred.calibration.devices.base import open_device
+    >>> from latpred.calibration.devices import open_device
     >>> next(Replays("cuda-graphs").cells(open_device("simulated"), "fp32")).key
     'clock/cuda-graphs/fp32/chain/kernels=1'
     """

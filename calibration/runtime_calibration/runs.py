@@ -138,7 +138,7 @@ def left_out(study: Study, rows: Sequence[Row], profile: DeviceProfile, folds: i
 
 
 def _judges(row: Row) -> bool:
-    return row.cell.kind == "network" and schedules.network_spec(row.cell).judge
+    return row.cell.kind == "network" and schedules.network_spec(row.cell).holdout
 
 
 def _tiny(row: Row) -> bool:

@@ -16,7 +16,7 @@ import torch
 from latpred import runtimes
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.runtime_calibration import runs, whole_fit
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
@@ -85,7 +85,6 @@ TURN = ("sized", "judge", "tiny", "sized")  # what comes after them, again and a
 TINY_REPEATS, TINY_S = 40, 0.15
 SIZED_REPEATS, SIZED_S = 12, 0.15
 JUDGE_REPEATS, JUDGE_S = 15, 0.5
-FEWEST_PASSES = 3  # timed forward passes of a network, however long they take
 
 
 class WholeNetworks:
@@ -100,7 +99,7 @@ class WholeNetworks:
 
     Examples
     --------
-    >>> from latpred.calibration.devices.base import open_device
+    >>> from latpred.calibration.devices import open_device
     >>> next(WholeNetworks("torchscript").cells(open_device("cpu"), "fp32")).runtime
     'torchscript'
     """
@@ -118,8 +117,8 @@ class WholeNetworks:
         """
         drawn = {
             "tiny": iter(schedules.tiny_networks(10 * FIRST_TINY)),
-            "judge": schedules.judging_networks(),
-            "sized": (spec for spec in schedules.sized_networks() if not spec.judge),
+            "judge": schedules.holdout_networks(),
+            "sized": (spec for spec in schedules.sized_networks() if not spec.holdout),
         }
         first = () if device.asynchronous else ("tiny",) * FIRST_TINY
         for kind in chain(first, cycle(QUEUE_TURN if device.asynchronous else TURN)):
@@ -158,7 +157,7 @@ def effort(spec: NetworkSpec) -> tuple[int, float]:
     """Forward passes and seconds to spend on a network."""
     if spec.tiny:
         return TINY_REPEATS, TINY_S
-    return (JUDGE_REPEATS, JUDGE_S) if spec.judge else (SIZED_REPEATS, SIZED_S)
+    return (JUDGE_REPEATS, JUDGE_S) if spec.holdout else (SIZED_REPEATS, SIZED_S)
 
 
 def timed_after(
@@ -189,4 +188,4 @@ def timed_after(
 
     for _ in range(WARM):
         call()
-    return timer.summary(*timer.turns(turn, gauge, repeats=repeats, budget_s=budget_s, fewest=FEWEST_PASSES))
+    return timer.summary(*timer.turns(turn, gauge, repeats=repeats, budget_s=budget_s))

@@ -45,7 +45,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
         return self.kind in CHAINS
 
     @property
-    def judge(self) -> bool:
+    def holdout(self) -> bool:
         """Kept out of every fit, to tell how well whole networks are predicted."""
         return not self.tiny and self.seed // len(KINDS) % JUDGE_EVERY == JUDGE_EVERY - 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,10 @@ from latpred.host import MEANINGS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from latpred.calibration.calibrator import Progress
     from latpred.calibration.repeatability import Shift
     from latpred.cli.progress_bar import Show
     from latpred.profile.document import DeviceProfile
+    from latpred.progress import ProgressEvent
 
 
 class Wanted(NamedTuple):
@@ -46,15 +45,6 @@ class Wanted(NamedTuple):
     runtimes: tuple[str, ...] = ("eager",)
     threads: int | None = None
     cudnn_benchmark: bool = False
-
-
-class Moment(NamedTuple):
-    """One moment of a calibration, as a progress display takes it."""
-
-    done: float
-    total: float
-    label: str
-    left_s: float
 
 
 @click.command(epilog="\b\nExample:\n  latpred calibrate --quick\n  latpred calibrate --device cuda:0 --budget 5m")
@@ -197,7 +187,7 @@ def measure_profile(context: click.Context, wanted: Wanted) -> DeviceProfile:
 
 def _runtimes(text: str, device: str) -> tuple[str, ...]:
     """Names of runtimes; "all" leaves out those that cannot be had here, and says why."""
-    from latpred.calibration.devices.base import open_device
+    from latpred.calibration.devices import open_device
     from latpred.calibration.runtime_calibration.each_runtime import ALL, offered
 
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -209,15 +199,15 @@ def _runtimes(text: str, device: str) -> tuple[str, ...]:
     return tuple(able)
 
 
-def _shown_by(show: Show) -> Callable[[Progress], None]:
-    """Translate a calibration's progress; a new error figure is also said on a line of its own."""
-    said: list[float] = []
+def _shown_by(show: Show) -> Show:
+    """Show a calibration's progress; a new error figure is also said on a line of its own."""
+    errors: list[float] = []
 
-    def told(at: Progress) -> None:
-        show(Moment(at.seconds, at.budget_s, at.label, max(0.0, at.budget_s - at.seconds)))
-        if at.error is not None and at.error not in said:
-            said.append(at.error)
-            notice(f"after {at.seconds:.0f} s, {at.cells} cells: median error {at.error:.1%} on networks no fit saw")
+    def told(at: ProgressEvent) -> None:
+        show(at)
+        if at.error is not None and at.error not in errors:
+            errors.append(at.error)
+            notice(f"after {at.done:.0f} s, {at.cells} cells: median error {at.error:.1%} on networks no fit saw")
 
     return told
 
@@ -279,7 +269,7 @@ def show_profile(profile: DeviceProfile, output: Output) -> None:
 
     emit(
         output,
-        document=lambda: {"schema": "latpred.profile.document/1", "profile": to_document(profile)},
+        document=lambda: {"schema": "latpred.profile/1", "profile": to_document(profile)},
         rows=lambda: pd.DataFrame(profile_text.kernel_rows(profile)),
         text=lambda console: profile_text.describe(profile, console),
     )

@@ -5,42 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
 from latpred.cli.main import State
 from latpred.cli.output import notice
+from latpred.progress import time_left
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-
-class Step(Protocol):
-    """What a measurement tells before each piece of work."""
-
-    @property
-    def done(self) -> float:
-        """Work behind it, in any unit."""
-        ...
-
-    @property
-    def total(self) -> float:
-        """All the work, in the same unit."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """What comes now."""
-        ...
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left at the present pace."""
-        ...
+    from latpred.progress import ProgressEvent
 
 
-Show = Callable[[Step], None]
+Show = Callable[["ProgressEvent"], None]
 
 
 @contextmanager
@@ -75,8 +54,8 @@ def _bar(title: str) -> Iterator[Show]:
     with Progress(*_columns(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None, label="", left="")
 
-        def show(step: Step) -> None:
-            bar.update(task, completed=step.done, total=step.total, label=step.label, left=_left(step))
+        def show(event: ProgressEvent) -> None:
+            bar.update(task, completed=event.done, total=event.total, label=event.label, left=time_left(event))
 
         yield show
 
@@ -98,17 +77,11 @@ def _lines(title: str) -> Show:
     """For logs: a line at the start and each time another tenth is done."""
     last = -1
 
-    def show(step: Step) -> None:
+    def show(event: ProgressEvent) -> None:
         nonlocal last
-        tenth = min(10, int(10 * step.done / step.total)) if step.total else 0
+        tenth = min(10, int(10 * event.done / event.total)) if event.total else 0
         if tenth > last:
             last = tenth
-            notice(f"{title}: {10 * tenth} %{', ' * bool(_left(step))}{_left(step)}")
+            notice(f"{title}: {10 * tenth} %{', ' * bool(time_left(event))}{time_left(event)}")
 
     return show
-
-
-def _left(step: Step) -> str:
-    if not 0 < step.left_s < float("inf"):
-        return ""
-    return f"{step.left_s:.0f} s left" if step.left_s < 100 else f"{step.left_s / 60:.0f} min left"

@@ -13,7 +13,7 @@ import pytest
 from gauges import ScriptedGauge
 
 from latpred.calibration import runtime_calibration, schedules
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import compile_calls, runs
 from latpred.calibration.runtime_calibration import compile_calls as study
 from latpred.calibration.session import Row
@@ -89,7 +89,7 @@ def rows(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     """Four tiny networks and eight sized ones."""
     device = open_device("cpu")
     cells = [
-        c for c in itertools.islice(study.Compiled().cells(device, "fp32"), 16) if not schedules.network_spec(c).judge
+        c for c in itertools.islice(study.Compiled().cells(device, "fp32"), 16) if not schedules.network_spec(c).holdout
     ]
     sizes = {
         cell.key: 8 if schedules.network_spec(cell).tiny else 128 * (3 + place) for place, cell in enumerate(cells)
@@ -185,7 +185,7 @@ def test_each_kind_has_its_turn() -> None:
     cells = list(itertools.islice(study.Compiled().cells(open_device("cpu"), "fp32"), 12))
     specs = [schedules.network_spec(cell) for cell in cells]
     assert [spec.kind for spec in specs if spec.tiny] == list(study.TINY_KINDS[:3])
-    assert sum(spec.judge for spec in specs) == 3
+    assert sum(spec.holdout for spec in specs) == 3
     assert {cell.runtime for cell in cells} == {"compile"}
     assert isinstance(runtime_calibration.get("compile"), study.Compiled)
 

@@ -18,7 +18,7 @@ from latpred.calibration.workloads.gate_models import BATCHES, gate_models
 from latpred.profile import store
 
 SEEDS = range(6 * len(networks.KINDS))
-HOLDOUTS = [schedules.network_cell(spec) for spec in map(networks.draw, SEEDS) if spec.judge]
+HOLDOUTS = [schedules.network_cell(spec) for spec in map(networks.draw, SEEDS) if spec.holdout]
 
 
 def row(cell: Cell, seconds: float = 1e-3, error: str = "") -> Row:
@@ -32,7 +32,7 @@ def test_models_come_first_then_holdouts_again_of_every_kind() -> None:
     assert all(cell.kind == acceptance.MODEL and acceptance.AGAIN not in cell.dims for cell in cells[:models])
     repeated = [cell for cell in cells[models:] if cell.kind == "network"]
     assert {cell.name for cell in repeated} == set(networks.KINDS)
-    assert all(schedules.network_spec(cell).judge and cell.dims[acceptance.AGAIN] == 1 for cell in repeated)
+    assert all(schedules.network_spec(cell).holdout and cell.dims[acceptance.AGAIN] == 1 for cell in repeated)
     assert cells[models + len(repeated) :] == [acceptance.again(cell) for cell in cells[:models]]
 
 

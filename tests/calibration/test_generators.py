@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from latpred import runtimes
-from latpred.calibration import schedules
-from latpred.calibration.devices.base import open_device
+from latpred.calibration import cells, schedules
+from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_workloads, runs
 from latpred.calibration.runtime_calibration.onnx_nodes import TINY_GRAPHS, graph_cell
 from latpred.calibration.runtime_calibration.onnx_workloads import Graph
@@ -116,26 +116,26 @@ def test_tiny_networks_are_walked(precision: str) -> None:
 
 
 def test_networks_that_judge_are_walked() -> None:
-    for spec in islice(schedules.judging_networks(), JUDGES):
-        assert spec.judge
+    for spec in islice(schedules.holdout_networks(), JUDGES):
+        assert spec.holdout
         demand_sound(networks.graph(spec), spec.batch)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_kernel_cells_launch_a_kernel(precision: str) -> None:
-    for cell in islice(schedules.kernel_cells(precision, seed=0), CELLS):
+    for cell in islice(cells.kernel_cells(precision), CELLS):
         graph, batch = single_ops.graph(cell)
         demand_sound(graph, batch)
 
 
 def test_products_in_tf32_launch_a_kernel() -> None:
-    for cell in islice(schedules.kernel_cells("tf32", seed=0, names=schedules.PRODUCTS), 60):
+    for cell in islice(cells.kernel_cells("tf32", names=cells.PRODUCTS), 60):
         graph, batch = single_ops.graph(cell)
         demand_sound(graph, batch)
 
 
 def test_dispatch_cells_issue_something() -> None:
-    for cell in schedules.dispatch_cells():
+    for cell in cells.dispatch_cells():
         graph, batch = single_ops.graph(cell)
         assert graph.at(batch), cell.key
         assert not [op.name for op in graph.at(batch) if op.estimated], cell.key

@@ -135,7 +135,7 @@ def test_too_much_of_a_kind_that_failed_fails_the_gate() -> None:
     seed = 5 * len(networks.KINDS)
     holdout = schedules.network_cell(networks.draw(seed))
     others = [schedules.network_cell(networks.draw(number)) for number in range(1, 4)]
-    assert schedules.network_spec(holdout).judge
+    assert schedules.network_spec(holdout).holdout
     rows = [Row(holdout, {}, 0.1, "it raised"), *(Row(cell, {}, 0.1) for cell in others)]
     missing = judging.missing(rows)
     assert missing == ["network encoder", "holdout networks"]

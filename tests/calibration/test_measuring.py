@@ -16,12 +16,13 @@ from latpred import runtimes, tables
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import whole_models
-from latpred.calibration.measurement.whole_models import OUT_OF_MEMORY, Step, StoppedError, measure
+from latpred.calibration.measurement.whole_models import OUT_OF_MEMORY, StoppedError, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.base import Workload, module_workload
 from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceInfo
+from latpred.progress import ProgressEvent
 from latpred.runtimes.eager import Eager
 
 FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
@@ -44,10 +45,10 @@ class Choosy(nn.Module):
         return x + 1
 
 
-def stopping(after: int) -> Callable[[Step], None]:
+def stopping(after: int) -> Callable[[ProgressEvent], None]:
     """Ctrl-C once so many visits were made."""
 
-    def told(step: Step) -> None:
+    def told(step: ProgressEvent) -> None:
         if step.done == after:
             raise KeyboardInterrupt
 
@@ -121,7 +122,7 @@ class Drifting(CpuDevice):
 
 def test_a_tiny_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     table = measure({"tiny": tiny()}, [1, 3], image=8, repeats=2, plan=FAST, progress=steps.append)
     assert list(table["batch"]) == [1, 3]
     assert set(table["model"]) == {"tiny"}

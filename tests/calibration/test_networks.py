@@ -11,7 +11,7 @@ from gauges import ScriptedGauge
 
 from latpred.calibration import schedules
 from latpred.calibration.devices.conditions import cast
-from latpred.calibration.timing import in_network
+from latpred.calibration.timing import in_network, timer
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
 from latpred.graph.dtypes import dtype_of
@@ -36,9 +36,9 @@ def made(spec: NetworkSpec, precision: str, batch: int) -> tuple[torch.nn.Module
 
 def called(call: Callable[[], object]) -> list[str]:
     """Names of the ops that Python issues in a call, as `inplace` sees them."""
-    with torch.inference_mode(), in_network._Clocked() as clocked:
+    with torch.inference_mode(), in_network.TimedCalls() as timed:
         call()
-    return clocked.names
+    return timed.names
 
 
 def gist(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
@@ -53,7 +53,7 @@ def test_networks_of_waves_pool_along_a_line_and_take_a_part_of_the_turns_of_aud
     drawn = [networks.draw(seed) for seed in range(KINDS.index("audio"), 30 * len(KINDS), len(KINDS))]
     waves = [spec for spec in drawn if spec.kind == WAVE]
     assert len(drawn) - len(waves) == sum(spec.kind == "audio" for spec in drawn) == 18
-    assert {spec.judge for spec in waves} == {False, True}
+    assert {spec.holdout for spec in waves} == {False, True}
     for spec in waves:
         poolings = [op for op in networks.graph(spec).ops if op.family.startswith("pooling.max")]
         assert {op.family for op in poolings} == {"pooling.max.1d"}
@@ -126,7 +126,7 @@ def test_timing_in_place_times_each_group_of_calls() -> None:
         )
     assert len(placed.calls_us) == len(in_network.calls(networks.graph(TINY[0]).at(1)))
     assert min(placed.calls_us) > 0
-    assert placed.forward.n == 4
+    assert placed.timings["single"].n == 4
     assert len(evictions) == 8  # ahead of the pass that nobody watches and of the one with a clock
 
 
@@ -135,8 +135,8 @@ def test_turns_in_slow_moments_do_not_count() -> None:
     gauge = ScriptedGauge([1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 1.0])
     with torch.inference_mode():
         placed = in_network.time_ops(model, inputs, repeats=3, budget_s=60.0, gauge=gauge)
-    assert placed.forward.n == 3
-    assert placed.forward.slow == 1.0
+    assert placed.timings["single"].n == 3
+    assert placed.timings["single"].slow == 1.0
     assert gauge.reads == 7  # six turns, three of which met a slow moment
 
 
@@ -145,15 +145,15 @@ def test_where_all_moments_are_slow_the_least_slowed_turns_stand() -> None:
     gauge = ScriptedGauge([1.6, 1.6, 1.4, 1.3, 1.3, 1.5])
     with torch.inference_mode():
         placed = in_network.time_ops(model, inputs, repeats=9, budget_s=0.0, gauge=gauge)
-    assert placed.forward.n == in_network.FEWEST == 3
-    assert placed.forward.slow == pytest.approx(1.6)
+    assert placed.timings["single"].n == timer.FEWEST_TURNS == 3
+    assert placed.timings["single"].slow == pytest.approx(1.6)
 
 
 def test_a_spent_budget_still_gives_three_repeats() -> None:
     model, inputs = made(TINY[0], "fp32", 1)
     with torch.inference_mode():
         placed = in_network.time_ops(model, inputs, repeats=50, budget_s=0.0, gauge=ScriptedGauge())
-    assert placed.forward.n == in_network.FEWEST == 3
+    assert placed.timings["single"].n == timer.FEWEST_TURNS == 3
 
 
 def test_a_network_that_changes_its_mind_is_refused() -> None:
@@ -171,12 +171,12 @@ def test_a_network_that_changes_its_mind_is_refused() -> None:
 
 def test_judges_are_one_in_six_of_every_kind_and_never_tiny() -> None:
     drawn = [networks.draw(seed) for seed in range(6 * len(KINDS))]
-    judges = [spec for spec in drawn if spec.judge]
+    judges = [spec for spec in drawn if spec.holdout]
     # seeds 55 to 65: the sixth round over the eleven kinds
     assert [spec.seed for spec in judges] == list(range(55, 66))
     assert {spec.kind for spec in judges} == set(KINDS)
     assert not any(spec.tiny for spec in judges)
-    assert not any(spec.judge for spec in (networks.draw(seed, tiny=True) for seed in range(60)))
+    assert not any(spec.holdout for spec in (networks.draw(seed, tiny=True) for seed in range(60)))
 
 
 def test_a_cold_network_does_not_fit_a_cache_that_it_was_pushed_out_of() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_fit, onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_fit import Placed, fit_nodes
 from latpred.calibration.runtime_calibration.onnx_nodes import OnnxStudy, graph_cell
@@ -112,7 +112,7 @@ def test_what_is_measured_first() -> None:
     assert len({cell.key for cell in cells}) == len(cells)
     networks = [schedules.network_spec(cell) for cell in cells if cell.kind == "network"]
     assert networks
-    assert all(spec.judge and not spec.cold for spec in networks)
+    assert all(spec.holdout and not spec.cold for spec in networks)
     sizes = [cell.dims["tiny"] for cell in cells if cell.kind == "kernel"]
     assert sizes == sorted(sizes, reverse=True)
     assert 20 < sum(sizes) < len(sizes) - 20

@@ -12,7 +12,7 @@ from factories import add, device, dispatch, graph, kernel_fit, linear, profile,
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.fitting.linear_system import System
 from latpred.calibration.runtime_calibration import runs, whole_fit
 from latpred.calibration.runtime_calibration.runs import Run
@@ -194,7 +194,7 @@ def test_on_an_asynchronous_device_hosts_come_from_issuing_and_scales_stay_at_on
 def test_what_pushes_weights_out_of_the_cache_counts_in_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = graph(linear(), parameter_bytes=8)
     monkeypatch.setattr(runs, "of_source", lambda *_: counted)
-    warm = msgspec.structs.replace(next(schedules.judging_networks()), cold=False)
+    warm = msgspec.structs.replace(next(schedules.holdout_networks()), cold=False)
     cold = msgspec.structs.replace(warm, cold=True)
     assert runs.graph_of(warm, "fp32", "onnxruntime", "cpu") is counted
     found = runs.graph_of(cold, "fp32", "onnxruntime", "cpu")
@@ -225,8 +225,8 @@ def test_cells_of_a_study_are_its_own_and_judges_come_early() -> None:
     count = len(networks.KINDS)
     assert {spec.kind for spec in kinds["cpu"][:count]} == set(networks.KINDS)
     assert all(spec.tiny for spec in kinds["cpu"][:count])
-    assert sum(spec.judge for spec in kinds["cpu"]) == 5
-    assert [(spec.tiny, spec.judge) for spec in kinds["simulated"][:3]] == [
+    assert sum(spec.holdout for spec in kinds["cpu"]) == 5
+    assert [(spec.tiny, spec.holdout) for spec in kinds["simulated"][:3]] == [
         (False, False),
         (True, False),
         (False, True),
