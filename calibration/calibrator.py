@@ -1,7 +1,7 @@
 """`calibrate`: measures a device, cell by cell within a time budget, and saves the profile that the cells amount to.
 
-Which cells come when is `synchronous`' and `asynchronous`' business, how they are kept `session`'s, what they amount to
-`fitting`'s. Other runtimes than eager come after it: see `calibrate_runtimes`.
+Which cells come when is `schedules`' business, how they are kept `session`'s, what they amount to `fitting`'s. Other
+runtimes than eager come after it: see `runtime_calibration`.
 """
 
 from __future__ import annotations
@@ -9,29 +9,27 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from latpred.calibration import runtime_calibration
-from latpred.calibration.cells import Cell
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Device, open_device
-from latpred.calibration.devices.simulated import SimulatedDevice
+from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
-from latpred.calibration.schedules import Asynchronous, Synchronous
-from latpred.calibration.session import JOURNAL, LAST, Header, Row, Sampled, Session, directory, read_rows
+from latpred.calibration.schedules import schedule_of
+from latpred.calibration.session import JOURNAL, LAST, Row, Session, directory, read_journal
 from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.features import Floats
 from latpred.profile import store
 from latpred.profile.document import Checkpoint, DeviceInfo, DeviceProfile, Machine
+from latpred.progress import ProgressEvent
 from latpred.sandbox.own_thread import without_modes
 
 QUICK_S, FULL_S = 50.0, 285.0
@@ -42,37 +40,6 @@ FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
 GATE_SHARE = 0.16  # of the budget, set aside for the gate's second look
 CHECKPOINTS = (0.3, 0.65)  # shares of the cells after which a calibration stops to learn what it knows least about
 WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
-
-
-class Progress(NamedTuple):
-    """How far a calibration is.
-
-    seconds, budget_s : spent and to spend (infinite where cells are counted), what was resumed included. cells :
-    measured. label : the cell under way, or what is being done. error : median error on networks that no fit saw; None
-    before the first fit.
-    """
-
-    seconds: float
-    budget_s: float
-    cells: int
-    label: str
-    error: float | None
-
-
-class Campaign(Protocol):
-    """What there is to measure on a kind of device, and how."""
-
-    def cells(self) -> Iterator[Cell]:
-        """Cells in the order of their worth, without end."""
-        ...
-
-    def measure(self, cell: Cell) -> Sampled:
-        """Time one cell."""
-        ...
-
-    def learn(self, profile: DeviceProfile) -> None:
-        """Take note of what is known by now, so that the cells to come are those that it knows least about."""
-        ...
 
 
 @without_modes()
@@ -88,7 +55,7 @@ def calibrate(
     name: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> DeviceProfile:
     """Measure a device and save its profile.
 
@@ -103,7 +70,7 @@ def calibrate(
         Under a minute for eager, one precision, wider intervals.
     budget_s : float, optional
         Seconds to measure for, fitting included, for all runtimes together; default for eager 50 in a quick calibration
-        and 285 in a full one, and what each other runtime's calibrator asks for.
+        and 285 in a full one, and what each other runtime's study asks for.
     cells : int, optional
         Stop after so many cells, what was resumed included. Seconds then count only where `budget_s` is given too, so
         that a simulated device is measured alike on any machine, however busy.
@@ -121,7 +88,7 @@ def calibrate(
     cudnn_benchmark : bool
         Measure with `torch.backends.cudnn.benchmark` on; CUDA only.
     progress : callable, optional
-        Told before each cell.
+        Told before each cell how far the calibration is, in seconds: a `latpred.progress.ProgressEvent`.
 
     Returns
     -------
@@ -146,58 +113,26 @@ def calibrate(
     >>> profile = calibrate("cpu", quick=True)  # doctest: +SKIP
     """
     live = open_device(device) if isinstance(device, str) else device
-    asked = calibrate_runtimes.named(runtimes, live)
-    _effort(quick, budget_s, cells)  # said before anything else takes time
+    wanted = calibrate_runtimes.named(runtimes, live)
+    _whole_effort(quick, budget_s, cells)  # said before anything else takes time
     chosen = _precisions(live, precisions, quick)
     options = conditions.Options(threads, cudnn_benchmark).checked(live.info().kind)
-    called = name or options.named(live.name)
+    profile_name = name or options.named(live.name)
     with conditions.stated(options):
-        made = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
-        settings = {"precisions": chosen, **made, **options.settings()}
+        versions = {"networks": networks.VERSION, "graphs": onnx_workloads.VERSION}
+        settings = {"precisions": chosen, **versions, **options.settings()}
         with Session(directory(live.name), live.machine(), settings, fresh=fresh) as session:
-            known = None if fresh or session.begun(EAGER) else calibrate_runtimes.kept(called, live, options.noted_in)
-            plan = _plan(asked, known, quick, budget_s, cells)
-            if known is None or EAGER in plan:
-                kind = Asynchronous if live.asynchronous else Synchronous
-                run = _Run(live, kind(live, chosen), session, plan, called, progress)
-                run.measure()
-                run.look_again()
-                known = options.noted_in(run.fitted())
-                store.save(known)  # what follows may be interrupted, and eager can be predicted by now
-            profile = _studied(known, live, session, chosen, plan, progress)
+            again = fresh or session.of(EAGER)
+            profile = None if again else calibrate_runtimes.kept(profile_name, live, options.noted_in)
+            plan = _plan(wanted, profile, quick, budget_s, cells)
+            report = _Reporter(session, sum(effort.seconds for effort in plan.values()), progress)
+            if profile is None or EAGER in plan:
+                eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report)
+                profile = options.noted_in(eager.run())
+                store.save(profile)  # what follows may be interrupted, and eager can be predicted by now
+            profile = _with_runtimes(profile, live, session, chosen, plan, report)
             store.save(profile)
             session.complete(extending=EAGER not in plan)
-    return profile
-
-
-def _studied(
-    profile: DeviceProfile,
-    device: Device,
-    session: Session,
-    precisions: tuple[str, ...],
-    plan: Mapping[str, _Effort],
-    progress: Callable[[Progress], None] | None,
-) -> DeviceProfile:
-    """The profile with every other runtime of the plan."""
-    priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
-    if not priced and set(plan) - {EAGER}:
-        raise CalibrationError(
-            "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
-            f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
-        )
-    run = calibrate_runtimes.RuntimeSession(device, session, priced)
-    whole_s = sum(effort.seconds for effort in plan.values())
-    before_s = plan[EAGER].seconds if EAGER in plan else 0.0
-    for name, effort in plan.items():
-        if name == EAGER:
-            continue
-
-        def tell(label: str, seconds: float, _: int, before_s: float = before_s) -> None:
-            if progress is not None:
-                progress(Progress(before_s + seconds, whole_s, len(session.rows), label, None))
-
-        profile = run.add(profile, runtime_calibration.get(name), effort.seconds, effort.cells, tell)
-        before_s += effort.seconds
     return profile
 
 
@@ -208,46 +143,94 @@ class _Effort(NamedTuple):
     cells: float
 
 
-@dataclass
-class _Run:
-    """The calibration of eager under way; seconds of resumed rows count as spent."""
+class _Reporter(NamedTuple):
+    """Tells of a calibration, whose work is seconds."""
 
-    device: Device
-    campaign: Campaign
     session: Session
-    plan: Mapping[str, _Effort]
-    name: str
-    progress: Callable[[Progress], None] | None
-    learning: list[Checkpoint] = field(default_factory=list)
-    predicted: list[Floats] = field(default_factory=list)  # of the gate's models, at each checkpoint
+    whole_s: float
+    progress: Callable[[ProgressEvent], None] | None
 
-    def __post_init__(self) -> None:
-        self._start = time.monotonic() - sum(row.seconds for row in self.rows)
-        threads = self.device.machine().threads
-        self.visits = Visits(
-            self.session, self.device, threads=threads, budget_s=self.effort.seconds, tell=lambda said: self._tell(said)
+    def __call__(self, label: str, seconds: float, error: float | None = None) -> None:
+        if self.progress is not None:
+            left_s, cells = max(0.0, self.whole_s - seconds), len(self.session.rows)
+            self.progress(ProgressEvent(seconds, self.whole_s, label, left_s=left_s, cells=cells, error=error))
+
+
+def _with_runtimes(
+    profile: DeviceProfile,
+    device: Device,
+    session: Session,
+    precisions: tuple[str, ...],
+    plan: Mapping[str, _Effort],
+    report: _Reporter,
+) -> DeviceProfile:
+    """The profile with every other runtime of the plan."""
+    priced = tuple(precision for precision in precisions if precision in profile.kernels) or tuple(profile.kernels)[:1]
+    if not priced and set(plan) - {EAGER}:
+        raise CalibrationError(
+            "the time for eager ended before a kernel was measured, and other runtimes rest on kernels; what was "
+            f"measured is kept. Go on with more: latpred calibrate --device {device.name} --budget 5m"
         )
+    run = calibrate_runtimes.RuntimeSession(device, session, priced)
+    before_s = plan[EAGER].seconds if EAGER in plan else 0.0
+    for name, effort in plan.items():
+        if name == EAGER:
+            continue
+
+        def tell(label: str, seconds: float, _: int, before_s: float = before_s) -> None:
+            report(label, before_s + seconds)
+
+        profile = run.add(profile, runtime_calibration.get(name), effort.seconds, effort.cells, tell)
+        before_s += effort.seconds
+    return profile
+
+
+class _EagerCalibration:
+    """The calibration of eager; seconds of resumed rows count as spent."""
+
+    def __init__(
+        self, device: Device, precisions: Sequence[str], session: Session, effort: _Effort, name: str, report: _Reporter
+    ) -> None:
+        self._device, self._schedule, self._session = device, schedule_of(device, precisions), session
+        self._effort, self._name, self._report = effort, name, report
+        self._simulated = device.info().kind == "simulated"
+        self._learning: list[Checkpoint] = []
+        self._predictions: list[Floats] = []  # of the gate's models, at each checkpoint
+        self._start = time.monotonic() - sum(row.seconds for row in self._rows)
+        threads = device.machine().threads
+        self._visits = Visits(session, device, threads=threads, budget_s=effort.seconds, tell=self._tell)
+
+    def run(self) -> DeviceProfile:
+        """Measure, and fit the profile of everything measured."""
+        self._measure()
+        self._visits.finish()
+        if not self._simulated:  # its times are the same at any time, and its models are graphs
+            self._measure_for_gate()
+            self._visits.finish()
+        profile, error = self._fit()
+        self._note(error)
+        return msgspec.structs.replace(profile, learning=tuple(self._learning), seconds=round(self._seconds, 1))
 
     @property
-    def rows(self) -> list[Row]:
-        """What was measured in eager so far."""
-        return [row for row in self.session.rows if row.cell.runtime == EAGER]
+    def _rows(self) -> list[Row]:
+        return self._session.of(EAGER)
 
     @property
-    def effort(self) -> _Effort:
-        """What eager may take."""
-        return self.plan[EAGER]
-
-    @property
-    def seconds(self) -> float:
+    def _seconds(self) -> float:
         """Spent so far, without what was lost to other work."""
-        return time.monotonic() - self._start - self.visits.lost_s
+        return time.monotonic() - self._start - self._visits.lost_s
 
-    def measure(self) -> None:
+    @property
+    def _spent(self) -> float:
+        """Share of the effort that measuring for the fit may take."""
+        seconds = self._seconds / ((1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds)
+        return max(seconds, len(self._rows) / self._effort.cells)
+
+    def _measure(self) -> None:
         """Run cells until the effort is spent, stopping to learn now and then."""
-        checkpoints = list(CHECKPOINTS) if self.effort.seconds >= WORTH_LEARNING_S else []
-        for cell in self.campaign.cells():
-            if self.session.holds(cell):
+        checkpoints = list(CHECKPOINTS) if self._effort.seconds >= WORTH_LEARNING_S else []
+        for cell in self._schedule.cells():
+            if self._session.holds(cell):
                 continue
             if self._spent >= 1.0:
                 return
@@ -257,34 +240,18 @@ class _Run:
                 if self._settled():
                     return
             self._tell(cell.key)
-            self.visits.run(cell, self.campaign.measure)
+            self._visits.run(cell, self._schedule.measure)
 
-    def look_again(self) -> None:
+    def _measure_for_gate(self) -> None:
         """Time what the gate rests on: ordinary models, and some of the holdout networks a second time."""
-        self.visits.finish()
-        if self.device.info().kind == "simulated":
-            return  # its times are the same at any time, and its models are graphs
-        for cell in acceptance.cells(self.rows):
-            if self.seconds > (1 - FITTING_SHARE) * self.effort.seconds:
+        for cell in acceptance.cells(self._rows):
+            if self._seconds > (1 - FITTING_SHARE) * self._effort.seconds:
                 return
             self._tell(cell.key)
-            self.visits.run(cell, self._measure_for_gate)
-        self.visits.finish()
-
-    def _measure_for_gate(self, cell: Cell) -> Sampled:
-        return acceptance.measure(cell, self.device) if cell.kind == acceptance.MODEL else self.campaign.measure(cell)
-
-    @property
-    def _spent(self) -> float:
-        """Share of the effort that measuring for the fit may take."""
-        seconds = self.seconds / ((1 - FITTING_SHARE - GATE_SHARE) * self.effort.seconds)
-        return max(seconds, len(self.rows) / self.effort.cells)
-
-    def fitted(self) -> DeviceProfile:
-        """The profile of everything measured."""
-        profile, error = self._fit()
-        self._note(error)
-        return msgspec.structs.replace(profile, learning=tuple(self.learning), seconds=round(self.seconds, 1))
+            model = cell.kind == acceptance.MODEL
+            self._visits.run(
+                cell, partial(acceptance.measure, device=self._device) if model else self._schedule.measure
+            )
 
     def _learn(self) -> None:
         try:
@@ -292,34 +259,33 @@ class _Run:
         except Exception:
             return  # too little yet, or too odd; the last fit says so where it stays so
         self._note(error)
-        self.campaign.learn(profile)
-        if self.device.info().kind != "simulated":
-            self.predicted.append(acceptance.predictions(profile))
+        self._schedule.learn(profile)
+        if not self._simulated:
+            self._predictions.append(acceptance.predictions(profile))
 
     def _settled(self) -> bool:
         """Whether what the last cells told has changed no prediction of note."""
-        settled = len(self.predicted) > 1 and acceptance.settled(*self.predicted[-2:])
+        settled = len(self._predictions) > 1 and acceptance.settled(*self._predictions[-2:])
         if settled:
             self._tell("its predictions move no more")
         return settled
 
     def _fit(self) -> tuple[DeviceProfile, float]:
         self._tell("fitting")
-        profile, found = profile_fit.fit_profile(self.rows, self.device.machine(), self.device.info(), self.name)
-        return profile, acceptance.median_error(found)
+        machine, info = self._device.machine(), self._device.info()
+        profile, errors = profile_fit.fit_profile(self._rows, machine, info, self._name)
+        return profile, acceptance.median_error(errors)
 
     def _note(self, error: float) -> None:
         if isfinite(error):
-            self.learning.append(Checkpoint(round(self.seconds, 1), len(self.rows), round(error, 4)))
-            self._tell("judged", error)
+            self._learning.append(Checkpoint(round(self._seconds, 1), len(self._rows), round(error, 4)))
+            self._tell("tested on holdout networks", error)
 
     def _tell(self, label: str, error: float | None = None) -> None:
-        if self.progress is not None:
-            whole_s = sum(effort.seconds for effort in self.plan.values())
-            self.progress(Progress(self.seconds, whole_s, len(self.session.rows), label, error))
+        self._report(label, self._seconds, error)
 
 
-def _effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
+def _whole_effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
     usual = inf if cells is not None else QUICK_S if quick else FULL_S
     seconds = usual if budget_s is None else budget_s
     if seconds < LEAST_S:
@@ -330,18 +296,18 @@ def _effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:
 
 
 def _plan(
-    asked: Sequence[str], known: DeviceProfile | None, quick: bool, budget_s: float | None, cells: int | None
+    wanted: Sequence[str], profile: DeviceProfile | None, quick: bool, budget_s: float | None, cells: int | None
 ) -> dict[str, _Effort]:
     """Which runtimes are measured, eager first, and what each may take: shares of the whole in proportion to its need.
 
-    What a finished profile lacks is added to it; where it lacks nothing, what was asked for is measured anew.
+    What a finished profile lacks is added to it; where it lacks nothing, what is wanted is measured anew.
     """
-    others = [name for name in asked if name != EAGER]
-    missing = [name for name in others if known is not None and name not in known.runtimes]
-    anew = known is None or (not missing and EAGER in asked)
+    others = [name for name in wanted if name != EAGER]
+    missing = [name for name in others if profile is not None and name not in profile.runtimes]
+    anew = profile is None or (not missing and EAGER in wanted)
     names = [EAGER, *others] if anew else missing or others
     seconds = {name: _usual_s(name, quick) for name in names}
-    whole, shares = _effort(quick, budget_s, cells), sum(seconds.values())
+    whole, shares = _whole_effort(quick, budget_s, cells), sum(seconds.values())
     return {
         name: _Effort(
             usual if budget_s is None and cells is None else whole.seconds * usual / shares,
@@ -358,14 +324,14 @@ def _usual_s(name: str, quick: bool) -> float:
     return runtime_calibration.get(name).seconds * (QUICK_SHARE if quick else 1.0)
 
 
-def _precisions(device: Device, asked: Sequence[str] | None, quick: bool) -> tuple[str, ...]:
+def _precisions(device: Device, wanted: Sequence[str] | None, quick: bool) -> tuple[str, ...]:
     offered = device.precisions()
-    if asked is None:
+    if wanted is None:
         return offered[:1] if quick else offered
-    unknown = [precision for precision in asked if precision not in offered]
-    if unknown or not asked:
+    unknown = [precision for precision in wanted if precision not in offered]
+    if unknown or not wanted:
         raise UsageError(f"{device.name} does not do {', '.join(unknown) or 'nothing'}; it does {', '.join(offered)}.")
-    return tuple(asked)
+    return tuple(wanted)
 
 
 def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> DeviceProfile:
@@ -399,11 +365,10 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
             f"there is no {JOURNAL} or {LAST} in {place}. Name the folder of a calibration's journal, as here "
             f"{directory('cpu')}."
         )
-    rows = read_rows(journal)
-    machine = _header(journal).machine
-    info = device_of(machine)
+    header, rows = read_journal(journal)
+    info = device_of(header.machine)
     try:
-        profile, _ = profile_fit.fit_profile(rows, machine, info, name or info.name)
+        profile, _ = profile_fit.fit_profile(rows, header.machine, info, name or info.name)
     except LookupError as error:
         raise CalibrationError(
             f"{journal} was written by another version of latpred: its cells lack {error}. Fit it with that version, "
@@ -419,7 +384,7 @@ def fit_raw(folder: str | os.PathLike[str], *, name: str | None = None) -> Devic
 def device_of(machine: Machine) -> DeviceInfo:
     """The device of a journal's machine. What only the device itself can tell is asked of it where it is present."""
     if machine.accelerator == "simulated":
-        return SimulatedDevice().info()
+        return open_device("simulated").info()
     if not machine.accelerator:
         return DeviceInfo("cpu", "cpu", asynchronous=False, memory_bytes=machine.memory_bytes, queue=0)
     name = re.sub(r"[^a-z0-9]+", "-", machine.accelerator.lower()).strip("-")
@@ -431,18 +396,7 @@ def _present(name: str) -> DeviceInfo | None:
     import torch
 
     for index in range(torch.cuda.device_count()):
-        from latpred.calibration.devices.cuda import CudaDevice
-
-        info = CudaDevice(index).info()
+        info = open_device(f"cuda:{index}").info()
         if info.name == name:
             return info
     return None
-
-
-def _header(journal: Path) -> Header:
-    with journal.open("rb") as file:
-        line = file.readline()
-    try:
-        return msgspec.json.decode(line, type=Header)
-    except msgspec.MsgspecError as error:
-        raise CalibrationError(f"{journal} does not say where it was measured. Calibrate again.") from error

@@ -1,10 +1,14 @@
-"""Cells: the unit of measurement, declared as data.
+"""Cells: the unit of measurement, declared as data, and the ops that calibrations and their schedules draw on.
 
 A cell names one thing to time; how it is timed is the device's business, so the same cell runs on a CPU, a GPU and the
-simulated device, and its key finds it again in a journal.
+simulated device, and its key finds it again in a journal. Shapes are drawn at random, log-uniformly over what published
+networks use; no model that a profile is tested on is looked at.
 """
 
 from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -28,3 +32,176 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Stable text that identifies the cell."""
         dims = ",".join(f"{name}={value}" for name, value in sorted(self.dims.items()))
         return f"{self.kind}/{self.runtime}/{self.precision}/{self.name}/{dims}"
+
+
+CLOCK = Cell("clock", "constants")
+READ_BYTES = tuple(1 << power for power in range(20, 29))
+COPIED_BYTES = 256 << 20
+LARGEST_BYTES = 512 << 20  # of one tensor of a kernel cell
+
+
+def memory_cells() -> list[Cell]:
+    """Reads and copies from a size that every cache holds to one that none does, and an upload from the host."""
+    reads = [Cell("memory", "read", {"bytes": size}) for size in READ_BYTES]
+    return [*reads, *(Cell("memory", name, {"bytes": COPIED_BYTES}) for name in ("bandwidth", "upload"))]
+
+
+def log_uniform(rng: random.Random, low: int, high: int, step: int = 1) -> int:
+    """A random number whose logarithm is uniform, rounded to a step."""
+    value: float = low * (high / low) ** rng.random()
+    return max(step, round(value / step) * step)
+
+
+def _draw_gemm(rng: random.Random) -> dict[str, int]:
+    m = log_uniform(rng, 1, 16384)
+    n, k = log_uniform(rng, 16, 8192, 8), log_uniform(rng, 16, 8192, 8)
+    while 4 * max(m * n, m * k, n * k) > LARGEST_BYTES:
+        m = max(1, m // 2)
+    return {"m": m, "n": n, "k": k}
+
+
+def _draw_bmm(rng: random.Random) -> dict[str, int]:
+    batch, m = log_uniform(rng, 1, 1024), log_uniform(rng, 4, 1024, 4)
+    n, k = rng.choice(((m, 64), (64, m), (m, 32), (32, m), (log_uniform(rng, 8, 1024, 8), log_uniform(rng, 8, 512, 8))))
+    while 4 * batch * max(m * n, m * k, n * k) > LARGEST_BYTES // 4:
+        batch = max(1, batch // 2)
+    return {"batch": batch, "m": m, "n": n, "k": k}
+
+
+def _draw_conv(rng: random.Random) -> dict[str, int]:
+    size = rng.choice((7, 8, 14, 16, 28, 32, 56, 112, 224))
+    kind = rng.choice(("pointwise", "dense", "dense", "depthwise", "grouped", "stem"))
+    channels = log_uniform(rng, 16, min(1024, max(32, 28672 // size)), 8)
+    c_out = channels if kind in ("depthwise", "grouped") else log_uniform(rng, 16, 1024, 8)
+    kernel, groups = rng.choice((1, 3, 3, 5, 7) if kind == "grouped" else (3, 3, 3, 5, 7)), 1
+    if kind == "pointwise":
+        kernel = 1
+    elif kind == "depthwise":
+        groups = channels
+    elif kind == "grouped":
+        groups = rng.choice([g for g in (2, 4, 8, 32) if channels % g == 0])
+    elif kind == "stem":
+        channels, c_out, kernel, size = 3, log_uniform(rng, 16, 128, 8), rng.choice((3, 7)), rng.choice((64, 112, 224))
+    batch, stride = log_uniform(rng, 1, 128), rng.choice((1, 1, 2))
+    while 4 * batch * max(channels, c_out) * size * size > LARGEST_BYTES // 2:
+        batch = max(1, batch // 2)
+    return {
+        "batch": batch,
+        "c_in": channels,
+        "c_out": c_out,
+        "size": size,
+        "kernel": kernel,
+        "stride": stride,
+        "groups": groups,
+    }
+
+
+def _draw_attention(rng: random.Random) -> dict[str, int]:
+    queries = log_uniform(rng, 4, 1024, 4)
+    batch, heads = log_uniform(rng, 1, 128), rng.choice((1, 2, 4, 8, 12, 16, 32))
+    while batch > 1 and batch * heads * queries * max(queries, 64) * 4 > LARGEST_BYTES:
+        batch //= 2
+    head_dim, masked = rng.choice((32, 64, 64, 128)), int(rng.random() < 0.3)
+    return {"batch": batch, "heads": heads, "queries": queries, "head_dim": head_dim, "masked": masked}
+
+
+def _draw_recurrent(rng: random.Random) -> dict[str, int]:
+    steps, hidden = log_uniform(rng, 2, 512), log_uniform(rng, 32, 1024, 32)
+    return {"batch": log_uniform(rng, 1, 64), "steps": steps, "hidden": hidden}
+
+
+def _draw_rows(rng: random.Random) -> dict[str, int]:
+    rows, cols = log_uniform(rng, 1, 131072), log_uniform(rng, 8, 8192, 8)
+    while 4 * rows * cols > LARGEST_BYTES // 4:
+        rows = max(1, rows // 2)
+    return {"rows": rows, "cols": cols}
+
+
+def _draw_transposed(rng: random.Random) -> dict[str, int]:
+    """At least two rows: one row transposed lies in memory as before, and nothing would be copied."""
+    dims = _draw_rows(rng)
+    return dims | {"rows": max(2, dims["rows"])}
+
+
+def _draw_table(rng: random.Random) -> dict[str, int]:
+    return {"rows": log_uniform(rng, 1, 16384), "cols": log_uniform(rng, 16, 2048, 8), "table": 2048}
+
+
+def _draw_map(rng: random.Random) -> dict[str, int]:
+    batch, channels, size = log_uniform(rng, 1, 128), log_uniform(rng, 8, 1024, 8), rng.choice((7, 14, 28, 56, 112))
+    while 4 * batch * channels * size * size > LARGEST_BYTES // 4:
+        batch = max(1, batch // 2)
+    return {"batch": batch, "channels": channels, "size": size}
+
+
+_DRAWN: Mapping[str, Callable[[random.Random], dict[str, int]]] = {
+    "gemm": _draw_gemm,
+    "bmm": _draw_bmm,
+    "conv": _draw_conv,
+    "attention": _draw_attention,
+    "lstm": _draw_recurrent,
+    "embedding": _draw_table,
+    "index_select": _draw_table,
+}
+_ON_MAPS = ("batch_norm", "group_norm", "max_pool", "avg_pool", "global_pool")
+_ON_ROWS = (
+    *("layer_norm", "softmax", "mean", "sum", "cumsum", "topk", "add", "sub", "mul", "div", "add_scalar", "mul_vector"),
+    *("pow", "gelu", "relu", "silu", "tanh", "sigmoid", "exp", "rsqrt", "hardswish", "relu6", "neg", "cos", "gt"),
+    *("where", "masked_fill", "clone", "transpose_copy", "cast", "cat", "pad", "roll", "fft"),
+)
+_DISPATCHED = (
+    *("view", "reshape", "flatten", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze"),
+    *("split", "chunk", "dropout", "detach", "arange", "zeros", "ones", "full", "new_ones", "tensor", "addmm"),
+    *("baddbmm", "matmul", "matmul_shared", "einsum", "einsum_outer", "broadcast", "conv1d", "gather", "index"),
+    *("max_pool1d", "copy", "flip", "fft2", "sqrt", "clamp", "eq", "rsub", "tril", "bitwise_not", "any", "item"),
+)
+KERNELS = (*_DRAWN, *_ON_ROWS, *_ON_MAPS)  # this order and that of the names above set what is drawn
+PRODUCTS = ("gemm", "bmm", "conv", "attention", "lstm")
+# How often each op is drawn: what network time is mostly made of comes first.
+_WEIGHTS = {"gemm": 10, "conv": 12, "bmm": 4, "attention": 5, "layer_norm": 2, "softmax": 2, "batch_norm": 2}
+_TINY = {
+    "m": 4,
+    "n": 8,
+    "k": 8,
+    "batch": 2,
+    "heads": 2,
+    "queries": 4,
+    "steps": 2,
+    "hidden": 8,
+    "head_dim": 8,
+    "masked": 0,
+    "c_in": 8,
+    "c_out": 8,
+    "size": 8,
+    "kernel": 3,
+    "stride": 1,
+    "groups": 1,
+    "rows": 4,
+    "cols": 8,
+    "table": 16,
+    "channels": 8,
+}
+
+
+def draw_dims(name: str, rng: random.Random) -> dict[str, int]:
+    """Random dimensions of an op: those that its builder reads."""
+    if name == "transpose_copy":
+        return _draw_transposed(rng)
+    return _DRAWN.get(name, _draw_map if name in _ON_MAPS else _draw_rows)(rng)
+
+
+def dispatch_cells() -> list[Cell]:
+    """One tiny op of every kind: what is left of its time is what issuing it costs."""
+    dims = {name: draw_dims(name, random.Random(0)) for name in (*KERNELS, *_DISPATCHED)}
+    return [Cell("dispatch", name, {dim: _TINY[dim] for dim in dims[name]}) for name in dims]
+
+
+def kernel_cells(precision: str, names: Sequence[str] = KERNELS) -> Iterator[Cell]:
+    """Endless random kernel cells of a precision; every op comes once before any comes twice."""
+    rng = random.Random(f"0/{precision}")
+    weights = [_WEIGHTS.get(name, 1) for name in names]
+    for name in names:
+        yield Cell("kernel", name, draw_dims(name, rng), precision)
+    while True:
+        name = rng.choices(names, weights)[0]
+        yield Cell("kernel", name, draw_dims(name, rng), precision)

@@ -1,23 +1,20 @@
 """`calibrate --host-only`: what dispatch costs on this host, in seconds, without a kernel that takes any time.
 
-Tiny networks and chains of calls are timed in place on the CPU, as in a full calibration's first minute. Which factor
-that makes between two hosts is `latpred.prediction.host_swap`'s business.
+Tiny networks and chains of calls are timed on the CPU, as in a full calibration's first minute. Which factor that
+makes between two hosts is `latpred.prediction.host_swap`'s business.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from latpred.calibration import schedules
-from latpred.calibration.cells import Cell
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Device, open_device
+from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
-from latpred.calibration.schedules import Synchronous
-from latpred.calibration.session import Row
+from latpred.calibration.session import Row, measured
 from latpred.calibration.timing import visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
@@ -63,10 +60,14 @@ def calibrate_host(
     host_profile.path(name)  # a bad name must not cost a measurement
     live = device or open_device("cpu")
     start = time.monotonic()
+    cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
+    rows = []
     with conditions.stated():
-        cells = list(_cells(tiny))
-        campaign = Synchronous(live, ("fp32",))
-        rows = [_row(campaign, cell, index, len(cells), progress) for index, cell in enumerate(cells)]
+        schedule = schedules.Synchronous(live, ("fp32",))
+        for index, cell in enumerate(cells):
+            if progress is not None:
+                progress(index, len(cells), cell.key)
+            rows.append(measured(cell, schedule.measure))
     profile = HostProfile(
         name=name,
         kind="host",
@@ -80,23 +81,9 @@ def calibrate_host(
     return profile
 
 
-def _cells(tiny: int) -> Iterator[Cell]:
-    for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny)):
-        yield schedules.network_cell(spec)
-
-
-def _row(
-    campaign: Synchronous, cell: Cell, index: int, total: int, progress: Callable[[int, int, str], None] | None
-) -> Row:
-    if progress is not None:
-        progress(index, total, cell.key)
-    start = time.monotonic()
-    sampled = campaign.measure(cell)
-    return Row(cell, dict(sampled.timings), time.monotonic() - start, calls_us=sampled.calls_us)
-
-
 def _fitted(rows: list[Row], live: Device) -> DispatchFit:
-    rows = visits.at_one_speed(rows)
+    """What dispatch costs by networks without errors, at one speed of the machine."""
+    rows = visits.at_one_speed(row for row in rows if not row.error)
     runs = [(profile_fit.run_of(row, live.info()), schedules.network_spec(row.cell)) for row in rows]
     chains = [run for run, spec in runs if spec.chain]
     tiny = [run for run, spec in runs if spec.tiny and not spec.chain]

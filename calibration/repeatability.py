@@ -25,42 +25,21 @@ EAGER = "eager"
 
 
 class Shift(NamedTuple):
-    """How predictions of a suite differ between two calibrations.
+    """How predictions of a suite differ between two calibrations."""
 
-    Attributes
-    ----------
-    first, second : int
-        Which calibrations, counted from 1.
-    common : float
-        Median ratio of the second's predictions to the first's.
-    median, p90 : float
-        Of the absolute difference at equal speed, as a share.
-    speed : dict of str to float
-        Reference times of the second over those of the first.
-    passed : tuple of bool
-        Whether each passed its gate.
-    """
-
-    first: int
+    first: int  # which calibrations, counted from 1
     second: int
-    common: float
-    median: float
+    common: float  # median ratio of the second's predictions to the first's
+    median: float  # of the absolute difference at equal speed, as a share
     p90: float
-    speed: dict[str, float]
-    passed: tuple[bool, bool]
+    speed: dict[str, float]  # reference times of the second over those of the first
+    passed: tuple[bool, bool]  # whether each passed its gate
 
 
 def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "blind") -> list[Shift]:
-    """Calibrate several times and compare what each profile predicts.
+    """Calibrate several times and compare what each profile predicts of a suite, in eager at batches 1 to 32.
 
-    Parameters
-    ----------
-    calibrate : callable
-        Calibrates anew; told which time it is, from 1 on.
-    times : int
-        How often.
-    suite : str
-        Whose models are predicted, in eager at batches 1 to 32; models that cannot be built here are left out.
+    `calibrate` is told which time it is, from 1 on.
     """
     profiles = [calibrate(number) for number in range(1, times + 1)]
     return shifts(profiles, graphs_of(suite, target_of(profiles[0].device.kind)))
@@ -70,13 +49,13 @@ def graphs_of(suite: str, target: str) -> list[ModelGraph]:
     """What the models of a suite do; those that need a package that is not here are left out."""
     from latpred.calibration.workloads import suites
 
-    found = []
+    graphs = []
     for workload in suites.get(suite).workloads():
         try:
-            found.append(workload.trace("fp32", EAGER, target))
+            graphs.append(workload.trace("fp32", EAGER, target))
         except (ImportError, RuntimeError):
             continue
-    return found
+    return graphs
 
 
 def shifts(profiles: Sequence[DeviceProfile], graphs: Sequence[ModelGraph]) -> list[Shift]:

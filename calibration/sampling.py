@@ -32,6 +32,7 @@ ROUNDS = 2  # in which the rest is chosen, with a fit between them
 FEWEST = 20
 CONSIDERED, REFERENCES = 1200, 600  # shapes that are weighed against each other, and that are to be known better
 HYPER_POINTS = 240  # of the choice: they tell the length scales
+CANDIDATES = 2  # drawn for each network or kernel that is taken: each costs a trace
 
 
 class Chosen(NamedTuple):
@@ -130,16 +131,12 @@ def _least_certain(model: KernelModel, rows: Floats, chosen: Indices, wanted: in
         gain[picked] = -1.0
         best = int(np.argmax(gain))
         picked.append(best)
-        known = covariance[:, best]
-        covariance = covariance - np.outer(known, known) / (known[best] + noise)
-    found: Indices = considered[picked]
-    return found
+        column = covariance[:, best]
+        covariance = covariance - np.outer(column, column) / (column[best] + noise)
+    return np.asarray(considered[picked], dtype=np.int64)
 
 
-CANDIDATES = 2  # drawn for each that is chosen: each costs a walk
-
-
-class Choice:
+class UncertaintySampler:
     """Takes the less certain half of what is drawn, once a profile says what is certain."""
 
     def __init__(self) -> None:
@@ -147,7 +144,7 @@ class Choice:
         self._models: dict[str, dict[str, KernelModel]] = {}
 
     def learn(self, profile: DeviceProfile) -> None:
-        """Judge certainty by this profile from now on."""
+        """Tell certainty by this profile from now on."""
         self._profile = profile
         self._models = {
             precision: {family: KernelModel(fit) for family, fit in fits.items()}
@@ -155,17 +152,16 @@ class Choice:
         }
 
     def of_networks(self, drawn: Iterator[NetworkSpec]) -> Iterator[NetworkSpec]:
-        """Networks worth measuring; those that judge the fit are never passed over, or the verdict would be biased."""
+        """Networks worth measuring; holdout networks are never passed over, or the test would be biased."""
         while True:
             if self._profile is None:
                 yield next(drawn)
                 continue
             predictor = Predictor(self._profile)
             group = list(islice(drawn, CANDIDATES * len(networks.KINDS)))
-            judges = [spec for spec in group if spec.holdout]
+            yield from (spec for spec in group if spec.holdout)
             others = [spec for spec in group if not spec.holdout]
             others.sort(key=lambda spec: _network_sigma(predictor, spec), reverse=True)
-            yield from judges
             yield from others[: len(group) // CANDIDATES]
 
     def of_kernels(self, drawn: Iterator[Cell], number: int) -> Iterator[Cell]:
@@ -179,7 +175,7 @@ class Choice:
 
 
 def _network_sigma(predictor: Predictor, spec: NetworkSpec) -> float:
-    """Width of the 90 % interval, on a log scale; the least where a network cannot be walked or predicted."""
+    """Width of the 90 % interval, on a log scale; the least where a network cannot be traced or predicted."""
     try:
         low, high = predictor.predict(networks.graph(spec), spec.batch).interval_ms
     except Exception:
@@ -191,7 +187,7 @@ def _network_sigma(predictor: Predictor, spec: NetworkSpec) -> float:
 def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
     """Log standard deviation of the kernel's predicted time; infinite for a family without a fit.
 
-    The least where a cell cannot be walked or launches nothing.
+    The least where a cell cannot be traced or launches nothing.
     """
     try:
         graph, batch = single_ops.graph(cell)

@@ -1,9 +1,8 @@
 """The calibration session: one at a time per device, journalled cell by cell, resumed after any kind of end.
 
-Knows nothing of what a cell measures: a function given to `Session.run` does, and what it returns is appended to the
-journal and forced to the disk before the next cell starts. So a kill loses at most the cell under way, and a journal
-is a file of raw samples that can be fitted again. No cell ends a run: one that fails, hangs, or ends the process
-becomes a row with the reason, and is tried once more when the run is resumed.
+Knows nothing of what a cell measures: a function given to `Session.run` does. A journal is a file of raw timings that
+can be fitted again. No cell ends a run: one that fails, hangs, or ends the process becomes a row with the reason, and
+is tried once more when the run is resumed.
 """
 
 from __future__ import annotations
@@ -13,37 +12,36 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import IO, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import filelock
 import msgspec
 
 from latpred import storage
+from latpred.calibration import journal
 from latpred.calibration.cells import Cell
+from latpred.calibration.journal import Journal
 from latpred.calibration.timing.time_limit import time_limit
 from latpred.calibration.timing.timer import Timing
-from latpred.errors import BusyError, CalibrationError, DeviceError
+from latpred.errors import CalibrationError, DeviceError
 from latpred.profile.document import Machine
 
 JOURNAL_VERSION = 1
 JOURNAL = "journal.jsonl"
 LAST = "last.jsonl"
 UNDER_WAY = "under-way.json"
+LOCK, HOLDER = "lock", "holder.json"  # who holds the lock is kept beside it: opening a lock file may empty it
 OUT_OF_MEMORY = "out of memory"
 ENDED = "ended the process"
 CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
 MOST_TRIES = 2
 
-T = TypeVar("T")
-
 
 class Sampled(NamedTuple):
-    """What measuring a cell gave: timings by what was timed, and the calls of a network that were timed in place.
+    """What measuring a cell gave: timings by what was timed, and the calls of a network that were timed within it.
 
     speed : microseconds of the reference work around it. disturbed : what other work did meanwhile; "" when nothing.
     """
@@ -54,7 +52,7 @@ class Sampled(NamedTuple):
     disturbed: str = ""
 
 
-Measure = Callable[[Cell], Mapping[str, Timing] | Sampled]
+Measure = Callable[[Cell], Sampled]
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,10 +62,15 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timings: dict[str, Timing]
     seconds: float  # what measuring took, on the wall clock
     error: str = ""
-    calls_us: tuple[float, ...] = ()  # of each call from Python, for a network whose calls were timed in place
+    calls_us: tuple[float, ...] = ()  # of each call from Python, for a network whose calls were timed within it
     speed: dict[str, float] = {}  # microseconds of the reference work around it
     disturbed: str = ""  # what other work did meanwhile
     tries: int = 1  # how often it was started, by this session and those that it goes on from
+
+    @property
+    def settled(self) -> bool:
+        """Whether a resumed session has no reason to measure the cell again."""
+        return not self.error or self.tries >= MOST_TRIES or self.error.startswith(OUT_OF_MEMORY)
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +80,10 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: Machine
     settings: str
     started: str  # ISO 8601, UTC
+
+    def resumes(self, other: Header) -> bool:
+        """Whether rows below another header hold for this one, too."""
+        return (other.journal, other.machine, other.settings) == (self.journal, self.machine, self.settings)
 
 
 class UnderWay(msgspec.Struct, frozen=True):
@@ -96,8 +103,6 @@ class Holder(msgspec.Struct, frozen=True):
 def directory(device: str) -> Path:
     """Where the sessions of a device keep their journal and lock.
 
-    Examples
-    --------
     >>> directory("cuda:0").name
     'cuda-0'
     """
@@ -109,79 +114,58 @@ def settings_hash(settings: object) -> str:
     return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:16]
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a journal, a torn or damaged line left out.
-
-    Raises
-    ------
-    CalibrationError
-        When the file cannot be read or is no journal.
-    """
+def read_journal(path: Path) -> tuple[Header, list[Row]]:
+    """Header and rows of a journal, a torn or damaged line left out; a CalibrationError where it is none."""
     try:
-        header, rows, _ = _parse(path.read_bytes())
+        with path.open("rb"):  # a file that is missing is no empty journal here
+            header, rows, _ = journal.read(path, Header, Row)
     except OSError as error:
         raise CalibrationError(
             f"cannot read {path}: {error.strerror or error}. Name a journal in JSON lines."
         ) from error
-    if header is None:
+    if header is None or header.journal != JOURNAL_VERSION:
         raise CalibrationError(f"{path} is no calibration journal of version {JOURNAL_VERSION}. Calibrate again.")
-    return rows
+    return header, rows
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a journal, as `read_journal` gives them."""
+    return read_journal(path)[1]
 
 
 class Session:
-    """A calibration under way, as a context manager.
+    """A calibration under way, as a context manager; on entry a BusyError says that another one uses the folder.
 
-    Parameters
-    ----------
-    folder : Path
-        Where journal and lock live; see `directory`.
-    machine : Machine
-        Identity the journal is bound to.
-    settings : object
-        Anything JSON can hold that the measurements depend on.
-    fresh : bool
-        Start anew even where there is something to resume.
-    limit_s : float
-        Seconds after which a cell that still runs is given up.
-
-    Raises
-    ------
-    BusyError
-        On entry, when another session of this folder is under way.
-    CalibrationError
-        On entry, when the folder cannot be written.
+    The journal is bound to a machine, and to settings: anything JSON can hold that the measurements depend on. `fresh`
+    starts anew even where there is something to resume; a cell that runs for longer than `limit_s` is given up.
     """
 
     def __init__(
         self, folder: Path, machine: Machine, settings: object, *, fresh: bool = False, limit_s: float = CELL_LIMIT_S
     ) -> None:
         self._folder = folder
-        self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), _now())
+        self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), journal.now())
         self._fresh = fresh
         self._limit_s = limit_s
         self._rows: dict[str, Row] = {}
         self._tries: dict[str, int] = {}  # of cells that an earlier session could not measure
         self._resources = ExitStack()
-        self._file: IO[bytes] | None = None
+        self._journal: Journal[Header, Row] | None = None
         self.resumed = 0
 
     def __enter__(self) -> Session:
-        with ExitStack() as stack:
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(_lock(self._folder))
-                self._open_journal()
-            except OSError as error:
-                raise CalibrationError(_unwritable(self._folder, error)) from error
+        with ExitStack() as stack, self._writing():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(storage.locked(self._folder / LOCK, _busy(self._folder)))
+            storage.write(self._folder / HOLDER, msgspec.json.encode(Holder(os.getpid(), journal.now())))
+            self._journal = self._opened()
+            stack.callback(self._journal.close)
             self._resources = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
         (self._folder / UNDER_WAY).unlink(missing_ok=True)  # whoever leaves here was not killed
         self._resources.close()
 
@@ -190,9 +174,9 @@ class Session:
         """Everything measured so far, what was resumed included, in order."""
         return tuple(self._rows.values())
 
-    def begun(self, runtime: str) -> bool:
-        """Whether the journal has anything of a runtime already."""
-        return any(row.cell.runtime == runtime for row in self._rows.values())
+    def of(self, runtime: str) -> list[Row]:
+        """What was measured of a runtime so far."""
+        return [row for row in self._rows.values() if row.cell.runtime == runtime]
 
     def holds(self, cell: Cell) -> bool:
         """Whether the journal has this cell already."""
@@ -202,30 +186,22 @@ class Session:
         """Measure a cell unless the journal has it; `again` replaces what it has.
 
         A cell that fails becomes a row with its error. One that runs out of memory also spares its larger siblings the
-        attempt: they get the same row.
-
-        Raises
-        ------
-        DeviceError
-            When the device is lost; the cell is left for the next session.
-        CalibrationError
-            When the journal cannot be written.
+        attempt: they get the same row. A DeviceError says that the device is lost; the cell is left for the next
+        session.
         """
-        known = self._rows.get(cell.key)
-        if known is not None and not again:
-            return known
+        earlier = self._rows.get(cell.key)
+        if earlier is not None and not again:
+            return earlier
         row = self._spared(cell) or self._ended_before(cell) or self._tried(cell, measure)
-        if known is None or known.error or not row.error:
+        if earlier is None or earlier.error or not row.error:
             self._append(row)
         return row
 
     def _tried(self, cell: Cell, measure: Measure) -> Row:
         """Measure a cell, leaving word of it on the disk for the case that it ends the process."""
         tries = self._tries.get(cell.key, 0) + 1
-        try:
+        with self._writing():
             (self._folder / UNDER_WAY).write_bytes(msgspec.json.encode(UnderWay(cell.key, tries)))
-        except OSError as error:
-            raise CalibrationError(_unwritable(self._folder, error)) from error
         with time_limit(self._limit_s, cell.key) as limited:
             row = measured(cell, limited(measure))
         return msgspec.structs.replace(row, tries=tries)
@@ -235,60 +211,6 @@ class Session:
         tries = self._tries.get(cell.key, 0)
         return Row(cell, {}, 0.0, f"{ENDED} each time it was timed", tries=tries) if tries >= MOST_TRIES else None
 
-    def earlier(self) -> tuple[Row, ...]:
-        """Rows of the last calibration that was completed, where it was one of the same machine and settings."""
-        last = self._folder / LAST
-        header, rows, _ = _parse(last.read_bytes()) if last.exists() else (None, [], 0)
-        return tuple(rows) if _same(header, self._header) else ()
-
-    def complete(self, *, extending: bool = False) -> Path:
-        """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.
-
-        Call it once the profile is saved. One that was `extending` the last calibration adds to its record.
-        """
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        last, journal = self._folder / LAST, self._folder / JOURNAL
-        measured = {row.cell.runtime for row in self._rows.values()}
-        older = [row for row in self.earlier() if row.cell.runtime not in measured] if extending else []
-        if older:
-            lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
-            _replace(last, b"\n".join(lines) + b"\n")
-            journal.unlink()
-        else:
-            os.replace(journal, last)
-        _sync_directory(self._folder)
-        return last
-
-    def _open_journal(self) -> None:
-        path = self._folder / JOURNAL
-        header, rows, length = _parse(path.read_bytes()) if path.exists() else (None, [], 0)
-        if self._fresh or not _same(header, self._header):
-            rows = []
-            _replace(path, msgspec.json.encode(self._header) + b"\n")
-        else:
-            os.truncate(path, length)
-        latest = {row.cell.key: row for row in rows}
-        self._rows = {key: row for key, row in latest.items() if _settled(row)}
-        self._tries = {key: row.tries for key, row in latest.items() if key not in self._rows}
-        left = _left_under_way(self._folder / UNDER_WAY) if rows or path.exists() else None
-        if left is not None and not self._fresh and left.key not in self._rows:
-            self._tries[left.key] = left.tries
-        self.resumed = len(self._rows)
-        self._file = path.open("ab")
-
-    def _append(self, row: Row) -> None:
-        if self._file is None:
-            raise CalibrationError("this session is over. Open another one to measure more.")
-        try:
-            self._file.write(msgspec.json.encode(row) + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise CalibrationError(_unwritable(self._folder, error)) from error
-        self._rows[row.cell.key] = row
-
     def _spared(self, cell: Cell) -> Row | None:
         """The row of a cell at least as large in everything as one that ran out of memory."""
         for row in self._rows.values():
@@ -296,32 +218,74 @@ class Session:
                 return Row(cell, {}, 0.0, f"{OUT_OF_MEMORY}: already {row.cell.key} did not fit")
         return None
 
+    def complete(self, *, extending: bool = False) -> Path:
+        """End the session for good: the journal becomes the record of the last calibration, and nothing is resumed.
+
+        Call it once the profile is saved. One that was `extending` the last calibration adds to its record.
+        """
+        if self._journal is not None:
+            self._journal.close()
+        last = self._folder / LAST
+        measured = {row.cell.runtime for row in self._rows.values()}
+        header, rows, _ = journal.read(last, Header, Row)
+        older = [row for row in rows if row.cell.runtime not in measured]
+        if not (extending and older and header is not None and self._header.resumes(header)):
+            older = []
+        lines = [msgspec.json.encode(part) for part in (self._header, *older, *self._rows.values())]
+        storage.write(last, b"\n".join(lines) + b"\n")
+        (self._folder / JOURNAL).unlink()
+        return last
+
+    def _opened(self) -> Journal[Header, Row]:
+        """The journal, and what of its rows need not be measured again."""
+        path = self._folder / JOURNAL
+        killed = _killed_at(self._folder / UNDER_WAY) if path.exists() and not self._fresh else None
+        opened = Journal(path, self._header, Row, lambda header: not self._fresh and self._header.resumes(header))
+        latest = {row.cell.key: row for row in opened.rows}
+        self._rows = {key: row for key, row in latest.items() if row.settled}
+        self._tries = {key: row.tries for key, row in latest.items() if not row.settled}
+        if killed is not None and killed.key not in self._rows:
+            self._tries[killed.key] = killed.tries
+        self.resumed = len(self._rows)
+        return opened
+
+    def _append(self, row: Row) -> None:
+        if self._journal is None or self._journal.closed:
+            raise CalibrationError("this session is over. Open another one to measure more.")
+        with self._writing():
+            self._journal.append(row)
+        self._rows[row.cell.key] = row
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say of a folder that cannot be written which other one can be named."""
+        try:
+            yield
+        except OSError as error:
+            raise CalibrationError(
+                f"cannot keep a calibration journal in {self._folder}: {error.strerror or error}. "
+                f"Make it writable, or choose another directory with {storage.VARIABLE}=DIR."
+            ) from error
+
 
 def measured(cell: Cell, measure: Measure) -> Row:
     """Measure a cell; one that fails becomes a row with its error."""
     start = time.monotonic()
-    sampled: Mapping[str, Timing] | Sampled
+    sampled, error = Sampled({}), ""
     try:
-        sampled, error = measure(cell), ""
+        sampled = measure(cell)
     except MemoryError as failure:
-        sampled, error = {}, f"{OUT_OF_MEMORY}: {failure}"
+        error = f"{OUT_OF_MEMORY}: {failure}"
     except DeviceError:
         raise
     except Exception as failure:
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
-        sampled, error = {}, f"{type(failure).__name__}: {str(failure)[:200]}"
-    found = sampled if isinstance(sampled, Sampled) else Sampled(sampled)
-    error = error or _not_finite(found)
+        error = f"{type(failure).__name__}: {str(failure)[:200]}"
+    error = error or _not_finite(sampled)
     if error:
-        found = Sampled({}, disturbed=found.disturbed)
-    return Row(
-        cell, dict(found.timings), time.monotonic() - start, error, found.calls_us, dict(found.speed), found.disturbed
-    )
-
-
-def _settled(row: Row) -> bool:
-    """Whether a resumed session has no reason to measure a cell again."""
-    return not row.error or row.tries >= MOST_TRIES or row.error.startswith(OUT_OF_MEMORY)
+        sampled = Sampled({}, disturbed=sampled.disturbed)
+    timings, calls_us, speed, disturbed = sampled
+    return Row(cell, dict(timings), time.monotonic() - start, error, calls_us, dict(speed), disturbed)
 
 
 def _not_finite(sampled: Sampled) -> str:
@@ -332,7 +296,7 @@ def _not_finite(sampled: Sampled) -> str:
     return f"no number was measured for {', '.join(wrong)}" if wrong else ""
 
 
-def _left_under_way(path: Path) -> UnderWay | None:
+def _killed_at(path: Path) -> UnderWay | None:
     """The cell that a killed process was timing; None where there is none, or nothing readable."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=UnderWay)
@@ -341,91 +305,18 @@ def _left_under_way(path: Path) -> UnderWay | None:
 
 
 def _at_least(cell: Cell, other: Cell) -> bool:
-    same = (cell.kind, cell.name, cell.precision, cell.runtime) == (
-        other.kind,
-        other.name,
-        other.precision,
-        other.runtime,
-    )
-    return same and cell.dims.keys() == other.dims.keys() and all(cell.dims[k] >= v for k, v in other.dims.items())
+    """Whether a cell is the same as another but for dimensions, none of which is smaller."""
+    same = msgspec.structs.replace(cell, dims=other.dims) == other and cell.dims.keys() == other.dims.keys()
+    return same and all(cell.dims[name] >= size for name, size in other.dims.items())
 
 
-def _same(found: Header | None, wanted: Header) -> bool:
-    return found is not None and (found.machine, found.settings) == (wanted.machine, wanted.settings)
-
-
-def _parse(data: bytes) -> tuple[Header | None, list[Row], int]:
-    """Header, whole rows, and the length in bytes up to the end of the last whole line."""
-    length = data.rfind(b"\n") + 1
-    lines = data[:length].splitlines()
-    header = _decoded(lines[0], Header) if lines else None
-    if header is None or header.journal != JOURNAL_VERSION:
-        return None, [], 0
-    rows = [row for line in lines[1:] if (row := _decoded(line, Row)) is not None]
-    return header, rows, length
-
-
-def _decoded(line: bytes, kind: type[T]) -> T | None:
+def _busy(folder: Path) -> str:
+    """What to say where another session holds the lock."""
     try:
-        return msgspec.json.decode(line, type=kind)
-    except msgspec.MsgspecError:
-        return None
-
-
-def _lock(folder: Path) -> ExitStack:
-    """Hold the folder's lock; who holds it is kept beside it, since opening a lock file may empty it."""
-    lock, holder = filelock.FileLock(folder / "lock"), folder / "holder.json"
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise BusyError(_busy(folder, holder)) from None
-    stack = ExitStack()
-    stack.callback(lock.release)
-    try:
-        _replace(holder, msgspec.json.encode(Holder(os.getpid(), _now())))
-    except OSError:
-        stack.close()
-        raise
-    return stack
-
-
-def _busy(folder: Path, holder: Path) -> str:
-    try:
-        who = msgspec.json.decode(holder.read_bytes(), type=Holder)
+        who = msgspec.json.decode((folder / HOLDER).read_bytes(), type=Holder)
     except (OSError, msgspec.MsgspecError):
         return f"another calibration of {folder.name} is under way. Wait until it ends."
     return (
         f"another calibration of {folder.name} is under way (process {who.pid}, since {who.since}), and two would slow "
         f"each other down. Wait until it ends, or stop it with: kill -INT {who.pid}; what it measured is kept."
     )
-
-
-def _unwritable(folder: Path, error: OSError) -> str:
-    return (
-        f"cannot keep a calibration journal in {folder}: {error.strerror or error}. "
-        f"Make it writable, or choose another directory with {storage.VARIABLE}=DIR."
-    )
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, whatever happens."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(folder: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -168,7 +168,7 @@ def _profiles() -> list[Finding]:
 
 
 def _fit_of(profile: DeviceProfile) -> Finding:
-    from latpred.calibration.devices.base import open_device
+    from latpred.calibration.devices import open_device
 
     topic = f"profile {profile.name}"
     try:

@@ -8,84 +8,122 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from math import inf, nan
 from typing import NamedTuple
+
+Listener = Callable[["ProgressEvent"], None]
 
 
 class ProgressEvent(NamedTuple):
-    """A moment of a run.
+    """How far a run is, as a `progress` function is told.
 
-    done, total : pieces behind it, and all; total is 0 where nobody knows. label : what they are. rate : pieces a
-    second. left_s : seconds left at that rate; NaN where nobody knows.
+    Attributes
+    ----------
+    done, total : float
+        Pieces of work behind it and all of them, of a calibration seconds; total is 0 where nobody knows.
+    label : str
+        What is done, or comes now.
+    rate : float
+        Pieces a second; NaN where nobody counts.
+    left_s : float
+        Seconds left at that rate; NaN where nobody knows.
+    cells : int
+        What a calibration has measured.
+    error : float or None
+        Median error of a calibration's fit on networks that it did not see; None but after a fit.
     """
 
-    done: int
-    total: int
+    done: float
+    total: float
     label: str
-    rate: float
-    left_s: float
-
-
-Listener = Callable[[ProgressEvent], None]
+    rate: float = nan
+    left_s: float = nan
+    cells: int = 0
+    error: float | None = None
 
 
 class ProgressCounter:
-    """Counts pieces of work and tells a listener.
+    """Counts pieces of work, tells of them, and says when the time for them is spent.
 
     Pieces that cost nothing, as those read back from a file, count as done but not for the rate.
     """
 
-    def __init__(self, label: str, total: int = 0, listener: Listener | None = None) -> None:
-        self._label, self._total, self._listener = label, total, listener
+    def __init__(
+        self, label: str = "", total: int = 0, listener: Listener | None = None, *, budget_s: float | None = None
+    ) -> None:
+        self._label, self._total, self._listener = label, total, tell
+        self._budget_s = inf if budget_s is None else budget_s
         self._begun = datetime.now(UTC)
-        self._done = self._worked = 0
+        self.done = self._worked = 0
 
     @property
     def seconds(self) -> float:
         """Since the run began."""
         return (datetime.now(UTC) - self._begun).total_seconds()
 
+    @property
+    def rate(self) -> float:
+        """Pieces a second, of those that took work; 0 before the first."""
+        return self._worked / max(self.seconds, 1e-3)
+
     def count(self, pieces: int = 1, *, worked: bool = True) -> None:
         """More pieces are done."""
-        self._done += pieces
+        self.done += pieces
         self._worked += pieces * worked
+        self._say(self._label)
+
+    def next(self, label: str) -> bool:
+        """Announce a piece, which counts as done by the next; False when there is no time for it."""
+        if self.seconds > self._budget_s:
+            return False
+        self._say(label)
+        self.done += 1
+        self._worked += 1
+        return True
+
+    def _say(self, label: str) -> None:
         if self._listener is not None:
-            rate, left = self._worked / max(self.seconds, 1e-3), self._total - self._done
-            seconds = left / rate if self._total and rate else float("nan")
-            self._listener(ProgressEvent(self._done, self._total, self._label, rate, seconds))
+            rate, left = self.rate, max(0, self._total - self.done)
+            left_s = left / rate if self._total and rate else nan
+            self._listener(ProgressEvent(self.done, self._total, label, rate, left_s))
 
 
 @contextmanager
 def shown(progress: bool | Listener | None) -> Iterator[Listener | None]:
-    """Who listens: a function as given, a bar on a terminal's stderr for True, nobody for False or None."""
+    """What to tell each event: a function as given, a bar on a terminal's stderr for True, else nothing."""
     if progress is not True:
         yield progress or None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[pace]}"))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None, text="")
+        task = bar.add_task("", total=None, pace="")
         yield lambda event: bar.update(
-            task,
-            description=event.label,
-            completed=event.done,
-            total=event.total or None,
-            text=progress_text(event),
+            task, description=event.label, completed=event.done, total=event.total or None, pace=progress_text(event)
         )
 
 
 def progress_text(event: ProgressEvent) -> str:
-    """An event in a few words.
+    """How far a run is, in a few words.
 
     >>> progress_text(ProgressEvent(30, 90, "candidates", 10.0, 6.0))
     '30 of 90, 10.0 a second, 6 s left'
-    >>> progress_text(ProgressEvent(30, 0, "candidates", 10.0, float("nan")))
+    >>> progress_text(ProgressEvent(30, 0, "candidates", 10.0))
     '30, 10.0 a second'
     """
-    done = f"{event.done} of {event.total}" if event.total else f"{event.done}"
-    parts = [done, f"{event.rate:.1f} a second"]
-    if event.left_s >= 0:
-        parts.append(f"{event.left_s:.0f} s left" if event.left_s < 100 else f"{event.left_s / 60:.0f} min left")
-    return ", ".join(parts)
+    counted = f"{event.done} of {event.total}" if event.total else f"{event.done}"
+    return ", ".join(filter(None, (counted, f"{event.rate:.1f} a second", time_left(event))))
+
+
+def time_left(event: ProgressEvent) -> str:
+    """How long the rest takes; "" where nobody knows.
+
+    >>> time_left(ProgressEvent(30, 90, "visits", left_s=240.0))
+    '4 min left'
+    """
+    if not 0 < event.left_s < inf:
+        return ""
+    return f"{event.left_s:.0f} s left" if event.left_s < 100 else f"{event.left_s / 60:.0f} min left"

@@ -13,7 +13,7 @@ from clidata import document, models_file, run
 from profiledata import machine, profile
 
 from latpred.calibration import calibrator, host_only
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import validation, whole_models
 from latpred.calibration.session import Session, directory

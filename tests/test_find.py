@@ -119,7 +119,7 @@ from latpred import calibration
 from latpred.calibration import calibrator, schedules
 
 # Too little to trust, enough to see that it works; cells are counted, as a busy machine does few in any time.
-schedules.TINY, schedules.TINY_S, schedules.JUDGE_S = 6, 0.05, 0.05
+schedules.TINY, schedules.TINY_S, schedules.HOLDOUT_S = 6, 0.05, 0.05
 calibration.calibrate = functools.partial(calibrator.calibrate, cells=22)
 torch.set_num_threads(1)
 point = latpred.predict(torch.nn.Linear(64, 64), inputs=torch.zeros(1, 64))

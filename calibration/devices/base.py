@@ -1,21 +1,32 @@
 """The interface every device offers to calibration: a clock, a way to wait, and runnable forms of cells and models.
 
-`timing` needs nothing else, so a simulated device with a virtual clock is measured by the same code as a real one.
-`open_device` gives the live device of a name.
+The timer needs nothing else, so a simulated device with a virtual clock is measured by the same code as a real one.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from latpred.calibration.cells import Cell
-from latpred.errors import DeviceError
 from latpred.profile.document import DeviceInfo, Machine
 
 Call = Callable[[], None]
+
+
+class ProfiledForward(NamedTuple):
+    """What a profiler saw of one forward pass.
+
+    launches : ops that gave the device something to do, which is what latpred traces; a library may take several
+    kernels for one, and what a graph replays is launched by none. kernels, kernel_s : kernels that ran, and seconds of
+    them all. fills : of memory, which latpred does not count.
+    """
+
+    launches: float
+    kernels: float
+    kernel_s: float
+    fills: float
 
 
 class Device(Protocol):
@@ -66,10 +77,7 @@ class Device(Protocol):
     def prepare(self, cell: Cell) -> Call:
         """Build a cell's tensors and give the call that issues it once; weights rotate from call to call.
 
-        Raises
-        ------
-        MemoryError
-            When the cell does not fit the device.
+        A MemoryError says that the cell does not fit the device.
         """
         ...
 
@@ -91,36 +99,3 @@ class Device(Protocol):
         None where there are no graphs or the call cannot be captured.
         """
         ...
-
-
-def open_device(name: str) -> Device:
-    """The live device of a name, ready to be timed.
-
-    Parameters
-    ----------
-    name : str
-        "cpu", "cuda", "cuda:1" or "simulated".
-
-    Raises
-    ------
-    DeviceError
-        When no device goes by the name, or the machine has none such.
-
-    Examples
-    --------
-    >>> open_device("simulated").asynchronous
-    True
-    """
-    if name == "cpu":
-        from latpred.calibration.devices.cpu import CpuDevice
-
-        return CpuDevice()
-    if name == "simulated":
-        from latpred.calibration.devices.simulated import SimulatedDevice
-
-        return SimulatedDevice()
-    if re.fullmatch(r"cuda(:\d+)?", name):
-        from latpred.calibration.devices.cuda import CudaDevice
-
-        return CudaDevice(int(name.partition(":")[2] or 0))
-    raise DeviceError(f"nothing can be measured on {name!r}. Use device='cpu', 'cuda:0' or 'simulated'.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -35,13 +35,7 @@ class Options(NamedTuple):
     cudnn_benchmark: bool = False
 
     def checked(self, kind: str) -> Options:
-        """The same, for a kind of device.
-
-        Raises
-        ------
-        UsageError
-            For fewer than one thread, and for what the kind of device does not have.
-        """
+        """The same; a UsageError says what of it a kind of device does not have."""
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"{self.threads} threads compute nothing; give 1 or more, as in --threads 2.")
         if self.threads is not None and kind != "cpu":
@@ -131,73 +125,3 @@ def cast(tensors: Iterable[Tensor], precision: str) -> tuple[Tensor, ...]:
     """Floating-point tensors in a precision's dtype; others as they are."""
     dtype = dtype_of(precision)
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
-
-
-WARM_UPS, FORWARDS = 3, 3
-
-
-class Seen(NamedTuple):
-    """What one forward pass launched.
-
-    launches : ops that gave the device something to do, which is what latpred walks; a library may take several kernels
-    for one, and what a graph replays is launched by none. kernels, kernel_s : kernels that ran, and seconds of them
-    all. fills : of memory, which latpred does not count.
-    """
-
-    launches: float
-    kernels: float
-    kernel_s: float
-    fills: float
-
-
-class Event(NamedTuple):
-    """One thing a device did."""
-
-    name: str
-    microseconds: float
-
-
-def profile(call: Callable[[], object], synchronize: Callable[[], None]) -> Seen:
-    """What torch.profiler sees of a call on a CUDA device, averaged over a few."""
-    for _ in range(WARM_UPS):
-        call()
-    synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
-        for _ in range(FORWARDS):
-            call()
-        synchronize()
-    events = list(profiler.events() or ())
-    return summed(device_events(events), launching_ops(events), FORWARDS)
-
-
-def device_events(events: Iterable[Any]) -> list[Event]:
-    """Those of a profiler's events that happened on the device, annotations of user code left out."""
-    return [
-        Event(event.name, float(event.device_time_total))
-        for event in events
-        if event.device_type.name != "CPU" and not event.is_user_annotation
-    ]
-
-
-def launching_ops(events: Iterable[Any]) -> int:
-    """How many of a profiler's events are ops that launched a kernel, or a copy within the device."""
-    return sum(
-        event.device_type.name == "CPU" and any(_counts(kernel.name) for kernel in event.kernels) for event in events
-    )
-
-
-def summed(events: Iterable[Event], ops: int, forwards: int) -> Seen:
-    """Kernels and copies within the device, for each forward pass; copies from and to the host are none of its work.
-
-    >>> summed([Event("gemm", 4.0), Event("Memcpy HtoD", 9.0), Event("Memset (Device)", 1.0)], ops=1, forwards=1)
-    Seen(launches=1.0, kernels=1.0, kernel_s=4e-06, fills=1.0)
-    """
-    found = list(events)
-    times = [event.microseconds for event in found if _counts(event.name)]
-    fills = sum(event.name.startswith("Memset") for event in found)
-    return Seen(ops / forwards, len(times) / forwards, sum(times) * 1e-6 / forwards, fills / forwards)
-
-
-def _counts(name: str) -> bool:
-    return not name.startswith(("Memset", "Memcpy")) or "DtoD" in name

@@ -39,36 +39,16 @@ MARK, TINY = Cell("clock", "mark"), Cell("clock", "tiny")
 
 
 class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Constants of a device's clock, in microseconds.
+    """Constants of a device's clock, in microseconds."""
 
-    Attributes
-    ----------
-    launch_us : float
-        From the end of a dispatch to the start of its kernel on an idle device.
-    gap_us : float
-        Between the end of a kernel and the start of the next in the queue.
-    sync_us : float
-        What waiting costs when there is nothing left to wait for.
-    floor_us : float
-        Device time of the smallest kernel.
-    node_gap_us : float
-        The gap inside a replayed graph; 0 where graphs cannot be replayed.
-    dispatch_us : float
-        Host time to issue the smallest kernel.
-    queue : int
-        Launches the device holds before the host must wait; 0 on a synchronous device.
-    stable : bool
-        Whether all timings behind these were.
-    """
-
-    launch_us: float = 0.0
-    gap_us: float = 0.0
-    sync_us: float = 0.0
-    floor_us: float = 0.0
-    node_gap_us: float = 0.0
-    dispatch_us: float = 0.0
-    queue: int = 0
-    stable: bool = True
+    launch_us: float = 0.0  # from the end of a dispatch to the start of its kernel on an idle device
+    gap_us: float = 0.0  # between the end of a kernel and the start of the next in the queue
+    sync_us: float = 0.0  # what waiting costs when there is nothing left to wait for
+    floor_us: float = 0.0  # device time of the smallest kernel
+    node_gap_us: float = 0.0  # the gap inside a replayed graph; 0 where graphs cannot be replayed
+    dispatch_us: float = 0.0  # host time to issue the smallest kernel
+    queue: int = 0  # launches the device holds before the host must wait; 0 on a synchronous device
+    stable: bool = True  # whether all timings behind these were
 
     def into(self, info: DeviceInfo) -> DeviceInfo:
         """The device's description with these constants filled in."""
@@ -76,30 +56,23 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             info, launch_us=self.launch_us, gap_us=self.gap_us, sync_us=self.sync_us, queue=self.queue
         )
 
+    def timings(self) -> dict[str, Timing]:
+        """The same as timings, so that a journal holds them like any other cell; the queue is a number of launches."""
+        values = {name: us * 1e-6 for name, us in msgspec.structs.asdict(self).items() if name.endswith("_us")}
+        return {
+            name: Timing(value, 0.0, 1, self.stable) for name, value in {**values, "queue": float(self.queue)}.items()
+        }
 
-def measure(device: Device, *, budget_s: float = 6.0) -> Clocks:
-    """Measure a device's clock constants.
 
-    Parameters
-    ----------
-    device : Device
-        Any device; nothing is run on a synchronous one.
-    budget_s : float
-        Longest time, by the device's clock, that the timings may take together.
-
-    Raises
-    ------
-    CalibrationError
-        When the host never has to wait for room in the queue, or waits at once.
-    """
+def measure(device: Device) -> Clocks:
+    """Measure a device's clock constants; a synchronous device has none."""
     if not device.asynchronous:
         return Clocks()
-    fine, in_queue = replace(FINE, budget_s=budget_s / 6), replace(QUEUED, budget_s=budget_s / 6)
     tiny, mark = device.prepare(TINY), device.prepare(MARK)
-    lone_tiny, lone_mark = timer.single(device, tiny, fine), timer.single(device, mark, fine)
-    issue_tiny, issue_mark = timer.issue(device, tiny, fine), timer.issue(device, mark, fine)
-    idle = timer.single(device, _nothing, replace(fine, warmup_s=0.05))
-    period = timer.queued(device, tiny, in_queue)
+    lone_tiny, lone_mark = timer.single(device, tiny, FINE), timer.single(device, mark, FINE)
+    issue_tiny, issue_mark = timer.issue(device, tiny, FINE), timer.issue(device, mark, FINE)
+    idle = timer.single(device, _nothing, replace(FINE, warmup_s=0.05))
+    period = timer.queued(device, tiny, QUEUED)
     # A sample around `_nothing` waits once before the clock starts and once after: only the latter is timed.
     sync_us = _us(idle) - _clock_reading_us(device)
     behind_mark_us = _us(lone_mark) - _us(issue_mark)
@@ -126,18 +99,13 @@ def queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:
 
     The device is kept busy while small kernels are launched behind it: the first launch that takes as long as the
     device stays busy found the queue full.
-
-    Raises
-    ------
-    CalibrationError
-        When no such launch is found.
     """
     limit = 2048
     for _ in range(TRIES):
         busy_us = max(4 * limit * dispatch_us, 2e4)
-        found = _stalled_at(device, tiny, limit, busy_us)
-        if found is not None:
-            return found
+        depth = _stalled_at(device, tiny, limit, busy_us)
+        if depth is not None:
+            return depth
         limit = min(4 * limit, LONGEST_QUEUE)
     raise CalibrationError(
         f"the host never waited for {device.name}, though {limit} launches were behind a busy kernel. "
@@ -219,15 +187,8 @@ def cache_bytes(rates: dict[int, float]) -> int:
     """Size at which reads are halfway, on a log scale, from the pace of the caches to that of memory.
 
     The slowest pace is memory's, the fastest a cache's. Between two sizes the one in question is interpolated, so that
-    noise moves it by a little and not to the next size.
+    noise moves it by a little and not to the next size. The rates are bytes per microsecond of repeated reads.
 
-    Parameters
-    ----------
-    rates : dict[int, float]
-        Bytes per microsecond of repeated reads, by size in bytes.
-
-    Examples
-    --------
     >>> cache_bytes({4 << 20: 40.0, 16 << 20: 40.0, 32 << 20: 20.0, 64 << 20: 10.0, 128 << 20: 10.0}) >> 20
     32
     """

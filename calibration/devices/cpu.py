@@ -1,7 +1,6 @@
 """The host's own processor as a device: synchronous, timed by the host's clock.
 
-Knows how to wait (it need not) and which precisions are worth using; what a cell is made of is `builders`' business,
-how a runtime runs a model the runtime's.
+What a cell is made of is `workloads.single_ops`' business, how a runtime runs a model the runtime's.
 """
 
 from __future__ import annotations
@@ -17,29 +16,16 @@ import torch
 
 from latpred import host
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import machine
-from latpred.calibration.devices.base import Call
+from latpred.calibration.devices.base import Call, machine
 from latpred.profile.document import DeviceInfo, Machine
 
 
 class CpuDevice:
-    """The processor that PyTorch's CPU kernels run on.
-
-    Attributes
-    ----------
-    name : str
-        "cpu".
-    asynchronous : bool
-        False: an op returns when it is done.
-    torch_device : torch.device
-        Where tensors of cells live.
-    """
+    """The processor that PyTorch's CPU kernels run on: an op returns when it is done."""
 
     name = "cpu"
     asynchronous = False
-
-    def __init__(self) -> None:
-        self.torch_device = torch.device("cpu")
+    torch_device = torch.device("cpu")  # where tensors of cells live
 
     def machine(self) -> Machine:
         """Identity of the host and its stack."""

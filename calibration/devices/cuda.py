@@ -1,15 +1,15 @@
 """An NVIDIA GPU as a device: asynchronous, timed by the host's clock from outside and by events in its stream.
 
 Kernels are timed behind a kernel that keeps the device busy while the host fills the queue, so that the device never
-waits for the host; one at a time on an idle stream would time the launch instead. What a cell is made of is `builders`'
-business, how a runtime runs a model the runtime's.
+waits for the host; one at a time on an idle stream would time the launch instead. What a cell is made of is
+`workloads.single_ops`' business, how a runtime runs a model the runtime's.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
 from typing import Any
@@ -17,9 +17,7 @@ from typing import Any
 import torch
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import machine
-from latpred.calibration.devices.base import Call
-from latpred.calibration.devices.conditions import Seen, profile
+from latpred.calibration.devices.base import Call, ProfiledForward, machine
 from latpred.calibration.devices.machine import GpuState
 from latpred.errors import DeviceError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo, Machine
@@ -32,32 +30,13 @@ LONGEST_HEAD_US = 2e5
 _CUDA: Any = torch.cuda  # its events, streams and sleeping kernel carry no types
 SLEEP_CYCLES = 2_000_000  # what the sleeping kernel's speed is measured with
 SLEEPS = 50  # of that length: an idle GPU takes a moment until its clocks have risen
+WARM_UPS, FORWARDS = 3, 3  # of a call that a profiler looks at
 # Errors of one call, which leave the GPU as it was: what a library or a kernel does not do in a precision or a shape.
 _HARMLESS = re.compile(r"CUBLAS_STATUS_(NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)|invalid configuration argument")
 
 
 class CudaDevice:
-    """One GPU.
-
-    Attributes
-    ----------
-    name : str
-        "cuda:0".
-    asynchronous : bool
-        True.
-    torch_device : torch.device
-        Where tensors of cells live.
-
-    Parameters
-    ----------
-    index : int
-        Its number, as PyTorch counts.
-
-    Raises
-    ------
-    DeviceError
-        When there is no such GPU, or no CUDA at all.
-    """
+    """One GPU, by its number as PyTorch counts; `torch_device` is where tensors of cells live."""
 
     asynchronous = True
 
@@ -122,22 +101,14 @@ class CudaDevice:
         return _errors(self.torch_device)
 
     def prepare(self, cell: Cell) -> Call:
-        """The call that issues a cell once, in the cell's precision.
-
-        Raises
-        ------
-        MemoryError
-            When it does not fit.
-        DeviceError
-            When the GPU is lost.
-        """
+        """The call that issues a cell once, in the cell's precision."""
         from latpred.calibration.workloads import single_ops
 
-        own: Mapping[str, Callable[[Cell], Call]] = {"clock": self._clock_call, "memory": self._memory_call}
+        makers: Mapping[str, Callable[[Cell], Call]] = {"clock": self._clock_call, "memory": self._memory_call}
         with self.errors():
             self.use_precision(cell.precision)
-            if cell.kind in own:
-                return own[cell.kind](cell)
+            if cell.kind in makers:
+                return makers[cell.kind](cell)
             return single_ops.build(cell, self)
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
@@ -171,10 +142,18 @@ class CudaDevice:
                 self._graph = (call, count, graph)
             return self.time_queued(self._graph[2].replay, 1)
 
-    def profile(self, call: Call) -> Seen:
-        """What torch.profiler sees of a call."""
+    def profile(self, call: Call) -> ProfiledForward:
+        """What torch.profiler sees of a call, averaged over a few."""
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with self.errors():
-            return profile(call, self.synchronize)
+            for _ in range(WARM_UPS):
+                call()
+            self.synchronize()
+            with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+                for _ in range(FORWARDS):
+                    call()
+                self.synchronize()
+            return profiled(list(profiler.events() or ()), FORWARDS)
 
     def _behind_head(self, call: Call, count: int, head_us: float) -> tuple[float, bool]:
         """Seconds of the calls, and whether the device was still busy when the last was issued."""
@@ -288,3 +267,23 @@ def _empty_cache() -> None:
     """Give back what PyTorch holds, so that the next, smaller cell finds room."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def profiled(events: Sequence[Any], forwards: int) -> ProfiledForward:
+    """A profiler's events as one of so many forward passes.
+
+    Kernels and copies within the device count; annotations of user code do not, nor copies from and to the host.
+    """
+    ops = [event for event in events if event.device_type.name == "CPU"]
+    on_device = [event for event in events if event.device_type.name != "CPU" and not event.is_user_annotation]
+    times_us = [float(event.device_time_total) for event in on_device if _is_kernel(event.name)]
+    return ProfiledForward(
+        launches=sum(any(_is_kernel(kernel.name) for kernel in op.kernels) for op in ops) / forwards,
+        kernels=len(times_us) / forwards,
+        kernel_s=sum(times_us) * 1e-6 / forwards,
+        fills=sum(event.name.startswith("Memset") for event in on_device) / forwards,
+    )
+
+
+def _is_kernel(name: str) -> bool:
+    return not name.startswith(("Memset", "Memcpy")) or "DtoD" in name

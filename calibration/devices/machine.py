@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any
 
@@ -24,41 +24,20 @@ SLOWDOWNS = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "p
 
 
 class GpuState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU was doing at one moment.
+    """What a GPU was doing at one moment; a number is 0 where the driver does not tell it."""
 
-    `throttled` names the reasons for which it runs below its clocks; idling is none. A number is 0 where the driver
-    does not tell it. `other_processes` compute on it beside this one. Within a container the driver may call this
-    process by another number, so one of those that it lists always counts as this one. `idle` is a GPU that lowers its
-    clocks because it has nothing to do.
-    """
-
-    name: str
     driver: str
     sm_mhz: int
-    sm_max_mhz: int
-    memory_mhz: int
     temperature_c: int
-    power_w: float
-    throttled: tuple[str, ...]
+    throttled: tuple[str, ...]  # the reasons for which it runs below its clocks; idling is none
+    # Processes that compute on it beside this one. Within a container the driver may call this process by another
+    # number, so one of those that it lists always counts as this one.
     other_processes: int = 0
-    idle: bool = False
+    idle: bool = False  # whether it lowers its clocks because it has nothing to do
 
 
 def identity(*, accelerator: str = "", driver: str = "", threads: int) -> Machine:
-    """Host, software stack, and the device that was named.
-
-    Parameters
-    ----------
-    accelerator, driver : str
-        Name and driver of the device; empty on a CPU.
-    threads : int
-        Threads one op may use.
-
-    Examples
-    --------
-    >>> identity(threads=1).accelerator
-    ''
-    """
+    """Host, software stack, and the accelerator by its name and driver, both empty on a CPU."""
     return Machine(
         hostname_hash=host.hostname_hash(),
         cpu=host.cpu_name(),
@@ -76,22 +55,17 @@ def identity(*, accelerator: str = "", driver: str = "", threads: int) -> Machin
 
 def stack() -> dict[str, str]:
     """Versions of Python and of the packages that set what an op costs."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in STACK:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def gpu_state(pci_bus_id: str) -> GpuState | None:
     """State of one NVIDIA GPU, or None without nvidia-ml-py, a driver, or such a GPU.
 
-    Parameters
-    ----------
-    pci_bus_id : str
-        As in "00000000:3B:00.0": torch and the driver number GPUs differently, their bus they agree on.
+    It is named by its bus, as in "00000000:3B:00.0": torch and the driver number GPUs differently.
     """
     with _management_library() as nvml:
         if nvml is None:
@@ -106,16 +80,6 @@ def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
     """What disturbed the GPU between two readings, part of a sentence; "" when nothing did, or nothing is known.
 
     A power cap that was there before belongs to the work itself, and clocks that fall because the GPU idles to none.
-
-    Parameters
-    ----------
-    before, after : GpuState or None
-        The readings.
-
-    Examples
-    --------
-    >>> gpu_reason(None, None)
-    ''
     """
     if before is None or after is None:
         return ""
@@ -125,8 +89,8 @@ def gpu_reason(before: GpuState | None, after: GpuState | None) -> str:
     new = [reason for reason in after.throttled if reason in SLOWDOWNS or reason not in before.throttled]
     if new:
         return f"the GPU throttled: {', '.join(new)}"
-    known = before.sm_mhz and after.sm_mhz and not before.idle and not after.idle
-    if known and abs(after.sm_mhz / before.sm_mhz - 1) > CLOCK_SHIFT:
+    working = before.sm_mhz and after.sm_mhz and not before.idle and not after.idle
+    if working and abs(after.sm_mhz / before.sm_mhz - 1) > CLOCK_SHIFT:
         return f"the GPU's clock went from {before.sm_mhz} to {after.sm_mhz} MHz"
     return ""
 
@@ -159,24 +123,21 @@ def _read_state(nvml: Any, handle: Any) -> GpuState:
         except nvml.NVMLError:
             return otherwise
 
-    mask = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    throttling = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     computing = {process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses, handle, otherwise=())}
+    driver: str | bytes = nvml.nvmlSystemGetDriverVersion()
     return GpuState(
-        name=_text(told(nvml.nvmlDeviceGetName, handle, otherwise="")),
-        driver=_text(nvml.nvmlSystemGetDriverVersion()),
+        driver=driver.decode() if isinstance(driver, bytes) else driver,
         sm_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        sm_max_mhz=told(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        memory_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
         temperature_c=told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-        power_w=told(nvml.nvmlDeviceGetPowerUsage, handle) / 1000,
-        throttled=_throttle_reasons(nvml, mask),
+        throttled=_throttle_reasons(nvml, throttling),
         other_processes=max(len(computing) - 1, 0),
-        idle=bool(mask & nvml.nvmlClocksThrottleReasonGpuIdle),
+        idle=bool(throttling & nvml.nvmlClocksThrottleReasonGpuIdle),
     )
 
 
-def _throttle_reasons(nvml: Any, mask: int) -> tuple[str, ...]:
-    known = {
+def _throttle_reasons(nvml: Any, throttling: int) -> tuple[str, ...]:
+    bits = {
         "power cap": nvml.nvmlClocksThrottleReasonSwPowerCap,
         "application clocks": nvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
         "hardware slowdown": nvml.nvmlClocksThrottleReasonHwSlowdown,
@@ -184,8 +145,4 @@ def _throttle_reasons(nvml: Any, mask: int) -> tuple[str, ...]:
         "thermal (hardware)": nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
         "power brake": nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     }
-    return tuple(reason for reason, bit in known.items() if mask & bit)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return tuple(reason for reason, bit in bits.items() if throttling & bit)

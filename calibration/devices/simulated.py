@@ -19,11 +19,9 @@ import msgspec
 import numpy as np
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import machine
-from latpred.calibration.devices.base import Call
-from latpred.calibration.devices.conditions import Seen
+from latpred.calibration.devices.base import Call, ProfiledForward, machine
 from latpred.calibration.devices.simulated_costs import SimulatedSpec, TrueCosts, Work
-from latpred.calibration.devices.simulated_programs import PYTHON, Kernel, Step, program, step
+from latpred.calibration.devices.simulated_programs import PYTHON, Step, program, step
 from latpred.errors import DeviceError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceInfo, Machine
@@ -41,7 +39,7 @@ class Timeline:
     def __init__(self, spec: SimulatedSpec) -> None:
         self.host_us = 0.0
         self.idle_us = 0.0  # when the device will have done all it was given
-        self.captured: list[Kernel] | None = None
+        self.captured: list[float] | None = None
         self._costs = spec.costs
         self._starts: deque[float] = deque(maxlen=spec.queue)
         self._noise = _noise(spec)
@@ -50,27 +48,20 @@ class Timeline:
         """Keep the host busy."""
         self.host_us += us * next(self._noise)
 
-    def launch(self, kernel_us: Kernel) -> None:
-        """Hand the device a kernel."""
+    def launch(self, *kernels_us: float) -> None:
+        """Hand the device a kernel, or a graph of several in one launch."""
         if self.captured is not None:
-            self.captured.append(kernel_us)
+            self.captured.extend(kernels_us)
             return
-        self._admit()
-        start = self._start(self._costs.gap_us)
-        self._starts.append(start)
-        self.idle_us = start + kernel_us * next(self._noise)
-
-    def replay(self, kernels: Sequence[Kernel]) -> None:
-        """Hand the device a graph of kernels in one launch."""
-        if self.captured is not None:
-            self.captured.extend(kernels)
-            return
-        self._admit()
-        start = self._start(self._costs.gap_us)
-        self._starts.append(start)
-        noise, node_gap_us = self._noise, self._costs.node_gap_us
-        self.idle_us = start + sum(k * next(noise) for k in kernels)
-        self.idle_us += sum(node_gap_us * next(noise) for _ in kernels[1:])
+        if len(self._starts) == self._starts.maxlen:
+            # A launch is taken once the launch a queue's length before it has started.
+            self.host_us = max(self.host_us, self._starts[0])
+        noise, costs = self._noise, self._costs
+        arrival_us = self.host_us + costs.launch_us * next(noise)
+        start_us = max(self.idle_us + costs.gap_us * next(noise), arrival_us)
+        self._starts.append(start_us)
+        self.idle_us = start_us + sum(us * next(noise) for us in kernels_us)
+        self.idle_us += sum(costs.node_gap_us * next(noise) for _ in kernels_us[1:])
 
     def mark(self) -> None:
         """Hand the device a marker: it takes the way of a kernel, but no time and no gap."""
@@ -87,35 +78,19 @@ class Timeline:
         for us in one.host:
             self.work(us)
         if one.captured:
-            self.replay(one.kernels)
+            self.launch(*one.kernels)
             return
         for kernel_us in one.kernels:
             self.launch(kernel_us)
         for _ in range(one.syncs):
             self.wait()
 
-    def _admit(self) -> None:
-        """Wait for room in the queue: a launch is taken once the launch a queue's length before it has started."""
-        if len(self._starts) == self._starts.maxlen:
-            self.host_us = max(self.host_us, self._starts[0])
-
-    def _start(self, gap_us: float) -> float:
-        arrival = self.host_us + self._costs.launch_us * next(self._noise)
-        return max(self.idle_us + gap_us * next(self._noise), arrival)
-
 
 class SimulatedDevice:
     """A device of known costs behind the interface of a real one.
 
-    Parameters
-    ----------
-    spec : SimulatedSpec, optional
-        Seed, noise, queue, true costs.
-    graphs : callable, optional
-        What a dispatch or kernel cell does: its graph and batch. Default: what a real device would run.
+    `graphs` says what a dispatch or kernel cell does, its graph and batch; by default what a real device would run.
 
-    Examples
-    --------
     >>> from latpred.calibration.timing import timer
     >>> from latpred.calibration.cells import Cell
     >>> device = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
@@ -167,15 +142,7 @@ class SimulatedDevice:
         return nullcontext()
 
     def prepare(self, cell: Cell) -> Call:
-        """The call that issues a cell once.
-
-        Raises
-        ------
-        MemoryError
-            When the cell is larger than the device's memory.
-        UsageError
-            When the simulation has no such cell.
-        """
+        """The call that issues a cell once."""
         makers: Mapping[str, Callable[[Cell], Call]] = {
             "dispatch": self._op_call,
             "kernel": self._op_call,
@@ -187,26 +154,7 @@ class SimulatedDevice:
         return makers[cell.kind](cell)
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str = "eager") -> Call:
-        """The call that issues one forward pass.
-
-        Parameters
-        ----------
-        model : ModelGraph
-            What the runtime runs: the simulation runs graphs, not modules.
-        inputs : int or inputs
-            The batch size, or tensors whose first dimension it is.
-        runtime : str
-            Name of any runtime.
-
-        Raises
-        ------
-        UsageError
-            When the model is no graph or another runtime's, or nothing goes by the runtime's name.
-        RuntimeRefusalError
-            When the runtime cannot run the model.
-        MemoryError
-            When the model does not fit the device at this batch.
-        """
+        """The call that issues one forward pass of a graph in any runtime, at a batch size or that of some tensors."""
         if not isinstance(model, ModelGraph):
             raise UsageError("the simulated device runs a ModelGraph. Trace the model first: latpred.trace(model).")
         batch = _batch_of(inputs)
@@ -251,32 +199,32 @@ class SimulatedDevice:
         time.wait()
         return (end_us - start_us) * (1 + self.spec.drift) * 1e-6
 
-    def profile(self, call: Call) -> Seen:
+    def profile(self, call: Call) -> ProfiledForward:
         """What a profiler would see of a call; nothing of one whose host waits for the device."""
         try:
             kernels_us = self._capture(call)
         except DeviceError:
-            return Seen(0, 0, 0.0, 0)
-        return Seen(len(kernels_us), len(kernels_us), sum(kernels_us) * 1e-6, 0)
+            return ProfiledForward(0, 0, 0.0, 0)
+        return ProfiledForward(len(kernels_us), len(kernels_us), sum(kernels_us) * 1e-6, 0)
 
     def true_costs(self) -> TrueCosts:
         """The truth, for tests to compare with."""
         return self.spec.costs
 
     def true_latency_s(self, graph: ModelGraph, batch: int, runtime: str = "eager", protocol: str = "single") -> float:
-        """Seconds of a forward pass without any noise, by running it on a noiseless twin."""
-        meta_model = self._noiseless()
-        call = meta_model.prepare_model(graph, batch, runtime)
+        """Seconds of a forward pass without any noise, by running it on a device without any."""
+        device = self._noiseless()
+        call = device.prepare_model(graph, batch, runtime)
         if protocol == "single":
-            meta_model.synchronize()
-            start_us = meta_model._time.host_us
+            device.synchronize()
+            start_us = device._time.host_us
             call()
-            meta_model.synchronize()
-            return (meta_model._time.host_us - start_us) * 1e-6
+            device.synchronize()
+            return (device._time.host_us - start_us) * 1e-6
         ends = []
         for _ in repeat(None, PERIOD_FORWARDS):
             call()
-            ends.append(max(meta_model._time.idle_us, meta_model._time.host_us))
+            ends.append(max(device._time.idle_us, device._time.host_us))
         half = PERIOD_FORWARDS // 2
         return (ends[-1] - ends[half - 1]) / (PERIOD_FORWARDS - half) * 1e-6
 
@@ -298,7 +246,7 @@ class SimulatedDevice:
     def _noiseless(self) -> SimulatedDevice:
         return SimulatedDevice(replace(self.spec, noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0))
 
-    def _capture(self, call: Call) -> list[Kernel]:
+    def _capture(self, call: Call) -> list[float]:
         self._time.captured = []
         try:
             call()
@@ -335,7 +283,7 @@ class SimulatedDevice:
                 time.mark()
 
             return mark
-        lengths_us = {"tiny": costs.law("elementwise").floor_us, "busy": float(cell.dims.get("us", 0))}
+        lengths_us = {"tiny": costs.kernel("elementwise").floor_us, "busy": float(cell.dims.get("us", 0))}
         if cell.name not in lengths_us:
             raise UsageError(f"there is no clock cell {cell.name!r}. Use 'mark', 'tiny' or 'busy'.")
         return self._calling([Step((costs.dispatch("elementwise"),), (lengths_us[cell.name],))])

@@ -1,4 +1,4 @@
-"""What the simulated device costs: its options, the truth behind its clocks, and the law of its kernels.
+"""What the simulated device costs: its options, the truth behind its clocks, and the time of its kernels.
 
 The truth is of another make than the model that is fitted to it: compute and memory time overlap in part instead of in
 quadrature, and a kernel's serial depth adds to its compute time. Nothing here knows of the predictor or the fit.
@@ -40,21 +40,11 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelCosts:
-    """True cost of the kernels of one family.
+    """True cost of the kernels of one family."""
 
-    Attributes
-    ----------
-    floor_us : float
-        Time of a kernel that does nothing.
-    compute : float
-        Share of the device's multiply-adds per microsecond that the family reaches when it fills the device.
-    memory : float
-        Share of the device's bandwidth that it reaches.
-    """
-
-    floor_us: float
-    compute: float = 0.7
-    memory: float = 0.8
+    floor_us: float  # time of a kernel that does nothing
+    compute: float = 0.7  # share of the device's multiply-adds per microsecond that a kernel reaches that fills it
+    memory: float = 0.8  # share of the device's bandwidth that it reaches
 
 
 DISPATCH_US: Mapping[str, float] = {
@@ -84,7 +74,7 @@ DISPATCH_US: Mapping[str, float] = {
     "other": 5.5,
 }
 
-KERNEL_LAWS: Mapping[str, KernelCosts] = {
+KERNEL_COSTS: Mapping[str, KernelCosts] = {
     "gemm": KernelCosts(2.9, 0.75, 0.85),
     "bmm": KernelCosts(3.1, 0.60, 0.80),
     "conv": KernelCosts(4.2, 0.60, 0.75),
@@ -113,30 +103,17 @@ KERNEL_LAWS: Mapping[str, KernelCosts] = {
 
 @dataclass(frozen=True, slots=True)
 class RuntimeCosts:
-    """True costs of a runtime other than eager.
+    """True costs of a runtime other than eager."""
 
-    Attributes
-    ----------
-    graphs : tuple of str
-        Whose graphs it runs.
-    call_us : float
-        What a call costs the host before its first step: bindings, guards.
-    dispatch_us : Mapping[str, float]
-        Host microseconds of a step by class; "" for all others.
-    factors : Mapping[str, float]
-        Time of its kernels over those of eager, by general family; "" for all others.
-    replay_us : float or None
-        What launching a captured graph costs the host; None where every step is dispatched.
-    between : str
-        How the classes of captured steps begin, where others may lie between them, each stretch a graph of its own; ""
-        where the whole forward pass is captured or nothing.
-    """
-
-    graphs: tuple[str, ...]
-    call_us: float
-    dispatch_us: Mapping[str, float] = field(default_factory=lambda: {"": 0.0})
-    factors: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})
-    replay_us: float | None = None
+    graphs: tuple[str, ...]  # names of the runtimes whose graphs it runs
+    call_us: float  # what a call costs the host before its first step: bindings, guards
+    dispatch_us: Mapping[str, float] = field(default_factory=lambda: {"": 0.0})  # of a step by class; "" for all others
+    factors: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})  # kernel times over eager's, by family
+    replay_us: float | None = (
+        None  # what launching a captured graph costs the host; None where every step is dispatched
+    )
+    # How the classes of captured steps begin, where others may lie between them, each stretch a graph of its own; ""
+    # where the whole forward pass is captured or nothing.
     between: str = ""
 
     def dispatch(self, host_class: str) -> float:
@@ -205,7 +182,7 @@ class TrueCosts:
     replay_us: float = 7.0
     mark_us: float = 1.5
     sync_us: float = 3.0
-    kernels: Mapping[str, KernelCosts] = field(default_factory=lambda: dict(KERNEL_LAWS))
+    kernels: Mapping[str, KernelCosts] = field(default_factory=lambda: dict(KERNEL_COSTS))
     macs_per_us: Mapping[str, float] = field(
         default_factory=lambda: {"fp32": 9.0e6, "tf32": 3.5e7, "fp16": 7.0e7, "bf16": 7.0e7}
     )
@@ -220,55 +197,33 @@ class TrueCosts:
         """Host microseconds of an op of a class, looked up from special to general."""
         return _nearest(self.dispatch_us, host_class, "")
 
-    def law(self, family: str) -> KernelCosts:
-        """The law of a kernel family, looked up from special to general."""
+    def kernel(self, family: str) -> KernelCosts:
+        """Costs of a kernel family, looked up from special to general."""
         return _nearest(self.kernels, family, "other")
 
     def kernel_us(self, family: str, work: Work, precision: str, share: float = 1.0) -> float:
         """Device microseconds of a kernel that does a share of some work."""
-        law = self.law(family)
-        rate = self.macs_per_us[precision] * law.compute
+        costs = self.kernel(family)
+        rate = self.macs_per_us[precision] * costs.compute
         depth = work.macs / work.outputs if work.outputs else 0.0
         compute = work.macs * share / rate + (depth * self.depth_us if work.macs else 0.0)
         activations = work.read_bytes + work.write_bytes
         memory = activations / self.activation_bytes_per_us + work.weight_bytes / self.weight_bytes_per_us
-        memory *= share / law.memory
-        return law.floor_us + max(compute, memory) + (1 - self.overlap) * min(compute, memory)
+        memory *= share / costs.memory
+        return costs.floor_us + max(compute, memory) + (1 - self.overlap) * min(compute, memory)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSpec:
-    """Options of a simulated device.
+    """Options of a simulated device."""
 
-    Attributes
-    ----------
-    seed : int
-        Seed of all noise.
-    noise : float
-        Standard deviation of the logarithm of every event's time.
-    spikes : float
-        Share of events that take `spike_factor` times as long, half to one and a half times that.
-    drift : float
-        By how much the device's clock runs faster than the host's.
-    queue : int
-        Launches the device holds before the host must wait.
-    clock_us : float
-        What reading the host's clock costs.
-    memory_bytes : int
-        Memory of the device.
-    multiprocessors : int
-        What the device says it has.
-    costs : TrueCosts
-        The truth.
-    """
-
-    seed: int = 0
-    noise: float = 0.02
-    spikes: float = 0.01
+    seed: int = 0  # of all noise
+    noise: float = 0.02  # standard deviation of the logarithm of every event's time
+    spikes: float = 0.01  # share of events that take `spike_factor` times as long, half to one and a half times that
     spike_factor: float = 3.0
-    drift: float = 5e-5
-    queue: int = 1024
-    clock_us: float = 0.03
+    drift: float = 5e-5  # by how much the device's clock runs faster than the host's
+    queue: int = 1024  # launches the device holds before the host must wait
+    clock_us: float = 0.03  # what reading the host's clock costs
     memory_bytes: int = 16 * 2**30
     multiprocessors: int = 108
     costs: TrueCosts = field(default_factory=TrueCosts)
@@ -288,9 +243,7 @@ def op_work(op: Op, batch: int) -> Work:
 
 def _nearest(table: Mapping[str, T], name: str, default: str) -> T:
     """The entry of a name, of the nearest more general one, or the default's."""
-    known: str | None = name
-    while known is not None:
-        if known in table:
-            return table[known]
-        known = parent(known)
-    return table[default]
+    general: str | None = name
+    while general is not None and general not in table:
+        general = parent(general)
+    return table[default if general is None else general]

@@ -20,14 +20,12 @@ from latpred.graph.schedule import Schedule
 
 PYTHON = "python::"  # ops that stand for the model's own Python, not for an op
 
-Kernel = float  # its true device time in microseconds
-
 
 class Step(NamedTuple):
     """One step: host events, kernels, synchronisations, and whether the kernels were captured into one graph."""
 
-    host: tuple[float, ...]
-    kernels: tuple[Kernel, ...]
+    host: tuple[float, ...]  # microseconds
+    kernels: tuple[float, ...]  # true device times in microseconds
     syncs: int = 0
     captured: bool = False
 
@@ -39,7 +37,7 @@ class Program(NamedTuple):
     steps: tuple[Step, ...]
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[float, ...]:
         """Every kernel, in order."""
         return tuple(chain.from_iterable(step.kernels for step in self.steps))
 
@@ -56,30 +54,23 @@ class Program(NamedTuple):
 
 
 def program(costs: TrueCosts, graph: ModelGraph, batch: int, runtime: str) -> Program:
-    """A graph's forward pass in a runtime.
-
-    Raises
-    ------
-    UsageError
-        When the graph is not what the runtime runs, or no runtime goes by the name.
-    RuntimeRefusalError
-        When the runtime captures its kernels and the graph holds a wait.
-    """
+    """A graph's forward pass in a runtime."""
     if runtime == "eager":
         return Program(costs.forward_us, tuple(step(costs, op, batch, graph.precision) for op in graph.at(batch)))
-    own = costs.runtimes.get(runtime)
-    if own is None:
+    runtime_costs = costs.runtimes.get(runtime)
+    if runtime_costs is None:
         return _scheduled(costs, runtimes.get(runtime).lower(graph, batch), graph, batch)
-    if graph.runtime not in own.graphs:
+    if graph.runtime not in runtime_costs.graphs:
         raise UsageError(
             f"this graph is what {graph.runtime} runs, and {runtime} is simulated from the graph of "
-            f"{' or '.join(own.graphs)}. Trace it for that: "
+            f"{' or '.join(runtime_costs.graphs)}. Trace it for that: "
             f"latpred.runtimes.lowering.trace_for_runtime(..., runtime={runtime!r})."
         )
-    parts = [(op, _own_step(costs, own, op, batch, graph.precision)) for op in graph.at(batch)]
-    if own.replay_us is None:
-        return Program(own.call_us, tuple(part for _, part in parts))
-    return Program(own.call_us, tuple(_captured(own, own.replay_us, parts, graph.model)))
+    parts = [(op, _runtime_step(costs, runtime_costs, op, batch, graph.precision)) for op in graph.at(batch)]
+    if runtime_costs.replay_us is None:
+        return Program(runtime_costs.call_us, tuple(part for _, part in parts))
+    steps = _captured(runtime_costs.between, runtime_costs.replay_us, parts, graph.model)
+    return Program(runtime_costs.call_us, tuple(steps))
 
 
 def step(costs: TrueCosts, op: Op, batch: int, precision: str) -> Step:
@@ -90,22 +81,16 @@ def step(costs: TrueCosts, op: Op, batch: int, precision: str) -> Step:
     return Step(tuple(us for us in host if us), _kernels(costs, op, batch, precision), op.syncs)
 
 
-def _captured(own: RuntimeCosts, replay_us: float, parts: Sequence[tuple[Op, Step]], model: str) -> Iterator[Step]:
-    """Steps with what can be captured made one of them wherever nothing else lies between.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When something else lies between and the runtime does not let it.
-    """
-    if not own.between:
+def _captured(between: str, replay_us: float, parts: Sequence[tuple[Op, Step]], model: str) -> Iterator[Step]:
+    """Steps with what can be captured made one of them wherever nothing else lies between."""
+    if not between:
         if any(part.syncs for _, part in parts):
             raise RuntimeRefusalError(
                 f"a host synchronisation of {model} cannot be captured into a graph. Ask for runtime='eager'."
             )
         yield Step((replay_us,), tuple(chain.from_iterable(part.kernels for _, part in parts)), 0, True)
         return
-    for inside, group in groupby(parts, key=lambda part: part[0].host_class.startswith(own.between)):
+    for inside, group in groupby(parts, key=lambda part: part[0].host_class.startswith(between)):
         members = [part for _, part in group]
         if inside:
             yield Step((replay_us,), tuple(chain.from_iterable(part.kernels for part in members)), 0, True)
@@ -113,13 +98,13 @@ def _captured(own: RuntimeCosts, replay_us: float, parts: Sequence[tuple[Op, Ste
             yield from members
 
 
-def _own_step(costs: TrueCosts, own: RuntimeCosts, op: Op, batch: int, precision: str) -> Step:
-    host = () if op.name.startswith(PYTHON) else (own.dispatch(op.host_class),)
-    factor = own.factor(op.family)
+def _runtime_step(costs: TrueCosts, runtime_costs: RuntimeCosts, op: Op, batch: int, precision: str) -> Step:
+    host = () if op.name.startswith(PYTHON) else (runtime_costs.dispatch(op.host_class),)
+    factor = runtime_costs.factor(op.family)
     return Step(host, tuple(us * factor for us in _kernels(costs, op, batch, precision)), op.syncs)
 
 
-def _kernels(costs: TrueCosts, op: Op, batch: int, precision: str) -> tuple[Kernel, ...]:
+def _kernels(costs: TrueCosts, op: Op, batch: int, precision: str) -> tuple[float, ...]:
     share = 1 / op.launches if op.launches else 0.0
     return (costs.kernel_us(op.family, op_work(op, batch), precision, share),) * op.launches
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import NetworkRun
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled

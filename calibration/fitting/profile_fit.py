@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from latpred.calibration.cells import CLOCK
 from latpred.calibration.devices import constants
 from latpred.calibration.devices.constants import Clocks
 from latpred.calibration.fitting import acceptance
@@ -25,7 +26,7 @@ from latpred.calibration.fitting.dispatch_fit import (
     with_parents,
 )
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, placed_samples, row_of, with_cold
-from latpred.calibration.schedules import CLOCK, network_spec
+from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import full_speed

@@ -6,15 +6,13 @@ Whole models, recordings and baselines are all timed on it; how one visit is tim
 from __future__ import annotations
 
 import gc
-import math
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from latpred import runtimes
-from latpred.calibration.devices.base import Call, Device
+from latpred.calibration.devices import Call, Device
 from latpred.calibration.workloads.base import Workload
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
@@ -112,32 +110,3 @@ def demand_runtime(runtime: str, device: Device) -> None:
     missing = None if kind == "simulated" else lacking(runtime, target_of(kind))
     if missing:
         raise MissingPackageError(f"{runtime} cannot run here: {missing}")
-
-
-class Step(NamedTuple):
-    """Progress: visits made and to make, the one under way, and seconds left at the present pace."""
-
-    done: int
-    total: int
-    label: str
-    left_s: float
-
-
-class Pace:
-    """Counts visits, says how long the rest will take, and when the budget is spent."""
-
-    def __init__(self, total: int, budget_s: float | None, progress: Callable[[Step], None] | None) -> None:
-        self._total, self._budget_s, self._progress = total, budget_s, progress
-        self._start = time.monotonic()
-        self._done = 0
-
-    def next(self, label: str) -> bool:
-        """Announce a visit; False when there is no time for it."""
-        spent = time.monotonic() - self._start
-        if self._budget_s is not None and spent > self._budget_s:
-            return False
-        if self._progress is not None:
-            left = spent / self._done * max(0, self._total - self._done) if self._done else math.nan
-            self._progress(Step(self._done, self._total, label, left))
-        self._done += 1
-        return True

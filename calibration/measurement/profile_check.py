@@ -10,18 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from latpred.accuracy.drift import Check
-from latpred.calibration.calibrator import Campaign
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Device, open_device
+from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.measurement import drift_test
-from latpred.calibration.measurement.bench import Pace, Step
-from latpred.calibration.schedules import Asynchronous, Synchronous
+from latpred.calibration.schedules import schedule_of
 from latpred.calibration.session import Row, measured
 from latpred.calibration.timing import disturbance, visits
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, DeviceProfile
 from latpred.profile.store import Owner, difference, owner
+from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
 
 BUDGET_S = 25.0
@@ -35,7 +33,7 @@ def check(
     *,
     device: str | Device | None = None,
     budget_s: float = BUDGET_S,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> Check:
     """Say whether a profile of this machine still holds, after a new driver, PyTorch or library, or some months.
 
@@ -95,22 +93,22 @@ def check(
 
 
 def timed_again(
-    profile: DeviceProfile, live: Device, budget_s: float, progress: Callable[[Step], None] | None = None
+    profile: DeviceProfile, live: Device, budget_s: float, progress: Callable[[ProgressEvent], None] | None = None
 ) -> list[list[Row]]:
     """The profile's probe cells, timed in rounds under the conditions of its calibration."""
     cells = drift_test.probe_cells(profile)
     threads = profile.machine.threads if profile.device.kind == "cpu" else None
     options = conditions.Options(threads, profile.protocol.get(CUDNN) == BENCHMARK)
     rounds: list[list[Row]] = []
-    pace = Pace(ROUNDS * len(cells), budget_s, progress)
+    pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s)
     with conditions.stated(options.checked(live.info().kind)):
-        campaign: Campaign = (Asynchronous if live.asynchronous else Synchronous)(live, tuple(profile.kernels))
+        schedule = schedule_of(live, tuple(profile.kernels))
         for number in range(ROUNDS):
             rounds.append([])
             for cell in random.Random(number).sample(cells, len(cells)):
                 if not pace.next(cell.key):
                     return rounds
-                rounds[-1].append(measured(cell, campaign.measure))
+                rounds[-1].append(measured(cell, schedule.measure))
     return rounds
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latpred import runtimes, tables
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Call, Device, open_device
-from latpred.calibration.journal import Journal, JournalEntry
-from latpred.calibration.measurement.bench import OUT_OF_MEMORY, REFUSED, Bench, Pace, Step, demand_runtime
+from latpred.calibration.devices import Call, Device, conditions, open_device
+from latpred.calibration.measurement.bench import OUT_OF_MEMORY, REFUSED, Bench, demand_runtime
 from latpred.calibration.measurement.plans import Plan, Setting, plan
+from latpred.calibration.measurement.recording_journal import JournalEntry, RecordingJournal
 from latpred.calibration.measurement.whole_models import VISIT
 from latpred.calibration.timing import timer
 from latpred.errors import LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
+from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.runtimes.lowering import target_of, unsuited
 
 ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
@@ -58,7 +58,7 @@ def record(
     runtimes: Sequence[str] = (),
     budget_s: float | None = None,
     effort: timer.Plan = VISIT,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> Done:
     """Measure a plan ("paper", "heldout" or "check") into a folder and save it as a recording.
 
@@ -80,8 +80,14 @@ def record(
         stage: [one for one in settings if one.runtime not in left_out] for stage, settings in wanted.stages.items()
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with Journal(folder, name, live.machine()) as journal, conditions.stated():
-        _measure(chosen, Bench(live), journal, effort, Pace(_left(chosen, journal), budget_s, progress))
+    with RecordingJournal(folder, name, live.machine()) as journal, conditions.stated():
+        _measure(
+            chosen,
+            Bench(live),
+            journal,
+            effort,
+            ProgressCounter("", _left(chosen, journal), progress, budget_s=budget_s),
+        )
         failed: dict[str, list[str]] = {}
         for setting in chosen:
             entry = journal.entries.get(setting.key)
@@ -93,7 +99,7 @@ def record(
         return Done(folder, counts, (*wanted.notes, *notes), failed, _left(chosen, journal))
 
 
-def _left(settings: Sequence[Setting], journal: Journal) -> int:
+def _left(settings: Sequence[Setting], journal: RecordingJournal) -> int:
     return sum(setting.key not in journal.entries for setting in settings)
 
 
@@ -127,7 +133,9 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
     return out, notes
 
 
-def _measure(chosen: Sequence[Setting], bench: Bench, journal: Journal, effort: timer.Plan, pace: Pace) -> None:
+def _measure(
+    chosen: Sequence[Setting], bench: Bench, journal: RecordingJournal, effort: timer.Plan, pace: ProgressCounter
+) -> None:
     """Measure what the journal has not yet, one model built at a time."""
     todo = [setting for setting in chosen if setting.key not in journal.entries]
     todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
@@ -146,7 +154,7 @@ def _measure(chosen: Sequence[Setting], bench: Bench, journal: Journal, effort: 
         journal.save(bench.info.name)
 
 
-def _visit(setting: Setting, bench: Bench, journal: Journal, effort: timer.Plan) -> JournalEntry:
+def _visit(setting: Setting, bench: Bench, journal: RecordingJournal, effort: timer.Plan) -> JournalEntry:
     """Measure one setting in both protocols, or say why that cannot be done."""
 
     def measured() -> JournalEntry:
@@ -163,7 +171,7 @@ def _visit(setting: Setting, bench: Bench, journal: Journal, effort: timer.Plan)
     return _entry(setting, entry) if isinstance(entry, str) else entry
 
 
-def _hopeless(setting: Setting, journal: Journal) -> str:
+def _hopeless(setting: Setting, journal: RecordingJournal) -> str:
     """Why a setting need not be tried: what failed at a smaller batch fails here too."""
     if journal.ended_runs(setting.key) >= MOST_ENDS:
         return f"given up: it ended the run {MOST_ENDS} times"
@@ -177,7 +185,7 @@ def _hopeless(setting: Setting, journal: Journal) -> str:
     return ""
 
 
-def _traced(setting: Setting, bench: Bench, journal: Journal) -> tuple[ModelGraph | None, str]:
+def _traced(setting: Setting, bench: Bench, journal: RecordingJournal) -> tuple[ModelGraph | None, str]:
     """What the runtime runs for the model, kept in the journal; or why that is not known."""
     key = setting.workload.key(setting.precision, setting.runtime)
     if key not in journal.graphs:

@@ -14,14 +14,14 @@ import pandas as pd
 import torch
 from torch import nn
 
-from latpred.calibration.devices.base import Device, open_device
-from latpred.calibration.measurement.bench import Step
+from latpred.calibration.devices import Device, open_device
 from latpred.calibration.measurement.whole_models import REPEATS, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.base import SEED, Inputs, Workload, keep_lively, moved
 from latpred.errors import UsageError
 from latpred.explanation.generation import GenerationCurve, input_kind
 from latpred.graph.graph import ModelGraph
+from latpred.progress import ProgressEvent
 from latpred.sandbox.own_thread import without_modes
 from latpred.tables import OK
 from latpred.tracing.text_generation import decoder, demand_room, trace_generation
@@ -38,7 +38,7 @@ def measure_generation(
     precision: str = "fp32",
     repeats: int = REPEATS,
     plan: timer.Plan | None = None,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> pd.DataFrame:
     """Time greedy text generation in eager PyTorch.
 

@@ -14,9 +14,8 @@ from latpred import host, tables
 from latpred.accuracy.comparison import Report, compare
 from latpred.accuracy.predicted import predict_table
 from latpred.accuracy.recording import Recording, load
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import open_device
-from latpred.calibration.measurement.bench import Bench, Pace, Step, demand_runtime
+from latpred.calibration.devices import conditions, open_device
+from latpred.calibration.measurement.bench import Bench, demand_runtime
 from latpred.calibration.measurement.timed_baselines import BASELINES, with_baselines
 from latpred.calibration.measurement.whole_models import REPEATS, measure
 from latpred.calibration.workloads import suites
@@ -24,6 +23,7 @@ from latpred.errors import UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
+from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.runtimes.lowering import target_of
 
 MEASURED_SHARE = 0.75  # of the budget; the rest is for baselines that need the device
@@ -44,7 +44,7 @@ def validate(
     replay: Recording | str | os.PathLike[str] | None = None,
     record: str | os.PathLike[str] | None = None,
     budget_s: float | None = None,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> Report:
     """Hold a profile's predictions against whole models measured here, or against a recording.
 
@@ -110,7 +110,7 @@ def validate(
         progress=progress,
     )
     left_s = None if budget_s is None else (1 - MEASURED_SHARE) * budget_s
-    pace = Pace(len(table) * len(rivals), left_s, progress)
+    pace = ProgressCounter("", len(table) * len(rivals), progress, budget_s=left_s)
     with conditions.stated(conditions.Options(threads)):
         table, reasons = with_baselines(table, workloads, Bench(live), rivals, pace.next)
         notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]

@@ -21,9 +21,8 @@ import pandas as pd
 import torch
 
 from latpred import host, runtimes, tables
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import Device, open_device
-from latpred.calibration.measurement.bench import OUT_OF_MEMORY, REFUSED, Bench, Pace, Step, demand_runtime
+from latpred.calibration.devices import Device, conditions, open_device
+from latpred.calibration.measurement.bench import OUT_OF_MEMORY, REFUSED, Bench, demand_runtime
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
     SLOW,
@@ -36,6 +35,7 @@ from latpred.calibration.timing.reference_speed import (
 )
 from latpred.calibration.workloads.base import Models, Workload, workloads_of
 from latpred.errors import UsageError
+from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.sandbox.own_thread import without_modes
 
 VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.2, warmup_s=0.1)
@@ -107,7 +107,7 @@ def measure(
     threads: int | None = None,
     budget_s: float | None = None,
     plan: timer.Plan | None = None,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[ProgressEvent], None] | None = None,
 ) -> pd.DataFrame:
     """Measure models at batch sizes.
 
@@ -171,7 +171,7 @@ def measure(
     workloads = workloads_of(models, seq=seq, image=image)
     cells = [_Cell(workload, batch, name) for workload in workloads for batch in sizes for name in names]
     options = conditions.Options(threads).checked(live.info().kind)
-    pace = Pace(repeats * len(cells), budget_s, progress)
+    pace = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s)
     visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, pace)
     with conditions.stated(options):
         live.use_precision(precision)
@@ -189,7 +189,13 @@ class _Visits:
     """The cells of a run on a bench, and how fast the machine was meanwhile."""
 
     def __init__(
-        self, cells: Sequence[_Cell], bench: Bench, precision: str, protocol: str, plan: timer.Plan, pace: Pace
+        self,
+        cells: Sequence[_Cell],
+        bench: Bench,
+        precision: str,
+        protocol: str,
+        plan: timer.Plan,
+        pace: ProgressCounter,
     ) -> None:
         self.cells, self.bench, self.precision, self.protocol, self.plan = cells, bench, precision, protocol, plan
         self._pace, kind = pace, bench.info.kind

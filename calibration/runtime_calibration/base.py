@@ -16,7 +16,7 @@ import torch
 from latpred import runtimes
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Call, Device
+from latpred.calibration.devices import Call, Device
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import timed_networks
 from latpred.calibration.runtime_calibration.network_fit import fit_networks
@@ -60,7 +60,7 @@ class RuntimeCalibrator:
 
     Examples
     --------
-    >>> from latpred.calibration.devices.base import open_device
+    >>> from latpred.calibration.devices import open_device
     >>> next(RuntimeCalibrator("torchscript").cells(open_device("cpu"), "fp32")).runtime
     'torchscript'
     """
@@ -80,7 +80,7 @@ class RuntimeCalibrator:
         """
         drawn = {
             "tiny": iter(schedules.tiny_networks(10 * FIRST_TINY)),
-            "holdout": schedules.judging_networks(),
+            "holdout": schedules.holdout_networks(),
             "sized": (spec for spec in schedules.sized_networks() if not spec.holdout),
         }
         first = () if device.asynchronous else ("tiny",) * FIRST_TINY

@@ -18,7 +18,7 @@ import numpy as np
 
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
@@ -103,7 +103,7 @@ class CompiledNetwork(NamedTuple):
 class CompileCalibrator(RuntimeCalibrator):
     """Calibrates `compile`.
 
-    >>> from latpred.calibration.devices.base import open_device
+    >>> from latpred.calibration.devices import open_device
     >>> next(CompileCalibrator().cells(open_device("cpu"), "fp32")).name
     'encoder'
     """
@@ -123,7 +123,7 @@ class CompileCalibrator(RuntimeCalibrator):
             "sized": (
                 spec for spec in schedules.sized_networks() if not spec.holdout and _launches(spec) <= MOST_LAUNCHES
             ),
-            "holdout": (spec for spec in schedules.judging_networks() if _launches(spec) <= MOST_HOLDOUT_LAUNCHES),
+            "holdout": (spec for spec in schedules.holdout_networks() if _launches(spec) <= MOST_HOLDOUT_LAUNCHES),
         }
         ordered = {name: _in_order(drawn[name], KINDS[name]) for name in drawn}
         for turn in cycle(TURN):
@@ -166,7 +166,7 @@ class CompileCalibrator(RuntimeCalibrator):
 
 
 def _launches(spec: NetworkSpec) -> int:
-    graph = schedules.walked(spec)
+    graph = schedules.traced(spec)
     return 0 if graph is None else graph.launches()  # who measures what cannot be traced says so in its row
 
 

@@ -21,7 +21,7 @@ import torch
 
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
@@ -112,7 +112,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         # Where a model is called again and again, only its own size makes its weights leave the cache.
         holdouts = (
             schedules.network_cell(msgspec.structs.replace(spec, cold=False), precision, self.runtime)
-            for spec in islice(schedules.judging_networks(), MOST_HOLDOUTS)
+            for spec in islice(schedules.holdout_networks(), MOST_HOLDOUTS)
         )
         for kind in cycle(TURN):
             cell = next(graphs if kind == "graph" else holdouts, None)

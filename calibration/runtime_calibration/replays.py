@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Call, Device
+from latpred.calibration.devices import Call, Device
 from latpred.calibration.devices.constants import QUEUED, TINY
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.runtime_calibration.network_fit import fit_networks
@@ -34,7 +34,7 @@ CHAIN = "chain"
 class ReplayCalibrator(RuntimeCalibrator):
     """Calibrates a runtime that replays captured graphs.
 
-    >>> from latpred.calibration.devices.base import open_device
+    >>> from latpred.calibration.devices import open_device
     >>> next(ReplayCalibrator("cuda-graphs").cells(open_device("simulated"), "fp32")).key
     'clock/cuda-graphs/fp32/chain/kernels=1'
     """

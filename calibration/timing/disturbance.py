@@ -1,7 +1,7 @@
 """Whether other work disturbed a piece of timing: the system's counters are read before and after it and compared.
 
-Judges and counts; what becomes of a disturbed visit is its caller's business. The time of day is never read, so that
-setting it disturbs nothing. Where a system keeps a counter to itself, what would follow from it is unknown, not calm.
+What becomes of a disturbed visit is its caller's business. The time of day is never read, so that setting it disturbs
+nothing. Where a system keeps a counter to itself, what would follow from it is unknown, not calm.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from latpred import host
 from latpred.calibration.devices.machine import GpuState, gpu_reason
-from latpred.host import power_notes as power_notes
 
 # A shorter piece is not judged by /proc/stat, whose ticks are 10 ms, nor by the system's pressure: in 20 ms of calm,
 # tasks that had nothing to do with the timed thread waited for up to a third of the time.
@@ -35,56 +31,21 @@ LEAST_DELAY_S = 1e-3  # handing over to a kernel thread takes some 0.05 ms, a la
 LEAST_SLEEP_S = 0.5  # the two clocks that tell a sleep are read one after the other, and we may be stopped in between
 WINDOW_S = 0.5  # the shortest in which ticks tell OTHERS from nothing
 
-SLEPT, CORES, GPU, STEAL, USED, WAITED = "slept", "cores", "gpu", "stolen", "others", "waiting"
-
-_MEANT = {
-    SLEPT: "the machine slept",
-    CORES: "processors were taken away",
-    GPU: "the GPU was throttled or shared",
-    STEAL: "the hypervisor took {mean:.1f} processors in the mean",
-    USED: "other processes used {mean:.1f} processors in the mean",
-    WAITED: "threads waited for a processor",
-}
-
 
 class Counters(NamedTuple):
-    """What the system had counted at one moment; only differences mean anything. None is what it does not count.
+    """What the system had counted at one moment; only differences mean anything. None is what it does not count."""
 
-    Attributes
-    ----------
-    wall_s : float
-        Of a clock that never jumps and stands still while the machine sleeps.
-    boot_s : float or None
-        Of a clock that goes on meanwhile.
-    process_cpu_s : float
-        Processor time of all threads of this process and of its children that have ended. A child that still runs
-        counts as other work.
-    busy_s : float or None
-        Time that all processors were not idle, without what was stolen.
-    steal_s : float or None
-        Time that the hypervisor took from them.
-    pressure_s : float or None
-        Time in which some task of the system waited for a processor.
-    involuntary : int or None
-        How often a thread of this process lost its processor.
-    usable_cores : int
-        Processors that this process may run on.
-    delay_s : float or None
-        Time that threads of this process waited for a processor, added up.
-    processors : int
-        Of the system; 0 is unknown.
-    """
-
-    wall_s: float
-    boot_s: float | None
+    wall_s: float  # of a clock that never jumps and stands still while the machine sleeps
+    boot_s: float | None  # of a clock that goes on meanwhile
+    # Processor time of all threads of this process and of its children that have ended. A child that still runs counts
+    # as other work.
     process_cpu_s: float
-    busy_s: float | None
-    steal_s: float | None
-    pressure_s: float | None
-    involuntary: int | None
-    usable_cores: int
-    delay_s: float | None = None
-    processors: int = 0
+    busy_s: float | None  # time that all processors were not idle, without what was stolen
+    steal_s: float | None  # time that the hypervisor took from them
+    pressure_s: float | None  # time in which some task of the system waited for a processor
+    usable_cores: int  # processors that this process may run on
+    delay_s: float | None = None  # time that threads of this process waited for a processor, added up
+    processors: int = 0  # of the system; 0 is unknown
 
 
 def read(proc: Path = host.PROC) -> Counters:
@@ -101,7 +62,6 @@ def read(proc: Path = host.PROC) -> Counters:
         busy_s=spent and spent.processors * wall_s - spent.idle_s - spent.stolen_s,
         steal_s=spent and spent.stolen_s,
         pressure_s=pressure and pressure.waited_s,
-        involuntary=_involuntary(),
         usable_cores=host.usable_cores(),
         delay_s=host.own_delay_s(proc),
         processors=spent.processors if spent else 0,
@@ -116,87 +76,45 @@ def _boot_s() -> float | None:
         return None
 
 
-def _involuntary() -> int | None:
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What happened beside a piece of timing. None is what the system does not say, or not of so short a time."""
 
-
-class Disturbance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What happened beside a piece of timing. None is what the system does not say, or not of so short a time.
-
-    Attributes
-    ----------
-    seconds : float
-        Length of the piece.
-    others : float or None
-        Processors that other processes used on average.
-    stolen : float or None
-        Processors that the hypervisor took on average.
-    waiting : float or None
-        Share of the time in which some task of the system waited for a processor.
-    delayed : float or None
-        Processors that the threads of this process lacked on average, ready to run.
-    involuntary_per_s : float or None
-        How often threads of this process lost their processor. It tells a reader something, but is not judged: a
-        kernel thread that runs for microseconds counts like a rival that runs for milliseconds.
-    cores : int
-        Processors that this process could use at the end; 0 is unknown.
-    cores_lost : int
-        How many more they were at the start.
-    suspended_s : float
-        How long the machine slept.
-    gpu : str
-        What disturbed the GPU; "" when nothing did.
-    threads : int
-        Threads that were timed.
-    processors : int
-        Processors of the system; 0 is unknown.
-    """
-
-    seconds: float = 0.0
-    others: float | None = None
-    stolen: float | None = None
-    waiting: float | None = None
-    delayed: float | None = None
-    involuntary_per_s: float | None = None
-    cores: int = 0
-    cores_lost: int = 0
-    suspended_s: float = 0.0
-    gpu: str = ""
-    threads: int = 1
-    processors: int = 0
-
-    @property
-    def kind(self) -> str:
-        """The gravest reason in one word: slept, cores, gpu, stolen, others, waiting, or "" when all was calm."""
-        return next((kind for kind, _ in self._found()), "")
+    seconds: float = 0.0  # length of the piece
+    others: float | None = None  # processors that other processes used on average
+    stolen: float | None = None  # processors that the hypervisor took on average
+    waiting: float | None = None  # share of the time in which some task of the system waited for a processor
+    delayed: float | None = None  # processors that the threads of this process lacked on average, ready to run
+    cores: int = 0  # processors that this process could use at the end; 0 is unknown
+    cores_lost: int = 0  # how many more they were at the start
+    suspended_s: float = 0.0  # how long the machine slept
+    gpu: str = ""  # what disturbed the GPU; "" when nothing did
+    threads: int = 1  # threads that were timed
+    processors: int = 0  # processors of the system; 0 is unknown
 
     @property
     def reason(self) -> str:
-        """The gravest reason, part of a sentence; "" when all was calm or nothing is known."""
-        return next((said for _, said in self._found()), "")
+        """The gravest reason to call the piece disturbed, part of a sentence; "" when all was calm or unknown."""
+        return next(self.reasons(), "")
 
-    def _found(self) -> Iterator[tuple[str, str]]:
-        """Every reason to call the piece disturbed, the gravest first."""
+    def reasons(self) -> Iterator[str]:
+        """Every reason, the gravest first."""
         ticks = TICKS_S / self.seconds if self.seconds else math.inf
         spare = OTHERS_OF_SPARE * (self.processors - self.threads)
         others, stolen = self.others or 0.0, self.stolen or 0.0
         if self.suspended_s > LEAST_SLEEP_S:
-            yield SLEPT, f"the machine slept {self.suspended_s:.0f} s"
+            yield f"the machine slept {self.suspended_s:.0f} s"
         if self.cores_lost:
             taken = "a processor was" if self.cores_lost == 1 else f"{self.cores_lost} processors were"
-            yield CORES, f"{taken} taken away ({self.cores + self.cores_lost} to {self.cores})"
+            yield f"{taken} taken away ({self.cores + self.cores_lost} to {self.cores})"
         if self.gpu:
-            yield GPU, self.gpu
+            yield self.gpu
         if stolen > max(STOLEN, ticks):
-            yield STEAL, f"the hypervisor took {stolen:.1f} processors"
+            yield f"the hypervisor took {stolen:.1f} processors"
         if others > max(OTHERS, spare, ticks):
-            yield USED, f"other work used {others:.1f} processors"
+            yield f"other work used {others:.1f} processors"
         if lacked := self._lacked():
-            yield WAITED, lacked
+            yield lacked
 
     def _lacked(self) -> str:
         """That processors were lacking, by what this process lacked itself where the kernel says so.
@@ -211,22 +129,9 @@ class Disturbance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         share = self.waiting or 0.0
         return f"tasks waited for a processor {100 * share:.0f} % of the time" if share > WAITING else ""
 
-    @property
-    def known(self) -> bool:
-        """Whether enough was counted to call the piece calm or disturbed."""
-        return bool(self.kind) or any(value is not None for value in (self.others, self.delayed, self.waiting))
-
 
 def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "") -> Disturbance:
-    """What happened from one reading to another.
-
-    Parameters
-    ----------
-    before, after : Counters
-        Two readings.
-    threads, gpu : int, str
-        Threads that were timed in between, and what disturbed the GPU where that was looked at.
-    """
+    """What happened from one reading to another, between which so many threads were timed."""
     seconds = after.wall_s - before.wall_s
     if seconds <= 0:
         return Disturbance(threads=threads, gpu=gpu)
@@ -241,7 +146,6 @@ def between(before: Counters, after: Counters, *, threads: int = 1, gpu: str = "
         stolen=_rate(before.steal_s, after.steal_s, seconds) if counted else None,
         waiting=_rate(before.pressure_s, after.pressure_s, seconds) if long else None,
         delayed=_rate(before.delay_s, after.delay_s, seconds),
-        involuntary_per_s=_rate(before.involuntary, after.involuntary, seconds),
         cores=after.usable_cores,
         cores_lost=max(before.usable_cores - after.usable_cores, 0),
         suspended_s=round(slept_s or 0.0, 3),
@@ -264,17 +168,8 @@ def _rate(before: float | None, after: float | None, seconds: float, expected: f
 class Watch:
     """Watches the machine from its making on, and says of each lap what disturbed it.
 
-    Parameters
-    ----------
-    threads : int
-        Threads that are timed.
-    read : callable, optional
-        Reads the system's counters.
-    gpu : callable, optional
-        Reads the state of the GPU, where one is timed. A reading opens the driver's library and may take a while.
+    `gpu` reads the state of the GPU where one is timed, which opens the driver's library and may take a while.
 
-    Examples
-    --------
     >>> Watch(threads=2).lap().reason  # doctest: +SKIP
     'other work used 0.9 processors'
     """
@@ -294,71 +189,9 @@ class Watch:
         """What happened since the last lap, or since the start; a new lap begins."""
         after = self._read()
         state = self._gpu() if self._gpu else None
-        found = between(self._before, after, threads=self._threads, gpu=gpu_reason(self._state, state))
+        disturbance = between(self._before, after, threads=self._threads, gpu=gpu_reason(self._state, state))
         self._before, self._state = after, state
-        return found
-
-
-@dataclass(slots=True)
-class Tally:
-    """What disturbed many visits.
-
-    Attributes
-    ----------
-    seconds, disturbed_s : float
-        Time that could be watched, and how much of it was disturbed.
-    visits, disturbed : int
-        Visits that could be watched, and how many of them were disturbed.
-    unknown : int
-        Visits of which the system says nothing; they count nowhere else.
-    kinds : Counter
-        Disturbed visits by `Disturbance.kind`.
-    """
-
-    seconds: float = 0.0
-    disturbed_s: float = 0.0
-    visits: int = 0
-    disturbed: int = 0
-    unknown: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
-    _by_kind: dict[str, tuple[float, float]] = field(default_factory=dict)  # seconds, and seconds x processors
-
-    def add(self, found: Disturbance) -> None:
-        """Count one visit."""
-        if not found.known:
-            self.unknown += 1
-            return
-        self.visits += 1
-        self.seconds += found.seconds
-        if not found.kind:
-            return
-        self.disturbed += 1
-        self.disturbed_s += found.seconds
-        self.kinds[found.kind] += 1
-        seconds, product = self._by_kind.get(found.kind, (0.0, 0.0))
-        processors = {USED: found.others, STEAL: found.stolen}.get(found.kind) or 0.0
-        self._by_kind[found.kind] = (seconds + found.seconds, product + found.seconds * processors)
-
-    @property
-    def share(self) -> float:
-        """Disturbed part of the time that could be watched; nan when none could."""
-        return self.disturbed_s / self.seconds if self.seconds else math.nan
-
-    @property
-    def sentence(self) -> str:
-        """How much was disturbed, and by what."""
-        if not self.visits:
-            return "this system does not say whether other work disturbed the measuring" if self.unknown else ""
-        if not self.disturbed:
-            return f"nothing disturbed the measuring ({self.visits} visits)"
-        counts = f"{self.disturbed} of {self.visits} visits"
-        causes = [self._cause(kind, count) for kind, count in self.kinds.most_common()]
-        return f"{100 * self.share:.0f} % of the measuring time was disturbed ({counts}): {'; '.join(causes)}"
-
-    def _cause(self, kind: str, count: int) -> str:
-        seconds, product = self._by_kind[kind]
-        said = _MEANT[kind].format(mean=product / seconds if seconds else 0.0)
-        return said if len(self.kinds) == 1 else f"{said} ({count})"
+        return disturbance
 
 
 def wait_for_calm(
@@ -367,32 +200,16 @@ def wait_for_calm(
     threads: int = 1,
     sleep: Callable[[float], object] = time.sleep,
     read: Callable[[], Counters] = read,
-    tell: Callable[[Disturbance], None] | None = None,
 ) -> bool:
-    """Sleep until other work leaves the machine alone for half a second.
+    """Sleep until other work leaves the machine alone for half a second, or for so long; whether it is calm.
 
-    Parameters
-    ----------
-    limit_s : float
-        How long to wait at most; one half second is looked at in any case.
-    threads, sleep, read : int, callable, callable
-        Threads to be timed afterwards, how to sleep, and how to read the system's counters.
-    tell : callable, optional
-        Told of each half second that was disturbed.
-
-    Returns
-    -------
-    bool
-        Whether it is calm; also where the system does not say.
+    It also counts as calm where the system does not say.
     """
     before = read()
     for _ in range(max(math.ceil(limit_s / WINDOW_S), 1)):
         sleep(WINDOW_S)
         after = read()
-        found = between(before, after, threads=threads)
-        if not found.reason:
+        if not between(before, after, threads=threads).reason:
             return True
-        if tell is not None:
-            tell(found)
         before = after
     return False

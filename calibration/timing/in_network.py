@@ -14,23 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from latpred.calibration.session import Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
-from latpred.calibration.timing.timer import Timing
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Op
-
-FEWEST = 3
-
-
-class Placed(NamedTuple):
-    """One forward pass, timed whole and op by op.
-
-    forward : without anybody watching. calls_us : for each op that Python issued, microseconds.
-    """
-
-    forward: Timing
-    calls_us: tuple[float, ...]
 
 
 def calls(ops: Sequence[Op]) -> list[list[Op]]:
@@ -53,34 +41,18 @@ def time_ops(
     budget_s: float,
     gauge: SpeedGauge,
     between: Callable[[], object] | None = None,
-) -> Placed:
+) -> Sampled:
     """Run a model in turns with and without a clock on every op; turns in slow moments do not count.
 
-    Parameters
-    ----------
-    model, inputs
-        A module and the arguments of its forward.
-    repeats, budget_s : int, float
-        Turns at full speed, and seconds after which there is no other once there were `FEWEST` of them.
-    gauge : SpeedGauge
-        Tells slow moments.
-    between : callable, optional
-        Called ahead of each pass, as to push its weights out of the cache. Without it passes follow each other, as
-        where a model is called again and again.
-
-    Raises
-    ------
-    CalibrationError
-        When two forward passes do not issue the same ops.
+    `between` is called ahead of each pass, as to push its weights out of the cache. Without it passes follow each
+    other, as where a model is called again and again. `repeats` and `budget_s` are those of `timer.turns`.
     """
     model(*inputs)
-    done, slow = timer.turns(
-        lambda: _turn(model, inputs, between), gauge, repeats=repeats, budget_s=budget_s, fewest=FEWEST
-    )
+    done, slow = timer.turns(lambda: _turn(model, inputs, between), gauge, repeats=repeats, budget_s=budget_s)
     if any(turn.names != done[0].names for turn in done):
         raise CalibrationError("a generated network issued other ops when run again. Please report its spec.")
     calls_us = () if not done[0].calls else tuple((np.median([turn.calls for turn in done], axis=0) * 1e6).tolist())
-    return Placed(timer.summary([turn.forward for turn in done], slow), calls_us)
+    return Sampled({"single": timer.summary([turn.forward for turn in done], slow)}, calls_us)
 
 
 class _Turn(NamedTuple):
@@ -99,9 +71,9 @@ def _turn(model: Any, inputs: Sequence[Any], between: Callable[[], object] | Non
     forward = _seconds(lambda: model(*inputs))
     if between is not None:
         between()
-    with _Clocked() as clocked:
+    with TimedCalls() as timed:
         model(*inputs)
-    return _Turn(forward, clocked.seconds, clocked.names)
+    return _Turn(forward, timed.seconds, timed.names)
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -110,7 +82,7 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-class _Clocked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TimedCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Times every op that Python issues, composite ops whole."""
 
     def __init__(self) -> None:

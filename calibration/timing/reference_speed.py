@@ -50,13 +50,8 @@ class SpeedReading(NamedTuple):
 class SpeedGauge:
     """Tells within a fraction of a millisecond how fast the processors are, against their fastest moments so far.
 
-    Parameters
-    ----------
-    threads : int
-        Threads that an op may use; of more than one the slowest sets the pace.
+    Of several threads that an op may use the slowest sets the speed.
 
-    Examples
-    --------
     >>> gauge = SpeedGauge(threads=1)
     >>> gauge.slowdown(gauge.read()) >= 1.0
     True
@@ -64,17 +59,19 @@ class SpeedGauge:
 
     def __init__(self, threads: int) -> None:
         self._small, self._wide = torch.ones(8), torch.ones(THREADED_VALUES) if threads > 1 else None
-        self._seen: list[SpeedReading] = []
+        self._moments: list[SpeedReading] = []
         self._fastest, self._looked_at = SpeedReading(0.0), 0
 
     def read(self) -> SpeedReading:
         """The speed of this moment."""
         with torch.inference_mode():
             moment = SpeedReading(*(1e6 * seconds for seconds in (self._dispatch_s(), self._threads_s())))
-        self._seen.append(moment)
-        if len(self._seen) >= 1.1 * self._looked_at:  # sorting thousands anew for each would take longer than reading
-            self._fastest = SpeedReading(*np.quantile(np.array(self._seen), FASTEST_OF_MANY, axis=0).tolist())
-            self._looked_at = len(self._seen)
+        self._moments.append(moment)
+        if (
+            len(self._moments) >= 1.1 * self._looked_at
+        ):  # sorting thousands anew for each would take longer than reading
+            self._fastest = SpeedReading(*np.quantile(np.array(self._moments), FASTEST_OF_MANY, axis=0).tolist())
+            self._looked_at = len(self._moments)
         return moment
 
     @property
@@ -118,12 +115,12 @@ def slower(moment: SpeedReading, other: SpeedReading) -> float:
     >>> slower(SpeedReading(150.0, 50.0), SpeedReading(100.0, 50.0))
     1.5
     """
-    found = 1.0
+    ratio = 1.0
     if other.dispatch_us > 0:
-        found = max(found, moment.dispatch_us / other.dispatch_us)
+        ratio = max(ratio, moment.dispatch_us / other.dispatch_us)
     if other.threads_us > 0:
-        found = max(found, (moment.threads_us / other.threads_us) ** THREADED_POWER)
-    return found
+        ratio = max(ratio, (moment.threads_us / other.threads_us) ** THREADED_POWER)
+    return ratio
 
 
 @cache
@@ -135,24 +132,10 @@ def gauge_of(threads: int) -> SpeedGauge:
 def at_full_speed(
     groups: Sequence[Sequence[Timed]], slow: Sequence[float], least: int = 1
 ) -> tuple[list[Timed], float]:
-    """Timings taken at full speed; where those are fewer than `least`, also the least slowed of the others.
+    """Timings taken at full speed, and how slow it was for the slowest; also the least slowed where those are too few.
 
-    Parameters
-    ----------
-    groups : sequence of sequences
-        Timings, those together that were taken between two looks at the speed.
-    slow : sequence of float
-        How slow it was for each group.
-    least : int
-        Timings to keep in any case.
+    A group was taken between two looks at the speed, and `slow` says how slow it was for each.
 
-    Returns
-    -------
-    tuple of list and float
-        The timings, and how slow it was for the slowest group among them.
-
-    Examples
-    --------
     >>> at_full_speed([[1.0, 1.1], [1.6], [0.9]], [1.0, 1.5, 1.02])
     ([1.0, 1.1, 0.9], 1.02)
     >>> at_full_speed([[1.6], [1.3]], [1.5, 1.3])
@@ -196,9 +179,9 @@ class ReferenceTimer:
         """Microseconds that each reference takes now: the median of a few, after one that brings its code near."""
         moments = [self._gauge.read() for _ in range(REPEATS[DISPATCH])]
         dispatch_us, threads_us = np.median(np.array(moments), axis=0).tolist()
-        found = {DISPATCH: dispatch_us, **({THREADS: threads_us} if self._threads > 1 else {})}
+        reading = {DISPATCH: dispatch_us, **({THREADS: threads_us} if self._threads > 1 else {})}
         with torch.inference_mode():
-            return found | {kind: self._us(kind) for kind in self._work}
+            return reading | {kind: self._us(kind) for kind in self._work}
 
     def _us(self, kind: str) -> float:
         work, taken = self._work[kind], []

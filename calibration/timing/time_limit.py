@@ -32,23 +32,11 @@ class TimeLimitError(LatpredError):
 def time_limit(
     seconds: float, label: str
 ) -> Iterator[Callable[[Callable[[Given], Result]], Callable[[Given], Result]]]:
-    """Limit what is called within it.
+    """Give what makes a limited function of a function of one argument.
 
-    Parameters
-    ----------
-    seconds : float
-        After so long the call is interrupted with a `TimeLimitError`, in the main thread of a system with signals.
-        After `HARD` times as long the process ends, whatever hangs.
-    label : str
-        What is under way, for the sentence that a process ends with.
+    After so many seconds its call is interrupted with a `TimeLimitError`, in the main thread of a system with signals.
+    After `HARD` times as long the process ends, whatever hangs, with a sentence on what was under way.
 
-    Yields
-    ------
-    callable
-        Makes a limited function of a function of one argument.
-
-    Examples
-    --------
     >>> with time_limit(5.0, "a sum") as limited:
     ...     limited(sum)([1, 2])
     3

@@ -37,62 +37,28 @@ PATIENCE = 3.0  # times the budget that sampling may take where moments at full 
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one call takes.
+    """What one call takes."""
 
-    Attributes
-    ----------
-    median_s : float
-        Median over samples, seconds per call.
-    spread_s : float
-        Half the interquartile range over samples, seconds.
-    n : int
-        Samples.
-    stable : bool
-        True when the warm-up settled and the first half of the samples agrees with the second.
-    slow : float
-        How many times slower than in its fastest moments the machine was meanwhile; 1 where nothing told.
-    """
-
-    median_s: float
-    spread_s: float
-    n: int
-    stable: bool
-    slow: float = 1.0
+    median_s: float  # over samples, seconds per call
+    spread_s: float  # half the interquartile range over samples
+    n: int  # samples
+    stable: bool  # whether the warm-up settled and the first half of the samples agrees with the second
+    slow: float = 1.0  # how many times slower than in its fastest moments the machine was; 1 where nothing told
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much effort a timing is worth.
+    """How much effort a timing is worth."""
 
-    Attributes
-    ----------
-    sample_s : float
-        Shortest sample; quicker calls are looped until they fill it.
-    loops : int
-        Most calls in one sample.
-    least, most : int
-        Fewest and most samples.
-    precision : float
-        Sampling stops when the standard error of the median is below this share of it.
-    least_s : float
-        Sampling goes on for at least so long: shorter ones catch a passing mood of the machine.
-    budget_s : float
-        Sampling stops after so long, once it has `least` samples.
-    warmup_s : float
-        Longest warm-up.
-    tolerance : float
-        Two windows of samples agree when their medians differ by less than this share.
-    """
-
-    sample_s: float = 1e-4
-    loops: int = 48
-    least: int = 5
+    sample_s: float = 1e-4  # shortest sample; quicker calls are looped until they fill it
+    loops: int = 48  # most calls in one sample
+    least: int = 5  # fewest samples
     most: int = 200
-    precision: float = 0.003
-    least_s: float = 0.01
-    budget_s: float = 0.5
-    warmup_s: float = 0.3
-    tolerance: float = 0.03
+    precision: float = 0.003  # sampling stops when the standard error of the median is below this share of it
+    least_s: float = 0.01  # sampling goes on for at least so long: shorter ones catch a passing mood of the machine
+    budget_s: float = 0.5  # sampling stops after so long, once it has `least` samples
+    warmup_s: float = 0.3  # longest warm-up
+    tolerance: float = 0.03  # two windows of samples agree when their medians differ by less than this share
 
 
 QUICK = Plan(most=50, precision=0.01, budget_s=0.15, warmup_s=0.1)
@@ -144,13 +110,7 @@ def timed(
     plan: Plan | None = None,
     gauge: SpeedGauge | None = None,
 ) -> Timing:
-    """`single` or `pipelined` by name.
-
-    Raises
-    ------
-    UsageError
-        When the protocol is neither.
-    """
+    """`single` or `pipelined` by name."""
     if protocol == "single":
         return single(device, call, plan, gauge)
     if protocol == "pipelined":
@@ -264,26 +224,11 @@ def _gauged(device: Device, sample: Callable[[], float], plan: Plan, gauge: Spee
             return kept, slow
 
 
-def turns(
-    turn: Callable[[], Turn], gauge: SpeedGauge, *, repeats: int, budget_s: float, fewest: int = FEWEST_TURNS
-) -> tuple[list[Turn], float]:
-    """Do something again and again, and give what came of it at full speed.
+def turns(turn: Callable[[], Turn], gauge: SpeedGauge, *, repeats: int, budget_s: float) -> tuple[list[Turn], float]:
+    """Take turns, looking at the speed before and after each, until so many were at full speed or the budget is spent.
 
-    Parameters
-    ----------
-    turn : callable
-        Done once in each turn.
-    gauge : SpeedGauge
-        Tells slow moments, before and after each.
-    repeats, budget_s : int, float
-        Turns at full speed, and seconds after which there is no other once there were `fewest` of them.
-    fewest : int
-        Turns to give in any case; where too few were at full speed, the least slowed of the others.
-
-    Returns
-    -------
-    tuple of list and float
-        Results, and how slow it was for the slowest of them.
+    Gives what came of those at full speed, of at least the `FEWEST_TURNS` least slowed ones, and how slow it was for
+    the slowest of them.
     """
     start, moments = time.perf_counter(), [gauge.read()]
     done: list[Turn] = []
@@ -292,9 +237,9 @@ def turns(
         moments.append(gauge.read())
         slow, spent_s = gauge.between(moments), time.perf_counter() - start
         good = sum(one <= SLOW for one in slow)
-        given_up = len(done) >= fewest and spent_s > PATIENCE * budget_s
-        if good >= repeats or (good >= fewest and spent_s > budget_s) or given_up:
-            return at_full_speed([[one] for one in done], slow, fewest)
+        given_up = len(done) >= FEWEST_TURNS and spent_s > PATIENCE * budget_s
+        if good >= repeats or (good >= FEWEST_TURNS and spent_s > budget_s) or given_up:
+            return at_full_speed([[one] for one in done], slow, FEWEST_TURNS)
 
 
 def _for_a_while(device: Device, sample: Callable[[], float]) -> list[float]:

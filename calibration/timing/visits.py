@@ -8,17 +8,16 @@ that a run takes what it gets, brought to full speed as well as that goes, and i
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Device
+from latpred.calibration.devices import Device
 from latpred.calibration.session import Measure, Row, Sampled, Session
-from latpred.calibration.timing.disturbance import Tally, Watch, wait_for_calm
+from latpred.calibration.timing.disturbance import Watch, wait_for_calm
 from latpred.calibration.timing.reference_speed import SLOW, ReferenceTimer, SpeedReading, gauge_of, slower
-from latpred.calibration.timing.timer import Timing
 from latpred.host import SLOWED_POWER
 
 OVERTIME = 0.5  # of a budget, for visits that are lost to other work and for waiting until it ends
@@ -35,20 +34,10 @@ Tell = Callable[[str], None]
 
 
 class Visits:
-    """Times the cells of a session.
+    """Times the cells of a session; on a simulated device nothing is watched.
 
-    Parameters
-    ----------
-    session : Session
-        Where rows are kept.
-    device : Device
-        What is timed; of a simulated one nothing is watched.
-    threads : int
-        Threads that an op may use.
-    budget_s : float
-        What the run may take in calm; decides how long it may wait for calm.
-    tell : callable, optional
-        Told when the run waits for a calm moment.
+    `threads` is how many an op may use, `budget_s` what the run may take in calm, which decides how long it may wait
+    for calm; `tell` is told when it waits.
     """
 
     def __init__(
@@ -66,13 +55,7 @@ class Visits:
         # Of each: how slow it was against the fastest moments known then, and those.
         self._believed: dict[str, tuple[Cell, Measure, float, SpeedReading]] = {}
         self._overtime_s = OVERTIME * budget_s
-        self.tally = Tally()
         self.lost_s = 0.0
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """Everything that the session holds."""
-        return self._session.rows
 
     def run(self, cell: Cell, measure: Measure) -> Row:
         """Time a cell unless the session holds it; in calm also those that could not be timed well before."""
@@ -124,13 +107,12 @@ class Visits:
     def _watched(self, cell: Cell, measure: Measure) -> Sampled:
         """Measure a cell and say what else went on, and now and then how fast the machine is."""
         if self._watch is None:
-            return _sampled(measure(cell))
+            return measure(cell)
         self._await_full_speed()
         self._watch.lap()
-        sampled = _sampled(measure(cell))
-        disturbance = self._watch.lap()
-        self.tally.add(disturbance)
-        return sampled._replace(speed=self._speed(), disturbed=disturbance.reason or _slowed(sampled.timings))
+        sampled = measure(cell)
+        disturbed = self._watch.lap().reason or (SLOWED if _slow(sampled) > SLOW else "")
+        return sampled._replace(speed=self._speed(), disturbed=disturbed)
 
     def _await_full_speed(self) -> None:
         """Wait a moment where the processors are slow now; what is timed at full speed need not be timed again."""
@@ -149,15 +131,6 @@ class Visits:
         return self._reference.read()
 
 
-def _sampled(found: object) -> Sampled:
-    return found if isinstance(found, Sampled) else Sampled(found)  # type: ignore[arg-type]
-
-
-def _slowed(timings: Mapping[str, Timing]) -> str:
-    """Why timings are not to be believed where they were taken in slow moments; "" where they were not."""
-    return SLOWED if any(timing.slow > SLOW for timing in timings.values()) else ""
-
-
 def is_disturbed(row: Row) -> bool:
     """Whether a row is not to be believed at all: other work ran beside it, or hardly anything ran at all."""
     return row.disturbed not in ("", SLOWED) or _slow(row) > HOPELESS
@@ -168,7 +141,8 @@ def is_slowed(row: Row) -> bool:
     return _slow(row) > SLOW
 
 
-def _slow(row: Row) -> float:
+def _slow(row: Row | Sampled) -> float:
+    """How many times slower than in its fastest moments the machine was, at the worst."""
     return max((timing.slow for timing in row.timings.values()), default=1.0)
 
 
@@ -195,9 +169,4 @@ def _at_full_speed(row: Row) -> Row:
 
 def failures(rows: Sequence[Row]) -> dict[str, int]:
     """How many cells could not be measured, by reason, the most frequent first."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        if row.error:
-            reason = row.error.partition(": already ")[0]
-            counts[reason] = counts.get(reason, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+    return dict(Counter(row.error.partition(": already ")[0] for row in rows if row.error).most_common())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ from latpred.progress import ProgressEvent
 from latpred.render import Page, Table
 
 if TYPE_CHECKING:
-    from latpred.calibration.calibrator import Progress
     from latpred.calibration.repeatability import Shift
     from latpred.profile.document import DeviceProfile
 
@@ -91,7 +89,7 @@ def calibrate(
 
 def _runtimes(text: str, device: str) -> tuple[str, ...]:
     """Names of runtimes; "all" leaves out those that cannot be had here, and says why."""
-    from latpred.calibration.devices.base import open_device
+    from latpred.calibration.devices import open_device
     from latpred.calibration.runtime_calibration.calibrate_runtimes import ALL, offered
 
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -114,16 +112,15 @@ def measure_profile(device: str, **asked: Any) -> DeviceProfile:
     return profile
 
 
-def _shown_by(show: Show) -> Callable[[Progress], None]:
-    """Translate a calibration's progress; a new error figure is also said on a line of its own."""
-    said: list[float] = []
+def _shown_by(show: Show) -> Show:
+    """Show a calibration's progress; a new error figure is also said on a line of its own."""
+    errors: list[float] = []
 
-    def told(at: Progress) -> None:
-        left_s = max(0.0, at.budget_s - at.seconds)
-        show(ProgressEvent(int(at.seconds), int(at.budget_s), at.label, 1.0, left_s))
-        if at.error is not None and at.error not in said:
-            said.append(at.error)
-            notice(f"after {at.seconds:.0f} s, {at.cells} cells: median error {at.error:.1%} on networks no fit saw")
+    def told(at: ProgressEvent) -> None:
+        show(at)
+        if at.error is not None and at.error not in errors:
+            errors.append(at.error)
+            notice(f"after {at.done:.0f} s, {at.cells} cells: median error {at.error:.1%} on networks no fit saw")
 
     return told
 

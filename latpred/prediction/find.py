@@ -27,7 +27,7 @@ from latpred.profile.store import Owner, caveat, difference, owner
 from latpred.query import DeviceQuery
 
 if TYPE_CHECKING:
-    from latpred.calibration.calibrator import Progress
+    from latpred.progress import ProgressEvent
 
 VARIABLE = "LATPRED_CALIBRATE"
 CHOICES = ("quick", "never")
@@ -174,8 +174,8 @@ class _Quarters:
     def __init__(self) -> None:
         self._last = 0
 
-    def __call__(self, at: Progress) -> None:
-        quarter = min(3, int(4 * at.seconds / at.budget_s))
+    def __call__(self, at: ProgressEvent) -> None:
+        quarter = min(3, int(4 * at.done / at.total))
         if quarter > self._last:
             self._last = quarter
             _say(f"calibrating: {25 * quarter} %")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,8 +14,7 @@ from click.testing import CliRunner, Result
 
 from latpred import runtimes, storage
 from latpred.calibration import calibrate, calibrator, runtime_calibration, session
-from latpred.calibration.calibrator import Progress
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import bench
@@ -28,6 +25,7 @@ from latpred.errors import CalibrationError, MissingPackageError, UsageError
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo, DeviceProfile
+from latpred.progress import ProgressEvent
 from latpred.runtimes.onnx import onnx_session
 
 FEW = 190  # cells after which eager has a profile
@@ -114,7 +112,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.mark.usefixtures("third_party")
 def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceProfile) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     profile = more(progress=told.append)
     assert list(profile.runtimes) == ["eager", "plain"]
     assert profile.runtimes["eager"] == finished.runtimes["eager"]
@@ -134,18 +132,25 @@ def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceP
     assert store.find("simulated").runtimes == profile.runtimes
 
 
-@pytest.mark.usefixtures("third_party", "finished")
-def test_an_extension_that_was_interrupted_goes_on_where_it_stopped() -> None:
-    def interrupt(at: Progress) -> None:
-        if at.cells == 12:
+def stopping_at(cells: int, told: list[ProgressEvent]) -> Callable[[ProgressEvent], None]:
+    """What interrupts a calibration that has measured so many cells."""
+
+    def interrupt(at: ProgressEvent) -> None:
+        told.append(at)
+        if at.cells == cells:
             raise KeyboardInterrupt
 
+    return interrupt
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_an_extension_that_was_interrupted_goes_on_where_it_stopped() -> None:
     with pytest.raises(KeyboardInterrupt):
-        more(progress=interrupt)
+        more(progress=stopping_at(12, []))
     assert rows_kept(session.JOURNAL) == {"plain": 12}
     assert rows_kept() == {"eager": FEW}
     assert list(store.find("simulated").runtimes) == ["eager"]
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     profile = more(progress=told.append)
     assert told[0].cells == 12
     assert list(profile.runtimes) == ["eager", "plain"]
@@ -167,22 +172,12 @@ def test_what_the_profile_has_is_measured_anew_when_asked_for_again() -> None:
 
 @pytest.mark.usefixtures("third_party", "finished")
 def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending() -> None:
-    def interrupt(at: Progress) -> None:
-        if at.cells == 30:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"], progress=interrupt)
+        calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"], progress=stopping_at(30, []))
     assert rows_kept(session.JOURNAL) == {"eager": 30}
-    told: list[Progress] = []
-
-    def stop(at: Progress) -> None:
-        told.append(at)
-        if at.cells == 33:
-            raise KeyboardInterrupt
-
+    told: list[ProgressEvent] = []
     with pytest.raises(KeyboardInterrupt):
-        more(cells=10 * FEW, progress=stop)
+        more(cells=10 * FEW, progress=stopping_at(33, told))
     assert {at.label.split("/")[1] for at in told if "/" in at.label} == {"eager"}
 
 
@@ -281,20 +276,6 @@ def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monk
     shown = run("calibrate", "--device", "cpu", "--runtimes", "all")
     assert "leaving out cuda-graphs: cuda-graphs needs a CUDA device" in shown.stderr
     assert asked == [tuple(calibrate_runtimes.offered(open_device("cpu"))[0])]
-
-
-@pytest.mark.usefixtures("third_party", "finished")
-def test_the_command_line_extends_a_profile_and_shows_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(device: str, **options: Any) -> DeviceProfile:
-        return calibrate(device, cells=MORE, **options)  # seconds would say nothing on a busy machine
-
-    monkeypatch.setattr("latpred.calibration.calibrate", counted)
-    shown = run("calibrate", "--device", "simulated", "--runtimes", "plain", "--precision", "fp32")
-    assert shown.exit_code in (0, 1), shown.stderr  # as the gate has it after so few cells
-    lines = run("profiles", "show", "simulated").stdout.splitlines()
-    assert [line.split()[0] for line in lines if " us per call" in line] == ["eager", "plain"]
-    document = json.loads(run("profiles", "show", "simulated", "--json").stdout)
-    assert document["profile"]["runtimes"].keys() == {"eager", "plain"}
 
 
 def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gauges import ScriptedGauge
 
 from latpred.calibration import runtime_calibration, schedules
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import compile_calibrator, timed_networks
 from latpred.calibration.runtime_calibration.compile_calibrator import KINDS, PUSHING_US, CompileCalibrator
 from latpred.calibration.session import Row

@@ -29,20 +29,17 @@ def as_it_was() -> Iterator[None]:
 
 def test_measurements_run_in_inference_mode_without_autocast_and_autotuning() -> None:
     torch.backends.cudnn.benchmark = True
-    with torch.autocast("cpu"), conditions.stated():
-        assert torch.is_inference_mode_enabled()
-        assert not torch.is_autocast_enabled("cpu")
-        assert not torch.backends.cudnn.benchmark
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-    assert torch.backends.cudnn.benchmark
-    assert not torch.is_inference_mode_enabled()
-
-
-def test_autocast_comes_back_inside_the_callers_own() -> None:
     with torch.autocast("cpu"):
         with conditions.stated():
-            pass
+            assert torch.is_inference_mode_enabled()
+            assert not torch.is_autocast_enabled("cpu")
+            assert not torch.backends.cudnn.benchmark
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
         assert torch.is_autocast_enabled("cpu")
+    with pytest.raises(KeyboardInterrupt), conditions.stated():
+        raise KeyboardInterrupt
+    assert torch.backends.cudnn.benchmark
+    assert not torch.is_inference_mode_enabled()
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -62,14 +59,6 @@ def test_tf32_set_through_the_newer_interface_comes_back() -> None:
         MATMUL.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     assert MATMUL.fp32_precision == "tf32"
     assert CONV.fp32_precision == "ieee"
-
-
-def test_everything_comes_back_after_an_error() -> None:
-    torch.backends.cudnn.benchmark = True
-    with pytest.raises(KeyboardInterrupt), conditions.stated():
-        raise KeyboardInterrupt
-    assert torch.backends.cudnn.benchmark
-    assert not torch.is_inference_mode_enabled()
 
 
 def test_subnormal_numbers_are_flushed_inside_only() -> None:

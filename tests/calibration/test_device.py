@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import conditions, constants
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import conditions, constants, open_device
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.cuda import CudaDevice, _errors
 from latpred.calibration.timing import timer
@@ -17,12 +16,6 @@ from latpred.errors import DeviceError, UsageError
 
 GPU = torch.cuda.is_available()
 CPU_ADD = Cell("dispatch", "add", {"rows": 4, "cols": 8})
-
-
-def test_devices_open_by_name():
-    assert isinstance(open_device("cpu"), CpuDevice)
-    assert open_device("simulated").asynchronous
-    assert not open_device("cpu").asynchronous
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "cuda:x", "cudax", "nvidia-h200", "CPU"])
@@ -46,25 +39,15 @@ def test_gpu_number_out_of_range_says_which_there_are(monkeypatch):
 
 
 def test_cpu_describes_itself():
-    device = CpuDevice()
+    device = open_device("cpu")
     info = device.info()
+    assert isinstance(device, CpuDevice)
     assert (info.name, info.kind, info.asynchronous) == ("cpu", "cpu", False)
     assert info.memory_bytes > 2**28
     assert device.machine().threads == torch.get_num_threads()
     assert device.precisions()[0] == "fp32"
     assert device.time_replayed(lambda: None, 1) is None
     assert constants.measure(device) == constants.Clocks()
-
-
-def test_cpu_cell_runs_as_often_as_it_is_timed(monkeypatch):
-    from latpred.calibration.workloads import single_ops
-
-    ran = []
-    monkeypatch.setattr(single_ops, "build", lambda cell, device: lambda: ran.append(cell))
-    device = CpuDevice()
-    call = device.prepare(CPU_ADD)
-    assert device.time_queued(call, 7) > 0
-    assert ran == [CPU_ADD] * 7
 
 
 def test_cpu_cells_are_timed_for_real():
@@ -77,13 +60,9 @@ def test_cpu_cells_are_timed_for_real():
     assert large.median_s > 3 * small.median_s > 0
 
 
-def test_cpu_cell_that_does_not_fit_is_out_of_memory():
-    cell = Cell("kernel", "add", {"rows": 2**40, "cols": 64})
+def test_cpu_cell_that_does_not_fit_is_out_of_memory_and_other_errors_stay_what_they_are():
     with pytest.raises(MemoryError, match="can't allocate memory"):
-        CpuDevice().prepare(cell)
-
-
-def test_other_errors_of_the_cpu_stay_what_they_are():
+        CpuDevice().prepare(Cell("kernel", "add", {"rows": 2**40, "cols": 64}))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), CpuDevice().errors():
         torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -143,12 +122,12 @@ class HalfCuda(CudaDevice):
         return SimpleNamespace(replay=lambda: None)
 
 
+def call():
+    return None
+
+
 def test_a_queue_is_timed_behind_a_head_that_outlasts_its_issue():
     device = HalfCuda(issue_us=50.0)
-
-    def call():
-        return None
-
     assert device.time_queued(call, 16) == pytest.approx(16e-6)
     assert device.heads == [240.0, 960.0]
     device.time_queued(call, 16)
@@ -157,10 +136,6 @@ def test_a_queue_is_timed_behind_a_head_that_outlasts_its_issue():
 
 def test_a_replay_is_captured_once_and_timed_behind_such_a_head_too():
     device = HalfCuda(issue_us=500.0)
-
-    def call():
-        return None
-
     for _ in range(2):
         assert device.time_replayed(call, 64) == pytest.approx(1e-6)
     assert device.captures == 1
@@ -187,20 +162,6 @@ def gpu():
 @pytest.mark.skipif(not GPU, reason="no CUDA device")
 class TestGpu:
     """What holds on any NVIDIA GPU."""
-
-    def test_clock_constants_are_plausible(self, gpu):
-        found = constants.measure(gpu)
-        assert 0.5 < found.launch_us < 50
-        assert 0 <= found.gap_us < 10
-        assert 0 < found.floor_us + found.gap_us < 20
-        assert 0.5 < found.sync_us < 100
-        assert 256 <= found.queue <= 8192
-
-    def test_queued_time_is_device_time(self, gpu):
-        with torch.inference_mode():
-            call = gpu.prepare(Cell("memory", "bandwidth", {"bytes": 2**28}))
-            queued = timer.queued(gpu, call, timer.QUICK)
-        assert 5e10 < 2**29 / queued.median_s < 2e13
 
     def test_replay_takes_no_longer_than_the_queue(self, gpu):
         call = gpu.prepare(Cell("clock", "tiny"))

@@ -22,7 +22,7 @@ import torch
 
 from latpred import runtimes
 from latpred.calibration import schedules
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import TINY_GRAPHS, graph_cell
 from latpred.calibration.runtime_calibration.onnx_workloads import Graph
@@ -117,7 +117,7 @@ def test_tiny_networks_are_traced(precision: str) -> None:
 
 
 def test_holdout_networks_are_traced() -> None:
-    for spec in islice(schedules.judging_networks(), HOLDOUTS):
+    for spec in islice(schedules.holdout_networks(), HOLDOUTS):
         assert spec.holdout
         demand_sound(networks.graph(spec), spec.batch)
 

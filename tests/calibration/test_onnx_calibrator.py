@@ -10,7 +10,7 @@ import torch
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,

@@ -12,16 +12,17 @@ from torch import nn
 
 from latpred import runtimes, tables, tracing
 from latpred.accuracy import recording
-from latpred.calibration.devices.conditions import Event, Seen, device_events, launching_ops, summed
+from latpred.calibration.devices import ProfiledForward
+from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.journal import FOLDER, LINES, Journal
 from latpred.calibration.measurement import plans, recorder
-from latpred.calibration.measurement.bench import Step
 from latpred.calibration.measurement.plans import Plan, Setting
+from latpred.calibration.measurement.recording_journal import FOLDER, LINES, RecordingJournal
 from latpred.calibration.timing.timer import QUICK
 from latpred.calibration.workloads.base import Workload, module_workload
 from latpred.errors import BusyError, DeviceError, ProfileError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
+from latpred.progress import ProgressEvent
 
 
 def workload(name: str, width: int = 32) -> Workload:
@@ -86,7 +87,7 @@ def test_a_replay_traces_nothing_and_leaves_out_what_the_profile_lacks(
 def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path) -> None:
     labels: list[str] = []
 
-    def end_at_third(step: Step) -> None:
+    def end_at_third(step: ProgressEvent) -> None:
         labels.append(step.label)
         if step.done == 2:
             raise KeyboardInterrupt
@@ -111,7 +112,7 @@ def test_what_was_profiled_comes_last_and_is_no_row_of_its_own(tmp_path: Path) -
 
 
 def test_a_profiler_that_sees_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedDevice, "profile", lambda *_: Seen(0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(SimulatedDevice, "profile", lambda *_: ProfiledForward(0.0, 0.0, 0.0, 0.0))
     done = run(tmp_path, stages=["first", "launches"])
     assert {reason: len(keys) for reason, keys in done.failed.items()} == {"the profiler sees no kernel": 2}
     assert set(recording.load(tmp_path).table["status"]) == {tables.OK}
@@ -157,15 +158,15 @@ def test_a_setting_that_ends_every_run_is_given_up(tmp_path: Path) -> None:
 def test_another_plan_or_machine_needs_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, stages=["captured"])
     machine = SimulatedDevice().machine()
-    with pytest.raises(UsageError, match="holds the plan small"), Journal(tmp_path, "paper", machine):
+    with pytest.raises(UsageError, match="holds the plan small"), RecordingJournal(tmp_path, "paper", machine):
         pass
     renamed = msgspec.structs.replace(machine, hostname_hash="elsewhere")
-    with Journal(tmp_path, "small", renamed) as notebook:
+    with RecordingJournal(tmp_path, "small", renamed) as notebook:
         assert len(notebook.entries) == 1
-        with pytest.raises(BusyError), Journal(tmp_path, "small", machine):
+        with pytest.raises(BusyError), RecordingJournal(tmp_path, "small", machine):
             pass
     other = msgspec.structs.replace(machine, accelerator="another GPU")
-    with pytest.raises(UsageError, match="which this machine is not"), Journal(tmp_path, "small", other):
+    with pytest.raises(UsageError, match="which this machine is not"), RecordingJournal(tmp_path, "small", other):
         pass
 
 
@@ -226,9 +227,8 @@ def test_what_a_profiler_saw_is_summed_by_kind() -> None:
             ("aten::linear", host, 4.0, False, ()),
         )
     ]
-    assert launching_ops(events) == 1
-    assert summed(device_events(events), 1, forwards=1) == (1.0, 3.0, pytest.approx(7e-6), 1.0)
-    assert summed([Event("gemm", 6.0)] * 3, 3, forwards=3) == (1.0, 1.0, pytest.approx(6e-6), 0.0)
+    assert profiled(events, forwards=1) == (1.0, 3.0, pytest.approx(7e-6), 1.0)
+    assert profiled(events * 3, forwards=3) == profiled(events, forwards=1)
 
 
 def test_what_runs_in_a_stream_of_its_own_has_no_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

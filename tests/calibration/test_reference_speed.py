@@ -27,17 +27,14 @@ class Replayed(SpeedGauge):
         return next(self._threads, 0.0) / 1e6
 
 
-def test_a_busy_neighbour_makes_a_moment_slow() -> None:
+def test_a_busy_neighbour_makes_a_moment_slow_and_on_another_processor_less() -> None:
     gauge = Replayed([100.0] * 30 + [155.0, 103.0])
-    moments = [gauge.read() for _ in range(32)]
-    assert gauge.slowdown(moments[-2]) == pytest.approx(1.55, abs=0.01)
-    assert gauge.slowdown(moments[-1]) <= reference_speed.SLOW
-
-
-def test_another_processor_that_is_slowed_counts_less() -> None:
+    *_, busy, calm = [gauge.slowdown(gauge.read()) for _ in range(32)]
+    assert busy == pytest.approx(1.55, abs=0.01)
+    assert calm <= reference_speed.SLOW
     gauge = Replayed([100.0] * 21, [40.0] * 20 + [60.0])
-    moments = [gauge.read() for _ in range(21)]
-    assert gauge.slowdown(moments[-1]) == pytest.approx(1.5**reference_speed.THREADED_POWER, abs=0.01)
+    *_, beside = [gauge.slowdown(gauge.read()) for _ in range(21)]
+    assert beside == pytest.approx(1.5**reference_speed.THREADED_POWER, abs=0.01)
 
 
 def test_calls_that_only_find_their_code_far_away_make_no_slow_moment() -> None:
@@ -61,6 +58,8 @@ def test_what_passed_for_full_speed_is_slow_once_faster_moments_came() -> None:
 def test_between_two_moments_the_slower_one_counts() -> None:
     gauge = ScriptedGauge([1.0, 1.5, 1.2])
     assert gauge.between([gauge.read() for _ in range(3)]) == [1.5, 1.5]
+    assert reference_speed.slower(SpeedReading(0.0), SpeedReading(0.0)) == 1.0  # moments without a reference
+    assert reference_speed.slower(SpeedReading(3.0), SpeedReading(2.0)) == 1.5
 
 
 @pytest.mark.parametrize(
@@ -98,11 +97,5 @@ def test_full_speed_is_that_of_the_fastest_tenth() -> None:
     assert reference_speed.full_speed([]) == {}
 
 
-def test_moments_without_a_reference_are_never_slower() -> None:
-    assert reference_speed.slower(SpeedReading(0.0), SpeedReading(0.0)) == 1.0
-    assert reference_speed.slower(SpeedReading(3.0), SpeedReading(2.0)) == 1.5
-
-
 def test_one_gauge_serves_the_process() -> None:
-    assert reference_speed.gauge_of(1) is reference_speed.gauge_of(1)
-    assert reference_speed.gauge_of(1) is not reference_speed.gauge_of(2)
+    assert reference_speed.gauge_of(1) is reference_speed.gauge_of(1) is not reference_speed.gauge_of(2)

@@ -71,10 +71,10 @@ def eager_profile() -> DeviceProfile:
     fits = [
         kernel_fit(
             name,
-            floor_us=COSTS.law(name).floor_us,
+            floor_us=COSTS.kernel(name).floor_us,
             macs_per_us=0.0,
             weight_bytes_per_us=COSTS.weight_bytes_per_us,
-            activation_bytes_per_us=COSTS.activation_bytes_per_us * COSTS.law(name).memory,
+            activation_bytes_per_us=COSTS.activation_bytes_per_us * COSTS.kernel(name).memory,
         )
         for name in FAMILIES
     ]
@@ -145,7 +145,7 @@ def test_kernels_that_eager_has_none_of_get_times_of_their_own(calibrated: Calib
     if "generated" not in CLASSES[calibrated.runtime]:
         assert calibrated.fit.kernels == {}
         return
-    own, law = calibrated.fit.kernels["fp32"]["generated"], COSTS.law("generated")
+    own, law = calibrated.fit.kernels["fp32"]["generated"], COSTS.kernel("generated")
     assert own.floor_us == pytest.approx(law.floor_us, rel=0.1)
     assert own.activation_bytes_per_us == pytest.approx(COSTS.activation_bytes_per_us * law.memory, rel=0.1)
 

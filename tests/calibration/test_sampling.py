@@ -1,21 +1,23 @@
-"""Sampling: the least certain first, once a profile says what is certain; judges always."""
+"""Sampling: the least certain networks and kernels first, holdouts always; shapes that stand for all others."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import islice
 
 import factories
 import msgspec
+import numpy as np
+import pandas as pd
 import pytest
 
-from latpred.calibration import sampling, schedules
+from latpred.calibration import cells, choose_shapes, evaluate_kernels, sampling
 from latpred.calibration.cells import Cell
-from latpred.calibration.sampling import Choice
+from latpred.calibration.sampling import UncertaintySampler
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import KINDS, NetworkSpec
-from latpred.errors import TraceError
-from latpred.graph.graph import ModelGraph
+from latpred.errors import TableError, TraceError, UnknownGpuError, UsageError
 from latpred.ops.families import DIMS
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
@@ -24,7 +26,7 @@ GROUP = sampling.CANDIDATES * len(KINDS)
 
 
 def small(seed: int) -> NetworkSpec:
-    """A network that is walked fast, of the kind and the lot of its seed."""
+    """A network that is traced fast, of the kind and the lot of its seed."""
     spec = networks.draw(seed)
     return NetworkSpec(spec.kind, seed, width=32, size=32, batch=1)
 
@@ -35,29 +37,39 @@ def profile(unsure: str) -> DeviceProfile:
     return factories.profile(factories.device(asynchronous=False, kind="cpu"), fits)
 
 
-def test_before_learning_networks_come_as_drawn() -> None:
-    specs = [small(seed) for seed in range(40)]
-    assert list(islice(Choice().of_networks(iter(specs)), 40)) == specs
+def learned(known: DeviceProfile) -> UncertaintySampler:
+    sampler = UncertaintySampler()
+    sampler.learn(known)
+    return sampler
 
 
-def test_before_learning_kernels_come_as_drawn() -> None:
-    cells = list(islice(schedules.kernel_cells("fp32", seed=0), 30))
-    drawn = iter(cells)
-    assert list(Choice().of_kernels(drawn, 12)) == cells[:12]
-    assert next(drawn) == cells[12]
+def refusing(trace: Callable[..., object], broken: Callable[[object], bool]) -> Callable[..., object]:
+    """A way to trace that fails at some networks or cells."""
+
+    def failing(one: object, *more: object) -> object:
+        if broken(one):
+            raise TraceError("no pixel is left")
+        return trace(one, *more)
+
+    return failing
 
 
-def test_after_learning_judges_are_kept_and_the_uncertain_come_first() -> None:
-    learned = profile("rnn")
-    choice = Choice()
-    choice.learn(learned)
-    specs = [small(seed) for seed in range(50, 50 + GROUP)]  # seeds 55 to 65 judge
-    judges = [spec for spec in specs if spec.holdout]
-    assert len(judges) == len(KINDS)
-    chosen = list(islice(choice.of_networks(iter(specs)), len(KINDS) + GROUP // sampling.CANDIDATES))
-    assert chosen[: len(KINDS)] == judges
-    predictor = Predictor(learned)
-    widths = []
+def test_before_learning_everything_comes_as_drawn() -> None:
+    specs, kernels = [small(seed) for seed in range(40)], list(islice(cells.kernel_cells("fp32"), 30))
+    assert list(islice(UncertaintySampler().of_networks(iter(specs)), 40)) == specs
+    drawn = iter(kernels)
+    assert list(UncertaintySampler().of_kernels(drawn, 12)) == kernels[:12]
+    assert next(drawn) == kernels[12]
+
+
+def test_after_learning_holdouts_are_kept_and_the_uncertain_come_first() -> None:
+    known = profile("rnn")
+    specs = [small(seed) for seed in range(50, 50 + GROUP)]  # seeds 55 to 65 are held out
+    holdouts = [spec for spec in specs if spec.holdout]
+    assert len(holdouts) == len(KINDS)
+    chosen = list(islice(learned(known).of_networks(iter(specs)), len(KINDS) + GROUP // sampling.CANDIDATES))
+    assert chosen[: len(KINDS)] == holdouts
+    predictor, widths = Predictor(known), []
     for spec in chosen[len(KINDS) :]:
         low, high = predictor.predict(networks.graph(spec), spec.batch).interval_ms
         widths.append(math.log(high / low))
@@ -65,74 +77,121 @@ def test_after_learning_judges_are_kept_and_the_uncertain_come_first() -> None:
     assert chosen[len(KINDS)].kind == "recurrent"  # alone in what the profile is unsure of
 
 
-def test_the_certain_half_is_passed_over() -> None:
-    choice = Choice()
-    choice.learn(profile("rnn"))
-    specs = [small(seed) for seed in range(GROUP)]  # no judge among them
-    chosen = list(islice(choice.of_networks(iter(specs)), GROUP // 2))
+def test_the_certain_half_is_passed_over_and_what_cannot_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [small(seed) for seed in range(GROUP)]  # no holdout among them
+    sampler = learned(profile("rnn"))
+    chosen = list(islice(sampler.of_networks(iter(specs)), GROUP // 2))
     assert len(set(chosen)) == GROUP // 2
-    assert {spec.seed for spec in specs if spec.kind == "recurrent"} <= {spec.seed for spec in chosen}
-
-
-@pytest.mark.parametrize("unsure", ["conv", "softmax", "pooling"])
-def test_after_learning_the_least_certain_kernels_are_taken(unsure: str) -> None:
-    choice = Choice()
-    choice.learn(profile(unsure))
-    cells = list(islice(schedules.kernel_cells("fp32", seed=0), 60))
-    chosen = list(choice.of_kernels(iter(cells), 30))
-    assert len(chosen) == 30
-    wanted = {"conv": "conv", "softmax": "softmax", "pooling": "max_pool"}[unsure]
-    assert [
-        cell for cell in cells if cell.name == wanted and cell not in chosen and cell.dims.get("groups", 1) == 1
-    ] == []
-    assert sampling._kernel_sigma(choice._models["fp32"], chosen[0]) >= 0.5
-
-
-def test_a_family_without_a_fit_is_the_least_certain_of_all() -> None:
-    learned = factories.profile(fits=[factories.kernel_fit("gemm", spread=0.9)])
-    choice = Choice()
-    choice.learn(learned)
-    cells = list(islice(schedules.kernel_cells("fp32", seed=0), 8))
-    assert cells[0].name == "gemm"
-    assert cells[0] not in list(choice.of_kernels(iter(cells), 4))
-
-
-def test_a_network_that_cannot_be_walked_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    learned, specs = profile("rnn"), [small(seed) for seed in range(GROUP)]
-    broken, walk = specs[KINDS.index("recurrent")], networks.graph  # of the kind that is the least sure
-
-    def failing(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
-        if spec == broken:
-            raise TraceError("no pixel is left")
-        return walk(spec, precision)
-
-    monkeypatch.setattr(networks, "graph", failing)
-    choice = Choice()
-    choice.learn(learned)
-    chosen = list(islice(choice.of_networks(iter(specs)), GROUP // 2))
+    unsure = [spec for spec in specs if spec.kind == "recurrent"]
+    assert set(unsure) <= set(chosen)
+    monkeypatch.setattr(networks, "graph", refusing(networks.graph, lambda spec: spec == unsure[0]))
+    chosen = list(islice(sampler.of_networks(iter(specs)), GROUP // 2))
     assert len(set(chosen)) == GROUP // 2
-    assert broken not in chosen
-    assert sampling._network_sigma(Predictor(learned), broken) == -math.inf
+    assert unsure[0] not in chosen
 
 
 def test_networks_come_as_drawn_where_a_profile_cannot_predict_them() -> None:
     fits = {"bf16": factories.profile().kernels["fp32"]}
-    choice = Choice()
-    choice.learn(msgspec.structs.replace(profile("rnn"), kernels=fits))
+    sampler = learned(msgspec.structs.replace(profile("rnn"), kernels=fits))
     specs = [small(seed) for seed in range(GROUP)]
-    assert list(islice(choice.of_networks(iter(specs)), GROUP // 2)) == specs[: GROUP // 2]
+    assert list(islice(sampler.of_networks(iter(specs)), GROUP // 2)) == specs[: GROUP // 2]
 
 
-def test_a_kernel_that_cannot_be_walked_or_launches_nothing_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [Cell("kernel", name, {"rows": 4, "cols": 8}) for name in ("broken", "view", "add", "softmax")]
-    walk = single_ops.graph
+@pytest.mark.parametrize(("unsure", "name"), [("conv", "conv"), ("softmax", "softmax"), ("pooling", "max_pool")])
+def test_after_learning_the_least_certain_kernels_are_taken(unsure: str, name: str) -> None:
+    drawn = list(islice(cells.kernel_cells("fp32"), 60))
+    chosen = list(learned(profile(unsure)).of_kernels(iter(drawn), 30))
+    assert len(chosen) == 30
+    assert {cell.key for cell in drawn if cell.name == name and cell.dims.get("groups", 1) == 1} <= {
+        cell.key for cell in chosen
+    }
 
-    def failing(cell: Cell) -> tuple[ModelGraph, int]:
-        if cell.name == "broken":
-            raise TraceError("no pixel is left")
-        return walk(cell)
 
-    monkeypatch.setattr(single_ops, "graph", failing)
-    choice = Choice()
-    choice.learn(profile("softmax"))
-    assert list(choice.of_kernels(iter(cells), 2)) == [cells[3], cells[2]]
+def test_a_family_without_a_fit_is_the_least_certain_of_all() -> None:
+    sampler = learned(factories.profile(fits=[factories.kernel_fit("gemm", spread=0.9)]))
+    drawn = list(islice(cells.kernel_cells("fp32"), 8))
+    assert drawn[0].name == "gemm"
+    assert drawn[0] not in list(sampler.of_kernels(iter(drawn), 4))
+
+
+def test_a_kernel_that_cannot_be_traced_or_launches_nothing_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [Cell("kernel", name, {"rows": 4, "cols": 8}) for name in ("broken", "view", "add", "softmax")]
+    monkeypatch.setattr(single_ops, "graph", refusing(single_ops.graph, lambda cell: cell == drawn[0]))
+    assert list(learned(profile("softmax")).of_kernels(iter(drawn), 2)) == [drawn[3], drawn[2]]
+
+
+GRID = np.array(
+    [
+        (m, n, k)
+        for m in (1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 512, 1024, 4096)
+        for n in (64, 256, 1024, 4096)
+        for k in (64, 512, 4096)
+    ],
+    dtype=float,
+)
+
+
+def microseconds(sizes: np.ndarray) -> np.ndarray:
+    """Times of products: a floor, tiles of 128 by 128 on 40 multiprocessors, and bytes."""
+    m, n, k = sizes.T
+    compute = np.ceil(np.ceil(m / 128) * np.ceil(n / 128) / 40) * k * 128 * 128 / 6e5
+    return 2.5 + np.hypot(compute, 2 * (n * k + m * k + m * n) / 2.4e5)
+
+
+def rows_of(sizes: np.ndarray) -> np.ndarray:
+    m, n, k = sizes.T
+    return np.column_stack((m * n * k, 2 * n * k, 2 * m * k, 2 * m * n, m, n, k))
+
+
+def table(**changes: object) -> pd.DataFrame:
+    frame = pd.DataFrame(GRID.astype(int), columns=["m", "n", "k"])
+    return frame.assign(system="t4", latency_us=microseconds(GRID), **changes)
+
+
+def test_only_chosen_shapes_are_timed() -> None:
+    asked: list[int] = []
+
+    def measure(indices: np.ndarray) -> np.ndarray:
+        asked.extend(indices.tolist())
+        return microseconds(GRID[indices])
+
+    chosen = choose_shapes(rows_of(GRID), 40, measure, multiprocessors=40)
+    assert asked == chosen.indices.tolist()
+    assert len(set(asked)) == 40
+    assert chosen.times == pytest.approx(microseconds(GRID[chosen.indices]))
+
+
+def test_the_first_shapes_stand_for_all() -> None:
+    logs = np.log(GRID)
+    first = sampling.farthest_points(logs, 30)
+    assert len(set(first.tolist())) == 30
+    nearest = np.min(((logs[:, None, :] - logs[first]) ** 2).sum(axis=2), axis=1)
+    arbitrary = np.min(((logs[:, None, :] - logs[:30]) ** 2).sum(axis=2), axis=1)
+    assert nearest.mean() < 0.5 * arbitrary.mean()
+
+
+@pytest.mark.parametrize("budget", [0, 19, len(GRID) + 1])
+def test_budgets_that_are_none(budget: int) -> None:
+    with pytest.raises(UsageError, match=rf"a budget of {budget} shapes out of {len(GRID)}"):
+        choose_shapes(rows_of(GRID), budget, lambda indices: np.ones(len(indices)))
+
+
+def test_a_table_is_predicted_from_a_part_of_it() -> None:
+    rest, unseen = evaluate_kernels(table(source="here"), [60])
+    assert (rest.tested, rest.products, rest.budget) == ("the rest", len(GRID) - 60, 60)
+    assert (unseen.tested, unseen.system, unseen.source) == ("unseen n, k", "t4", "here")
+    assert unseen.products == 2 * 14  # a fifth of 12 pairs, at 14 sizes each
+    assert rest.median < 0.05
+    assert rest.median <= rest.mean < 0.15
+    assert rest.within_10 > 0.75
+
+
+def test_bad_tables() -> None:
+    with pytest.raises(TableError, match=r"no column k, latency_us \(it has: system, m, n\)"):
+        evaluate_kernels(table()[["system", "m", "n"]])
+    broken = table()
+    broken.loc[3, "latency_us"] = -1.0
+    with pytest.raises(TableError, match="1 rows hold no positive number, the first at row 3"):
+        evaluate_kernels(broken)
+    with pytest.raises(UnknownGpuError):
+        evaluate_kernels(table().assign(system="abacus"), [30])

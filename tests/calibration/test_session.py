@@ -15,25 +15,25 @@ import pytest
 from latpred.calibration import session
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.session import Sampled, Session
+from latpred.calibration.session import Sampled, Session, read_rows
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError
 
 SETTINGS = {"budget_s": 60, "runtimes": ["eager"]}
+MACHINE = SimulatedDevice().machine()
 TIMING = Timing(1e-3, 1e-5, 30, True)
-
-
-@pytest.fixture(scope="module")
-def machine():
-    return SimulatedDevice().machine()
 
 
 def gemm(m, n=64, name="gemm"):
     return Cell("kernel", name, {"m": m, "n": n, "k": 64})
 
 
+def sizes(rows):
+    return [row.cell.dims["m"] for row in rows]
+
+
 class Measuring:
-    """A measure that remembers what it was asked."""
+    """A measure that remembers what it was asked, and fails at some cells."""
 
     def __init__(self, failing=None):
         self.asked, self.failing = [], failing or {}
@@ -42,153 +42,149 @@ class Measuring:
         self.asked.append(cell)
         if cell.key in self.failing:
             raise self.failing[cell.key]
-        return {"queued": TIMING}
+        return Sampled({"queued": TIMING})
 
 
-def test_measured_cells_are_not_measured_again(tmp_path, machine):
+@pytest.fixture
+def opened(tmp_path):
+    """Opens sessions of one folder; more options are a session's own."""
+
+    def make(settings=SETTINGS, machine=MACHINE, **options):
+        return Session(tmp_path, machine, settings, **options)
+
+    return make
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / session.JOURNAL
+
+
+def test_measured_cells_are_not_measured_again(opened, path):
     first, second = Measuring(), Measuring()
-    with Session(tmp_path, machine, SETTINGS) as one:
+    with opened() as one:
         rows = [one.run(gemm(m), first) for m in (1, 2)]
+        assert one.run(gemm(1), first) is rows[0]
         assert one.resumed == 0
-    with Session(tmp_path, machine, SETTINGS) as two:
-        assert two.resumed == 2
-        assert two.holds(gemm(2))
-        assert not two.holds(gemm(3))
+    with opened() as two:
+        assert (two.resumed, two.holds(gemm(2)), two.holds(gemm(3))) == (2, True, False)
         again = [two.run(gemm(m), second) for m in (1, 2, 3)]
         assert two.rows == tuple(again)
-    assert [cell.dims["m"] for cell in second.asked] == [3]
-    assert [row.timings for row in again[:2]] == [row.timings for row in rows]
+    assert sizes(rows) == [cell.dims["m"] for cell in first.asked] == [1, 2]
+    header, row, *_ = (json.loads(line) for line in path.read_text().splitlines())  # that anyone can read
+    assert header["machine"]["cpu"] == MACHINE.cpu
+    assert (row["cell"]["dims"]["m"], row["timings"]["queued"]["median_s"]) == (1, 1e-3)
+    assert second.asked == [gemm(3)]
+    assert again[:2] == rows
 
 
-def test_cell_of_one_session_is_measured_once(tmp_path, machine):
-    measure = Measuring()
-    with Session(tmp_path, machine, SETTINGS) as one:
-        assert one.run(gemm(1), measure) is one.run(gemm(1), measure)
-    assert len(measure.asked) == 1
-
-
-def test_each_cell_is_on_the_disk_before_the_next_is_measured(tmp_path, machine, monkeypatch):
+def test_each_cell_is_on_the_disk_before_the_next_is_measured(opened, path, monkeypatch):
     forced, fsync = [], os.fsync
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_size) or fsync(descriptor)
     )
-    path = tmp_path / session.JOURNAL
-    with Session(tmp_path, machine, SETTINGS) as one:
+    with opened() as one:
         one.run(gemm(1), Measuring())
         assert forced[-1] == path.stat().st_size
-        one.run(gemm(2), lambda cell: {"before": Timing(forced[-1] * 1.0, 0.0, 1, True)})
+        one.run(gemm(2), lambda cell: Sampled({"before": Timing(forced[-1] * 1.0, 0.0, 1, True)}))
     first = path.read_bytes().splitlines(keepends=True)[:2]
     assert one.rows[1].timings["before"].median_s == len(b"".join(first))
 
 
 @pytest.mark.parametrize("torn", [b'{"cell":{"kind":"kernel"', b'{"cell', b"\x00\x00\x00"])
-def test_torn_last_line_is_forgotten_and_measured_again(tmp_path, machine, torn):
-    with Session(tmp_path, machine, SETTINGS) as one:
-        one.run(gemm(1), Measuring())
-    with (tmp_path / session.JOURNAL).open("ab") as journal:
-        journal.write(torn)
-    with Session(tmp_path, machine, SETTINGS) as two:
-        assert two.resumed == 1
-        two.run(gemm(2), Measuring())
-    assert [row.cell.dims["m"] for row in session.read_rows(tmp_path / session.JOURNAL)] == [1, 2]
-
-
-def test_damaged_line_in_the_middle_costs_only_itself(tmp_path, machine):
-    with Session(tmp_path, machine, SETTINGS) as one:
+def test_a_torn_last_line_and_a_damaged_one_cost_only_themselves(opened, path, torn):
+    with opened() as one:
         for m in (1, 2, 3):
             one.run(gemm(m), Measuring())
-    path = tmp_path / session.JOURNAL
     lines = path.read_bytes().splitlines(keepends=True)
     lines[2] = lines[2][:10] + b"\x07" + lines[2][11:]
-    path.write_bytes(b"".join(lines))
-    with Session(tmp_path, machine, SETTINGS) as two:
-        assert [row.cell.dims["m"] for row in two.rows] == [1, 3]
+    path.write_bytes(b"".join(lines) + torn)
+    with opened() as two:
+        assert sizes(two.rows) == [1, 3]
+        two.run(gemm(4), Measuring())
+    assert sizes(read_rows(path)) == [1, 3, 4]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"not a journal\n", b'{"journal":99}\n'])
-def test_journal_without_its_header_is_started_anew(tmp_path, machine, damage):
-    (tmp_path / session.JOURNAL).write_bytes(damage)
-    with Session(tmp_path, machine, SETTINGS) as one:
+def test_a_journal_without_its_header_is_started_anew(opened, path, damage):
+    path.write_bytes(damage)
+    with opened() as one:
         assert one.resumed == 0
         one.run(gemm(1), Measuring())
-    assert len(session.read_rows(tmp_path / session.JOURNAL)) == 1
+    assert len(read_rows(path)) == 1
 
 
-def test_another_machine_or_other_settings_start_anew(tmp_path, machine):
-    def resumed(on, settings, fresh=False):
-        with Session(tmp_path, on, settings, fresh=fresh) as one:
+def test_another_machine_or_other_settings_start_anew(opened):
+    def resumed(**options):
+        with opened(**options) as one:
             one.run(gemm(1), Measuring())
             return one.resumed
 
-    updated = msgspec.structs.replace(machine, stack={**machine.stack, "torch": "99.0"})
-    assert resumed(machine, SETTINGS) == 0
-    assert resumed(machine, SETTINGS) == 1
-    assert resumed(machine, dict(reversed(SETTINGS.items()))) == 1
-    assert resumed(machine, SETTINGS, fresh=True) == 0
-    assert resumed(updated, SETTINGS) == 0
-    assert resumed(updated, {**SETTINGS, "budget_s": 61}) == 0
+    updated = msgspec.structs.replace(MACHINE, stack={**MACHINE.stack, "torch": "99.0"})
+    reordered = dict(reversed(SETTINGS.items()))
+    assert [resumed(), resumed(), resumed(settings=reordered), resumed(fresh=True)] == [0, 1, 1, 0]
+    assert [resumed(machine=updated), resumed(machine=updated, settings={"budget_s": 61})] == [0, 0]
 
 
-def test_failed_cell_is_a_row_and_the_next_is_measured(tmp_path, machine):
+def test_a_failed_cell_is_a_row_and_the_next_is_measured(opened, path):
     measure = Measuring({gemm(1).key: RuntimeError("no kernel image for\nthis op")})
-    with Session(tmp_path, machine, SETTINGS) as one:
+    with opened() as one:
         failed, fine = one.run(gemm(1), measure), one.run(gemm(2), measure)
+        calls = one.run(Cell("network", "encoder"), lambda cell: Sampled({"single": TIMING}, (2.0, 3.0)))
     assert failed.error.startswith("RuntimeError: no kernel image")
-    assert not failed.timings
-    assert fine.timings == {"queued": TIMING}
-    assert not fine.error
-    assert session.read_rows(tmp_path / session.JOURNAL) == [failed, fine]
+    assert (failed.timings, fine.timings, fine.error) == ({}, {"queued": TIMING}, "")
+    assert (calls.calls_us, calls.timings) == ((2.0, 3.0), {"single": TIMING})
+    assert read_rows(path) == [failed, fine, calls]
 
 
-def test_calls_timed_in_place_are_kept_beside_timings(tmp_path, machine):
-    with Session(tmp_path, machine, SETTINGS) as one:
-        row = one.run(Cell("network", "encoder"), lambda cell: Sampled({"single": TIMING}, (2.0, 3.0)))
-    assert row.calls_us == (2.0, 3.0)
-    assert row.timings == {"single": TIMING}
-    assert session.read_rows(tmp_path / session.JOURNAL) == [row]
+def test_what_is_no_number_is_an_error(opened):
+    bad = Timing(float("nan"), 0.0, 3, True)
+    with opened() as one:
+        row = one.run(gemm(1), lambda _: Sampled({"queued": bad}))
+        calls = one.run(gemm(2), lambda _: Sampled({"queued": TIMING}, (1.0, float("inf"))))
+    assert (row.error, row.timings) == ("no number was measured for queued", {})
+    assert (calls.error, calls.calls_us) == ("no number was measured for calls", ())
 
 
-def test_out_of_memory_spares_larger_cells_but_not_others(tmp_path, machine):
+def test_out_of_memory_spares_larger_cells_but_not_others(opened):
     measure = Measuring({gemm(100).key: MemoryError("40 GiB needed")})
     others = [gemm(50), gemm(200, n=32), gemm(200, name="bmm"), Cell("kernel", "gemm", gemm(200).dims, "fp16")]
-    with Session(tmp_path, machine, SETTINGS) as one:
+    with opened() as one:
         assert one.run(gemm(100), measure).error == "out of memory: 40 GiB needed"
         spared = one.run(gemm(200, n=65), measure)
         assert spared.error == f"out of memory: already {gemm(100).key} did not fit"
         assert all(one.run(cell, measure).timings for cell in others)
     assert measure.asked == [gemm(100), *others]
-    with Session(tmp_path, machine, SETTINGS) as two:
+    with opened() as two:
         two.run(gemm(300), measure)
     assert gemm(300) not in measure.asked
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), DeviceError("cuda:0 failed")])
-def test_interruption_and_a_lost_device_leave_the_journal_resumable(tmp_path, machine, end):
+def test_interruption_and_a_lost_device_leave_the_journal_resumable(opened, end):
     measure = Measuring({gemm(2).key: end})
-    with Session(tmp_path, machine, SETTINGS) as one:
+    with opened() as one:
         one.run(gemm(1), measure)
         with pytest.raises(type(end)):
             one.run(gemm(2), measure)
-    with Session(tmp_path, machine, SETTINGS) as two:
-        assert [row.cell.dims["m"] for row in two.rows] == [1]
+    with opened() as two:
+        assert sizes(two.rows) == [1]
 
 
-def test_second_session_is_told_who_holds_the_first(tmp_path, machine):
-    with Session(tmp_path / "cpu", machine, SETTINGS), pytest.raises(BusyError) as raised:
-        Session(tmp_path / "cpu", machine, SETTINGS).__enter__()
-    message = str(raised.value)
-    assert f"calibration of cpu is under way (process {os.getpid()}, since 20" in message
-    assert f"kill -INT {os.getpid()}" in message
-
-
-def test_lock_is_free_after_a_session_and_its_failures(tmp_path, machine):
-    with pytest.raises(ZeroDivisionError), Session(tmp_path, machine, SETTINGS):
+def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
+    with opened():
+        with pytest.raises(BusyError) as raised:
+            opened().__enter__()
+        message = str(raised.value)
+        assert f"calibration of {tmp_path.name} is under way (process {os.getpid()}, since 20" in message
+        assert f"kill -INT {os.getpid()}" in message
+    with pytest.raises(ZeroDivisionError), opened():
         raise ZeroDivisionError
-    with Session(tmp_path, machine, SETTINGS):
+    with opened():  # the lock is free after a session and its failures
         pass
 
 
-def test_lock_holds_between_processes(tmp_path, machine):
+def test_the_lock_holds_between_processes(opened, tmp_path):
     code = (
         "import sys; from pathlib import Path; from latpred.calibration.session import Session\n"
         "from latpred.calibration.devices.simulated import SimulatedDevice\n"
@@ -200,74 +196,44 @@ def test_lock_holds_between_processes(tmp_path, machine):
     with other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(BusyError, match=f"process {other.pid}, since"):
-            Session(tmp_path, machine, {}).__enter__()
+            opened().__enter__()
         other.kill()
         other.wait()
-    with Session(tmp_path, machine, {}):
+    with opened():
         pass
 
 
-def test_completed_journal_is_kept_as_the_last_and_not_resumed(tmp_path, machine):
-    with Session(tmp_path, machine, SETTINGS) as one:
+def test_a_completed_journal_is_kept_as_the_last_and_not_resumed(opened):
+    with opened() as one:
         row = one.run(gemm(1), Measuring())
         last = one.complete()
         with pytest.raises(CalibrationError, match="this session is over"):
             one.run(gemm(2), Measuring())
-    assert session.read_rows(last) == [row]
-    with Session(tmp_path, machine, SETTINGS) as two:
+    assert read_rows(last) == [row]
+    with opened() as two:
         assert two.resumed == 0
-
-
-def test_journal_is_json_lines_that_anyone_can_read(tmp_path, machine):
-    with Session(tmp_path, machine, SETTINGS) as one:
-        one.run(gemm(7), Measuring())
-    header, row = (json.loads(line) for line in (tmp_path / session.JOURNAL).read_text().splitlines())
-    assert header["machine"]["cpu"] == machine.cpu
-    assert row["cell"]["dims"] == {"m": 7, "n": 64, "k": 64}
-    assert row["timings"]["queued"]["median_s"] == 1e-3
-
-
-def test_place_that_cannot_be_written_says_where_to_go(tmp_path, machine):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
-        Session(tmp_path / "file" / "cpu", machine, SETTINGS).__enter__()
 
 
 def test_what_is_no_journal_says_so(tmp_path):
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     with pytest.raises(CalibrationError, match="is no calibration journal"):
-        session.read_rows(tmp_path / "table.csv")
+        read_rows(tmp_path / "table.csv")
     with pytest.raises(CalibrationError, match=r"cannot read .*missing"):
-        session.read_rows(tmp_path / "missing")
+        read_rows(tmp_path / "missing")
 
 
-def test_each_device_has_its_own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
-    assert session.directory("cuda:0") == tmp_path / "calibration" / "cuda-0"
-    assert session.directory("cpu") != session.directory("cuda:0")
-
-
-def test_a_cell_that_failed_is_tried_once_more_on_resume(tmp_path, machine):
-    failing = Measuring({gemm(1).key: ValueError("not here")})
-    for tries in (1, 2):
-        with Session(tmp_path, machine, SETTINGS) as one:
-            assert not one.holds(gemm(1))
-            row = one.run(gemm(1), failing)
-            assert (row.tries, row.error) == (tries, "ValueError: not here")
-            assert one.holds(gemm(1))
-    with Session(tmp_path, machine, SETTINGS) as last:
-        assert last.holds(gemm(1))
-    assert len(failing.asked) == 2
-
-
-def test_a_second_try_that_succeeds_stands(tmp_path, machine):
-    with Session(tmp_path, machine, SETTINGS) as one:
-        one.run(gemm(1), Measuring({gemm(1).key: ValueError("not yet")}))
-    with Session(tmp_path, machine, SETTINGS) as two:
-        row = two.run(gemm(1), Measuring())
-    assert (row.error, row.tries) == ("", 2)
-    with Session(tmp_path, machine, SETTINGS) as three:
-        assert three.rows == (row,)
+def test_a_cell_that_failed_is_tried_once_more_on_resume(opened):
+    failing = Measuring({gemm(m).key: ValueError("not here") for m in (1, 2)})
+    with opened() as one:
+        assert [one.run(gemm(m), failing).tries for m in (1, 2)] == [1, 1]
+    with opened() as two:
+        assert not two.holds(gemm(1))
+        row, settled = two.run(gemm(1), failing), two.run(gemm(2), Measuring())
+    assert (row.tries, row.error) == (2, "ValueError: not here")
+    assert (settled.tries, settled.error) == (2, "")  # a second try that succeeds stands
+    with opened() as last:
+        assert last.rows == (row, settled)
+    assert len(failing.asked) == 3
 
 
 def killed(folder, cell, tries):
@@ -275,82 +241,50 @@ def killed(folder, cell, tries):
     (folder / session.UNDER_WAY).write_bytes(msgspec.json.encode(session.UnderWay(cell.key, tries)))
 
 
-def test_a_cell_that_ended_the_process_twice_is_left_out(tmp_path, machine):
-    with Session(tmp_path, machine, SETTINGS) as one:
+def test_a_cell_that_ended_the_process_twice_is_left_out(opened, tmp_path):
+    with opened() as one:
         one.run(gemm(1), Measuring())
     killed(tmp_path, gemm(2), 1)
-    again = Measuring()
-    with Session(tmp_path, machine, SETTINGS) as two:
+    again, never = Measuring(), Measuring()
+    with opened() as two:
         assert two.run(gemm(2), again).tries == 2  # once more, and this time it works
-    assert again.asked == [gemm(2)]
-    killed(tmp_path, gemm(3), 2)
-    never = Measuring()
-    with Session(tmp_path, machine, SETTINGS) as three:
-        row = three.run(gemm(3), never)
-    assert never.asked == []
-    assert row.error == "ended the process each time it was timed"
-
-
-def test_word_of_a_cell_is_left_while_it_is_timed_and_not_longer(tmp_path, machine):
-    def measure(cell):
         left = msgspec.json.decode((tmp_path / session.UNDER_WAY).read_bytes(), type=session.UnderWay)
-        assert left == session.UnderWay(cell.key, 1)
-        return {"queued": TIMING}
-
-    with Session(tmp_path, machine, SETTINGS) as one:
-        assert one.run(gemm(1), measure).error == ""
-    assert not (tmp_path / session.UNDER_WAY).exists()
-
-
-def test_what_is_no_number_is_an_error(tmp_path, machine):
-    bad = Timing(float("nan"), 0.0, 3, True)
-    with Session(tmp_path, machine, SETTINGS) as one:
-        row = one.run(gemm(1), lambda _: {"queued": bad})
-        calls = one.run(gemm(2), lambda _: Sampled({"queued": TIMING}, (1.0, float("inf"))))
-    assert (row.error, row.timings) == ("no number was measured for queued", {})
-    assert (calls.error, calls.calls_us) == ("no number was measured for calls", ())
+        assert left == session.UnderWay(gemm(2).key, 2)  # word of it, written before it was timed
+    assert again.asked == [gemm(2)]
+    assert not (tmp_path / session.UNDER_WAY).exists()  # of whom nobody killed
+    killed(tmp_path, gemm(3), 2)
+    with opened() as three:
+        row = three.run(gemm(3), never)
+    assert (never.asked, row.error) == ([], "ended the process each time it was timed")
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
-def test_a_cell_that_hangs_becomes_a_row(tmp_path, machine):
-    def hang(cell):
-        time.sleep(60)
-
-    with Session(tmp_path, machine, SETTINGS, limit_s=0.05) as one:
-        row = one.run(gemm(1), hang)
-        assert row.error == "TimeLimitError: it took longer than 0.05 s"
+def test_a_cell_that_hangs_becomes_a_row(opened):
+    with opened(limit_s=0.05) as one:
+        assert one.run(gemm(1), lambda _: time.sleep(60)).error == "TimeLimitError: it took longer than 0.05 s"
         assert one.run(gemm(2), Measuring()).error == ""
 
 
-def test_a_repeat_replaces_a_row_but_not_by_an_error(tmp_path, machine):
+def test_a_repeat_replaces_a_row_but_not_by_an_error(opened):
     better = Timing(5e-4, 1e-5, 30, True)
-    with Session(tmp_path, machine, SETTINGS) as one:
+    with opened() as one:
         one.run(gemm(1), Measuring())
-        assert one.run(gemm(1), lambda _: {"queued": better}, again=True).timings["queued"] == better
+        assert one.run(gemm(1), lambda _: Sampled({"queued": better}), again=True).timings["queued"] == better
         one.run(gemm(1), Measuring({gemm(1).key: ValueError("no")}), again=True)
         assert one.rows[0].timings["queued"] == better
-    with Session(tmp_path, machine, SETTINGS) as two:
+    with opened() as two:
         assert [row.timings["queued"] for row in two.rows] == [better]
 
 
-def test_a_clock_that_is_set_changes_nothing(tmp_path, machine, monkeypatch):
-    days = iter([0.0, 9e9, -9e9] * 99)
-    monkeypatch.setattr(time, "time", lambda: next(days))
-    with Session(tmp_path, machine, SETTINGS) as one:
-        row = one.run(gemm(1), Measuring())
-    assert 0 <= row.seconds < 50
+def test_a_place_that_cannot_be_written_says_where_to_go(opened, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*LATPRED_HOME=DIR"):
+        Session(tmp_path / "file" / "cpu", MACHINE, SETTINGS).__enter__()
 
+    def full(_):
+        raise OSError(28, "No space left on device")
 
-def test_a_full_disk_ends_with_a_sentence(tmp_path, machine):
-    class Full:
-        def write(self, _):
-            raise OSError(28, "No space left on device")
-
-        def close(self):
-            pass
-
-    with Session(tmp_path, machine, SETTINGS) as one:
-        one._file.close()
-        one._file = Full()
+    with opened() as one:
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(CalibrationError, match=r"cannot keep a calibration journal in .*No space left on device"):
             one.run(gemm(1), Measuring())

@@ -12,14 +12,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from latpred import runtimes
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import simulated, simulated_costs, simulated_programs
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.calibration.timing import timer
-from latpred.errors import UsageError
+from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.runtimes.eager import one_step_per_op
 
 QUIET = SimulatedSpec(noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0)
 COSTS = TrueCosts()
+LAUNCH, SYNC, FLOOR = 4, 3, 1.8
+
+
+def true_us(graph, runtime="eager", protocol="single"):
+    return SimulatedDevice(QUIET).true_latency_s(graph, 1, runtime, protocol) * 1e6
 
 
 class EventByEvent:
@@ -104,9 +111,9 @@ def program_of(graph, batch, forwards):
             instructions.append(("work", host_us + COSTS.dispatch_us[op.host_class]))
             kernel_us = 0.0
             if op.launches:
-                law = COSTS.kernels[op.family]
-                moved_us = (op.read_bytes.at(batch) + op.write_bytes.at(batch)) / op.launches / 2.6e6 / law.memory
-                kernel_us = law.floor_us + moved_us
+                costs = COSTS.kernels[op.family]
+                moved_us = (op.read_bytes.at(batch) + op.write_bytes.at(batch)) / op.launches / 2.6e6 / costs.memory
+                kernel_us = costs.floor_us + moved_us
             instructions += [("launch", kernel_us)] * op.launches
             instructions += [("sync", COSTS.sync_us)] * op.syncs
     return [*instructions, ("sync", COSTS.sync_us)]
@@ -132,66 +139,49 @@ def random_graph(seed, make_op, make_graph):
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("queue", [1024, 25])
-def test_single_latency_agrees_with_an_event_by_event_simulation(seed, queue, make_op, make_graph):
+def test_latencies_agree_with_an_event_by_event_simulation(seed, queue, make_op, make_graph):
     graph = random_graph(seed, make_op, make_graph)
     device = SimulatedDevice(replace(QUIET, queue=queue))
-    expected_us = EventByEvent(program_of(graph, 3, 1), queue).run()
-    assert timer.single(device, device.prepare_model(graph, 3)).median_s * 1e6 == pytest.approx(expected_us, rel=1e-6)
-    assert device.true_latency_s(graph, 3) * 1e6 == pytest.approx(expected_us, rel=1e-6)
+    call = device.prepare_model(graph, 3)
+    once, long, short = (EventByEvent(program_of(graph, 3, count), queue).run() for count in (1, 60, 30))
+    assert timer.single(device, call).median_s * 1e6 == pytest.approx(once, rel=1e-6)
+    assert device.true_latency_s(graph, 3) * 1e6 == pytest.approx(once, rel=1e-6)
+    period_us = (long - short) / 30
+    assert timer.pipelined(device, call).median_s * 1e6 == pytest.approx(period_us, rel=5e-3)
+    assert device.true_latency_s(graph, 3, protocol="pipelined") * 1e6 == pytest.approx(period_us, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("queue", [1024, 25])
-def test_pipelined_period_agrees_with_an_event_by_event_simulation(seed, queue, make_op, make_graph):
-    graph = random_graph(seed, make_op, make_graph)
-    device = SimulatedDevice(replace(QUIET, queue=queue))
-    long, short = (EventByEvent(program_of(graph, 3, count), queue).run() for count in (60, 30))
-    expected_us = (long - short) / 30
-    measured = timer.pipelined(device, device.prepare_model(graph, 3))
-    assert measured.median_s * 1e6 == pytest.approx(expected_us, rel=5e-3)
-    assert device.true_latency_s(graph, 3, protocol="pipelined") * 1e6 == pytest.approx(expected_us, rel=1e-6)
-
-
-def test_host_bound_latency_by_hand(make_op, make_graph):
+def test_latencies_by_hand(make_op, make_graph):
     graph = make_graph([make_op("view"), make_op("elementwise", "elementwise")])
-    # 6 forward + 1.2 view + 4.6 add, then the kernel: 4 launch + 1.8 floor, then 3 to notice.
-    assert SimulatedDevice(QUIET).true_latency_s(graph, 1) * 1e6 == pytest.approx(6 + 1.2 + 4.6 + 4 + 1.8 + 3)
-    assert SimulatedDevice(QUIET).true_latency_s(graph, 1, protocol="pipelined") * 1e6 == pytest.approx(6 + 1.2 + 4.6)
+    # 6 forward + 1.2 view + 4.6 add, then the kernel, then 3 to notice.
+    assert true_us(graph) == pytest.approx(6 + 1.2 + 4.6 + LAUNCH + FLOOR + SYNC)
+    assert true_us(graph, protocol="pipelined") == pytest.approx(6 + 1.2 + 4.6)
 
 
-def test_replayed_graph_by_hand(make_op, make_graph):
-    graph = make_graph([make_op("elementwise", "elementwise")] * 10)
-    # One launch of 7 + 4, ten floors, nine gaps between nodes, and 3 to notice.
-    expected_us = 7 + 4 + 10 * 1.8 + 9 * 0.7 + 3
-    assert SimulatedDevice(QUIET).true_latency_s(graph, 1, "cuda-graphs") * 1e6 == pytest.approx(expected_us)
-
-
-def test_kernel_law_by_hand(make_op, make_graph):
+def test_a_kernels_time_by_hand(make_op, make_graph):
     op = make_op("gemm", "gemm", 1000, macs=10**6)
     device = SimulatedDevice(QUIET)
-    call = device.prepare_model(make_graph([op]), 1)
-    compute = 10**6 / (9e6 * 0.75) + 1000 * 4e-3
-    memory = 8000 / (2.6e6 * 0.85)
-    expected_us = 2.9 + compute + 0.2 * memory + 1.2
-    assert timer.queued(device, call).median_s * 1e6 == pytest.approx(expected_us)
+    compute, memory = 10**6 / (9e6 * 0.75) + 1000 * 4e-3, 8000 / (2.6e6 * 0.85)
+    queued = timer.queued(device, device.prepare_model(make_graph([op]), 1))
+    assert queued.median_s * 1e6 == pytest.approx(2.9 + compute + 0.2 * memory + 1.2)
 
 
 HOST_CLASSES = ("view", "factory", "free", "gemm", "conv", "attention", "norm", "elementwise", "copy", "index", "rnn")
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_dispatch_costs_come_back_within_two_percent(seed, make_op, make_graph):
+def test_costs_come_back_within_two_percent(seed, make_op, make_graph):
     families = {"view": "", "factory": "", "free": ""}
     ops = {name: make_op(name, families.get(name, name), 64) for name in HOST_CLASSES}
     device = SimulatedDevice(SimulatedSpec(seed=seed), graphs=lambda cell: (make_graph([ops[cell.name]]), 1))
     for name in HOST_CLASSES:
-        found = timer.issue(device, device.prepare(Cell("dispatch", name)))
-        assert found.median_s * 1e6 == pytest.approx(device.true_costs().dispatch(name), rel=0.02), name
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_python_costs_come_back_within_two_percent(seed, make_op, make_graph):
-    device = SimulatedDevice(SimulatedSpec(seed=seed))
+        issued = timer.issue(device, device.prepare(Cell("dispatch", name)))
+        assert issued.median_s * 1e6 == pytest.approx(COSTS.dispatch(name), rel=0.02), name
+    for numel in (100, 10**5, 10**7):
+        op = make_op("elementwise", "elementwise", numel)
+        queued = timer.queued(device, device.prepare_model(make_graph([op]), 1))
+        true = FLOOR + 8 * numel / 2.6e6 / 0.9 + COSTS.gap_us
+        assert queued.median_s * 1e6 == pytest.approx(true, rel=0.02)
 
     def issued_us(**calls):
         graph = make_graph([make_op("view", **calls)] * 10)
@@ -202,18 +192,7 @@ def test_python_costs_come_back_within_two_percent(seed, make_op, make_graph):
     assert (issued_us(python_calls=200) - bare) / 200 == pytest.approx(COSTS.python_call_us, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_kernel_times_come_back_within_two_percent(seed, make_op, make_graph):
-    device = SimulatedDevice(SimulatedSpec(seed=seed))
-    for numel in (100, 10**5, 10**7):
-        op = make_op("elementwise", "elementwise", numel)
-        truth_us = 1.8 + 8 * numel / 2.6e6 / 0.9 + COSTS.gap_us
-        found = timer.queued(device, device.prepare_model(make_graph([op]), 1))
-        assert found.median_s * 1e6 == pytest.approx(truth_us, rel=0.02)
-
-
 def test_noise_and_spikes_are_as_asked_for(make_op, make_graph):
-    call_us = 1.2
     graph = make_graph([make_op("view")])
     device = SimulatedDevice(replace(SimulatedSpec(seed=1), clock_us=0.0), graphs=lambda cell: (graph, 1))
     call = device.prepare(Cell("dispatch", "view"))
@@ -221,7 +200,7 @@ def test_noise_and_spikes_are_as_asked_for(make_op, make_graph):
     for _ in range(20_000):
         start = device.clock()
         call()
-        taken.append((device.clock() - start) * 1e6 / call_us)
+        taken.append((device.clock() - start) * 1e6 / 1.2)
     spikes = [factor for factor in taken if factor > 1.3]
     usual = [factor for factor in taken if factor <= 1.3]
     assert len(spikes) / len(taken) == pytest.approx(0.01, rel=0.2)
@@ -229,7 +208,7 @@ def test_noise_and_spikes_are_as_asked_for(make_op, make_graph):
     assert (sum((factor - 1) ** 2 for factor in usual) / len(usual)) ** 0.5 == pytest.approx(0.02, rel=0.1)
 
 
-def test_device_clock_drifts(make_op, make_graph):
+def test_the_device_clock_drifts(make_op, make_graph):
     graph = make_graph([make_op("elementwise", "elementwise", 10**6)])
     fast, true = (SimulatedDevice(replace(QUIET, drift=drift)) for drift in (0.01, 0.0))
     queued = [device.time_queued(device.prepare_model(graph, 1), 10) for device in (fast, true)]
@@ -240,34 +219,23 @@ def test_device_clock_drifts(make_op, make_graph):
 def test_true_crossover_and_knee_by_hand(make_op, make_graph):
     # Host: 6 + 20 * 4.6 = 98. Device: 20 * (1.8 + 1.2 + 8e5 * batch / 2.34e6) = 60 + 6.84 * batch.
     graph = make_graph([make_op("elementwise", "elementwise", 10**5)] * 20)
-    device, batches = SimulatedDevice(), [1, 2, 4, 8, 16]
+    device, silent, batches = SimulatedDevice(), SimulatedDevice(), [1, 2, 4, 8, 16]
     assert device.true_crossover(graph, batches) == 8
     flat_s = device.true_latency_s(graph, 1)
     assert device.true_latency_s(graph, 4) < 1.1 * flat_s < device.true_latency_s(graph, 8)
     assert device.true_knee(graph, batches) == 8
     assert device.true_crossover(graph, [1, 2]) is None
     assert device.true_knee(graph, [1, 2]) is None
-
-
-def test_truth_does_not_disturb_the_device(make_op, make_graph):
-    graph = make_graph([make_op("elementwise", "elementwise", 10**5)] * 20)
-    asked, silent = SimulatedDevice(), SimulatedDevice()
-    asked.true_knee(graph, [1, 8])
-    results = [timer.single(device, device.prepare_model(graph, 2)) for device in (asked, silent)]
+    # Nor does asking for the truth disturb the device.
+    results = [timer.single(one, one.prepare_model(graph, 2)) for one in (device, silent)]
     assert results[0] == results[1]
 
 
-def test_cell_runs_its_op_without_the_python_around_it(make_op, make_graph):
+def test_a_cell_runs_its_op_without_the_python_around_it(make_op, make_graph):
     graph = make_graph([make_op("norm", "norm", 64, module_calls=5, python_calls=50)])
     device = SimulatedDevice(QUIET, graphs=lambda cell: (graph, 1))
     issued = timer.issue(device, device.prepare(Cell("dispatch", "layer_norm")))
     assert issued.median_s * 1e6 == pytest.approx(COSTS.dispatch("norm"))
-
-
-def test_synchronisation_cannot_be_captured(make_op, make_graph):
-    graph = make_graph([make_op("sync", syncs=1)])
-    device = SimulatedDevice()
-    assert device.time_replayed(device.prepare_model(graph, 1), 3) is None
 
 
 def test_what_does_not_fit_is_out_of_memory(make_op, make_graph):
@@ -320,21 +288,9 @@ def test_batch_is_read_off_the_inputs(make_op, make_graph):
 def test_simulation_shares_no_code_with_the_predictor():
     allowed = {
         "latpred",  # its registry of runtimes
-        "latpred.calibration",
-        "latpred.calibration.devices.machine",
-        "latpred.calibration.devices.conditions",
-        "latpred.calibration.workloads.single_ops",
-        "latpred.calibration.cells",
-        "latpred.calibration.devices.base",
-        "latpred.calibration.devices.simulated_costs",
-        "latpred.calibration.devices.simulated_programs",
-        "latpred.calibration.devices",
-        "latpred.calibration.workloads",
-        "latpred.errors",
-        "latpred.graph.graph",
-        "latpred.ops.families",
-        "latpred.profile.document",
-        "latpred.graph.schedule",
+        *("latpred.errors", "latpred.graph.graph", "latpred.graph.schedule", "latpred.ops.families"),
+        *("latpred.profile.document", "latpred.calibration.cells", "latpred.calibration.workloads"),
+        *(f"latpred.calibration.devices{name}" for name in ("", ".base", ".simulated_costs", ".simulated_programs")),
     }
     imported = set()
     for module in (simulated, simulated_costs, simulated_programs):
@@ -346,3 +302,102 @@ def test_simulation_shares_no_code_with_the_predictor():
     ours = {name for name in imported if name.startswith("latpred")}
     assert ours
     assert ours <= allowed
+
+
+@pytest.fixture
+def run_by(make_op, make_graph):
+    """A graph of so many steps of a class as a runtime has it, each launching one kernel."""
+
+    def make(runtime, host_class, count, family="elementwise", numel=0):
+        ops = [make_op(host_class, family, numel)] * count
+        return msgspec.structs.replace(make_graph(ops), runtime=runtime, target="cuda")
+
+    return make
+
+
+def test_every_built_in_runtime_is_simulated(run_by) -> None:
+    assert COSTS.runtimes.keys() == set(runtimes.built_in()) - {"eager"}
+    for name, costs in COSTS.runtimes.items():
+        assert true_us(run_by(costs.graphs[0], "kernel.extern", 3), name) > 3 * FLOOR
+
+
+@pytest.mark.parametrize(
+    ("runtime", "host_class", "expected_us"),
+    [
+        ("torchscript", "node.gemm.linear", 4.5 + 10 * 3.7),
+        ("torchscript", "node.odd", 4.5 + 10 * 2.6),
+        ("onnxruntime", "node.conv", 11 + 10 * 4.4),
+        ("compile", "kernel.generated.joined", 8 + 10 * 3.1),
+        ("compile", "kernel.extern.conv", 8 + 10 * 7.2),
+    ],
+)
+def test_steps_cost_what_their_class_costs(run_by, runtime, host_class, expected_us) -> None:
+    assert true_us(run_by(runtime, host_class, 10, family=""), runtime) == pytest.approx(expected_us + SYNC)
+
+
+def test_kernels_take_their_factor_of_eagers(run_by) -> None:
+    kernel_us = FLOOR + 8 * 10**6 / 2.6e6 / 0.9
+    graph = run_by("onnxruntime", "node.elementwise", 10, numel=10**6)
+    first_us = 11 + 1.5 + LAUNCH
+    assert true_us(graph, "onnxruntime") == pytest.approx(first_us + 10 * 1.1 * kernel_us + 9 * COSTS.gap_us + SYNC)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "graph_of", "host_us", "factor"),
+    [
+        ("cuda-graphs", "cuda-graphs", 7.0, 1.0),
+        ("cuda-graphs", "eager", 7.0, 1.0),
+        ("onnxruntime-cuda-graphs", "onnxruntime", 12.5, 1.1),
+    ],
+)
+def test_a_replay_costs_one_launch_and_the_gaps_of_a_graph(run_by, runtime, graph_of, host_us, factor) -> None:
+    graph = run_by(graph_of, "elementwise", 10)
+    device_us = 10 * FLOOR * factor + 9 * COSTS.node_gap_us
+    assert true_us(graph, runtime) == pytest.approx(host_us + LAUNCH + device_us + SYNC)
+    # From one replay to the next lies an ordinary gap.
+    assert true_us(graph, runtime, "pipelined") == pytest.approx(max(host_us, device_us + COSTS.gap_us))
+
+
+def test_kernels_of_every_compiled_graph_are_replayed_by_themselves(make_op, make_graph) -> None:
+    kernel, wait = make_op("kernel.extern.gemm", "elementwise"), make_op("sync.item", syncs=1)
+    compiled = [make_op("guards"), kernel, kernel, kernel]
+    ops = [*compiled, make_op("elementwise.add", "elementwise"), wait, *compiled]
+    graph = msgspec.structs.replace(make_graph(ops), runtime="compile", target="cuda")
+    graph_us = 3 * FLOOR + 2 * COSTS.node_gap_us
+    # Guards and a replay, then an op that is dispatched, and a wait for all of it.
+    waited_us = 9 + 7 + 8 + LAUNCH + graph_us + COSTS.gap_us + FLOOR + SYNC
+    expected_us = waited_us + 7 + 8 + LAUNCH + graph_us + SYNC
+    assert true_us(graph, "compile-reduce-overhead") == pytest.approx(expected_us)
+    assert true_us(graph, "compile") > true_us(graph, "compile-reduce-overhead")
+
+
+def test_a_wait_cannot_be_replayed(make_op, make_graph) -> None:
+    graph = make_graph([make_op("elementwise", "elementwise"), make_op("sync", syncs=1)])
+    device = SimulatedDevice()
+    assert device.time_replayed(device.prepare_model(graph, 1), 3) is None
+    with pytest.raises(RuntimeRefusalError, match="synchronisation of handmade cannot be captured"):
+        device.prepare_model(graph, 1, "cuda-graphs")
+
+
+def test_a_third_partys_runtime_is_simulated_from_its_schedule(monkeypatch, make_op, make_graph) -> None:
+    class Halved:
+        name = "halved"
+
+        def lower(self, graph, batch):
+            return one_step_per_op(self.name, graph.at(batch)[::2])
+
+    monkeypatch.setattr(runtimes, "get", lambda name: {"halved": Halved()}[name])
+    shared = make_op("norm", "norm", 10**6, launches=2, module_calls=1)
+    graph = make_graph([shared, make_op("view"), make_op("sync", syncs=1), make_op("view")])
+    half_us = 2.6 + 8 * 10**6 / 2 / 2.6e6 / 0.7
+    host_us = 6 + COSTS.module_call_us + 6.4
+    assert true_us(graph, "halved") == pytest.approx(host_us + LAUNCH + 2 * half_us + COSTS.gap_us + SYNC + SYNC)
+
+
+def test_crossovers_of_other_runtimes_by_hand(run_by) -> None:
+    device, batches = SimulatedDevice(), [1, 2, 4, 8, 16]
+    # Host: 4.5 + 20 * 3.7 = 78.5. Device: 20 * (1.8 + 1.2 + 8e5 * batch / 2.34e6) = 60 + 6.84 * batch.
+    assert device.true_crossover(run_by("torchscript", "node.gemm", 20, numel=10**5), batches, "torchscript") == 4
+    assert device.true_crossover(run_by("torchscript", "node.gemm", 20), batches, "torchscript") is None
+    # Host: 7. Device: more than 20 floors.
+    assert device.true_crossover(run_by("eager", "elementwise", 20), batches, "cuda-graphs") == 1

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from latpred.calibration import schedules
+from latpred.calibration import cells
 from latpred.calibration.cells import Cell
 from latpred.calibration.workloads import single_ops
 from latpred.errors import CalibrationError
@@ -69,7 +69,7 @@ def test_dimensions_are_those_of_the_cell(name: str, dims: dict[str, int], expec
     assert {dim: op.dims[dim].at(batch) for dim in expected} == expected
 
 
-@pytest.mark.parametrize("cell", schedules.dispatch_cells(), ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", cells.dispatch_cells(), ids=lambda cell: cell.name)
 def test_every_cell_runs_and_no_op_of_it_is_estimated(cell: Cell) -> None:
     graph, batch = single_ops.graph(cell)
     assert graph.ops

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gauges import ScriptedGauge
@@ -13,7 +12,7 @@ from latpred import host
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.session import Row, Session
+from latpred.calibration.session import Row, Sampled, Session
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.disturbance import Disturbance
 from latpred.calibration.timing.reference_speed import SpeedReading
@@ -27,12 +26,12 @@ BUSY = Disturbance(seconds=0.2, others=0.9, stolen=0.0, processors=2, threads=1)
 class Watched:
     """A watch that reports what a test wants, calm once that is spent."""
 
-    def __init__(self, found: list[Disturbance]) -> None:
-        self.found, self.laps = iter(found), 0
+    def __init__(self, disturbances: Iterable[Disturbance]) -> None:
+        self.disturbances, self.laps = iter(disturbances), 0
 
     def lap(self) -> Disturbance:
         self.laps += 1
-        return CALM if self.laps % 2 else next(self.found, CALM)  # every second lap ends a visit
+        return CALM if self.laps % 2 else next(self.disturbances, CALM)  # every second lap ends a visit
 
 
 def cell(number: int) -> Cell:
@@ -43,93 +42,92 @@ def timing(slow: float = 1.0) -> Timing:
     return Timing(1e-3, 1e-5, 9, True, slow)
 
 
+class Measuring:
+    """A measure that remembers what it was asked, in moments as slow as said."""
+
+    def __init__(self, slows: Iterable[float] = ()) -> None:
+        self.asked: list[int] = []
+        self.slows = iter(slows)
+
+    def __call__(self, one: Cell) -> Sampled:
+        self.asked.append(one.dims["m"])
+        return Sampled({"single": timing(next(self.slows, 1.0))})
+
+
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
     with Session(tmp_path, SimulatedDevice().machine(), {}) as one:
         yield one
 
 
-def made(session: Session, found: list[Disturbance], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Visits:
+Made = Callable[..., Visits]
+
+
+@pytest.fixture
+def made(session: Session, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Visits on a CPU that some disturbances befall."""
     monkeypatch.setattr(visits, "wait_for_calm", lambda limit_s, threads: True)
     monkeypatch.setattr(visits, "gauge_of", lambda threads: ScriptedGauge())
-    one = Visits(session, CpuDevice(), threads=1, budget_s=60.0, **options)
-    one._watch, one._reference = Watched(found), None  # type: ignore[assignment]
-    return one
+
+    def make(disturbances: Iterable[Disturbance] = (), tell: Callable[[str], None] | None = None) -> Visits:
+        one = Visits(session, CpuDevice(), threads=1, budget_s=60.0, tell=tell)
+        one._watch, one._reference = Watched(disturbances), None  # type: ignore[assignment]
+        return one
+
+    return make
 
 
-def test_a_disturbed_cell_is_timed_again_once_it_is_calm(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def measure(one: Cell) -> dict[str, Timing]:
-        asked.append(one.dims["m"])
-        return {"single": timing()}
-
-    said: list[str] = []
-    visited = made(session, [BUSY, BUSY], monkeypatch, tell=said.append)
+def test_a_disturbed_cell_is_timed_again_once_it_is_calm(made: Made, session: Session) -> None:
+    measure, said = Measuring(), list[str]()
+    visited = made([BUSY, BUSY], said.append)
     assert visited.run(cell(1), measure).disturbed == "other work used 0.9 processors"
     assert visited.run(cell(2), measure).disturbed
     visited.run(cell(3), measure)  # calm at last: then those that wait
-    assert asked == [1, 2, 3, 1, 2]
-    assert not any(row.disturbed for row in visited.rows)
-    assert visited.tally.disturbed == 2
+    assert measure.asked == [1, 2, 3, 1, 2]
+    assert not any(row.disturbed for row in session.rows)
     assert said == ["waiting for a calm moment: other work used 0.9 processors"] * 2
 
 
-def test_a_cell_without_a_calm_moment_is_given_up(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    visited = made(session, [BUSY] * 50, monkeypatch)
-    asked: list[int] = []
-
-    def measure(one: Cell) -> dict[str, Timing]:
-        asked.append(one.dims["m"])
-        return {"single": timing()}
-
+def test_a_cell_without_a_calm_moment_is_given_up(made: Made, session: Session) -> None:
+    visited, measure = made([BUSY] * 50), Measuring()
     visited.run(cell(1), measure)
     for _ in range(9):
         visited.finish()
-    assert len(asked) == visits.MOST_VISITS
-    (row,) = visited.rows
+    assert len(measure.asked) == visits.MOST_VISITS
+    (row,) = session.rows
     assert visits.is_disturbed(row)
 
 
-def test_slow_timings_are_visited_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    slows = iter([1.5, 1.0, 1.0])
-    visited = made(session, [], monkeypatch)
-    first = visited.run(cell(1), lambda _: {"single": timing(next(slows))})
-    assert first.disturbed == SLOWED
-    visited.run(cell(2), lambda _: {"single": timing()})
-    assert [row.disturbed for row in visited.rows] == ["", ""]
+def test_slow_timings_are_visited_again(made: Made, session: Session) -> None:
+    visited, measure = made(), Measuring([1.5])
+    assert visited.run(cell(1), measure).disturbed == SLOWED
+    visited.run(cell(2), measure)
+    assert [row.disturbed for row in session.rows] == ["", ""]
 
 
 def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gauge, asked = ScriptedGauge(), []
     fastest = iter([1.0, 1.45, 1.45, 1.0, 1.0, 1.0])  # by chance fast at first, then slow for a while
     monkeypatch.setattr(ScriptedGauge, "fastest", property(lambda _: SpeedReading(next(fastest, 1.0))))
-    visited = made(session, [], monkeypatch)
-    visited._gauge = gauge
-
-    def measure(one: Cell) -> dict[str, Timing]:
-        asked.append(one.dims["m"])
-        return {"single": timing()}
-
+    visited, measure = made(), Measuring()
     for number in (1, 2, 3):
         visited.run(cell(number), measure)
     # Each visit asks twice, before and after: the first cell was timed when 1.45 passed for full speed.
-    assert asked == [1, 2, 3, 1]
+    assert measure.asked == [1, 2, 3, 1]
 
 
 def test_nothing_is_watched_on_a_simulated_device(session: Session) -> None:
     visited = Visits(session, SimulatedDevice(), threads=1, budget_s=60.0)
-    row = visited.run(cell(1), lambda _: {"single": timing()})
-    assert (row.speed, row.disturbed, visited.lost_s, visited.tally.visits) == ({}, "", 0.0, 0)
+    row = visited.run(cell(1), Measuring())
+    assert (row.speed, row.disturbed, visited.lost_s) == ({}, "", 0.0)
 
 
-def test_lost_time_counts_up_to_the_overtime(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    visited = made(session, [BUSY] * 50, monkeypatch)
+def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:
+    visited = made([BUSY] * 50)
     visited._overtime_s = 0.0
     for number in range(4):
-        visited.run(cell(number), lambda _: {"single": timing()})
+        visited.run(cell(number), Measuring())
     assert visited.lost_s == 0.0
 
 

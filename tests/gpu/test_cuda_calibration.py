@@ -14,12 +14,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from latpred import storage
-from latpred.calibration import calibrate, measure, schedules, session
+from latpred.calibration import calibrate, cells, measure, session
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
-from latpred.calibration.session import Row, Session, directory, read_rows
+from latpred.calibration.session import Row, Sampled, Session, directory, read_rows
 from latpred.calibration.timing import timer
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -147,8 +146,8 @@ def test_weights_come_from_memory_and_not_from_the_cache(gpu: CudaDevice, measur
     """A product of one row reads its weights and does little else: no faster than memory can be."""
     dims = {"m": 1, "n": 2048, "k": 2048}
     taken_s = timer.queued(gpu, gpu.prepare(Cell("kernel", "gemm", dims))).median_s
-    copied_s = timer.queued(gpu, gpu.prepare(schedules.memory_cells()[-2])).median_s
-    per_byte_s = copied_s / (2 * schedules.COPIED_BYTES)
+    copied_s = timer.queued(gpu, gpu.prepare(cells.memory_cells()[-2])).median_s
+    per_byte_s = copied_s / (2 * cells.COPIED_BYTES)
     assert taken_s > 0.7 * 4 * dims["n"] * dims["k"] * per_byte_s
 
 
@@ -166,7 +165,7 @@ def test_every_op_runs_in_every_precision_or_says_why_not(gpu: CudaDevice, measu
     if precision not in gpu.precisions():
         pytest.skip(f"this GPU does not do {precision}")
     refused = {}
-    for cell in schedules.dispatch_cells():
+    for cell in cells.dispatch_cells():
         call = gpu.prepare(msgspec.structs.replace(cell, kind="kernel", precision=precision))
         try:
             with gpu.errors():
@@ -184,7 +183,7 @@ def test_memory_is_given_back_between_cells(gpu: CudaDevice, measuring: None) ->
     with Session(directory("cuda-memory"), gpu.machine(), {}) as here:
         for number in range(3):
             cell = Cell("kernel", "gemm", {"m": 4096, "n": 4096, "k": 4096 + 8 * number})
-            row = here.run(cell, lambda one: {"queued": timer.queued(gpu, gpu.prepare(one), timer.QUICK)})
+            row = here.run(cell, lambda one: Sampled({"queued": timer.queued(gpu, gpu.prepare(one), timer.QUICK)}))
             assert not row.error
     assert torch.cuda.memory_allocated(gpu.torch_device) - before < 2**20
 

@@ -15,8 +15,7 @@ import torch
 import latpred
 from latpred import runtimes, storage
 from latpred.calibration import calibrate, measure, runtime_calibration
-from latpred.calibration.devices import conditions
-from latpred.calibration.devices.base import open_device
+from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.runtime_calibration import replays
 from latpred.calibration.runtime_calibration.timed_networks import build_network, network_inputs

@@ -10,26 +10,20 @@ from latpred.prediction import host_swap
 from latpred.profile import host_profile
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
-
-
 def test_a_host_is_measured_and_found_again() -> None:
     told: list[tuple[int, int, str]] = []
     made = host_only.calibrate_host("laptop", tiny=5, progress=lambda *at: told.append(at))
     assert host_profile.load("laptop") == made
     assert [index for index, _, _ in told] == list(range(told[0][1]))
-    costs = made.dispatch.costs_us
-    assert costs[""] > 0
+    assert made.dispatch.costs_us[""] > 0
     assert made.dispatch.module_call_us > 0
-    assert any(name.startswith("view.") for name in costs)
+    assert any(name.startswith("view.") for name in made.dispatch.costs_us)
     factor, _ = host_swap.ratio(made.dispatch, made.dispatch, quiet=True)
     assert factor == pytest.approx(1.0)
 
 
-def test_a_bad_name_costs_no_measurement(monkeypatch) -> None:
-    monkeypatch.setattr(host_only, "_row", lambda *_: pytest.fail("measured"))
+def test_a_bad_name_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_only, "measured", lambda *_: pytest.fail("measured"))
     with pytest.raises(HostError, match="cannot name a host"):
         host_only.calibrate_host("a/b")
 
