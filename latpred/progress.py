@@ -51,7 +51,7 @@ class ProgressCounter:
     def __init__(
         self, label: str = "", total: int = 0, listener: Listener | None = None, *, budget_s: float | None = None
     ) -> None:
-        self._label, self._total, self._listener = label, total, tell
+        self._label, self._total, self._listener = label, total, listener
         self._budget_s = inf if budget_s is None else budget_s
         self._begun = datetime.now(UTC)
         self.done = self._worked = 0

@@ -16,7 +16,8 @@ import torch
 
 from latpred import host
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Call, machine
+from latpred.calibration.devices import machine
+from latpred.calibration.devices.base import Call
 from latpred.profile.document import DeviceInfo, Machine
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Call, ProfiledForward, machine
+from latpred.calibration.devices import machine
+from latpred.calibration.devices.base import Call, ProfiledForward
 from latpred.calibration.devices.machine import GpuState
 from latpred.errors import DeviceError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo, Machine

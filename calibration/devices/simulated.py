@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices.base import Call, ProfiledForward, machine
+from latpred.calibration.devices import machine
+from latpred.calibration.devices.base import Call, ProfiledForward
 from latpred.calibration.devices.simulated_costs import SimulatedSpec, TrueCosts, Work
 from latpred.calibration.devices.simulated_programs import PYTHON, Step, program, step
 from latpred.errors import DeviceError, UsageError

@@ -134,7 +134,7 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
 
 
 def _measure(
-    chosen: Sequence[Setting], bench: Bench, journal: RecordingJournal, effort: timer.Plan, pace: ProgressCounter
+    chosen: Sequence[Setting], bench: Bench, journal: RecordingJournal, effort: timer.Plan, counter: ProgressCounter
 ) -> None:
     """Measure what the journal has not yet, one model built at a time."""
     todo = [setting for setting in chosen if setting.key not in journal.entries]
@@ -142,7 +142,7 @@ def _measure(
     built = None
     try:
         for setting in todo:
-            if not pace.next(setting.key):
+            if not counter.next(setting.key):
                 break
             if (setting.workload, setting.precision) != built:
                 bench.clear()

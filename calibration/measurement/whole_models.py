@@ -171,8 +171,8 @@ def measure(
     workloads = workloads_of(models, seq=seq, image=image)
     cells = [_Cell(workload, batch, name) for workload in workloads for batch in sizes for name in names]
     options = conditions.Options(threads).checked(live.info().kind)
-    pace = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s)
-    visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, pace)
+    counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s)
+    visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, counter)
     with conditions.stated(options):
         live.use_precision(precision)
         try:
@@ -195,10 +195,10 @@ class _Visits:
         precision: str,
         protocol: str,
         plan: timer.Plan,
-        pace: ProgressCounter,
+        counter: ProgressCounter,
     ) -> None:
         self.cells, self.bench, self.precision, self.protocol, self.plan = cells, bench, precision, protocol, plan
-        self._pace, kind = pace, bench.info.kind
+        self._counter, kind = counter, bench.info.kind
         self._reference = ReferenceTimer(torch.get_num_threads()) if kind != "simulated" else None
         self._gauge = gauge_of(torch.get_num_threads()) if kind == "cpu" else None
         self.speeds: list[dict[str, float]] = []
@@ -222,7 +222,7 @@ class _Visits:
         """Visit cells once, models and batches in an order of this round; False when there is no time for all."""
         for group in _order(visited, number):
             for cell in group:
-                if not self._pace.next(f"{cell.workload.name} batch {cell.batch}, {cell.runtime}, {label}"):
+                if not self._counter.next(f"{cell.workload.name} batch {cell.batch}, {cell.runtime}, {label}"):
                     return False
                 if not cell.failure:
                     self._visit(cell)

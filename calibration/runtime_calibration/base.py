@@ -151,7 +151,7 @@ class RuntimeCalibrator:
 
         for _ in range(WARM):
             call()
-        return timer.summary(*timer.turns(turn, self._gauge, repeats=repeats, budget_s=budget_s, fewest=FEWEST_PASSES))
+        return timer.summary(*timer.turns(turn, self._gauge, repeats=repeats, budget_s=budget_s))
 
     @property
     def _gauge(self) -> SpeedGauge:

@@ -16,13 +16,14 @@ from latpred import runtimes, tables
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import whole_models
-from latpred.calibration.measurement.bench import OUT_OF_MEMORY, Step
+from latpred.calibration.measurement.bench import OUT_OF_MEMORY
 from latpred.calibration.measurement.whole_models import StoppedError, measure
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.base import Workload, module_workload
 from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceInfo
+from latpred.progress import ProgressEvent
 from latpred.runtimes.eager import Eager
 
 FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
@@ -45,10 +46,10 @@ class Choosy(nn.Module):
         return x + 1
 
 
-def stopping(after: int) -> Callable[[Step], None]:
+def stopping(after: int) -> Callable[[ProgressEvent], None]:
     """Ctrl-C once so many visits were made."""
 
-    def told(step: Step) -> None:
+    def told(step: ProgressEvent) -> None:
         if step.done == after:
             raise KeyboardInterrupt
 
@@ -120,7 +121,7 @@ class Drifting(CpuDevice):
 
 def test_a_tiny_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_models, "MORE_ROUNDS", 0)  # which slow moments would ask for
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     table = measure({"tiny": tiny()}, [1, 3], image=8, repeats=2, plan=FAST, progress=steps.append)
     assert list(zip(table["batch"], table["n"], strict=True)) == [(1, 2), (3, 2)]
     columns = ["model", "status", "input_kind", "input_size"]
