@@ -39,7 +39,6 @@ WARM = 3  # forward passes before the first that counts: some runtimes settle on
 TINY_REPEATS, TINY_S = 40, 0.15
 SIZED_REPEATS, SIZED_S = 12, 0.15
 HOLDOUT_REPEATS, HOLDOUT_S = 15, 0.5
-FEWEST_PASSES = 3  # timed forward passes of a network, however long they take
 SINGLE, ISSUE = Plan(most=80), Plan(loops=1, most=80)
 MOST_LAUNCHES = 480  # under way at once: half of what the queue of a GPU holds, as libraries launch more than is traced
 QUEUED = 12  # forward passes in a queue, where they are that short
