@@ -43,7 +43,7 @@ DEPTHS = range(1, 13)
 WARM, TURNS = 200, 5  # of workers beside processes: candidates that each has had before, and comparisons
 # What the time goes into: a stage, and the function whose time it is, with all that it calls.
 STAGES = {
-    "graphs of transformers, from layers": ("stacks.py", "graph"),
+    "graphs of transformers, from layers": ("layer_extrapolation.py", "graph"),
     "graphs of cells, from a supernet": ("nasbench201.py", "graph"),
     "a schedule for the runtime": ("eager.py", "lower"),
     "dispatch costs and distinct kernels": ("pricing.py", "price"),

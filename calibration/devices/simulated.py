@@ -116,10 +116,10 @@ class SimulatedDevice:
 
     Examples
     --------
-    >>> from latpred.calibration import timing
+    >>> from latpred.calibration.timing import timer
     >>> from latpred.calibration.cells import Cell
     >>> device = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
-    >>> f"{timing.issue(device, device.prepare(Cell('clock', 'mark'))).median_s * 1e6:.1f} us"
+    >>> f"{timer.issue(device, device.prepare(Cell('clock', 'mark'))).median_s * 1e6:.1f} us"
     '1.5 us'
     """
 

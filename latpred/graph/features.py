@@ -207,12 +207,12 @@ CAT = "cat"
 def kind(family: str, dims: Mapping[str, Affine]) -> str:
     """The kind of an op's kernel: its family where there is nothing finer, or where it is a special one already.
 
-    >>> one, three = Line(1), Line(3)
+    >>> one, three = Affine(1), Affine(3)
     >>> kind("conv", {"kernel_h": three, "kernel_w": three, "stride": one})
     'conv.3x3'
-    >>> kind("cat", {"numel": Line(8), "parts": Line(3)})
+    >>> kind("cat", {"numel": Affine(8), "parts": Affine(3)})
     'cat.many'
-    >>> kind("elementwise.add", {"numel": Line(8)})
+    >>> kind("elementwise.add", {"numel": Affine(8)})
     'elementwise.add'
     >>> kind("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
     'conv.nchwc'

@@ -27,7 +27,7 @@ class Affine(NamedTuple):
     def at(self, batch: int) -> int:
         """Value at one batch size.
 
-        >>> Line(2, 3).at(10)
+        >>> Affine(2, 3).at(10)
         32
         """
         return self.constant + self.per_sample * batch

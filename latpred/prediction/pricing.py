@@ -300,9 +300,7 @@ class PriceList:
             unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.measured)),
             caveats=tuple(dict.fromkeys(row.model.caveat for row in rows if row.model.caveat)),
             estimated=any(op.estimated for op in schedule.ops),
-            size_corrections=tuple(
-                size_correction for size_correction in dispatch.kernel_tilts if size_correction.of == TIME
-            ),
+            size_corrections=tuple(each for each in dispatch.kernel_tilts if each.of == TIME),
             slowdown=self._slowdown,
         )
 

@@ -156,7 +156,7 @@ def line(at_two: int, at_three: int) -> Affine:
     """The line through what was counted at batch 2 and 3.
 
     >>> line(20, 30)
-    Line(constant=0, per_sample=10)
+    Affine(constant=0, per_sample=10)
     """
     slope = at_three - at_two
     return Affine(at_two - 2 * slope, slope)

@@ -38,7 +38,7 @@ _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = Ident
 def traced_by(runtime: str) -> str:
     """Name of the runtime whose graphs a runtime lowers; within `runtimes.legacy_torch.walked_for` that may be eager.
 
-    >>> walked_by("eager")
+    >>> traced_by("eager")
     'eager'
     """
     found = runtimes.get(runtime)
@@ -133,7 +133,7 @@ def trace_for_runtime(
     Examples
     --------
     >>> import torch
-    >>> walk(torch.nn.Linear(64, 10), torch.zeros(1, 64)).launches()
+    >>> trace_for_runtime(torch.nn.Linear(64, 10), torch.zeros(1, 64)).launches()
     1
     """
     from latpred.sandbox.own_thread import without_modes
@@ -250,7 +250,7 @@ def refusal(graph: ModelGraph) -> str | None:
     """Why the graph's runtime would not take the model, which was then estimated; None where it took it.
 
     >>> import torch
-    >>> refusal(walk(torch.nn.Linear(4, 4), torch.zeros(1, 4))) is None
+    >>> refusal(trace_for_runtime(torch.nn.Linear(4, 4), torch.zeros(1, 4))) is None
     True
     """
     return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
