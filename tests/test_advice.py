@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from explanationdata import explanation, headroom, prediction
 
 from latpred.explanation.advice import advise, recommended
 from latpred.explanation.explanation import Excluded, Headroom
 
-
-def test_a_runtime_is_recommended_where_it_is_surely_faster() -> None:
-    found = explanation(prediction("eager", 10.0), prediction("compile", 4.0))
-    assert recommended(found).runtime == "compile"
-    assert advise(found) == "Run it in compile, 2.50 times as fast as eager (2.18 to 2.86)."
+FASTER = "Run it in compile, 2.50 times as fast as eager (2.18 to 2.86)"
+FIFTH = "costs at most a fifth more, and fewer layers would be faster but narrower ones hardly."
 
 
-def test_runtimes_that_are_about_as_fast_are_named_too() -> None:
-    found = explanation(prediction("eager", 10.0), prediction("compile", 4.0), prediction("onnxruntime", 4.2))
-    assert ", or in onnxruntime, about as fast" in advise(found)
-
-
-def test_eager_stays_where_nobody_can_say_that_something_is_faster() -> None:
-    found = explanation(prediction("eager", 10.0), prediction("compile", 9.5))
-    assert found.fastest.runtime == "compile"
-    assert recommended(found).runtime == "eager"
-    assert advise(found) == "Stay with eager: compile may be as fast, but not surely faster."
-
-
-def test_a_runtime_that_is_much_faster_by_the_middle_but_not_surely_is_to_be_measured() -> None:
-    found = explanation(prediction("eager", 10.0, factor=3.0), prediction("compile", 5.0, factor=3.0))
-    assert recommended(found).runtime == "eager"
-    assert advise(found).startswith("Stay with eager, or measure both: compile is predicted 2.00 times as fast, but ")
-
-
-def test_eager_stays_where_all_else_is_slower() -> None:
-    assert advise(explanation(prediction("eager", 1.0), prediction("compile", 9.5))) == "Stay with eager."
-
-
-def test_without_eager_the_fastest_is_the_fastest_of_those_compared() -> None:
-    found = explanation(prediction("compile", 1.0), prediction("onnxruntime", 9.5))
-    assert advise(found) == "Run it in compile, the fastest of those compared."
+@pytest.mark.parametrize(
+    ("points", "advised", "sentence"),
+    [
+        (
+            [("eager", 10.0), ("compile", 4.0)],
+            "compile",
+            "Run it in compile, 2.50 times as fast as eager (2.18 to 2.86).",
+        ),
+        (
+            [("eager", 10.0), ("compile", 4.0), ("onnxruntime", 4.2)],
+            "compile",
+            f"{FASTER}, or in onnxruntime, about as fast.",
+        ),
+        (
+            [("eager", 10.0), ("compile", 9.5)],
+            "eager",
+            "Stay with eager: compile may be as fast, but not surely faster.",
+        ),
+        (
+            [("eager", 10.0, 3.0), ("compile", 5.0, 3.0)],
+            "eager",
+            "Stay with eager, or measure both: compile is predicted 2.00 times as fast, but not surely faster (0.42 to "
+            "9.46).",
+        ),
+        ([("eager", 1.0), ("compile", 9.5)], "eager", "Stay with eager."),
+        (
+            [("compile", 1.0), ("onnxruntime", 9.5)],
+            "compile",
+            "Run it in compile, the fastest of those compared.",
+        ),
+    ],
+    ids=["surely faster", "two as fast", "perhaps", "much but unsure", "slower", "no eager"],
+)
+def test_which_runtime(points: list[tuple[Any, ...]], advised: str, sentence: str) -> None:
+    found = explanation(*(prediction(*point) for point in points))
+    assert recommended(found).runtime == advised
+    assert advise(found) == sentence
 
 
 def test_with_eager_alone_the_advice_says_how_to_compare() -> None:
@@ -54,65 +65,30 @@ def test_with_eager_alone_the_advice_says_how_to_compare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "sentence"),
+    ("point", "ahead", "sentence"),
     [
-        (
-            headroom(12, 1.5),
-            "The host sets the latency: batch up to 12 or width up to 1.5 times as large (estimate) costs at "
-            "most a fifth more, and fewer layers would be faster but narrower ones hardly.",
-        ),
-        (
-            headroom(None, None),
-            "The host sets the latency: batch beyond 1,048,576 or width beyond 8 times as large (estimate) costs at "
-            "most a fifth more, and fewer layers would be faster but narrower ones hardly.",
-        ),
-        (
-            headroom(4, 1.02, halved=0.7),
-            "The host sets the latency, and fewer layers would be faster, as would half the width (0.70 times the "
-            "latency, an estimate).",
-        ),
+        ({}, headroom(12, 1.5),
+         "The host sets the latency: batch up to 12 or width up to 1.5 times as large (estimate) " + FIFTH),
+        ({}, headroom(None, None),
+         "The host sets the latency: batch beyond 1,048,576 or width beyond 8 times as large (estimate) " + FIFTH),
+        ({}, headroom(4, 1.02, halved=0.7),
+         "The host sets the latency, and fewer layers would be faster, as would half the width (0.70 times the "
+         "latency, an estimate)."),
+        ({"regime": "compute-bound"}, headroom(doubled=1.95, halved=0.3),
+         "Computing sets the latency, 75% of it in gemm, so fewer or narrower layers help (half the width: 0.30 times "
+         "the latency, an estimate), a larger batch brings no throughput."),
+        ({"regime": "compute-bound"}, headroom(doubled=1.4, halved=0.95),
+         "Computing sets the latency, 75% of it in gemm, so fewer or narrower layers help, and twice the batch takes "
+         "1.40 times as long."),
+        ({"regime": "memory-bound"}, headroom(doubled=1.1),
+         "Reading memory sets the latency, 75% of it in gemm, so half precision helps where the device has it, and "
+         "twice the batch takes 1.10 times as long."),
+        ({"regime": "memory-bound", "precision": "fp16"}, headroom(doubled=1.9),
+         "Reading memory sets the latency, 75% of it in gemm, and so do fewer or narrower layers."),
     ],
-    ids=["room", "endless", "no room"],
-)
-def test_framework_bound(ahead: Headroom, sentence: str) -> None:
-    assert advise(explanation(prediction(), headrooms={"eager": ahead})) == sentence
-
-
-@pytest.mark.parametrize(
-    ("ahead", "sentence"),
-    [
-        (
-            headroom(doubled=1.95, halved=0.3),
-            "Computing sets the latency, 75% of it in gemm, so fewer or narrower layers help (half the width: 0.30 "
-            "times the latency, an estimate), a larger batch brings no throughput.",
-        ),
-        (
-            headroom(doubled=1.4, halved=0.95),
-            "Computing sets the latency, 75% of it in gemm, so fewer or narrower layers help, and twice the batch "
-            "takes 1.40 times as long.",
-        ),
-    ],
-    ids=["full", "not full"],
-)
-def test_compute_bound(ahead: Headroom, sentence: str) -> None:
-    assert advise(explanation(prediction(regime="compute-bound"), headrooms={"eager": ahead})) == sentence
-
-
-@pytest.mark.parametrize(
-    ("precision", "doubled", "sentence"),
-    [
-        (
-            "fp32",
-            1.1,
-            "Reading memory sets the latency, 75% of it in gemm, so half precision helps where the device has it, and "
-            "twice the batch takes 1.10 times as long.",
-        ),
-        ("fp16", 1.9, "Reading memory sets the latency, 75% of it in gemm, and so do fewer or narrower layers."),
-    ],
-)
-def test_memory_bound(precision: str, doubled: float, sentence: str) -> None:
-    point = prediction(regime="memory-bound", precision=precision)
-    assert advise(explanation(point, headrooms={"eager": headroom(doubled=doubled)})) == sentence
+)  # fmt: skip
+def test_what_sets_the_latency(point: dict[str, Any], ahead: Headroom, sentence: str) -> None:
+    assert advise(explanation(prediction(**point), headrooms={"eager": ahead})) == sentence
 
 
 def test_a_batch_that_does_not_fit_is_the_first_thing_to_say() -> None:
@@ -123,4 +99,4 @@ def test_a_batch_that_does_not_fit_is_the_first_thing_to_say() -> None:
 def test_the_limit_is_that_of_the_recommended_runtime() -> None:
     points = prediction("eager", 10.0), prediction("compile", 4.0, regime="compute-bound")
     said = advise(explanation(*points, headrooms={"eager": headroom(), "compile": headroom(doubled=1.9, halved=0.5)}))
-    assert said.startswith("Run it in compile, 2.50 times as fast as eager (2.18 to 2.86); computing sets the latency")
+    assert said.startswith(f"{FASTER}; computing sets the latency")

@@ -11,73 +11,64 @@ from tabledata import measured
 
 from latpred.accuracy import baselines
 
-Law = Callable[[pd.DataFrame], "pd.Series[float]"]
+Truth = Callable[[pd.DataFrame], "pd.Series[float]"]
+
+TRUTHS: dict[str, Truth] = {
+    "flops_linear": lambda t: 2e-3 + 4e-11 * t["macs"],
+    "log_features": lambda t: 1e-9 * t["macs"] ** 0.5 * t["bytes"] ** 0.2 * t["launches"] ** 0.7 * t["batch"] ** 0.1,
+    "hard_max": lambda t: np.maximum(5e-3, 4e-11 * t["macs"]),
+}
 
 
-def suite(law: Law, models: int = 6) -> pd.DataFrame:
-    """Models of different work at batches 1 to 32, with latencies that follow `law`."""
+def suite(truth: Truth = TRUTHS["flops_linear"], models: int = 6) -> pd.DataFrame:
+    """Models of different work at batches 1 to 32, with latencies that follow `truth`."""
     rng = np.random.default_rng(0)
     cells = measured([(f"m{i}", batch, 1.0) for i in range(models) for batch in (1, 2, 4, 8, 16, 32)])
-    per_sample = np.repeat(rng.uniform(1e7, 1e9, models), 6)
-    cells["macs"] = per_sample * cells["batch"]
+    cells["macs"] = np.repeat(rng.uniform(1e7, 1e9, models), 6) * cells["batch"]
     cells["bytes"] = np.repeat(rng.uniform(1e6, 1e8, models), 6) + 1e5 * cells["batch"]
     cells["launches"] = np.repeat(rng.integers(50, 300, models), 6).astype(float)
-    return cells.assign(latency_s=law(cells))
+    return cells.assign(latency_s=truth(cells))
 
 
-def only(name: str, cells: pd.DataFrame) -> baselines.Baseline:
-    return next(one for one in baselines.all_baselines(cells) if one.name == name)
+def one(name: str, cells: pd.DataFrame, **reasons: str) -> baselines.Baseline:
+    return next(each for each in baselines.all_baselines(cells, reasons) if each.name == name)
 
 
-def linear(cells: pd.DataFrame) -> pd.Series[float]:
-    return 2e-3 + 4e-11 * cells["macs"]
-
-
-def power(cells: pd.DataFrame) -> pd.Series[float]:
-    return 1e-9 * cells["macs"] ** 0.5 * cells["bytes"] ** 0.2 * cells["launches"] ** 0.7 * cells["batch"] ** 0.1
-
-
-def bend(cells: pd.DataFrame) -> pd.Series[float]:
-    return np.maximum(5e-3, 4e-11 * cells["macs"])
-
-
-@pytest.mark.parametrize(("name", "law"), [("flops_linear", linear), ("log_features", power), ("hard_max", bend)])
-def test_a_baseline_finds_its_own_law(name: str, law: Law) -> None:
-    cells = suite(law)
-    np.testing.assert_allclose(only(name, cells).latency_s, cells["latency_s"], rtol=1e-6)
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_baseline_finds_its_own_form(name: str) -> None:
+    cells = suite(TRUTHS[name])
+    np.testing.assert_allclose(one(name, cells).latency_s, cells["latency_s"], rtol=1e-6)
 
 
 def test_a_baseline_does_not_see_the_model_it_predicts() -> None:
-    cells = suite(linear)
-    spoiled = cells.assign(latency_s=np.where(cells["model"] == "m0", 50 * cells["latency_s"], cells["latency_s"]))
-    found = only("flops_linear", spoiled).latency_s
-    assert found is not None
-    own = (cells["model"] == "m0").to_numpy()
-    np.testing.assert_allclose(found[own], cells["latency_s"][own], rtol=1e-6)
+    cells = suite()
+    held = (cells["model"] == "m0").to_numpy()
+    spoiled = cells.assign(latency_s=np.where(held, 50 * cells["latency_s"], cells["latency_s"]))
+    latency = one("flops_linear", spoiled).latency_s
+    assert latency is not None
+    np.testing.assert_allclose(latency[held], cells["latency_s"][held], rtol=1e-6)
 
 
 def test_runtimes_are_fitted_apart() -> None:
-    eager = suite(linear)
-    graphs = suite(lambda cells: 0.1 * linear(cells)).assign(runtime="cuda-graphs")
-    cells = pd.concat([eager, graphs], ignore_index=True)
-    np.testing.assert_allclose(only("flops_linear", cells).latency_s, cells["latency_s"], rtol=1e-6)
+    graphs = suite(lambda cells: 0.1 * TRUTHS["flops_linear"](cells)).assign(runtime="cuda-graphs")
+    cells = pd.concat([suite(), graphs], ignore_index=True)
+    np.testing.assert_allclose(one("flops_linear", cells).latency_s, cells["latency_s"], rtol=1e-6)
 
 
-def test_without_work_columns_it_says_so() -> None:
-    found = only("hard_max", suite(bend).drop(columns="macs"))
-    assert found.latency_s is None
-    assert "no macs" in found.reason
+@pytest.mark.parametrize(
+    ("name", "cells", "reason"),
+    [
+        ("hard_max", suite().drop(columns="macs"), "no macs"),
+        ("flops_linear", suite(models=2), "at least 3 models"),
+        ("runtime_estimator", suite(), "it asks CUDA"),
+    ],
+)
+def test_what_cannot_be_had_says_why(name: str, cells: pd.DataFrame, reason: str) -> None:
+    baseline = one(name, cells, runtime_estimator="it asks CUDA")
+    assert baseline.latency_s is None
+    assert reason in baseline.reason
 
 
-def test_too_few_models() -> None:
-    found = only("flops_linear", suite(linear, models=2))
-    assert found.latency_s is None
-    assert "at least 3 models" in found.reason
-
-
-def test_measured_baselines_come_as_columns_or_with_a_reason() -> None:
-    cells = suite(linear).assign(baseline_isolated_ops_s=lambda c: 2 * c["latency_s"])
-    brought = {one.name: one for one in baselines.all_baselines(cells, {"runtime_estimator": "it asks CUDA"})}
-    np.testing.assert_allclose(brought["isolated_ops"].latency_s, 2 * cells["latency_s"])
-    assert brought["runtime_estimator"].latency_s is None
-    assert brought["runtime_estimator"].reason == "it asks CUDA"
+def test_measured_baselines_come_as_columns() -> None:
+    cells = suite().assign(baseline_isolated_ops_s=lambda t: 2 * t["latency_s"])
+    np.testing.assert_allclose(one("isolated_ops", cells).latency_s, 2 * cells["latency_s"])

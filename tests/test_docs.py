@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import runpy
@@ -19,9 +20,10 @@ from latpred.profile import store
 DOCS = ROOT / "docs"
 GENERATED = ("cli.md", "api.md")
 PAGES = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md")) if path.name not in GENERATED}
+WITH_README = {"README.md": (ROOT / "README.md").read_text(), **PAGES}
 LANGUAGES = {"python", "bash", "console", "toml", "text"}
 
-CONSOLE = [(name, shown) for name, page in PAGES.items() for shown in docblocks.shown_commands(page)]
+CONSOLE = [(name, shown) for name, page in WITH_README.items() for shown in docblocks.shown_commands(page)]
 
 
 @pytest.mark.parametrize(("name", "shown"), CONSOLE, ids=lambda value: getattr(value, "command", value))
@@ -52,16 +54,17 @@ def test_slow_shell_lines_run(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         docblocks.run(line, exits=(0, 1))  # a quick calibration on a busy machine may fail its gate
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", WITH_README)
 def test_python_holds(name: str) -> None:
     store.save(profile())
-    docblocks.run_python(PAGES[name], name)
+    docblocks.run_python(WITH_README[name], name)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", WITH_README)
 def test_blocks_are_of_kinds_that_are_run(name: str) -> None:
-    assert {block.language for block in docblocks.blocks(PAGES[name])} <= LANGUAGES
-    assert PAGES[name].count("```") == 2 * len(docblocks.blocks(PAGES[name])), "a block without a language"
+    blocks = docblocks.blocks(WITH_README[name])
+    assert {block.language for block in blocks} <= LANGUAGES
+    assert WITH_README[name].count("```") == 2 * len(blocks), "a block without a language"
 
 
 def test_the_reference_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +81,37 @@ def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere() -> Non
             if anchor and target.endswith(".md"):
                 heads = re.findall(r"^#+ (.*)$", (DOCS / target).read_text(), flags=re.MULTILINE)
                 assert anchor in [re.sub(r"[^\w\s-]", "", head.lower()).strip().replace(" ", "-") for head in heads]
+
+
+def named_in(module: Path) -> set[str]:
+    """What a module defines: functions, classes with their methods, and constants."""
+    names: set[str] = set()
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_every_file_and_name_of_the_architecture_exists() -> None:
+    named = re.findall(r"`((?:latpred|calibration|models|tests)[\w/.]*)(?::([\w.]+))?`", PAGES["architecture.md"])
+    assert len(named) > 50
+    paths = [ROOT / path for path, _ in named if not path.startswith("latpred.")]
+    assert [path for path in paths if not path.exists() and not path.with_suffix(".py").exists()] == []
+    assert [f"{path}:{name}" for path, name in named if name and name not in named_in(ROOT / path)] == []
+
+
+def test_the_architecture_says_what_lives_in_every_package() -> None:
+    from counts import sources
+
+    packages = {str(path.parent.relative_to(ROOT)) for path in sources().values()}
+    listed = set(re.findall(r"`([\w/]+)`", PAGES["architecture.md"].partition("## The road")[0]))
+    # what lies deeper is told with the package above it
+    assert {name for name in packages if name.count("/") < 2 and name != "latpred"} - listed == set()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs pip install latpred[docs]")

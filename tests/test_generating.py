@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -32,9 +33,8 @@ def test_the_steps_add_up() -> None:
     found = latpred.predict_generation(gpt2(), 6, 5, 2)
     assert isinstance(found, latpred.GenerationPrediction)
     assert found.latency_ms == pytest.approx(found.first_token_ms + found.step_ms.sum())
-    assert found.latency_ms == pytest.approx(
-        found.overhead_ms + found.compute_ms
-    )  # a processor does one after the other
+    # a processor does one after the other
+    assert found.latency_ms == pytest.approx(found.overhead_ms + found.compute_ms)
     assert found.tokens_per_s == pytest.approx(2 * 5 / found.latency_ms * 1e3)
     assert found.overhead_share == pytest.approx(found.overhead_ms / found.latency_ms)
     assert found.per_token_ms == pytest.approx(found.step_ms.mean())
@@ -115,13 +115,17 @@ def test_replayed_steps_have_a_static_cache_and_say_that_they_are_an_estimate() 
     assert not eager.provenance.caveats
 
 
-def test_runtimes_of_which_nothing_can_be_told() -> None:
-    with pytest.raises(RuntimeRefusalError, match=r"generation in onnxruntime is not predicted.*cuda-graphs"):
-        latpred.predict_generation(gpt2(), 6, 3, runtime="onnxruntime")
-    with pytest.raises(UsageError, match="Did you mean 'eager'"):
-        latpred.predict_generation(gpt2(), 6, 3, runtime="eagre")
-    with pytest.raises(UsageError, match="cuda-graphs needs a CUDA device"):
-        latpred.predict_generation(gpt2(), 6, 3, runtime="cuda-graphs")
+@pytest.mark.parametrize(
+    ("runtime", "error", "message"),
+    [
+        ("onnxruntime", RuntimeRefusalError, r"generation in onnxruntime is not predicted.*cuda-graphs"),
+        ("eagre", UsageError, "Did you mean 'eager'"),
+        ("cuda-graphs", UsageError, "cuda-graphs needs a CUDA device"),
+    ],
+)
+def test_runtimes_of_which_nothing_can_be_told(runtime: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        latpred.predict_generation(gpt2(), 6, 3, runtime=runtime)
 
 
 @pytest.mark.parametrize("batch", [0, True, 2.5, []])
@@ -151,22 +155,24 @@ def flat():
 """
 
 
-def test_the_verb(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    file = tmp_path / "models.py"
-    file.write_text(MODELS)
-    asked = ["generate", f"{file}:tiny", "--prompt", "6", "--new-tokens", "3", "--batch", "1,8"]
-    done = CliRunner().invoke(main, asked)
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    (tmp_path / "models.py").write_text(MODELS)
+    return tmp_path / "models.py"
+
+
+def test_the_verb(models: Path) -> None:
+    options = ["generate", f"{models}:tiny", "--prompt", "6", "--new-tokens", "3", "--batch", "1,8"]
+    done = CliRunner().invoke(main, options)
     assert done.exit_code == 0, done.output
     assert "3 new tokens after 6" in done.output
     assert max(map(len, done.stdout.splitlines()[1:4])) <= 80
-    document = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    document = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
     assert [point["batch"] for point in document["points"]] == [1, 8]
-    assert CliRunner().invoke(main, [*asked, "--csv"]).stdout.count("prompt+3") == 2
+    assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2
 
 
-def test_the_verb_refuses_what_generates_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    file = tmp_path / "models.py"
-    file.write_text(MODELS)
-    done = CliRunner().invoke(main, ["generate", f"{file}:flat"])
+def test_the_verb_refuses_what_generates_nothing(models: Path) -> None:
+    done = CliRunner().invoke(main, ["generate", f"{models}:flat"])
     assert done.exit_code == 2
     assert "generates no text" in done.stderr

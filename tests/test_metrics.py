@@ -12,21 +12,22 @@ from latpred.accuracy import metrics
 
 
 def test_errors_by_hand() -> None:
-    found = metrics.errors([1.2, 2.0, 3.0, 5.0], [1.0, 2.0, 4.0, 5.5], ["a", "a", "b", "b"])
-    off = [0.2, 0.0, 0.25, 1 / 11]  # ordered: 0, 0.0909, 0.2, 0.25
-    assert found.cells == 4
-    assert found.models == 2
-    assert found.median == pytest.approx((1 / 11 + 0.2) / 2)
-    assert found.p90 == pytest.approx(0.2 + 0.7 * 0.05)  # position 2.7 of 0..3
-    assert found.near == 0.5
-    assert found.bias == pytest.approx((1.2 * 1.0 * 0.75 * (10 / 11)) ** 0.25 - 1)
-    assert max(off) == 0.25
+    errors = metrics.errors([1.2, 2.0, 3.0, 5.0], [1.0, 2.0, 4.0, 5.5], ["a", "a", "b", "b"])
+    assert (errors.cells, errors.models, errors.near) == (4, 2, 0.5)  # ordered: 0, 1/11, 0.2, 0.25
+    assert errors.median == pytest.approx((1 / 11 + 0.2) / 2)
+    assert errors.p90 == pytest.approx(0.2 + 0.7 * 0.05)  # position 2.7 of 0..3
+    assert errors.bias == pytest.approx((1.2 * 1.0 * 0.75 * (10 / 11)) ** 0.25 - 1)
 
 
-def test_errors_of_nothing_are_not_numbers() -> None:
-    found = metrics.errors([], [])
-    assert found.cells == 0
-    assert math.isnan(found.median)
+def test_figures_of_nothing_are_not_numbers() -> None:
+    figures = [
+        *(metrics.errors([], []).median, metrics.errors([], []).bias, metrics.rank([], [], 0.0).tau),
+        *(metrics.coverage([], [], [], []).share, metrics.noise([math.nan], "").p90, metrics.conformal([])),
+        *(metrics.speedups([], []).median, metrics.launches([], [], []).worst),
+        *(metrics.fastest([1.0], [1.0], 0.1, ["alone"]).right, metrics.curve_point([math.nan], [1.0], "").median),
+    ]
+    assert all(math.isnan(figure) for figure in figures)
+    assert metrics.errors([], []).cells == 0
 
 
 def test_rank_agrees_with_scipy_without_noise() -> None:
@@ -36,31 +37,28 @@ def test_rank_agrees_with_scipy_without_noise() -> None:
     assert metrics.rank(guess, truth, noise=0.0).tau == pytest.approx(stats.kendalltau(guess, truth).statistic)
 
 
-def test_rank_leaves_out_pairs_inside_the_noise() -> None:
-    # 1.00 and 1.01 are swapped by the prediction, but only 1 % apart
-    found = metrics.rank([2.0, 1.0, 3.0], [1.00, 1.01, 5.0], noise=0.02)
-    assert (found.tau, found.pairs, found.left_out) == (1.0, 2, 1)
-    assert found.all_pairs == pytest.approx(1 / 3)
+@pytest.mark.parametrize(
+    ("predicted", "measured", "noise", "groups", "tau", "pairs"),
+    [
+        ([2.0, 1.0, 3.0], [1.00, 1.01, 5.0], 0.02, None, 1.0, 2),  # those swapped are only 1 % apart
+        ([1, 2, 9, 8], [1, 2, 3, 4], 0.0, [1, 1, 2, 2], 0.0, 2),  # only pairs of one group: one right, one wrong
+        ([1, 1, 2], [1, 2, 3], 0.0, None, 2 / 3, 3),  # a predicted tie counts as nothing
+    ],
+)
+def test_rank_by_hand(
+    predicted: list[float], measured: list[float], noise: float, groups: list[int] | None, tau: float, pairs: int
+) -> None:
+    rank = metrics.rank(predicted, measured, noise, groups)
+    assert (rank.tau, rank.pairs) == (pytest.approx(tau), pairs)
+    if noise:
+        assert (rank.left_out, rank.all_pairs) == (1, pytest.approx(1 / 3))
 
 
-def test_rank_pairs_only_within_a_group() -> None:
-    found = metrics.rank([1, 2, 9, 8], [1, 2, 3, 4], noise=0.0, groups=[1, 1, 2, 2])
-    assert found.pairs == 2
-    assert found.tau == 0.0  # one pair right, one wrong
-
-
-def test_a_predicted_tie_counts_as_nothing() -> None:
-    assert metrics.rank([1, 1, 2], [1, 2, 3], noise=0.0).tau == pytest.approx(2 / 3)
-
-
-def test_knee_is_read_between_batches() -> None:
-    # flat 10, then rising with batch: log-log line from (4, 10) to (8, 20) passes 15 at 4 * 1.5
+def test_knee_is_read_between_batches_in_any_order() -> None:
+    # flat 10, then rising with batch: the log-log line from (4, 10) to (8, 20) passes 15 at 4 * 1.5
     assert metrics.knee([1, 2, 4, 8], [10, 10, 10, 20]) == pytest.approx(6.0)
-    assert math.isnan(metrics.knee([1, 2, 4], [10, 10, 11]))
-
-
-def test_knee_does_not_depend_on_row_order() -> None:
     assert metrics.knee([8, 1, 4, 2], [20, 10, 10, 10]) == pytest.approx(6.0)
+    assert math.isnan(metrics.knee([1, 2, 4], [10, 10, 11]))
 
 
 @pytest.mark.parametrize(
@@ -76,37 +74,53 @@ def test_elbow(latency: list[float], where: float) -> None:
     assert metrics.elbow([1, 2, 4, 8, 16], latency) == pytest.approx(where, nan_ok=True)
 
 
-def test_crossing_where_compute_reaches_overhead() -> None:
-    assert metrics.crossing([4, 1, 2], [3, 3, 3], [4, 1, 3]) == pytest.approx(2)
-    assert metrics.crossing([1, 16], [4, 4], [1, 16]) == pytest.approx(4)  # between two batches that were measured
-    assert metrics.crossing([1, 2], [3, 3], [4, 5]) == 1
-    assert math.isnan(metrics.crossing([1, 2], [3, 3], [1, 2]))
+@pytest.mark.parametrize(
+    ("batches", "overhead", "compute", "where"),
+    [([4, 1, 2], [3, 3, 3], [4, 1, 3], 2), ([1, 16], [4, 4], [1, 16], 4), ([1, 2], [3, 3], [4, 5], 1),
+     ([1, 2], [3, 3], [1, 2], math.nan)],
+)  # fmt: skip
+def test_crossing_where_compute_reaches_overhead(
+    batches: list[int], overhead: list[int], compute: list[int], where: float
+) -> None:
+    assert metrics.crossing(batches, overhead, compute) == pytest.approx(where, nan_ok=True)
 
 
 def test_coverage_bootstrap_is_clustered_and_repeatable() -> None:
     # ten models of ten cells each; nine wholly inside, one wholly outside
     models = np.repeat([f"m{i}" for i in range(10)], 10)
     truth = np.where(models == "m0", 5.0, 1.0)
-    found = metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models, seed=7)
-    assert found.share == pytest.approx(0.9)
+    coverage = metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models, seed=7)
+    assert coverage.share == pytest.approx(0.9)
     # resampled share = 1 - X / 10 with X ~ Binomial(10, 0.1): P(X >= 4) = 1.3 %, P(X >= 3) = 7 %, so 0.7 to 1
-    assert (found.low, found.high) == (pytest.approx(0.7), pytest.approx(1.0))
-    assert found == metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models, seed=7)
+    assert (coverage.low, coverage.high) == (pytest.approx(0.7), pytest.approx(1.0))
+    assert coverage == metrics.coverage(np.zeros(100), np.full(100, 2.0), truth, models, seed=7)
 
 
 def test_noise_ignores_cells_without_repeats() -> None:
-    found = metrics.noise([1.02, math.nan, 1.04], "two halves")
-    assert found.cells == 2
-    assert found.median == pytest.approx(0.03)
+    noise = metrics.noise([1.02, math.nan, 1.04], "two halves")
+    assert (noise.cells, noise.median) == (2, pytest.approx(0.03))
 
 
-@pytest.mark.parametrize(("batch", "name"), [(1, "1-9"), (9, "1-9"), (10, "10-99"), (128, "100-999")])
+@pytest.mark.parametrize(("batch", "name"), [(9, "1-9"), (10, "10-99"), (128, "100-999")])
 def test_decade(batch: int, name: str) -> None:
     assert metrics.decade(batch) == name
 
 
-def test_the_fastest_is_judged_where_the_gap_exceeds_the_noise() -> None:
+def test_the_fastest_counts_where_the_gap_exceeds_the_noise() -> None:
     predicted, measured = [1.0, 2.0, 3.0, 1.0, 5.0, 6.0, 9.0], [1.0, 2.0, 2.0, 4.0, 1.0, 1.05, 3.0]
-    found = metrics.fastest(predicted, measured, 0.1, ["a", "a", "b", "b", "close", "close", "alone"])
-    assert (found.right, found.clear, found.left_out) == (0.5, 2, 1)
-    assert math.isnan(metrics.fastest([1.0], [1.0], 0.1, ["alone"]).right)
+    fastest = metrics.fastest(predicted, measured, 0.1, ["a", "a", "b", "b", "close", "close", "alone"])
+    assert (fastest.right, fastest.clear, fastest.left_out) == (0.5, 2, 1)
+
+
+@pytest.mark.parametrize(("models", "rows"), [(8, 1), (8, 8), (20, 4)])
+@pytest.mark.parametrize("together", [0.0, 0.7])
+def test_half_widths_hold_nine_in_ten_of_the_next_model_s_rows(models: int, rows: int, together: float) -> None:
+    """Whether rows of a model err alike or each for itself; one wide row does not set the width of all."""
+    draw, inside, widths = np.random.default_rng(0), [], []
+    for _ in range(300):
+        errors = draw.normal(size=(models + 1, 1)) * together + draw.normal(size=(models + 1, rows)) * (1 - together)
+        width = metrics.half_width(errors[:-1].ravel(), np.repeat(np.arange(models), rows))
+        inside.append(np.mean(np.abs(errors[-1]) <= width))
+        widths.append(width / np.hypot(together, 1 - together))
+    assert 0.87 < np.mean(inside) < 0.945
+    assert 1.6 < np.median(widths) < 2.0

@@ -26,26 +26,19 @@ def graph() -> ModelGraph:
     return latpred.tracing.trace(layers, torch.zeros(2, 16, 64))
 
 
-def test_each_row_is_what_the_predictor_says(graph: ModelGraph) -> None:
-    cells = tables.check(measured([("bert", 1, 0.1), ("bert", 8, 0.2)]), tables.MEASURED)
+def checked(*cells: tuple[str, int, float], **columns: object) -> pd.DataFrame:
+    return tables.check(measured(cells, **columns), tables.MEASURED)
+
+
+def test_each_measured_row_is_what_the_predictor_says(graph: ModelGraph) -> None:
+    cells = checked(("bert", 1, 0.1), ("bert", 8, 0.2), ("bert", 9, 0.3), status=["ok", "ok", "out of memory"])
     rows = predict_table(cells, {KEY: graph}, profile())
     single = Predictor(profile()).predict(graph, 8)
+    assert list(rows["batch"]) == [1, 8]
     assert rows["latency_s"][1] == pytest.approx(single.latency_ms / 1e3)
     assert (rows["low_s"][1], rows["high_s"][1]) == pytest.approx(tuple(ms / 1e3 for ms in single.interval_ms))
-    assert rows["macs"][1] == 8 * 16 * 64 * 64 * 2
-    assert rows["launches"][1] == 3
+    assert (rows["macs"][1], rows["launches"][1]) == (8 * 16 * 64 * 64 * 2, 3)
     assert rows["machine"][0] == tables.machine_name(profile().machine)
-
-
-def test_failed_cells_are_not_predicted(graph: ModelGraph) -> None:
-    cells = tables.check(
-        measured([("bert", 1, 0.1), ("bert", 8, 0.2)], status=["ok", "out of memory"]), tables.MEASURED
-    )
-    assert list(predict_table(cells, {KEY: graph}, profile())["batch"]) == [1]
-
-
-def test_a_model_without_graph_is_named() -> None:
-    cells = tables.check(measured([("bert", 1, 0.1)]), tables.MEASURED)
     with pytest.raises(TableError, match="No graph for bert at seq 16, fp32"):
         predict_table(cells, {}, profile())
 

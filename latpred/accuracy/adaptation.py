@@ -1,34 +1,39 @@
 """`latpred.adapt`: a few measured architectures correct a device's profile, as far as leaving each out shows a gain.
 
-How factors are found is `fit.corrections`' business; here rows become measured forward passes, the freedom of the
-factors is chosen, and a profile is put together that says what was done to it.
+Rows become measured forward passes, `fit.corrections` fits factors to them at several levels of freedom, and the level
+that errs least on architectures left out goes into a new profile, which says what was done to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 
+from latpred import tables
 from latpred.accuracy import metrics
 from latpred.accuracy.metrics import Errors
-from latpred.errors import UsageError
+from latpred.accuracy.predicted import GraphKey, graph_key, graph_of, trace_models
+from latpred.errors import TableError, UsageError
 from latpred.fit.corrections import GENERAL, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.graph.features import Floats
+from latpred.graph.graph import ModelGraph
 from latpred.prediction.crossover import Z90
 from latpred.prediction.predictor import Predictor
-from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit
+from latpred.profile.document import ADAPTED, DispatchFit
+from latpred.runtimes import lowering
+from latpred.runtimes.legacy_torch import attention_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from latpred.accuracy.predicted import GraphKey
-    from latpred.graph.graph import ModelGraph
+    from latpred.profile.document import DeviceProfile
 
 SCHEMA = "latpred.adaptation/1"
 _MOST_SHOWN = 6
@@ -37,7 +42,7 @@ _WORTH_SAYING = 0.02  # factors nearer to 1 are not shown
 
 @dataclass(frozen=True, slots=True)
 class Bought:
-    """Errors over the measured rows: of the profile as it was, and corrected without the architecture judged."""
+    """Errors over the measured rows: of the profile as it was, and corrected without the same architecture's rows."""
 
     before: Errors
     after: Errors
@@ -45,40 +50,17 @@ class Bought:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeAdaptation:
-    """What was done for one runtime.
-
-    Attributes
-    ----------
-    runtime : str
-        Its name.
-    architectures : int
-        How many were measured.
-    level : str
-        How much was corrected: "none", "one factor", "host and device", "classes" or "classes and sizes".
-    judged : bool
-        Whether there were enough architectures to leave one out; without, the corrections were not put to a test.
-    bought : Bought
-        Over all rows. Of no worth where it was not judged: there the errors after say nothing of other models.
-    by_regime : mapping of str to Bought
-        Over the rows of each regime, as the profile sees it.
-    left_out : mapping of str to float
-        Mean absolute log error of architectures left out, at each level that was tried.
-    factors : Factors
-        What host costs by class and kernel times by family were multiplied by; "" is for those that no row has. Kernel
-        times were also multiplied by the powers of their sizes that `size_corrections` gives.
-    interval : bool
-        Whether the profile's intervals now follow from the errors left out.
-    """
+    """What was done for one runtime."""
 
     runtime: str
-    architectures: int
-    level: str
-    judged: bool
-    bought: Bought
-    by_regime: Mapping[str, Bought]
-    left_out: Mapping[str, float]
-    factors: Factors
-    interval: bool
+    architectures: int  # how many were measured
+    level: str  # how much was corrected: "none" or one of `LEVELS`
+    judged: bool  # whether there were enough architectures to leave one out; else nothing vouches for the correction
+    bought: Bought  # over all rows; of no worth where it was not judged
+    by_regime: Mapping[str, Bought]  # over the rows of each regime, as the profile sees it
+    left_out: Mapping[str, float]  # mean absolute log error of architectures left out, at each level that was tried
+    factors: Factors  # of host costs by class and kernel times by family; "" is for those that no row has
+    interval: bool  # whether the profile's intervals now follow from the errors left out
 
     @property
     def rows(self) -> int:
@@ -88,24 +70,12 @@ class RuntimeAdaptation:
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """A corrected profile with the evidence for it.
-
-    Attributes
-    ----------
-    profile : DeviceProfile
-        Corrected; give it to `latpred.Predictor`, or save it with `latpred.profile.store.save`.
-    adapted_from : str
-        The profile it was made from.
-    created : str
-        When, ISO 8601, UTC.
-    runtimes : tuple[RuntimeAdaptation, ...]
-        One for each runtime that was measured; others are as they were.
-    """
+    """A corrected profile with the evidence for it."""
 
     profile: DeviceProfile = field(repr=False)
-    adapted_from: str
-    created: str
-    runtimes: tuple[RuntimeAdaptation, ...]
+    adapted_from: str  # the profile it was made from
+    created: str  # ISO 8601, UTC
+    runtimes: tuple[RuntimeAdaptation, ...]  # those that were measured; others are as they were
 
     def text(self) -> str:
         """What it bought, for people."""
@@ -129,8 +99,6 @@ class Adaptation:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per runtime and regime, with errors before and after."""
-        import pandas as pd
-
         rows = [
             {
                 "runtime": each.runtime,
@@ -211,17 +179,8 @@ FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
 LEAST_GAIN = 0.005  # in mean log error; less than that is nobody's gain
 MOST_RATIO = 50.0  # measured over predicted, beyond which a unit is wrong rather than a profile
-
-
-class _Judged(NamedTuple):
-    """A runtime's rows with the fit that was chosen, and the mean errors left out at every level."""
-
-    runtime: str
-    rows: list[Row]
-    regimes: tuple[str, ...]
-    plain: Fit
-    chosen: Fit
-    left_out: dict[str, float]
+COLUMNS = ("model", "batch", "runtime", "precision", "latency_ms")  # of rows that are plain sequences
+_LARGEST_NOISE = 0.5
 
 
 def adapt(
@@ -269,56 +228,83 @@ def adapt(
 
     Examples
     --------
-    >>> import latpred
-    >>> table = latpred.measure(architectures, [1, 16])  # doctest: +SKIP
-    >>> better = adapt(profile, table)  # doctest: +SKIP
-    >>> print(better.text())  # doctest: +SKIP
-    >>> latpred.predict_many(candidates, device=latpred.Predictor(better.profile))  # doctest: +SKIP
+    >>> import torch
+    >>> from latpred.profile import load
+    >>> layers = [torch.nn.Conv2d(3, 64 * n, 3) for n in (1, 2, 3)]
+    >>> rows = [(layer, 2, "eager", "fp32", ms) for layer, ms in zip(layers, (26.0, 47.0, 63.0))]
+    >>> better = adapt(load("epyc-shared"), rows)
+    >>> better.profile.name, better.runtimes[0].level
+    ('epyc-shared-adapted', 'one factor')
     """
-    from latpred.accuracy.predicted import read_rows
-
     predictor = Predictor(profile)
-    parts = read_rows(predictor, measured, graphs or {}, inputs, progress)
-    judged = [_judged(predictor, runtime, rows) for runtime, rows in parts.items()]
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    rows_by_runtime = _read_rows(predictor, measured, graphs or {}, inputs, progress)
     # Of runtimes that were only estimated, those that have rows now are kept.
-    runtimes = {**profile.runtimes, **{name: predictor.profile.runtimes[name] for name in parts}}
-    new, records = msgspec.structs.replace(profile, runtimes=runtimes), []
-    for each in judged:
-        widths = _widths(each)
-        record = _record(each, widths is not None)
-        if each.chosen.level is not NONE:
-            new = corrected(new, each.runtime, each.chosen.factors)
-        fit = new.runtimes[each.runtime]
-        if widths is None:
-            fit = _widened(fit, each)
-        else:  # which are of the host that measured the rows
-            fit = _with_spreads(msgspec.structs.replace(fit, host_spread=0.0), *widths)
-        fit = msgspec.structs.replace(fit, untested=0 if record.judged else record.architectures)
-        new = msgspec.structs.replace(new, runtimes={**new.runtimes, each.runtime: fit})
+    runtimes = {**profile.runtimes, **{name: predictor.profile.runtimes[name] for name in rows_by_runtime}}
+    adapted, records = msgspec.structs.replace(profile, runtimes=runtimes), []
+    for runtime, rows in rows_by_runtime.items():
+        adapted, record = _adapt_runtime(predictor, adapted, runtime, rows)
         records.append(record)
-    protocol = {**profile.protocol, ADAPTED: f"from {profile.name} on {now[:10]}: {'; '.join(map(_told, records))}"}
-    new = msgspec.structs.replace(new, name=name or f"{profile.name}-adapted", protocol=protocol, sha256="")
-    return Adaptation(new, profile.name, now, tuple(records))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    protocol = {**profile.protocol, ADAPTED: f"from {profile.name} on {now[:10]}: {'; '.join(map(_sentence, records))}"}
+    adapted = msgspec.structs.replace(adapted, name=name or f"{profile.name}-adapted", protocol=protocol, sha256="")
+    return Adaptation(adapted, profile.name, now, tuple(records))
 
 
-def _judged(predictor: Predictor, runtime: str, rows: list[Row]) -> _Judged:
+def _adapt_runtime(
+    predictor: Predictor, profile: DeviceProfile, runtime: str, rows: list[Row]
+) -> tuple[DeviceProfile, RuntimeAdaptation]:
+    """The profile with one runtime corrected by its rows, and the evidence for that."""
     predictions = [predictor.predict(row.graph, row.batch, runtime=runtime, protocol=row.protocol) for row in rows]
-    law = LatencyModel(predictor, rows, runtime)
-    plain = law.unchanged(NONE)
-    _demand_unit(plain.left_out)
+    regimes = np.array([prediction.regime for prediction in predictions], dtype=object)
     architecture = np.array([row.architecture for row in rows])
+    tried, chosen = _fits(LatencyModel(predictor, rows, runtime), rows, architecture)
+    validated = len(tried) > 1
+    if chosen.level is not NONE:
+        profile = corrected(profile, runtime, chosen.factors)
+    widths = _widths(chosen.left_out, architecture, regimes == "framework-bound")
+    fit = profile.runtimes[runtime]
+    if widths is None:
+        fit = _widened(fit, chosen, validated=validated)
+    else:  # which are of the host that measured the rows
+        fit = _with_spreads(msgspec.structs.replace(fit, host_spread=0.0), *widths)
+    count = len(np.unique(architecture))
+    fit = msgspec.structs.replace(fit, untested=0 if validated else count)
+    record = RuntimeAdaptation(
+        runtime=runtime,
+        architectures=count,
+        level=chosen.level.name,
+        judged=validated,
+        bought=_bought(tried[0], chosen, architecture, np.ones(len(rows), bool)),
+        by_regime={
+            str(name): _bought(tried[0], chosen, architecture, regimes == name) for name in sorted(set(regimes))
+        },
+        left_out={each.level.name: float(_by_architecture(each, architecture).mean()) for each in tried},
+        factors=chosen.factors,
+        interval=widths is not None,
+    )
+    return msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit}), record
+
+
+def _fits(model: LatencyModel, rows: Sequence[Row], architecture: Any) -> tuple[list[Fit], Fit]:
+    """The fits that leaving architectures out can tell apart, the unchanged profile first, and the one to use."""
+    unchanged = model.unchanged(NONE)
+    _demand_unit(unchanged.left_out)
+    if len(np.unique(architecture)) < FEWEST:
+        return [unchanged], model.fit(LEVELS[0])
+    tried = [unchanged, *(model.fit(level) for level in LEVELS)]
     noise = float(np.median([row.noise for row in rows])) / math.sqrt(len(rows))
-    if len(set(architecture.tolist())) < FEWEST:
-        chosen, tried = law.fit(LEVELS[0]), [plain]
-    else:
-        tried = [plain, *(law.fit(level) for level in LEVELS)]
-        chosen = _chosen(tried, architecture, max(LEAST_GAIN, noise))
-    left_out = {fit.level.name: float(_by_architecture(fit, architecture).mean()) for fit in tried}
-    return _Judged(runtime, rows, tuple(point.regime for point in predictions), plain, chosen, left_out)
+    return tried, _least_error(tried, architecture, max(LEAST_GAIN, noise))
 
 
-def _chosen(tried: Sequence[Fit], architecture: Any, least: float) -> Fit:
+def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bought:
+    models = [str(number) for number in architecture[selected]]
+    before, after = (
+        metrics.errors(np.exp(-fit.left_out[selected]), np.ones(len(models)), models) for fit in (unchanged, chosen)
+    )
+    return Bought(before, after)
+
+
+def _least_error(tried: Sequence[Fit], architecture: Any, least: float) -> Fit:
     """The fit that errs least on architectures left out, if that gains more than the noise; else the first."""
     errors = [_by_architecture(fit, architecture) for fit in tried]
     best = int(np.argmin([each.mean() for each in errors]))
@@ -341,33 +327,31 @@ def _demand_unit(errors: Floats) -> None:
         )
 
 
-def _widths(judged: _Judged) -> tuple[float, float | None] | None:
+def _widths(errors: Floats, architecture: Any, host_bound: Any) -> tuple[float, float | None] | None:
     """Spreads where the host sets the pace and where the device does; None where rows are too few to tell.
 
     They are as narrow as the errors left out vouch for, and no narrower for what so few of them can tell.
     """
-    small = np.array([regime == "framework-bound" for regime in judged.regimes])
-    architecture = np.array([row.architecture for row in judged.rows])
     spreads = []
-    for rows in (small, ~small, np.ones(len(small), bool)):
+    for rows in (host_bound, ~host_bound, np.ones(len(errors), bool)):
         enough = len(np.unique(architecture[rows])) >= FEWEST_FOR_INTERVALS
-        spreads.append(metrics.half_width(judged.chosen.left_out[rows], architecture[rows]) / Z90 if enough else None)
+        spreads.append(metrics.half_width(errors[rows], architecture[rows]) / Z90 if enough else None)
     host, device, both = spreads
     if both is None:
         return None
     return (host, device) if host is not None and device is not None else (both, None)
 
 
-def _widened(fit: DispatchFit, judged: _Judged) -> DispatchFit:
+def _widened(fit: DispatchFit, chosen: Fit, *, validated: bool) -> DispatchFit:
     """Intervals of too few rows to tell them from: those of before, made as wide as what speaks against them.
 
     That is the largest error left out. Without any, it is the correction itself, as it may be of no good at all.
     """
     host, busy = fit.spread, fit.spread if fit.busy_spread is None else fit.busy_spread
-    if len(judged.left_out) > 1:
-        least = float(np.abs(judged.chosen.left_out).max()) / Z90
+    if validated:
+        least = float(np.abs(chosen.left_out).max()) / Z90
         return _with_spreads(fit, max(host, least), max(busy, least))
-    factors = (*judged.chosen.factors.host.values(), *judged.chosen.factors.kernel.values())
+    factors = (*chosen.factors.host.values(), *chosen.factors.kernel.values())
     sigma = max(abs(math.log(factor)) for factor in factors) / Z90
     return _with_spreads(fit, math.hypot(host, sigma), math.hypot(busy, sigma))
 
@@ -376,36 +360,125 @@ def _with_spreads(fit: DispatchFit, host: float, busy: float | None) -> Dispatch
     return msgspec.structs.replace(fit, spread=host, busy_spread=None if busy == host else busy)
 
 
-def _record(judged: _Judged, interval: bool) -> RuntimeAdaptation:
-    rows, factors = judged.rows, judged.chosen.factors
-    architectures = [str(row.architecture) for row in rows]
-    regimes = np.array(judged.regimes, dtype=object)
-
-    def bought(own: Any) -> Bought:
-        models = [name for name, wanted in zip(architectures, own, strict=True) if wanted]
-        before, after = (
-            metrics.errors(np.exp(-fit.left_out[own]), np.ones(len(models)), models)
-            for fit in (judged.plain, judged.chosen)
-        )
-        return Bought(before, after)
-
-    return RuntimeAdaptation(
-        runtime=judged.runtime,
-        architectures=len(set(architectures)),
-        level=judged.chosen.level.name,
-        judged=len(judged.left_out) > 1,
-        bought=bought(np.ones(len(rows), bool)),
-        by_regime={str(name): bought(regimes == name) for name in sorted(set(judged.regimes))},
-        left_out=judged.left_out,
-        factors=factors,
-        interval=interval,
-    )
-
-
-def _told(record: RuntimeAdaptation) -> str:
-    bought, many = record.bought, "s" * (record.architectures != 1)
-    said = f"{record.runtime} by {record.rows} rows of {record.architectures} architecture{many}, "
-    said += f"corrected {record.level}, "
+def _sentence(record: RuntimeAdaptation) -> str:
+    before, after = (errors.median for errors in (record.bought.before, record.bought.after))
+    said = f"{record.runtime} by {record.rows} rows of {record.architectures} architecture"
+    said += f"{'s' * (record.architectures != 1)}, corrected {record.level}, "
     if not record.judged:
-        return f"{said}median error before {bought.before.median:.1%}; too few to leave one out, nothing vouches for it"
-    return f"{said}median error left out {bought.before.median:.1%} -> {bought.after.median:.1%}"
+        return f"{said}median error before {before:.1%}; too few to leave one out, nothing vouches for it"
+    return f"{said}median error left out {before:.1%} -> {after:.1%}"
+
+
+def _read_rows(
+    predictor: Predictor,
+    measured: Any,
+    graphs: Mapping[GraphKey, ModelGraph],
+    inputs: Any,
+    progress: Callable[[str], None] | None,
+) -> dict[str, list[Row]]:
+    """Measured forward passes by runtime; see `adapt` for what they may be given as."""
+    frame, live = _named(_frame(measured))
+    device = predictor.profile.device.name
+    cells = tables.merge_repeats(tables.check(tables.complete(frame, {"device": device}), tables.MEASURED))
+    cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
+    if cells.empty:
+        raise TableError("The table holds no measured row. Give rows with model, batch and latency_s.")
+    others = sorted(set(cells["device"]) - {device})
+    if others:
+        raise UsageError(
+            f"The table has rows of {', '.join(others)}, the profile is of {device}. Keep the rows of one device and "
+            "adapt its own profile; if they are the same device, name it so in the column device."
+        )
+    for runtime, precision in dict.fromkeys(zip(cells["runtime"], cells["precision"], strict=True)):
+        predictor.check(str(runtime), str(precision))
+    traced = _traced(predictor, cells, graphs, live, inputs, progress)
+    rows_by_runtime: dict[str, list[Row]] = {}
+    for runtime, group in cells.groupby("runtime", sort=False):
+        architecture = group.groupby(["model", "input_kind", "input_size"], sort=False).ngroup()
+        rows = rows_by_runtime[str(runtime)] = []
+        for number, cell in zip(architecture, group.to_dict("records"), strict=True):
+            graph = graph_of(traced, cell)
+            assert graph is not None  # `_traced` made all of them
+            latency_us = float(cell["latency_s"]) * 1e6
+            rows.append(Row(number, graph, int(cell["batch"]), str(cell["protocol"]), latency_us, _noise(cell)))
+    return rows_by_runtime
+
+
+def _frame(measured: Any) -> pd.DataFrame:
+    if isinstance(measured, (pd.DataFrame, str, os.PathLike)):
+        frame = tables.load(measured)
+    elif isinstance(measured, Iterable):
+        rows = [row if isinstance(row, Mapping) else _row(row, number) for number, row in enumerate(measured, 1)]
+        frame = pd.DataFrame(rows)
+    else:
+        raise UsageError(f"{type(measured).__name__} is no table; give a DataFrame, a CSV file or a list of rows.")
+    if "latency_ms" in frame.columns:
+        if "latency_s" in frame.columns:
+            raise TableError("The table has both latency_s and latency_ms. Keep one of them.")
+        frame = frame.rename(columns={"latency_ms": "latency_s"})
+        frame["latency_s"] = pd.to_numeric(frame["latency_s"], errors="coerce") / 1e3
+    return frame
+
+
+def _row(row: Any, number: int) -> dict[str, Any]:
+    if isinstance(row, str) or not hasattr(row, "__len__") or len(row) != len(COLUMNS):
+        raise TableError(f"Row {number} is {row!r}. Give ({', '.join(COLUMNS)}), or a mapping with these names.")
+    return dict(zip(COLUMNS, row, strict=True))
+
+
+def _named(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table with names in place of live models, and those models by name; one object is one architecture."""
+    if "model" not in frame.columns or all(isinstance(model, str) for model in frame["model"]):
+        return frame, {}
+    from latpred.zoo import candidates
+
+    names: dict[int, str] = {}
+    live: dict[str, Any] = {}
+    for model in frame["model"]:
+        if not isinstance(model, str) and id(model) not in names:
+            name = names[id(model)] = f"{candidates.title(model)} #{len(names)}"
+            live[name] = model
+    out = frame.assign(model=[names.get(id(model), model) for model in frame["model"]])
+    graphs = {name: model.precision for name, model in live.items() if isinstance(model, ModelGraph)}
+    if graphs and "precision" not in out:
+        out["precision"] = [graphs.get(name, tables.DEFAULTS["precision"]) for name in out["model"]]
+    return out, live
+
+
+def _traced(
+    predictor: Predictor,
+    cells: pd.DataFrame,
+    graphs: Mapping[GraphKey, ModelGraph],
+    live: Mapping[str, Any],
+    inputs: Any,
+    progress: Callable[[str], None] | None,
+) -> Mapping[GraphKey, ModelGraph]:
+    """The graphs that were given, and those of the models and names that these lack."""
+    from latpred.zoo import candidates
+    from latpred.zoo.names import attention
+
+    traced = dict(graphs)
+    target = lowering.target_of(predictor.profile.device.kind)
+    with attention(attention_of(predictor.profile.protocol.get("era", ""))):
+        batches: dict[GraphKey, list[int]] = {}
+        for cell in cells.to_dict("records"):
+            batches.setdefault(graph_key(cell), []).append(int(cell["batch"]))
+        for key, sizes in batches.items():
+            if key.model not in live or key in traced:
+                continue
+            model = candidates.traceable(live[key.model])
+            if not isinstance(model, ModelGraph):
+                model = lowering.trace_for_runtime(
+                    model, inputs, runtime=key.runtime, target=target, precision=key.precision, batches=sizes
+                )
+            traced[key] = model
+        untraced = cells[[graph_of(traced, cell) is None for cell in cells.to_dict("records")]]
+        return trace_models(untraced, traced, progress, target)
+
+
+def _noise(cell: Mapping[Any, Any]) -> float:
+    """Standard deviation of the log of a measurement, as far as it was repeated; 0 where nothing is said."""
+    log_std = float(cell["spread_s"]) / float(cell["latency_s"])
+    ratio = float(cell.get("repeat_ratio", math.nan))
+    estimates = [value for value in (log_std, math.log(ratio) / 2 if ratio >= 1 else math.nan) if math.isfinite(value)]
+    return min(max(estimates, default=0.0), _LARGEST_NOISE)

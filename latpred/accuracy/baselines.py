@@ -1,7 +1,7 @@
-"""Simpler predictors to be better than, each fitted on the very measurements it is judged on, leaving one model out.
+"""Simpler predictors to be better than, each fitted to the measurements it is held against, leaving one model out.
 
 That favours them: they see every other model of the suite on the device, batch by batch, while latpred's predictor
-sees no whole model of it. They are given MACs, bytes and launches from latpred's own walks, which are right where
+sees no whole model of it. They are given MACs, bytes and launches from latpred's own traces, which are right where
 common counters are not. Baselines that need a device (isolated ops, torch's RuntimeEstimator) come in as columns that
 were measured elsewhere.
 """
@@ -28,61 +28,51 @@ _FLOOR = 1e-9  # a fitted line can cross zero; a latency cannot
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One baseline's predictions for the cells of a table.
-
-    Attributes
-    ----------
-    name, idea : str
-        What it is called and what it does, in a line.
-    latency_s : ndarray or None
-        One per row of the table, NaN where it has no answer; None when it could not be had at all.
-    reason : str
-        Why it could not be had, for any cell or for some; "" otherwise.
-    """
+    """One baseline's predictions for the cells of a table."""
 
     name: str
-    idea: str
-    latency_s: Floats | None
-    reason: str = ""
+    idea: str  # what it does, in a line
+    latency_s: Floats | None  # one per row, NaN where it has no answer; None when it could not be had at all
+    reason: str = ""  # why it has no answer, for any cell or for some
 
 
 def all_baselines(cells: pd.DataFrame, reasons: dict[str, str] | None = None) -> tuple[Baseline, ...]:
     """Every baseline of the accuracy report.
 
-    Examples
-    --------
     >>> [baseline.name for baseline in all_baselines(pd.DataFrame({"model": []}))]
     ['flops_linear', 'log_features', 'hard_max', 'isolated_ops', 'runtime_estimator']
     """
     fitted = [_fitted(name, idea, fit, cells) for name, (idea, fit) in _FITTED.items()]
-    brought = [_brought(name, idea, cells, (reasons or {}).get(name, "")) for name, idea in _BROUGHT.items()]
-    return (*fitted, *brought)
+    timed = [_timed(name, idea, cells, (reasons or {}).get(name, "")) for name, idea in _TIMED.items()]
+    return (*fitted, *timed)
 
 
 def fit_flops_linear(cells: pd.DataFrame) -> Model:
-    """The line a + b * MACs, by least squares of the relative error."""
+    """Fit the line a + b * MACs, by least squares of the relative error."""
     macs, latency = _column(cells, "macs"), _column(cells, "latency_s")
-    design = np.column_stack([np.ones_like(macs), macs / _scale(macs)])
+    scale = float(max(macs.max(initial=0.0), 1.0))
+    design = np.column_stack([np.ones_like(macs), macs / scale])
     constants = np.linalg.lstsq(design / latency[:, None], np.ones_like(latency), rcond=None)[0]
-    intercept, slope = constants[0], constants[1] / _scale(macs)
+    intercept, slope = constants[0], constants[1] / scale
     return lambda other: np.maximum(intercept + slope * _column(other, "macs"), _FLOOR)
 
 
 def fit_log_features(cells: pd.DataFrame) -> Model:
-    """The log latency as a line in log MACs, log bytes, log launches and log batch."""
-    constants = np.linalg.lstsq(_log_design(cells), np.log(_column(cells, "latency_s")), rcond=None)[0]
+    """Fit the log latency as a line in log MACs, log bytes, log launches and log batch."""
 
-    def predict(other: pd.DataFrame) -> Floats:
-        return np.asarray(np.exp(_log_design(other) @ constants), dtype=np.float64)
+    def design(of: pd.DataFrame) -> Floats:
+        columns = [np.log(np.maximum(_column(of, name), 1.0)) for name in (*FEATURES, "batch")]
+        return np.column_stack([np.ones(len(of)), *columns])
 
-    return predict
+    constants = np.linalg.lstsq(design(cells), np.log(_column(cells, "latency_s")), rcond=None)[0]
+    return lambda other: np.asarray(np.exp(design(other) @ constants), dtype=np.float64)
 
 
 def fit_hard_max(cells: pd.DataFrame) -> Model:
-    """The bend max(o, c * MACs), with the observed pair (o, c) of least mean absolute log error."""
+    """Fit the bend max(o, c * MACs), with the observed pair (o, c) of least mean absolute log error."""
     macs, latency = _column(cells, "macs"), _column(cells, "latency_s")
-    levels = np.log(_spread(latency))
-    rates = np.log(_spread(latency / np.maximum(macs, 1.0)))
+    levels = np.log(_candidates(latency))
+    rates = np.log(_candidates(latency / np.maximum(macs, 1.0)))
     log_macs, target = np.log(np.maximum(macs, 1.0)), np.log(latency)
     rising = rates[:, None] + log_macs  # (rates, cells)
     cost = np.array([np.abs(np.maximum(level, rising) - target).mean(axis=1) for level in levels])
@@ -96,7 +86,7 @@ _FITTED: dict[str, tuple[str, Callable[[pd.DataFrame], Model]]] = {
     "log_features": ("log-linear in MACs, bytes, launches, batch", fit_log_features),
     "hard_max": ("max(o, c x MACs)", fit_hard_max),
 }
-_BROUGHT = {
+_TIMED = {
     "isolated_ops": "sum of every op timed alone",
     "runtime_estimator": "torch's RuntimeEstimator",
 }
@@ -106,47 +96,36 @@ def _fitted(name: str, idea: str, fit: Callable[[pd.DataFrame], Model], cells: p
     missing = [column for column in FEATURES if column not in cells or bool(cells[column].isna().any())]
     if missing:
         return Baseline(name, idea, None, f"the predicted table has no {', '.join(missing)} for every cell")
-    out = np.full(len(cells), np.nan)
-    group = cells.groupby(["device", "runtime", "precision", "protocol"], sort=False).ngroup().to_numpy()
-    for one in np.unique(group):
-        rows = np.flatnonzero(group == one)
+    latency = np.full(len(cells), np.nan)
+    for rows in cells.groupby(["device", "runtime", "precision", "protocol"], sort=False).indices.values():
         if cells["model"].iloc[rows].nunique() >= FEWEST_MODELS:
-            out[rows] = _leave_one_out(fit, cells.iloc[rows])
-    if np.isnan(out).all():
+            latency[rows] = _leave_one_out(fit, cells.iloc[rows])
+    if np.isnan(latency).all():
         return Baseline(name, idea, None, f"leaving one model out needs at least {FEWEST_MODELS} models in one runtime")
-    return Baseline(name, idea, out)
+    return Baseline(name, idea, latency)
 
 
 def _leave_one_out(fit: Callable[[pd.DataFrame], Model], cells: pd.DataFrame) -> Floats:
-    out = np.full(len(cells), np.nan)
+    latency = np.full(len(cells), np.nan)
     models = cells["model"].to_numpy()
     for model in dict.fromkeys(models):
         held = models == model
-        out[held] = fit(cells[~held])(cells[held])
-    return out
+        latency[held] = fit(cells[~held])(cells[held])
+    return latency
 
 
-def _brought(name: str, idea: str, cells: pd.DataFrame, reason: str) -> Baseline:
+def _timed(name: str, idea: str, cells: pd.DataFrame, reason: str) -> Baseline:
     column = f"{BASELINE_PREFIX}{name}_s"
     if column in cells and bool(cells[column].notna().any()):
         return Baseline(name, idea, _column(cells, column), reason)
     return Baseline(name, idea, None, reason or f"no column {column} was measured")
 
 
-def _log_design(cells: pd.DataFrame) -> Floats:
-    columns = [np.log(np.maximum(_column(cells, name), 1.0)) for name in (*FEATURES, "batch")]
-    return np.column_stack([np.ones(len(cells)), *columns])
-
-
 def _column(cells: pd.DataFrame, name: str) -> Floats:
     return np.asarray(cells[name], dtype=np.float64)
 
 
-def _scale(values: Floats) -> float:
-    return float(max(values.max(initial=0.0), 1.0))
-
-
-def _spread(values: Floats) -> Floats:
+def _candidates(values: Floats) -> Floats:
     """At most `_CANDIDATES` of the values, evenly over their order."""
     ordered = np.unique(values)
     chosen: Floats = ordered[np.unique(np.linspace(0, ordered.size - 1, _CANDIDATES).round().astype(int))]

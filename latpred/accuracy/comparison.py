@@ -1,6 +1,6 @@
-"""Predicted against measured: joins two tables and reports errors, order, curves, intervals, noise and baselines.
+"""Predicted against measured: joins two tables and makes the accuracy report from them, or predicts the first one.
 
-Everything is computed from tables (`latpred.tables`); nothing here measures or traces. `report_text` renders a report.
+Everything is computed from tables (`latpred.tables`) by `accuracy.metrics`; nothing here measures.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pandas as pd
 
 from latpred import tables
 from latpred.accuracy import baselines, metrics
-from latpred.accuracy.accuracy_report import CAPTURED, CurvePoint, Report, Score, Targets
-from latpred.accuracy.metrics import Coverage, Errors, Noise, Rank
+from latpred.accuracy.accuracy_report import CAPTURED, Report, Score
+from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
 from latpred.errors import MissingPackageError, TableError
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from latpred.graph.graph import ModelGraph
     from latpred.profile.document import DeviceProfile
 
-__all__ = ["CurvePoint", "Report", "Score", "Targets", "compare", "evaluate"]
+__all__ = ["Report", "compare", "evaluate"]
 
-GOOD_FACTOR = 1.25
 OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart, nor two units nearer
 SMALL_BATCH = 8  # up to which the host's share of latency is large
 _SIDES = ("predicted", "measured")
@@ -87,30 +86,8 @@ def evaluate(
 ) -> Report:
     """Predict every cell of a measurement table made elsewhere and report how far off that is.
 
-    Models that need a package which is not there, or cannot be imported, are left out; the report's notes say which.
-
-    Parameters
-    ----------
-    table : DataFrame or path
-        At least model, batch and latency_s; other columns of a measurement table have defaults
-        (`latpred.tables.DEFAULTS`), and the device is taken to be the profile's.
-    profile : DeviceProfile
-        What to predict with.
-    graphs : mapping, optional
-        Walked models by `latpred.accuracy.predicted.GraphKey`; models that are not in it are traced by name.
-    progress : callable, optional
-        Told what is being traced.
-    seed : int
-        Of the bootstrap.
-
-    Raises
-    ------
-    TableError
-        When the table is not usable.
-    MissingPackageError
-        When none of the models can be walked.
-    UnknownModelError
-        When a model of the table has no graph and no name that latpred knows.
+    Columns other than model, batch and latency_s have defaults (`latpred.tables.DEFAULTS`). Models that are not in
+    `graphs` are traced by name. Those that need a package which is not there are left out, and a note says which.
     """
     from latpred.accuracy.predicted import graph_key, left_out, predict_table, trace_models
     from latpred.runtimes.legacy_torch import traced_for
@@ -120,20 +97,21 @@ def evaluate(
     cells = tables.merge_repeats(tables.check(outside, tables.MEASURED))
     lacking: dict[GraphKey, str] = {}
     with traced_for(profile.protocol.get("era", "")):
-        walked = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind), lacking)
+        traced = trace_models(cells, dict(graphs or {}), progress, target_of(profile.device.kind), lacking)
     reason = pd.Series([lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")], index=cells.index)
     out = cells[reason != ""]
     if len(out) == len(cells):
         raise MissingPackageError(f"none of the table's models can be walked: {reason.iloc[0]}")
     notes = left_out(list(out["model"]), list(reason[out.index]))
     cells = cells.drop(out.index)
-    return compare(predict_table(cells, walked, profile), cells, notes=notes, seed=seed)
+    return compare(predict_table(cells, traced, profile), cells, notes=notes, seed=seed)
 
 
 def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[str], seed: int) -> Report:
     cells = joined.rows.assign(error=joined.rows["latency_s_predicted"] / joined.rows["latency_s_measured"] - 1)
     noise, small = _noise(cells), cells[cells["batch"] <= SMALL_BATCH]
     tolerance = 0.0 if math.isnan(noise.p90) else noise.p90
+    by_batch = cells.sort_values("batch", kind="stable")
     notes = [
         *joined.notes,
         *remarks,
@@ -143,27 +121,24 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
     return Report(
         overall=_errors(cells),
         at_speed=_errors_at_speed(cells),
-        by_runtime=_by(cells, cells["runtime"]),
-        by_batch=_by(cells.sort_values("batch", kind="stable"), cells["batch"]),
-        by_decade=_by(cells.sort_values("batch", kind="stable"), cells["batch"].map(metrics.decade)),
-        by_model=_by(cells, cells["model"]),
-        small_by_runtime=_by(small, small["runtime"]),
-        rank=_rank(cells, cells["latency_s_predicted"], tolerance),
-        rank_by_batch={
-            str(batch): _rank(group, group["latency_s_predicted"], tolerance)
-            for batch, group in cells.groupby("batch", sort=True)
-        },
+        by_runtime=_errors_by(cells, cells["runtime"]),
+        by_batch=_errors_by(by_batch, by_batch["batch"]),
+        by_decade=_errors_by(by_batch, by_batch["batch"].map(metrics.decade)),
+        by_model=_errors_by(cells, cells["model"]),
+        small_by_runtime=_errors_by(small, small["runtime"]),
+        rank=_rank(cells, tolerance),
+        rank_by_batch={str(batch): _rank(group, tolerance) for batch, group in cells.groupby("batch", sort=True)},
         fastest=_fastest(cells, tolerance),
         speedups=_speedups(cells),
         launches=_launches(cells),
         crossover=_crossover(cells),
-        knee=_curve_point(
+        knee=_latency_point(
             cells, metrics.knee, f"latency above {metrics.KNEE_RATIO:g} times that of the smallest batch"
         ),
         regime=_regime(cells),
         coverage=_coverage(cells, seed),
         noise=noise,
-        baselines=tuple(_score(one, cells, tolerance) for one in baselines.all_baselines(_judged(cells), reasons)),
+        baselines=tuple(_score(one, cells, tolerance) for one in baselines.all_baselines(_features(cells), reasons)),
         only_predicted=joined.only_predicted,
         only_measured=joined.only_measured,
         failed=joined.failed,
@@ -184,63 +159,70 @@ def _of_another_unit(cells: pd.DataFrame) -> Iterator[str]:
                 )
 
 
-def _errors(cells: pd.DataFrame) -> Errors:
-    return metrics.errors(cells["latency_s_predicted"], cells["latency_s_measured"], list(cells["model"]))
+def _errors(cells: pd.DataFrame, predicted: str = "latency_s_predicted") -> Errors:
+    return metrics.errors(cells[predicted], cells["latency_s_measured"], list(cells["model"]))
 
 
 def _errors_at_speed(cells: pd.DataFrame) -> Errors | None:
     """Errors of predictions for the speed that the machine had; None where nobody told it."""
     if tables.AT_SPEED not in cells or not bool(cells[tables.AT_SPEED].notna().all()):
         return None
-    return metrics.errors(cells[tables.AT_SPEED], cells["latency_s_measured"], list(cells["model"]))
+    return _errors(cells, tables.AT_SPEED)
 
 
-def _by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
-    return {str(name): _errors(group) for name, group in cells.groupby(key.loc[cells.index], sort=False)}
+def _errors_by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
+    return {str(name): _errors(group) for name, group in cells.groupby(key, sort=False)}
 
 
-def _rank(cells: pd.DataFrame, predicted: pd.Series[float], tolerance: float) -> Rank:
-    group = cells.groupby([*_present(cells, _GROUP), "batch"], sort=False).ngroup()
-    return metrics.rank(predicted, cells["latency_s_measured"], tolerance, group)
+def _groups(cells: pd.DataFrame, names: Sequence[str]) -> pd.Series[int]:
+    """Number of each cell's group: cells that agree in these columns, of those that there are."""
+    return cells.groupby(_present(cells, names), sort=False).ngroup()
+
+
+def _rank(cells: pd.DataFrame, tolerance: float) -> Rank:
+    groups = _groups(cells, [*_GROUP, "batch"])
+    return metrics.rank(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, groups)
 
 
 def _fastest(cells: pd.DataFrame, tolerance: float) -> metrics.Fastest:
     """Over runtimes: whether the one that is fastest for a model and batch is named."""
-    group = cells.groupby(_present(cells, _BUT_RUNTIME), sort=False).ngroup()
-    return metrics.fastest(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, group)
+    groups = _groups(cells, _BUT_RUNTIME)
+    return metrics.fastest(cells["latency_s_predicted"], cells["latency_s_measured"], tolerance, groups)
+
+
+def _beside_eager(cells: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Cells of other runtimes with eager's `columns` for the same model and batch, where eager has them."""
+    same = _present(cells, _BUT_RUNTIME)
+    eager = cells[cells["runtime"] == "eager"]
+    return cells[cells["runtime"] != "eager"].merge(eager[[*same, *columns]], on=same, suffixes=("", "_eager"))
 
 
 def _speedups(cells: pd.DataFrame) -> dict[str, metrics.Speedups]:
     """By runtime: how much faster than eager it is, where eager was measured too."""
     latencies = [f"latency_s_{side}" for side in _SIDES]
-    same = _present(cells, _BUT_RUNTIME)
-    eager = cells[cells["runtime"] == "eager"]
-    pairs = cells[cells["runtime"] != "eager"].merge(eager[[*same, *latencies]], on=same, suffixes=("", "_eager"))
-    ratio = {name: pairs[f"{name}_eager"] / pairs[name] for name in latencies}
     return {
-        str(runtime): metrics.speedups(*(ratio[name].loc[group.index] for name in latencies))
-        for runtime, group in pairs.groupby("runtime", sort=False)
+        str(runtime): metrics.speedups(*(pairs[f"{name}_eager"] / pairs[name] for name in latencies))
+        for runtime, pairs in _beside_eager(cells, latencies).groupby("runtime", sort=False)
     }
 
 
 def _launches(cells: pd.DataFrame) -> dict[str, metrics.Launches]:
-    """By runtime: launches as walked against those that a profiler saw, where one looked.
+    """By runtime: launches as traced against those that a profiler saw, where one looked.
 
     What a captured graph replays is launched by no op: its kernels are held against those that eager ran.
     """
     columns = [f"launches_{side}" for side in _SIDES]
-    found: dict[str, metrics.Launches] = {}
+    launches: dict[str, metrics.Launches] = {}
     if set(columns) <= set(cells.columns):
         for runtime, group in cells.dropna(subset=columns).groupby("runtime", sort=False):
-            found[str(runtime)] = metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
+            launches[str(runtime)] = metrics.launches(group[columns[0]], group[columns[1]], list(group["model"]))
     if tables.KERNELS in cells:
-        known = cells.assign(kernels=pd.to_numeric(cells[tables.KERNELS], errors="coerce")).dropna(subset="kernels")
-        same = _present(cells, _BUT_RUNTIME)
-        eager, replayed = (known[known["runtime"] == runtime] for runtime in ("eager", CAPTURED))
-        pairs = replayed.merge(eager[[*same, "kernels"]], on=same, suffixes=("", "_eager"))
+        counted = cells.assign(kernels=pd.to_numeric(cells[tables.KERNELS], errors="coerce")).dropna(subset="kernels")
+        pairs = _beside_eager(counted, ["kernels"])
+        pairs = pairs[pairs["runtime"] == CAPTURED]
         if len(pairs):
-            found[CAPTURED] = metrics.launches(pairs["kernels_eager"], pairs["kernels"], list(pairs["model"]))
-    return found
+            launches[CAPTURED] = metrics.launches(pairs["kernels_eager"], pairs["kernels"], list(pairs["model"]))
+    return launches
 
 
 def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -255,9 +237,8 @@ def _noise(cells: pd.DataFrame) -> Noise:
 
 
 def _coverage(cells: pd.DataFrame, seed: int) -> Coverage:
-    if "low_s" not in cells or "high_s" not in cells:
-        return metrics.coverage([], [], [], [])
-    known = cells[cells["low_s"].notna() & cells["high_s"].notna()]
+    ends = ["low_s", "high_s"]
+    known = cells.dropna(subset=ends) if set(ends) <= set(cells.columns) else cells.iloc[:0].assign(low_s=0, high_s=0)
     return metrics.coverage(known["low_s"], known["high_s"], known["latency_s_measured"], known["model"], seed)
 
 
@@ -271,17 +252,18 @@ def _regime(cells: pd.DataFrame) -> float:
 
 
 def _crossover(cells: pd.DataFrame) -> CurvePoint:
-    both = [f"{name}_s_{side}" for name in ("overhead", "compute") for side in _SIDES]
-    known = cells.dropna(subset=both) if set(both) <= set(cells.columns) else cells.iloc[:0]
+    clocks = [f"{name}_s_{side}" for name in ("overhead", "compute") for side in _SIDES]
+    known = cells.dropna(subset=clocks) if set(clocks) <= set(cells.columns) else cells.iloc[:0]
     if len(known) == 0:
-        return _curve_point(cells, metrics.elbow, "flat latency over the slope at the largest batches")
+        return _latency_point(cells, metrics.elbow, "flat latency over the slope at the largest batches")
     predicted, measured = (_per_curve(known, metrics.crossing, f"overhead_s_{s}", f"compute_s_{s}") for s in _SIDES)
-    return _factors(predicted, measured, "measured overhead and compute")
+    return metrics.curve_point(predicted, measured, "measured overhead and compute")
 
 
-def _curve_point(cells: pd.DataFrame, reader: Callable[..., float], basis: str) -> CurvePoint:
+def _latency_point(cells: pd.DataFrame, reader: Callable[..., float], basis: str) -> CurvePoint:
+    """Errors of what `reader` reads off the latency curves."""
     predicted, measured = (_per_curve(cells, reader, f"latency_s_{side}") for side in _SIDES)
-    return _factors(predicted, measured, basis)
+    return metrics.curve_point(predicted, measured, basis)
 
 
 def _per_curve(cells: pd.DataFrame, reader: Callable[..., float], *columns: str) -> list[float]:
@@ -290,37 +272,20 @@ def _per_curve(cells: pd.DataFrame, reader: Callable[..., float], *columns: str)
     return [reader(curve["batch"], *(curve[name] for name in columns)) for _, curve in curves if len(curve) > 1]
 
 
-def _factors(predicted: Sequence[float], measured: Sequence[float], basis: str) -> CurvePoint:
-    p, m = np.asarray(predicted, float), np.asarray(measured, float)
-    both = np.isfinite(p) & np.isfinite(m)
-    either = int((np.isfinite(p) | np.isfinite(m)).sum())
-    off = np.array([metrics.factor(a, b) for a, b in zip(p[both], m[both], strict=True)])
-    return CurvePoint(
-        curves=int(both.sum()),
-        one_sided=either - int(both.sum()),
-        median=float(np.median(off)) if off.size else math.nan,
-        p90=float(np.quantile(off, 0.9)) if off.size else math.nan,
-        good=float((off <= GOOD_FACTOR).sum()) / either if either else math.nan,
-        basis=basis,
-    )
-
-
-def _judged(cells: pd.DataFrame) -> pd.DataFrame:
+def _features(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells as baselines know them: measured latency, and work as the predicted table counted it."""
     work = {f"{name}_predicted": name for name in baselines.FEATURES}
-    brought = [name for name in cells.columns if name.startswith(tables.BASELINE_PREFIX)]
-    sides = {name: name.removesuffix("_predicted").removesuffix("_measured") for name in brought}
-    return cells.rename(columns={"latency_s_measured": "latency_s", **work, **sides})
+    timed = [name for name in cells.columns if name.startswith(tables.BASELINE_PREFIX)]
+    plain = {name: name.removesuffix("_predicted").removesuffix("_measured") for name in timed}
+    return cells.rename(columns={"latency_s_measured": "latency_s", **work, **plain})
 
 
 def _score(baseline: baselines.Baseline, cells: pd.DataFrame, tolerance: float) -> Score:
     if baseline.latency_s is None:
         return Score(baseline.name, baseline.idea, None, None, baseline.reason)
-    known = np.isfinite(baseline.latency_s)
-    judged = cells[known].assign(latency_s_predicted=baseline.latency_s[known])
-    rank = _rank(judged, judged["latency_s_predicted"], tolerance)
-    reason = baseline.reason if len(judged) < len(cells) else ""
-    return Score(baseline.name, baseline.idea, _errors(judged), rank, reason)
+    answered = cells.assign(latency_s_predicted=baseline.latency_s)[np.isfinite(baseline.latency_s)]
+    reason = baseline.reason if len(answered) < len(cells) else ""
+    return Score(baseline.name, baseline.idea, _errors(answered), _rank(answered, tolerance), reason)
 
 
 def _nothing_in_common(joined: tables.Joined) -> str:

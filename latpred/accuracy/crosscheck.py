@@ -1,8 +1,8 @@
-"""Check: our counts beside those of torch's FlopCounterMode and of fvcore, with the reason for each difference.
+"""`latpred trace --check`: our counts beside those of torch's FlopCounterMode and of fvcore, and why they differ.
 
 Neither is right for every model, which is why neither is the counter: both can silently leave out fused attention,
-and both fail on models whose Python reads values. One FLOP-counter FLOP is half a multiply-add; fvcore counts
-multiply-adds and calls them flops.
+and both fail on models whose Python reads values. One FLOP-counter FLOP is half a multiply-add; fvcore, which only
+this module uses, counts multiply-adds and calls them flops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.graph import ModelGraph
 from latpred.ops.families import root
 from latpred.sandbox.own_thread import silenced
 from latpred.tracing.inputs import placed
@@ -22,22 +22,12 @@ from latpred.tracing.inputs import placed
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One counter beside ours, at one batch size.
+    """One counter beside ours, at one batch size, in multiply-adds."""
 
-    Attributes
-    ----------
-    counter : str
-        "FlopCounterMode" or "fvcore".
-    ours, theirs : int or None
-        Multiply-adds; theirs is None where it fails.
-    reasons : tuple of str
-        Why they differ, or why it fails; empty when they agree.
-    """
-
-    counter: str
+    counter: str  # "FlopCounterMode" or "fvcore"
     ours: int
-    theirs: int | None
-    reasons: tuple[str, ...]
+    theirs: int | None  # None where it fails
+    reasons: tuple[str, ...]  # why they differ, or why it fails; empty when they agree
 
     @property
     def ratio(self) -> float | None:
@@ -46,31 +36,17 @@ class Difference:
 
 
 def check(graph: ModelGraph, model: torch.nn.Module, inputs: Any, batch: int = 1) -> tuple[Difference, ...]:
-    """Count a model with other counters and explain where they differ from its graph.
+    """Count a model with each other counter and explain where it differs from the model's graph.
 
-    Parameters
-    ----------
-    graph : ModelGraph
-        What `trace` made of the model.
-    model : torch.nn.Module
-        A model with real weights, in evaluation mode; it is run on the device it is on.
-    inputs : tensor, tuple or dict
-        One batch.
-    batch : int
-        Its size.
-
-    Returns
-    -------
-    tuple of Difference
-        One for each counter.
+    The model has real weights and is run, on the device it is on, with one batch of inputs of that size.
     """
-    counters: tuple[tuple[str, Callable[..., Mapping[str, int]]], ...] = (
-        ("FlopCounterMode", _flop_counter),
-        ("fvcore", _fvcore),
-    )
-    ops = graph.at(batch)
-    ours = _by_kind(ops, batch)
-    return tuple(_difference(name, count, ours, model, _arguments(inputs, model)) for name, count in counters)
+    ours: Counter[str] = Counter()
+    for op in graph.at(batch):
+        if macs := op.macs.at(batch):
+            ours[_kind(root(op.family))] += macs
+    arguments = _arguments(inputs, model)
+    counters = {"FlopCounterMode": _flop_counter, "fvcore": _fvcore}
+    return tuple(_difference(name, count, ours, model, arguments) for name, count in counters.items())
 
 
 def _arguments(inputs: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -111,20 +87,10 @@ def _reason(counter: str, kind: str, ours: Mapping[str, int], theirs: Mapping[st
             "rnn": f"{counter} does not know recurrent layers",
             "convolution": f"{counter} does not know convolutions with padding given as a word",
         }.get(kind, f"{counter} does not know the op")
-    if kind in ("matmul", "attention") and ours.get("matmul", 0) + ours.get("attention", 0) == theirs.get(
-        "matmul", 0
-    ) + theirs.get("attention", 0):
+    products = ("matmul", "attention")
+    if kind in products and sum(ours.get(one, 0) for one in products) == sum(theirs.get(one, 0) for one in products):
         return f"{counter} runs attention as two products"
     return f"{counter} counts some of these ops by another rule, or not at all"
-
-
-def _by_kind(ops: tuple[Op, ...], batch: int) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for op in ops:
-        macs = op.macs.at(batch)
-        if macs:
-            counts[_kind(root(op.family))] += macs
-    return counts
 
 
 def _kind(family: str) -> str:

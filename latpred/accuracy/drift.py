@@ -22,34 +22,17 @@ MOST_NAMED = 8
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that a profile prices, timed again.
+    """One thing that a profile prices, timed again."""
 
-    Attributes
-    ----------
-    clock : str
-        "host" for dispatch, "device" for kernels.
-    name : str
-        Precision and kernel family, class of op, or kind of call; "" for what all parts of the clock have in common.
-    ratio : float
-        Time now over the profile's, without what the clock's parts have in common.
-    low, high : float
-        Between which the ratio lies, all parts looked at being counted.
-    least : float
-        Smallest factor that would have been called moved.
-    anchors : int
-        Cells or kernels that were timed.
-    verdict : str
-        "holds", "moved", or "unclear" where noise hides a change of 15 %.
-    """
-
-    clock: str
+    clock: str  # "host" for dispatch, "device" for kernels
+    # Precision and kernel family, class of op, or kind of call; "" for what all parts of the clock have in common.
     name: str
-    ratio: float
-    low: float
+    ratio: float  # time now over the profile's, without what the clock's parts have in common
+    low: float  # between `low` and `high` the ratio lies, all parts looked at being counted
     high: float
-    least: float
-    anchors: int
-    verdict: str
+    least: float  # smallest factor that would have been called moved
+    anchors: int  # cells or kernels that were timed
+    verdict: str  # HOLDS, MOVED, or UNCLEAR where noise hides a change of 15 %
 
     @property
     def group(self) -> str:
@@ -58,30 +41,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether a profile still holds.
+    """Whether a profile still holds."""
 
-    Attributes
-    ----------
-    profile : str
-        Its name.
-    created : str
-        When it was calibrated.
-    parts : tuple of Part
-        Everything that was timed again.
-    changes : tuple of str
-        What differs between the machine now and the profile's, in sentences.
-    busy : float
-        Processors that other work used meanwhile; 0 where the system does not say.
-    seconds : float
-        What the check took.
-    """
-
-    profile: str
-    created: str
-    parts: tuple[Part, ...]
-    changes: tuple[str, ...]
-    busy: float
-    seconds: float
+    profile: str  # its name
+    created: str  # when it was calibrated
+    parts: tuple[Part, ...]  # everything that was timed again
+    changes: tuple[str, ...]  # what differs between the machine now and the profile's, in sentences
+    busy: float  # processors that other work used meanwhile; 0 where the system does not say
+    seconds: float  # what the check took
 
     @property
     def told(self) -> tuple[Part, ...]:

@@ -1,7 +1,7 @@
 """How far predictions are from measurements, as numbers: pure functions of arrays, with no table and no printing.
 
-Latencies may be in any one unit; errors are shares (0.08 is 8 %), errors of a batch size are factors (1.25 is a
-quarter off).
+Latencies may be in any one unit. Errors are shares (0.08 is 8 %), errors of a batch size are factors (1.25 is a
+quarter off). A figure that rests on nothing is NaN.
 """
 
 from __future__ import annotations
@@ -23,89 +23,68 @@ _BOOTSTRAPS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Absolute relative errors of a group of cells, as shares.
-
-    Attributes
-    ----------
-    cells, models : int
-        How many of each the figures rest on.
-    median, p90 : float
-        Of |predicted - measured| / measured.
-    near : float
-        Share of cells within 10 %.
-    bias : float
-        Geometric mean of predicted / measured, less one: above zero is too slow on the whole.
-    """
+    """Relative errors of a group of cells, |predicted - measured| / measured, as shares."""
 
     cells: int
     models: int
     median: float
     p90: float
-    near: float
-    bias: float
+    near: float  # share of cells within 10 %
+    bias: float  # geometric mean of predicted / measured, less one: above zero is too slow on the whole
 
 
 def errors(predicted: ArrayLike, measured: ArrayLike, models: Sequence[str] = ()) -> Errors:
-    """Summary of relative errors; all figures are NaN when there is no cell.
+    """Summarise relative errors.
 
-    >>> e = errors([1.1, 1.8, 4.0], [1.0, 2.0, 4.0])
-    >>> round(e.median, 3), round(e.near, 3)
+    >>> summary = errors([1.1, 1.8, 4.0], [1.0, 2.0, 4.0])
+    >>> round(summary.median, 3), round(summary.near, 3)
     (0.1, 1.0)
     """
     p, m = np.asarray(predicted, float), np.asarray(measured, float)
-    count = len(set(models)) if len(models) else 0
-    if p.size == 0:
-        return Errors(0, count, np.nan, np.nan, np.nan, np.nan)
-    off = _off(p, m)
+    sizes = relative_errors(p, m)
     return Errors(
         cells=int(p.size),
-        models=count,
-        median=float(np.median(off)),
-        p90=float(np.quantile(off, 0.9)),
-        near=float(np.mean(off <= NEAR * (1 + 1e-9))),  # 1.1 against 1.0 is near in spite of binary fractions
-        bias=float(np.expm1(np.mean(np.log(p / m)))),
+        models=len(set(models)),
+        median=_median(sizes),
+        p90=_quantile(sizes, 0.9),
+        near=share_within(sizes, NEAR),
+        bias=float(np.expm1(_mean(np.log(p / m)))),
     )
 
 
+def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Floats:
+    """|predicted - measured| / measured, of each cell."""
+    p, m = np.asarray(predicted, float), np.asarray(measured, float)
+    sizes: Floats = np.abs(p - m) / m
+    return sizes
+
+
+def share_within(sizes: Floats, limit: float) -> float:
+    """Share of the errors that are at most a limit; 1.1 against 1.0 is within 10 % in spite of binary fractions."""
+    return _mean(sizes <= limit * (1 + 1e-9))
+
+
 def conformal(sizes: ArrayLike, level: float = 0.90) -> float:
-    """How far off the next prediction is at most, with probability `level`, as the sizes of errors left out tell.
+    """How far off the next prediction is at most, with probability `level`, from absolute errors left out.
 
-    A little beyond their quantile, since the next error is one more of them; NaN without any.
+    A little beyond their quantile, since the next error is one more of them.
 
-    Parameters
-    ----------
-    sizes : array
-        Absolute errors.
-    level
-        The probability.
-
-    Examples
-    --------
     >>> conformal([0.1, 0.2, 0.3]), conformal([0.1, 0.2, 0.3, 0.4] * 10)
     (0.3, 0.4)
     """
-    known = np.asarray(sizes, float)
-    if not known.size:
-        return float(np.nan)
-    share = min(1.0, level * (1.0 + 1.0 / known.size))
-    return float(np.quantile(known, share, method="higher"))
+    errors_left_out = np.asarray(sizes, float)
+    if not errors_left_out.size:
+        return float("nan")
+    share = min(1.0, level * (1.0 + 1.0 / errors_left_out.size))
+    return float(np.quantile(errors_left_out, share, method="higher"))
 
 
 def half_width(errors: ArrayLike, models: ArrayLike) -> float:
-    """How far off the next model is at most, in nine cases of ten, as a few errors of models left out tell.
+    """How far off the next model is at most, in nine cases of ten, from the log errors of a few models left out.
 
     Their root mean square by Student's t, since few errors tell it badly. Errors of one model go together: they count
     as so many as their correlation leaves.
 
-    Parameters
-    ----------
-    errors : array
-        Logarithms of measured over predicted.
-    models : array
-        The model of each.
-
-    Examples
-    --------
     >>> [round(half_width([0.1, -0.1] * pairs, range(2 * pairs)), 2) for pairs in (2, 4, 100)]
     [0.26, 0.2, 0.17]
     >>> round(half_width([0.1, 0.1, -0.1, -0.1], ["one", "one", "other", "other"]), 2)  # two errors, of two models
@@ -113,21 +92,21 @@ def half_width(errors: ArrayLike, models: ArrayLike) -> float:
     """
     from scipy.special import stdtrit
 
-    off = np.asarray(errors, float)
-    count = _independent(off, np.asarray(models))
-    size = float(np.sqrt(np.mean(off**2) * (1.0 + 1.0 / count)))
-    return size * float(stdtrit(max(count - 1.0, 1.0), 0.95))
+    log_errors = np.asarray(errors, float)
+    count = _independent(log_errors, models)
+    rms = float(np.sqrt(np.mean(log_errors**2) * (1.0 + 1.0 / count)))
+    return rms * float(stdtrit(max(count - 1.0, 1.0), 0.95))
 
 
-def _independent(errors: Floats, models: NDArray[Any]) -> float:
-    """How many errors of their own there are, given that those of a model go together (Kish's design effect)."""
-    _, index, counts = np.unique(models, return_inverse=True, return_counts=True)
+def _independent(errors: Floats, models: ArrayLike) -> float:
+    """How many independent errors these are worth, given that those of a model go together (Kish's design effect)."""
+    _, index, counts = np.unique(np.asarray(models), return_inverse=True, return_counts=True)
     several = counts > 1
     squares, sums = np.bincount(index, errors**2), np.bincount(index, errors)
     pairs = ((sums**2 - squares)[several] / (counts[several] - 1)).sum()
     whole = squares[several].sum()
-    together = float(np.clip(pairs / whole, 0.0, 1.0)) if whole > 0 else 0.0
-    return len(errors) / (1.0 + (len(errors) / len(counts) - 1.0) * together)
+    correlation = float(np.clip(pairs / whole, 0.0, 1.0)) if whole > 0 else 0.0
+    return len(errors) / (1.0 + (len(errors) / len(counts) - 1.0) * correlation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +125,13 @@ class Rank:
 def rank(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: ArrayLike | None = None) -> Rank:
     """Kendall tau over pairs of one group whose measured ratio exceeds 1 + noise, pooled over groups.
 
-    Parameters
-    ----------
-    predicted, measured : array_like
-        Latencies.
-    noise : float
-        Repeat noise as a share; 0.02 leaves out pairs less than 2 % apart.
-    groups : array_like, optional
-        Only cells with equal values here are paired (batch sizes, as a rule).
+    Groups are batch sizes, as a rule.
 
-    Examples
-    --------
     >>> rank([1, 3, 2], [1.0, 2.0, 3.0], noise=0.0).tau
     0.3333333333333333
     """
     p, m = np.log(np.asarray(predicted, float)), np.log(np.asarray(measured, float))
-    g = np.zeros(p.size) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    g = np.zeros(p.size) if groups is None else np.asarray(groups)
     i, j = np.triu_indices(p.size, k=1)
     same = g[i] == g[j]
     i, j = i[same], j[same]
@@ -177,15 +147,14 @@ def rank(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: ArrayL
 
 
 def knee(batches: ArrayLike, latency: ArrayLike, ratio: float = KNEE_RATIO) -> float:
-    """Batch size at which latency passes `ratio` times the flat latency, read off the curve.
+    """Batch size at which latency passes `ratio` times that of the smallest batch, read off the curve.
 
-    Flat is the latency of the smallest batch. Between measured batches the curve is a straight line in the logarithms.
-    NaN when the curve never gets there.
+    Between measured batches the curve is a straight line in the logarithms. NaN when it never gets there.
 
     >>> round(knee([1, 2, 4], [1.0, 1.0, 2.0], ratio=2 ** 0.5), 3)
     2.828
     """
-    b, y = _sorted(batches, latency)
+    b, y = _by_batch(batches, latency)
     return _reaching(b, y, ratio * y[0])
 
 
@@ -198,13 +167,9 @@ def elbow(batches: ArrayLike, latency: ArrayLike) -> float:
     >>> elbow([1, 2, 4, 8, 16], [4.0, 4.0, 4.0, 8.0, 16.0])
     4.0
     """
-    b, y = _sorted(batches, latency)
-    if b.size < 3:
-        return float("nan")
-    slope = (y[-1] - y[-2]) / (b[-1] - b[-2])
-    if slope <= 0:
-        return float("nan")
-    where = y[0] / slope
+    b, y = _by_batch(batches, latency)
+    slope = (y[-1] - y[-2]) / (b[-1] - b[-2]) if b.size >= 3 else 0.0
+    where = y[0] / slope if slope > 0 else float("nan")
     return float(where) if b[0] < where < b[-1] else float("nan")
 
 
@@ -214,7 +179,7 @@ def crossing(batches: ArrayLike, overhead: ArrayLike, compute: ArrayLike) -> flo
     >>> round(crossing([1, 4, 16], [8.0, 8.0, 8.0], [1.0, 4.0, 16.0]), 3)
     8.0
     """
-    b, share = _sorted(batches, np.asarray(compute, float) / np.asarray(overhead, float))
+    b, share = _by_batch(batches, np.asarray(compute, float) / np.asarray(overhead, float))
     return _reaching(b, share, 1.0)
 
 
@@ -225,6 +190,56 @@ def factor(predicted: float, measured: float) -> float:
     2.0
     """
     return float(max(predicted / measured, measured / predicted))
+
+
+def _by_batch(batches: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:
+    b, y = np.asarray(batches, float), np.asarray(values, float)
+    order = np.argsort(b)
+    return b[order], y[order]
+
+
+def _reaching(b: Floats, y: Floats, level: float) -> float:
+    """Where a curve gets to a level; between two batches it is a straight line in the logarithms."""
+    past = np.flatnonzero(y >= level)
+    if past.size == 0:
+        return float("nan")
+    part = slice(max(int(past[0]) - 1, 0), int(past[0]) + 1)
+    return float(np.exp(np.interp(np.log(level), np.log(y[part]), np.log(b[part]))))
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """How well a batch size read off curves (crossover or knee) is predicted, as factors of at least 1."""
+
+    curves: int  # on which both sides show it
+    one_sided: int  # curves on which only one side shows it, within the batches there are
+    median: float
+    p90: float
+    good: float  # share of all curves that show it on either side and are within a factor of 1.25
+    basis: str  # what it was read from
+
+
+GOOD_FACTOR = 1.25
+
+
+def curve_point(predicted: ArrayLike, measured: ArrayLike, basis: str) -> CurvePoint:
+    """Errors of a batch size, one per curve; NaN where a curve does not show it.
+
+    >>> curve_point([4, 2, float("nan")], [8, 2, 3], "knee").median
+    1.5
+    """
+    p, m = np.asarray(predicted, float), np.asarray(measured, float)
+    on_both = np.isfinite(p) & np.isfinite(m)
+    on_any = int((np.isfinite(p) | np.isfinite(m)).sum())
+    factors = np.maximum(p / m, m / p)[on_both]
+    return CurvePoint(
+        curves=factors.size,
+        one_sided=on_any - factors.size,
+        median=_median(factors),
+        p90=_quantile(factors, 0.9),
+        good=float((factors <= GOOD_FACTOR).sum()) / on_any if on_any else float("nan"),
+        basis=basis,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +269,7 @@ def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike, clusters: Arr
     sizes = np.bincount(index, minlength=names.size)
     drawn = np.random.default_rng(seed).integers(0, names.size, size=(_BOOTSTRAPS, names.size))
     shares = hits[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-    return Coverage(
-        cells=int(m.size),
-        models=int(names.size),
-        share=float(inside.mean()),
-        low=float(np.quantile(shares, 0.05)),
-        high=float(np.quantile(shares, 0.95)),
-    )
+    return Coverage(m.size, names.size, _mean(inside), _quantile(shares, 0.05), _quantile(shares, 0.95))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,16 +283,14 @@ class Noise:
 
 
 def noise(ratios: ArrayLike, source: str) -> Noise:
-    """Repeat noise from ratios of repeats, slower over faster.
+    """Repeat noise from ratios of repeats, slower over faster; cells without repeats are NaN.
 
     >>> noise([1.0, 1.02, 1.04], "two halves").median
     0.020000000000000018
     """
     r = np.asarray(ratios, float)
     r = r[np.isfinite(r)]
-    if r.size == 0:
-        return Noise(0, np.nan, np.nan, source)
-    return Noise(int(r.size), float(np.median(r) - 1), float(np.quantile(r, 0.9) - 1), source)
+    return Noise(r.size, _median(r) - 1, _quantile(r, 0.9) - 1, source)
 
 
 def decade(batch: int) -> str:
@@ -298,46 +305,26 @@ def decade(batch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fastest:
-    """How often the fastest of several ways to run a model is named right.
+    """How often the fastest of several runtimes is named right."""
 
-    Attributes
-    ----------
-    right : float
-        Share of the clear cases.
-    clear : int
-        Cases whose two fastest are further apart than the noise.
-    left_out : int
-        Cases that are not.
-    """
-
-    right: float
-    clear: int
-    left_out: int
+    right: float  # share of the clear cases
+    clear: int  # cases whose two fastest are further apart than the noise
+    left_out: int  # cases that are not
 
 
 def fastest(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: ArrayLike) -> Fastest:
     """Whether the smallest prediction of each group is the smallest measurement.
 
-    Parameters
-    ----------
-    predicted, measured : array_like
-        Latencies.
-    noise : float
-        Repeat noise as a share; groups whose two fastest are closer are left out.
-    groups : array_like
-        Cells with equal values are ways to run the same thing.
+    Groups whose two fastest are within the noise (a share) are left out.
 
-    Examples
-    --------
     >>> fastest([1, 2, 3, 1], [1.0, 2.0, 2.0, 4.0], noise=0.1, groups=["a", "a", "b", "b"])
     Fastest(right=0.5, clear=2, left_out=0)
     """
-    p, m = np.asarray(predicted, float), np.asarray(measured, float)
-    kinds = np.unique(np.asarray(groups), return_inverse=True)[1]
+    p, m, group = np.asarray(predicted, float), np.asarray(measured, float), np.asarray(groups)
     hits: list[bool] = []
     close = 0
-    for kind in range(kinds.max(initial=-1) + 1):
-        members = np.flatnonzero(kinds == kind)
+    for name in np.unique(group):
+        members = np.flatnonzero(group == name)
         if len(members) < 2:
             continue
         best, second = np.sort(m[members])[:2]
@@ -345,26 +332,16 @@ def fastest(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: Arr
             close += 1
         else:
             hits.append(bool(np.argmin(p[members]) == np.argmin(m[members])))
-    return Fastest(float(np.mean(hits)) if hits else float("nan"), len(hits), close)
+    return Fastest(_mean(np.array(hits)), len(hits), close)
 
 
 @dataclass(frozen=True, slots=True)
 class Speedups:
-    """How well the speed-up of one runtime over another is predicted.
-
-    Attributes
-    ----------
-    cells : int
-        How many it rests on.
-    median : float
-        Of |predicted - measured| / measured, of the speed-ups.
-    near : float
-        Share of cells within 15 %.
-    """
+    """How well the speed-up of one runtime over another is predicted: its relative errors."""
 
     cells: int
     median: float
-    near: float
+    near: float  # share of cells within 15 %
 
 
 def speedups(predicted: ArrayLike, measured: ArrayLike) -> Speedups:
@@ -373,64 +350,37 @@ def speedups(predicted: ArrayLike, measured: ArrayLike) -> Speedups:
     >>> speedups([2.0, 3.0], [2.0, 2.0])
     Speedups(cells=2, median=0.25, near=0.5)
     """
-    off = _off(predicted, measured)
-    if off.size == 0:
-        return Speedups(0, np.nan, np.nan)
-    return Speedups(int(off.size), float(np.median(off)), float(np.mean(off <= SPEEDUP_NEAR * (1 + 1e-9))))
+    sizes = relative_errors(predicted, measured)
+    return Speedups(sizes.size, _median(sizes), share_within(sizes, SPEEDUP_NEAR))
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Walked against profiled device launches of one forward pass.
+    """Traced against profiled device launches of one forward pass."""
 
-    Attributes
-    ----------
-    models : int
-        Models whose launches were profiled.
-    exact, near : float
-        Share of cells with no difference, and with at most 2 %.
-    worst : float
-        Largest difference, as a share of what was profiled.
-    """
-
-    models: int
-    exact: float
-    near: float
-    worst: float
+    models: int  # whose launches were profiled
+    exact: float  # share of cells with no difference
+    near: float  # share of cells with at most 2 %
+    worst: float  # largest difference, as a share of what was profiled
 
 
-def launches(walked: ArrayLike, profiled: ArrayLike, models: Sequence[str]) -> Launches:
+def launches(traced: ArrayLike, profiled: ArrayLike, models: Sequence[str]) -> Launches:
     """Errors of launch counts.
 
     >>> launches([100, 99], [100, 100], ["bert", "vit"])
     Launches(models=2, exact=0.5, near=1.0, worst=0.01)
     """
-    off = _off(walked, profiled)
-    if off.size == 0:
-        return Launches(0, np.nan, np.nan, np.nan)
-    return Launches(len(set(models)), float(np.mean(off == 0)), float(np.mean(off <= LAUNCHES_NEAR)), float(off.max()))
+    sizes = relative_errors(traced, profiled)
+    return Launches(len(set(models)), _mean(sizes == 0), share_within(sizes, LAUNCHES_NEAR), _quantile(sizes, 1.0))
 
 
-def _off(predicted: ArrayLike, measured: ArrayLike) -> Floats:
-    p, m = np.asarray(predicted, float), np.asarray(measured, float)
-    off: Floats = np.abs(p - m) / m
-    return off
+def _median(values: Floats) -> float:
+    return float(np.median(values)) if values.size else float("nan")
 
 
-def _sorted(batches: ArrayLike, latency: ArrayLike) -> tuple[Floats, Floats]:
-    b, y = np.asarray(batches, float), np.asarray(latency, float)
-    order = np.argsort(b)
-    return b[order], y[order]
+def _quantile(values: Floats, share: float) -> float:
+    return float(np.quantile(values, share)) if values.size else float("nan")
 
 
-def _reaching(b: Floats, y: Floats, level: float) -> float:
-    """Where a curve gets to a level; between two batches it is a straight line in the logarithms."""
-    past = np.flatnonzero(y >= level)
-    if past.size == 0:
-        return float("nan")
-    part = slice(max(int(past[0]) - 1, 0), int(past[0]) + 1)
-    return float(np.exp(np.interp(np.log(level), np.log(y[part]), np.log(b[part]))))
-
-
-def _mean(values: Floats) -> float:
+def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if values.size else float("nan")

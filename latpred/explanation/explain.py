@@ -1,25 +1,38 @@
-"""`latpred.explain`: predicts a model in every runtime that the profile knows, and asks what would become of it.
+"""`latpred.explain`: predicts a model in every runtime that the profile knows, and what a larger model would take.
 
-What the answers mean is `explanation.advice`'s business, how they look `explanation.explanation_page`'s.
+Fills an `explanation.Explanation`, which `explanation.advice` puts into a sentence.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from latpred import runtimes as known_runtimes
 from latpred.errors import LatpredError, MissingPackageError, ProfileError, RuntimeRefusalError, UsageError
-from latpred.explanation.advice import Walk, advise, headroom_of, recommended
-from latpred.explanation.explanation import Choice, Excluded, Explanation, ratio
+from latpred.explanation.advice import advise, recommended
+from latpred.explanation.explanation import (
+    CHEAP,
+    NEARLY_FREE,
+    AxisHeadroom,
+    Choice,
+    Excluded,
+    Explanation,
+    Headroom,
+    ratio,
+)
 from latpred.graph.graph import ModelGraph
+from latpred.graph.widen import widened
 from latpred.prediction.crossover import Z90
 from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor
-from latpred.query import DeviceQuery, Options, checked_batches
+from latpred.query import MOST_BATCH, DeviceQuery, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
 
@@ -33,6 +46,9 @@ _ERRORS: dict[str, type[LatpredError]] = {
     "missing": MissingPackageError,
     "refused": RuntimeRefusalError,
 }
+WIDTHS = (1.125, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+TOKENS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+PIXELS = (1.5, 2.0, 3.0, 4.0)  # of a side; sizes that most patches and strides divide
 
 
 def explain(
@@ -72,120 +88,104 @@ def explain(
 
     Examples
     --------
-    >>> explain("bert-base-uncased", batch=8)  # doctest: +SKIP
+    >>> explanation = explain("resnet-18", device="rtx-8000", runtimes=["cuda-graphs"])
+    >>> [choice.runtime for choice in explanation.choices]
+    ['cuda-graphs', 'eager']
+    >>> explanation.eager.prediction.regime
+    'framework-bound'
     """
     (size,) = checked_batches([batch])
     for name in runtimes or ():
         known_runtimes.get(name)  # a misspelt one is said before anything takes time
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
-    options = Options(inputs, seq, image, precision, memory_format)
+    target = lowering.target_of(predictor.profile.device.kind)
+    traces = _Traces(model, Options(inputs, seq, image, precision, memory_format), size, target)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
-    study = _Study(predictor, _Workload(model, options, size), size, protocol, progress)
     with traced_for(predictor.profile.protocol.get("era", "")):
-        return _explained(study, names, runtimes)
+        choices, excluded = _Comparison(predictor, traces, size, protocol, progress).of(names)
+        if runtimes is not None and not any(choice.runtime in runtimes for choice in choices):
+            first = next(one for one in excluded if one.runtime in runtimes)
+            raise _ERRORS[first.kind](first.reason)
+        if not choices:
+            raise ProfileError("; ".join(one.reason for one in excluded))
+        explanation = Explanation(tuple(choices), tuple(excluded), {})
+        explanation = replace(explanation, headrooms=_headrooms(explanation, predictor, traces))
+    return replace(explanation, advice=advise(explanation))
 
 
-def _explained(study: _Study, names: Sequence[str], runtimes: Sequence[str] | None) -> Explanation:
-    choices, excluded = study.compared(names)
-    if runtimes is not None and not any(choice.runtime in runtimes for choice in choices):
-        first = next(one for one in excluded if one.runtime in runtimes)
-        raise _ERRORS[first.kind](first.reason)
-    if not choices:
-        raise ProfileError("; ".join(one.reason for one in excluded))
-    return study.explained(choices, excluded)
+class _Traces:
+    """A model, traced for each runtime when that is asked for."""
 
+    def __init__(self, model: Model, options: Options, batch: int, target: str) -> None:
+        self._model, self._asked, self._target = model, options, target
+        self._options: dict[str, Any] = {**options.tracing, "batches": (batch,)}
+        self._graphs: dict[str, ModelGraph] = {}
 
-class _Workload:
-    """The model, walked for each runtime when that is asked for."""
+    def of(self, runtime: str) -> ModelGraph:
+        """What a runtime runs for it."""
+        if runtime not in self._graphs:
+            self._graphs[runtime] = self._lowered(runtime)
+        return self._graphs[runtime]
 
-    def __init__(self, model: Model, options: Options, batch: int) -> None:
-        self._model, self._options, self._batches = model, options, (batch,)
-        self._source: Source | None = None
-
-    def eager(self) -> ModelGraph | None:
-        """Its eager walk, where it has one: an .onnx file has none."""
-        if isinstance(self._model, ModelGraph):
-            return self._options.checked(self._model)
-        return None if self._is_file() else self._walked("eager", "cpu")
-
-    def graph(self, runtime: str, target: str) -> ModelGraph:
-        """What a runtime runs for it on a kind of device."""
-        if isinstance(self._model, ModelGraph):
-            return lowering.fitting(self._options.checked(self._model), runtime, target)
-        if self._is_file() or lowering.traced_by(runtime) == "eager":
-            return self._walked(runtime, target)
-        if self._source is None:
-            from latpred.runtimes.source import source_of
-
-            self._source = source_of(self._model, batches=self._batches, **self._options.tracing)
-        return lowering.of_source(self._source, runtime, target)
-
-    def longer(self, kind: str) -> Walk | None:
-        """Walks it eagerly with inputs of another size; None where its inputs are given or not of that kind."""
-        if isinstance(self._model, ModelGraph) or self._options.inputs is not None or self._is_file():
+    @property
+    def resizable(self) -> ModelGraph | None:
+        """Its eager trace; None where other inputs than its own cannot be traced."""
+        if isinstance(self._model, ModelGraph) or self._is_file or self._asked.inputs is not None:
             return None
-        axis = "image" if kind == "image" else "seq"
-        return lambda size: self._walked("eager", "cpu", **{axis: size})
+        eager = self.of("eager")
+        return eager if eager.input_size else None
 
-    def _walked(self, runtime: str, target: str, **sizes: int) -> ModelGraph:
-        options = {**self._options.tracing, **sizes}
-        return lowering.trace_for_runtime(self._model, runtime=runtime, target=target, batches=self._batches, **options)
+    def resized(self, kind: str, size: int) -> ModelGraph:
+        """Its eager trace with inputs of another size."""
+        return self._trace("eager", **{"image" if kind == "image" else "seq": size})
 
+    def _lowered(self, runtime: str) -> ModelGraph:
+        if isinstance(self._model, ModelGraph):
+            return lowering.fitting(self._asked.checked(self._model), runtime, self._target)
+        if self._is_file or lowering.traced_by(runtime) == "eager":
+            return self._trace(runtime)
+        return lowering.of_source(self._source, runtime, self._target)
+
+    def _trace(self, runtime: str, **sizes: int) -> ModelGraph:
+        options = {**self._options, **sizes}
+        return lowering.trace_for_runtime(self._model, runtime=runtime, target=self._target, **options)  # type: ignore[arg-type]
+
+    @cached_property
     def _is_file(self) -> bool:
-        import os
-
         from latpred.runtimes.onnx import onnx_file
 
         return isinstance(self._model, str | os.PathLike) and onnx_file.is_file(os.fspath(self._model))
 
+    @cached_property
+    def _source(self) -> Source:
+        from latpred.runtimes.source import source_of
+
+        return source_of(self._model, **self._options)  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, slots=True)
-class _Study:
-    """One model at one batch size on one device."""
+class _Comparison:
+    """One model at one batch size on one device, in one runtime after the other."""
 
     predictor: Predictor
-    workload: _Workload
+    traces: _Traces
     batch: int
     protocol: str
     progress: Callable[[str], None] | None
 
-    @property
-    def target(self) -> str:
-        """Kind of device."""
-        return lowering.target_of(self.predictor.profile.device.kind)
-
-    def compared(self, names: Sequence[str]) -> tuple[list[Choice], list[Excluded]]:
+    def of(self, names: Sequence[str]) -> tuple[list[Choice], list[Excluded]]:
         """What can be compared, the fastest first, and what cannot."""
-        choices: list[Choice] = []
-        excluded: list[Excluded] = []
-        for name in names:
-            found = self._unfit(name) or self._choice(name)
-            (choices if isinstance(found, Choice) else excluded).append(found)  # type: ignore[arg-type]
+        results = [self._unfit(name) or self._choice(name) for name in names]
+        choices = [result for result in results if isinstance(result, Choice)]
         eager = next((choice for choice in choices if choice.runtime == "eager"), None)
         if eager is not None:
             choices = [replace(choice, speedup=ratio(eager, choice)) for choice in choices]
+        excluded = [result for result in results if isinstance(result, Excluded)]
         return sorted(choices, key=lambda choice: choice.prediction.latency_ms), excluded
-
-    def explained(self, choices: list[Choice], excluded: list[Excluded]) -> Explanation:
-        """Everything, with what may grow in the fastest runtime and in eager, and with advice."""
-        found = Explanation(tuple(choices), tuple(excluded), {})
-        shown = dict.fromkeys([found.fastest.runtime, recommended(found).runtime, *(["eager"] if found.eager else [])])
-        eager = self.workload.eager()
-        headrooms = {}
-        for name in shown:
-            choice = found.choice(name)
-            assert choice is not None
-            graph = self.workload.graph(name, self.target)
-            walk = None if eager is None else self.workload.longer(eager.input_kind)
-            if graph.walked or graph.only:
-                continue  # no batch can be said that was not walked
-            headrooms[name] = headroom_of(self.predictor, graph, choice.prediction, eager, walk)
-        found = replace(found, headrooms=headrooms)
-        return replace(found, advice=advise(found))
 
     def _unfit(self, name: str) -> Excluded | None:
         """Why a runtime is not to be asked at all."""
-        reason = lowering.unsuited(name, self.target)
+        reason = lowering.unsuited(name, lowering.target_of(self.predictor.profile.device.kind))
         if reason is not None:
             return Excluded(name, "unsuited", reason)
         if name in self.predictor.profile.runtimes:
@@ -199,11 +199,11 @@ class _Study:
         if self.progress is not None and lowering.traced_by(name) != "eager":
             self.progress(name)
         try:
-            graph = self.workload.graph(name, self.target)
+            graph = self.traces.of(name)
             refusal = lowering.refusal(graph)
             if refusal is not None:
                 return Excluded(name, "refused", refusal)
-            point = self.predictor.predict(graph, self.batch, runtime=name, protocol=self.protocol)
+            prediction = self.predictor.predict(graph, self.batch, runtime=name, protocol=self.protocol)
         except RuntimeRefusalError as error:
             return Excluded(name, "refused", str(error))
         except MissingPackageError as error:
@@ -211,12 +211,113 @@ class _Study:
                 raise
             return Excluded(name, "missing", str(error))
         schedule, _, _ = self.predictor.priced(graph, self.batch, runtime=name)
-        return Choice(point, len(schedule.host_class), len(schedule.kernel_step), self._kernel_error(point))
+        return Choice(prediction, len(schedule.host_class), len(schedule.kernel_step), self._kernel_error(prediction))
 
-    def _kernel_error(self, point: Prediction) -> float:
+    def _kernel_error(self, prediction: Prediction) -> float:
         """What of an interval comes from kernel times that other runtimes rest on as well."""
-        fit = self.predictor.profile.runtimes[point.runtime]
+        fit = self.predictor.profile.runtimes[prediction.runtime]
         if fit.kernels:
             return 0.0
-        whole = math.log(point.interval_ms[1] / point.latency_ms)
+        whole = math.log(prediction.interval_ms[1] / prediction.latency_ms)
         return math.sqrt(max(whole**2 - (Z90 * fit.spread) ** 2, 0.0))
+
+
+def _headrooms(explanation: Explanation, predictor: Predictor, traces: _Traces) -> dict[str, Headroom]:
+    """What may grow in the fastest runtime, in the recommended one and in eager."""
+    shown = [explanation.fastest, recommended(explanation), *([explanation.eager] if explanation.eager else [])]
+    headrooms = {}
+    for choice in {choice.runtime: choice for choice in shown}.values():
+        graph = traces.of(choice.runtime)
+        if not graph.walked and not graph.only:  # else no batch can be predicted that was not traced
+            headrooms[choice.runtime] = _headroom(predictor, graph, choice.prediction, traces)
+    return headrooms
+
+
+def _headroom(predictor: Predictor, graph: ModelGraph, now: Prediction, traces: _Traces) -> Headroom:
+    """What would become of a prediction if the batch, the inputs or the width grew."""
+
+    def latency_ms(of: ModelGraph, batch: int = now.batch) -> float:
+        return predictor.predict(of, batch, runtime=now.runtime, protocol=now.protocol).latency_ms
+
+    rooms = [_batch_headroom(predictor, graph, now)]
+    eager = traces.resizable
+    if eager is not None:
+        rooms.append(_input_headroom(graph, eager, now, traces, latency_ms))
+    wider = ((factor, latency_ms(widened(graph, factor))) for factor in WIDTHS)
+    rooms.append(axis_headroom("width", 1.0, now.latency_ms, wider, WIDTHS[-1], estimate=True))
+    return Headroom(
+        rooms=tuple(rooms),
+        doubled=latency_ms(graph, 2 * now.batch) / now.latency_ms,
+        halved=latency_ms(widened(graph, 0.5)) / now.latency_ms,
+    )
+
+
+def _input_headroom(
+    graph: ModelGraph, eager: ModelGraph, now: Prediction, traces: _Traces, latency_ms: Callable[[ModelGraph], float]
+) -> AxisHeadroom:
+    """How far the inputs may grow, as far as the model goes.
+
+    Asking another runtime's tools at each size would take minutes: how its estimates from eager traces grow has to do.
+    """
+    exact, kind = graph.runtime == "eager", eager.input_kind
+
+    def in_runtime(trace: ModelGraph) -> ModelGraph:
+        return lowering.fitting(trace, now.runtime, graph.target or "cpu")
+
+    scale = now.latency_ms / latency_ms(graph if exact else in_runtime(eager))
+    sizes = [round(factor * eager.input_size) for factor in (PIXELS if kind == "image" else TOKENS)]
+
+    def grown() -> Iterator[tuple[int, float]]:
+        for size in sizes:
+            try:
+                yield size, scale * latency_ms(in_runtime(traces.resized(kind, size)))
+            except LatpredError:  # beyond its position embeddings, or not a multiple of its patches
+                return
+
+    return axis_headroom(kind, eager.input_size, now.latency_ms, grown(), sizes[-1], estimate=not exact)
+
+
+def _batch_headroom(predictor: Predictor, graph: ModelGraph, now: Prediction) -> AxisHeadroom:
+    """How far the batch may grow; never beyond the device's memory."""
+
+    def most(times: float) -> int | None:
+        largest = predictor.max_batch(graph, times * now.latency_ms, runtime=now.runtime, protocol=now.protocol)
+        return None if largest >= MOST_BATCH else max(largest, now.batch)
+
+    return AxisHeadroom("batch", now.batch, most(NEARLY_FREE), most(CHEAP), MOST_BATCH, estimate=False)
+
+
+def axis_headroom(
+    axis: str, now: float, latency_ms: float, grown: Iterable[tuple[float, float]], most: float, estimate: bool
+) -> AxisHeadroom:
+    """How far something may grow, from (size, latency) at growing sizes, with straight lines between them.
+
+    Where the sizes end before `most`, the model goes no further.
+
+    >>> axis_headroom("width", 1.0, 10.0, [(2.0, 11.0), (4.0, 15.0)], 4.0, True)
+    AxisHeadroom(axis='width', now=1.0, nearly_free=1.5, cheap=2.5, most=4.0, estimate=True)
+    """
+    points = [(now, latency_ms)]
+    for size, grown_ms in grown:
+        points.append((size, grown_ms))
+        if grown_ms > CHEAP * latency_ms:
+            break
+    ends = [_crossing(points, times * latency_ms) for times in (NEARLY_FREE, CHEAP)]
+    last = points[-1][0]
+    if last < most:
+        ends = [last if end is None else end for end in ends]
+    return AxisHeadroom(axis, now, _rounded(ends[0], axis), _rounded(ends[1], axis), most, estimate)
+
+
+def _crossing(points: list[tuple[float, float]], limit_ms: float) -> float | None:
+    for (low, low_ms), (high, high_ms) in pairwise(points):
+        if high_ms > limit_ms:
+            return low + (high - low) * max(0.0, limit_ms - low_ms) / (high_ms - low_ms)
+    return None
+
+
+def _rounded(value: float | None, axis: str) -> float | None:
+    """Down to what makes sense of the axis: hundredths of the width, whole tokens and pixels."""
+    if value is None:
+        return None
+    return int(100 * value) / 100 if axis == "width" else int(value)

@@ -100,7 +100,7 @@ class AxisHeadroom(NamedTuple):
 
     axis : "batch", "width" (as a factor) or the kind of the inputs. now : its value. nearly_free, cheap : the largest
     value within each; None where that is beyond `most`, the largest looked at. estimate : whether it rests on scaled
-    counts instead of a walk.
+    counts instead of a trace.
     """
 
     axis: str
@@ -136,7 +136,7 @@ class Explanation:
         Runtimes that can run it, the fastest first.
     excluded : tuple[Excluded, ...]
         The others, each with its reason.
-    headrooms : dict[str, Outlook]
+    headrooms : dict[str, Headroom]
         What may grow, in the fastest runtime and in eager.
     advice : str
         One sentence.
@@ -190,13 +190,14 @@ class Explanation:
         import pandas as pd
 
         frame = pd.concat([choice.prediction.to_frame() for choice in self.choices], ignore_index=True)
-        speedups = [choice.speedup for choice in self.choices]
+        unknown = Ratio(math.nan, math.nan, math.nan)
+        speedups = [choice.speedup or unknown for choice in self.choices]
         return frame.assign(
             x_steps=[choice.steps for choice in self.choices],
             launches=[choice.launches for choice in self.choices],
-            x_speedup=[math.nan if found is None else found.times for found in speedups],
-            x_speedup_low=[math.nan if found is None else found.low for found in speedups],
-            x_speedup_high=[math.nan if found is None else found.high for found in speedups],
+            x_speedup=[speedup.times for speedup in speedups],
+            x_speedup_low=[speedup.low for speedup in speedups],
+            x_speedup_high=[speedup.high for speedup in speedups],
         )
 
     def plot(self) -> Figure:
@@ -218,10 +219,10 @@ class Explanation:
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    found = choice.prediction.to_dict()
-    del found["schema"]
+    prediction = choice.prediction.to_dict()
+    del prediction["schema"]
     speedup = None if choice.speedup is None else choice.speedup._asdict()
-    return {**found, "steps": choice.steps, "launches": choice.launches, "speedup": speedup}
+    return {**prediction, "steps": choice.steps, "launches": choice.launches, "speedup": speedup}
 
 
 def _headroom(headroom: Headroom) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """`latpred.predict_generation`: from a decoder and a prompt's length to how long its text takes.
 
-The walk is `latpred.tracing.text_generation`'s, the clocks are the predictor's. Nothing here measures.
+The trace is `latpred.tracing.text_generation`'s, the clocks are the predictor's. Nothing here measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -32,26 +32,14 @@ CURVE_SCHEMA = "latpred.explanation.generation-curve/1"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One iteration of the loop: a forward pass, the choice of a token, and whether to go on.
+    """One iteration of the loop: a forward pass, the choice of a token, and whether to go on."""
 
-    Attributes
-    ----------
-    cached : int
-        Tokens in the cache when it starts; 0 for the prefill.
-    latency_ms, overhead_ms, compute_ms : float
-        As for a `Prediction`.
-    interval_ms : tuple[float, float]
-        90 % interval of the latency.
-    regime : str
-        "framework-bound", "compute-bound" or "memory-bound".
-    """
-
-    cached: int
+    cached: int  # tokens in the cache when it starts; 0 for the prefill
     latency_ms: float
-    interval_ms: tuple[float, float]
+    interval_ms: tuple[float, float]  # 90 % interval of the latency
     overhead_ms: float
     compute_ms: float
-    regime: str
+    regime: str  # "framework-bound", "compute-bound" or "memory-bound"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -415,7 +403,11 @@ def predict_generation(
 
     Examples
     --------
-    >>> predict_generation("gpt2", prompt=128, new_tokens=16, batch=[1, 8, 64])  # doctest: +SKIP
+    >>> generation = predict_generation("gpt2", prompt=16, new_tokens=4, device="rtx-8000")
+    >>> [step.cached for step in generation.steps]
+    [16, 17, 18]
+    >>> generation.first_token_ms < generation.latency_ms
+    True
     """
     sizes = checked_batches(batch)
     _check_runtime(runtime)
@@ -432,32 +424,17 @@ def predict_generation(
 def generation_curve(
     predictor: Predictor, graph: GenerationGraph, batches: Sequence[int], runtime: str = "eager"
 ) -> GenerationCurve:
-    """Predict a walk of text generation with one profile.
-
-    Parameters
-    ----------
-    predictor : Predictor
-        Of a device.
-    graph : GenerationGraph
-        What `latpred.tracing.text_generation.trace_generation` gives.
-    batches : sequence of int
-        Batch sizes.
-    runtime : str
-        Of the decode steps' forward passes.
-    """
+    """Predict what `text_generation.trace_generation` gave; the decode steps' forward passes run in `runtime`."""
     prefill = predictor.curve(graph.prefill.graph, batches)
-    chosen = _chosen(len(graph.steps))
+    lengths = [step.before for step in graph.steps]
+    chosen = _chosen(len(lengths))
     priced = [_step_curves(predictor, graph.steps[index], batches, runtime) for index in chosen]
-    notes = _notes(graph, runtime)
     points = []
-    for position in range(len(batches)):
-        first = prefill[position]
-        known = [
-            _step(graph.steps[index].before, [curve[position] for curve in curves])
-            for index, curves in zip(chosen, priced, strict=True)
-        ]
-        peaks = [first, *(curve[position] for curves in priced for curve in curves)]
-        caveats = dict.fromkeys([*notes, *(caveat for point in peaks for caveat in point.provenance.caveats)])
+    for position, first in enumerate(prefill.points):
+        parts = [[curve[position] for curve in curves] for curves in priced]
+        steps = [_step(lengths[index], part) for index, part in zip(chosen, parts, strict=True)]
+        passes = [first, *(prediction for part in parts for prediction in part)]
+        caveats = [*_notes(graph, runtime), *(caveat for each in passes for caveat in each.provenance.caveats)]
         points.append(
             GenerationPrediction(
                 model=first.model,
@@ -469,10 +446,10 @@ def generation_curve(
                 batch=first.batch,
                 cache=graph.cache,
                 prefill=_step(0, [first]),
-                steps=tuple(_filled(known, [step.before for step in graph.steps])),
-                peak_bytes=max(point.peak_bytes for point in peaks),
-                fits=_all_fit(peaks),
-                provenance=_with(first.provenance, tuple(caveats)),
+                steps=tuple(_filled(steps, lengths)),
+                peak_bytes=max(each.peak_bytes for each in passes),
+                fits=_all_fit(passes),
+                provenance=replace(first.provenance, caveats=tuple(dict.fromkeys(caveats))),
             )
         )
     return GenerationCurve(tuple(points))
@@ -538,7 +515,3 @@ def _notes(graph: GenerationGraph, runtime: str) -> list[str]:
 def _all_fit(points: list[Prediction]) -> bool | None:
     fits = [point.fits for point in points]
     return None if None in fits else all(fits)
-
-
-def _with(provenance: Provenance, caveats: tuple[str, ...]) -> Provenance:
-    return Provenance(provenance.profile, provenance.source, provenance.created, provenance.machine, caveats)
