@@ -18,7 +18,6 @@ from latpred.errors import MissingPackageError, TraceError, UnknownModelError, U
 from latpred.zoo import names
 from latpred.zoo.names import registered
 
-
 SIZES = {
     "bert-base-uncased": 109_482_240,
     "google-bert/bert-large-uncased": 335_141_888,
