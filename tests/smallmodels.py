@@ -138,6 +138,18 @@ def inputs_of(name: str, batch: int) -> dict[str, torch.Tensor] | tuple[torch.Te
     return {"pixel_values": torch.zeros(batch, 3, size, size)}
 
 
+class Function(nn.Module):
+    """A module that computes a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Of what it is given."""
+        return self.function(*inputs)
+
+
 def pass_at(model: nn.Module, make: Callable[[int], Any], batch: int) -> TracePass:
     """One pass at one batch size, straight."""
     return Tracer(make_meta_module(model), from_example(make), Naming("")).one_pass(batch)

@@ -23,14 +23,18 @@ Powers = Mapping[str, Mapping[str, int]]
 WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
 TILE = 128  # output rows and columns that one multiprocessor takes at a time in a large product
 
+
+def _plain(*names: str) -> dict[str, dict[str, int]]:
+    """Features that are dimensions as they are."""
+    return {name: {name: 1} for name in names}
+
+
 _CONV_FEATURES: Powers = {
-    "batch": {"batch": 1},
+    **_plain("batch"),
     "pixels": {"h_out": 1, "w_out": 1},
-    "c_in": {"c_in": 1},
-    "c_out": {"c_out": 1},
+    **_plain("c_in", "c_out"),
     "window": {"kernel_h": 1, "kernel_w": 1},
-    "stride": {"stride": 1},
-    "groups": {"groups": 1},
+    **_plain("stride", "groups"),
 }
 _CONV_PRODUCT: Powers = {
     "m": {"batch": 1, "h_out": 1, "w_out": 1},
@@ -39,12 +43,7 @@ _CONV_PRODUCT: Powers = {
     "copies": {"groups": 1},
 }
 # PyTorch's own loops take the samples of a batch one after the other.
-_NATIVE_PRODUCT: Powers = {
-    "m": {"h_out": 1, "w_out": 1},
-    "n": {"c_out": 1, "groups": -1},
-    "k": {"c_in": 1, "groups": -1, "kernel_h": 1, "kernel_w": 1},
-    "copies": {"batch": 1, "groups": 1},
-}
+_NATIVE_PRODUCT: Powers = {**_CONV_PRODUCT, "m": {"h_out": 1, "w_out": 1}, "copies": {"batch": 1, "groups": 1}}
 _CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
 # Counts of what a family's loops do to each value, which take time of their own.
 EFFORTS = {"generated": ("plain", "math", "strided", "looked_up"), "rnn": ("layers", "calls", "reread")}
@@ -55,15 +54,12 @@ _LIBRARY_BATCH = 16  # pointwise convolutions of fewer samples are not worth one
 _LIBRARY_PIXELS = 20480  # nor are single images of fewer values, on any number of threads
 
 _FEATURES: dict[str, Powers] = {
-    **{family: {name: {name: 1} for name in dims} for family, dims in DIMS.items()},
+    **{family: _plain(*dims) for family, dims in DIMS.items()},
     **dict.fromkeys(_CONVOLUTIONS, _CONV_FEATURES),
     # What its loops do is in the roofline.
-    "generated": {name: {name: 1} for name in ("numel", "cols", "parts")},
-    "rnn": {name: {name: 1} for name in ("batch", "steps", "hidden", "inputs", "layers")},
-    "attention": {
-        "heads": {"batch": 1, "heads": 1},
-        **{name: {name: 1} for name in ("queries", "keys", "head_dim", "masked")},
-    },
+    "generated": _plain("numel", "cols", "parts"),
+    "rnn": _plain("batch", "steps", "hidden", "inputs", "layers"),
+    "attention": {"heads": {"batch": 1, "heads": 1}, **_plain("queries", "keys", "head_dim", "masked")},
     "pooling": {
         "planes": {"batch": 1, "channels": 1},
         "pixels": {"h_out": 1, "w_out": 1},
@@ -71,8 +67,8 @@ _FEATURES: dict[str, Powers] = {
     },
 }
 _PRODUCTS: dict[str, Powers] = {
-    "gemm": {"m": {"m": 1}, "n": {"n": 1}, "k": {"k": 1}, "copies": {}},
-    "bmm": {"m": {"m": 1}, "n": {"n": 1}, "k": {"k": 1}, "copies": {"batch": 1}},
+    "gemm": {**_plain("m", "n", "k"), "copies": {}},
+    "bmm": {**_plain("m", "n", "k"), "copies": {"batch": 1}},
     **dict.fromkeys(_CONVOLUTIONS, _CONV_PRODUCT),
     NATIVE: _NATIVE_PRODUCT,
     "attention": {"m": {"queries": 1}, "n": {"keys": 1}, "k": {"head_dim": 1}, "copies": {"batch": 1, "heads": 1}},

@@ -47,7 +47,8 @@ class Affine(NamedTuple):
     def __mul__(self, times: int) -> Affine:  # type: ignore[override]
         return Affine(self.constant * times, self.per_sample * times)
 
-    __rmul__ = __mul__  # type: ignore[assignment]
+    def __rmul__(self, times: int) -> Affine:  # type: ignore[override]
+        return self * times
 
 
 ZERO = Affine(0, 0)

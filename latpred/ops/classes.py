@@ -11,26 +11,20 @@ from functools import cache
 
 from latpred.ops.families import root
 
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 # Launch nothing, whatever their schema says: allocation without initialisation, and identities.
 FREE = frozenset(
     {
-        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_"),
-        *("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
+        *_EMPTY,
+        *("resize_", "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
         *("detach", "detach_", "alias", "lift_fresh", "lift", "requires_grad_", "record_stream", "set_"),
         *("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_size", "sym_numel", "sym_stride"),
         *("is_nonzero", "item", "result_type", "can_cast", "_has_compatible_shallow_copy_type", "is_same_size"),
     }
 )
 
-_FACTORIES = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "detach_"}
-)
-_GENERAL = {
-    "conv_grouped": "conv",
-    "conv_depthwise": "conv",
-    "conv_transpose": "conv",
-    "batch_norm": "norm",
-}
+_FACTORIES = frozenset({*_EMPTY, "detach_"})
+_GENERAL = {**dict.fromkeys(("conv_grouped", "conv_depthwise", "conv_transpose"), "conv"), "batch_norm": "norm"}
 _RUNTIMES_OWN = frozenset({"node", "kernel", "extern"})  # parts of a class that say how a runtime runs things
 # torch.tensor(...) ends in detach_, whatever it goes through before.
 _LEAF = {

@@ -7,27 +7,14 @@ from math import prod
 from typing import Any, Protocol
 
 
-class DType(Protocol):
-    """The one thing a formula asks of a dtype."""
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        ...
-
-
 class Tensor(Protocol):
-    """The two things a formula asks of a tensor."""
+    """The two things a formula asks of a tensor; of its dtype, only the `itemsize`."""
 
     @property
-    def shape(self) -> Sequence[int]:
-        """Sizes of the dimensions."""
-        ...
+    def shape(self) -> Sequence[int]: ...
 
     @property
-    def dtype(self) -> Any:
-        """Element type."""
-        ...
+    def dtype(self) -> Any: ...
 
 
 def numel(tensor: Tensor) -> int:

@@ -145,12 +145,8 @@ def looks_on(hook: Any) -> bool:
         hook = vars(type(hook)).get("__call__")  # one that it inherits is rare, and then it runs
     if not isinstance(hook, FunctionType) or (hook.__module__ or "").partition(".")[0] == "torch":
         return False
-    return not _returns(hook.__code__) and not any(_in_place(name) for name in hook.__code__.co_names)
-
-
-def _in_place(name: str) -> bool:
-    """Whether a method of this name writes into its tensor, as `add_`."""
-    return name.endswith("_") and not name.startswith("_")
+    in_place = any(name.endswith("_") and not name.startswith("_") for name in hook.__code__.co_names)  # as `add_`
+    return not in_place and not _returns(hook.__code__)
 
 
 def _returns(code: CodeType) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -155,6 +156,11 @@ def placed(value: Any, device: str) -> Any:
     return _map(value, place)
 
 
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """The same inputs, floating-point ones of a dtype."""
+    return _map(value, lambda tensor: tensor.to(dtype) if tensor.dtype.is_floating_point else tensor)
+
+
 def real(value: Any, dtype: torch.dtype, channels_last: bool = False) -> Any:
     """The same inputs on the CPU, with normal noise of a dtype in place of floating-point meta tensors; ids stay."""
     generator = torch.Generator().manual_seed(0)
@@ -233,16 +239,6 @@ def example_tokens(batch: int, length: int, device: str, vocabulary: int | None 
     return torch.randint(_TOKEN, vocabulary, (batch, length), generator=generator).to(device)
 
 
-def example_images(batch: int, channels: int, side: int, device: str, dtype: torch.dtype) -> torch.Tensor:
-    """Square images."""
-    return torch.zeros(batch, channels, side, side, device=device, dtype=dtype)
-
-
-def example_samples(batch: int, samples: int, device: str, dtype: torch.dtype) -> torch.Tensor:
-    """Raw audio."""
-    return torch.zeros(batch, samples, device=device, dtype=dtype)
-
-
 def example_speech(config: Any, batch: int, device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Speech as a spectrogram of the length that a model is made for, and the first token of its text."""
     shape = (batch, _number(config, "num_mel_bins", 80), 2 * _number(config, "max_source_positions", 1500))
@@ -280,7 +276,7 @@ def images(channels: int, side: int, name: str | None = None) -> Inputs:
     """Square images, positional or as a keyword argument."""
 
     def make(batch: int) -> Any:
-        pixels = example_images(batch, channels, side, "meta", torch.float32)
+        pixels = torch.zeros(batch, channels, side, side, device="meta", dtype=torch.float32)
         return (pixels,) if name is None else {name: pixels}
 
     return Inputs(make, "image", side)
@@ -288,7 +284,8 @@ def images(channels: int, side: int, name: str | None = None) -> Inputs:
 
 def audio(samples: int, name: str = "input_values") -> Inputs:
     """Raw audio, as a keyword argument."""
-    return Inputs(lambda batch: {name: example_samples(batch, samples, "meta", torch.float32)}, "audio", samples)
+    made = partial(torch.zeros, device="meta", dtype=torch.float32)
+    return Inputs(lambda batch: {name: made(batch, samples)}, "audio", samples)
 
 
 def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: int | None) -> Inputs:

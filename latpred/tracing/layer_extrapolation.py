@@ -86,7 +86,7 @@ class LayerExtrapolation:
         self, config: Any, *, seq: int | None = None, image: int | None = None, precision: str | None = None
     ) -> ModelGraph:
         """What `latpred.trace` gives for a config's base model."""
-        options = {"seq": seq, "image": image, "precision": precision}
+        options: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
         depth, fields = getattr(config, "num_hidden_layers", None), _fields(config)
         if fields is None or type(depth) is not int:
             return trace(names.build_config(config), **options)

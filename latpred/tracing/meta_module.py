@@ -356,7 +356,8 @@ def encoder_layer(src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Te
     mask, mask_type = (*rest[15:], None, None)[:2]
 
     def attention(x: Tensor) -> Tensor:
-        return multi_head_attention(x, x, x, embed_dim, num_heads, *rest[:4], mask, False, True, mask_type)[0]
+        options = {"mask": mask, "need_weights": False, "mask_type": mask_type}
+        return multi_head_attention(x, x, x, embed_dim, num_heads, *rest[:4], **options)[0]
 
     return layer_around(attention, src, embed_dim, *rest[4:15])
 

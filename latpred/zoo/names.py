@@ -27,7 +27,7 @@ import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError, UsageError
 from latpred.graph.dtypes import dtype_of
-from latpred.tracing.inputs import demand_used, example_images, example_samples, example_speech, example_tokens
+from latpred.tracing.inputs import cast, demand_used, example_speech, example_tokens
 from latpred.tracing.meta_module import Unweighted
 from latpred.zoo.user_file import build_from_file, demand_no_path, demand_there
 
@@ -158,10 +158,11 @@ def build(
     if colon and library in _LIBRARIES:
         demand_used(name, "image", seq, image)
         model, side = _from_library(library, rest, device, image)
-        return _built(name, model, "image", side, dtype, device, channels=3)
+        return _built(name, model, "image", side, dtype, device)
     if is_file(name):
         model, example, kind, size = build_from_file(name, device, seq, image)
-        return Built(_settled(model, dtype, device), _cast(example, dtype), name, kind, size)
+        made = _settled(model, dtype, device)
+        return Built(made, lambda batch, where: cast(example(batch, where), dtype), name, kind, size)
     full = _ALIASES.get(canonical(name))
     if full is None:
         demand_no_path(name)
@@ -170,7 +171,7 @@ def build(
     demand_used(name, row.kind, seq, image)
     size = 0 if row.kind == "custom" else (image if row.kind == "image" else seq) or row.size
     model = _from_transformers(row, size, device)
-    return _built(full, model, row.kind, size, dtype, device, vocabulary=getattr(model.config, "vocab_size", None))
+    return _built(full, model, row.kind, size, dtype, device, getattr(model.config, "vocab_size", None))
 
 
 def is_file(name: str) -> bool:
@@ -224,8 +225,6 @@ def _built(
     size: int,
     dtype: torch.dtype,
     device: str,
-    *,
-    channels: int = 3,
     vocabulary: int | None = None,
 ) -> Built:
     transformers = hasattr(model, "config")
@@ -234,10 +233,10 @@ def _built(
         if kind == "seq":
             return {"input_ids": example_tokens(batch, size, where, vocabulary)}
         if kind == "audio":
-            return {"input_values": example_samples(batch, size, where, dtype)}
+            return {"input_values": torch.zeros(batch, size, device=where, dtype=dtype)}
         if kind == "custom":
             return example_speech(model.config, batch, where, dtype)
-        pixels = example_images(batch, channels, size, where, dtype)
+        pixels = torch.zeros(batch, 3, size, size, device=where, dtype=dtype)
         return {"pixel_values": pixels} if transformers else (pixels,)
 
     return Built(_settled(model, dtype, device), inputs, name, kind, size)
@@ -249,17 +248,6 @@ def _settled(model: torch.nn.Module, dtype: torch.dtype, device: str) -> torch.n
     if any(parameter.device.type != device for parameter in model.parameters()):
         model = model.to(device)
     return model.eval()
-
-
-def _cast(example: Callable[[int, str], Any], dtype: torch.dtype) -> Callable[[int, str], Any]:
-    def cast(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(dtype) if value.dtype.is_floating_point else value
-        if isinstance(value, dict):
-            return {key: cast(item) for key, item in value.items()}
-        return tuple(cast(item) for item in value) if isinstance(value, (tuple, list)) else value
-
-    return lambda batch, where: cast(example(batch, where))
 
 
 # -- transformers --------------------------------------------------------------------------------------------------

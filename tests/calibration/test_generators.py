@@ -33,7 +33,7 @@ from latpred.errors import TraceError
 from latpred.graph.graph import ModelGraph
 from latpred.tracing.inputs import from_example
 from latpred.tracing.meta_module import make_meta_module
-from latpred.tracing.tracer import Tracer
+from latpred.tracing.tracer import Naming, Tracer
 
 EACH = 3000  # seeds of a kind
 STAGED = ("residual", "mobile", "dense")
@@ -63,13 +63,13 @@ def seeds_of(kind: str, part: int) -> range:
 def run_on_meta(spec: NetworkSpec) -> list[str]:
     """Run a network forward on the meta device, at batch 2; gives the ops whose result holds nothing.
 
-    It is one pass of a walk, which remembers what came of a call of the same shapes: otherwise each op takes a Python
+    It is one pass of a trace, which remembers what came of a call of the same shapes: otherwise each op takes a Python
     function of PyTorch's, and the steps of an LSTM alone a second.
     """
     with torch.device("meta"):
         model = networks.build(spec)
-    tracer = Tracer(make_meta_module(model), from_example(networks.inputs(spec, 2, "meta")), channels_last=False)
-    made = [(entry.name, spec[0]) for entry in tracer.walk(2).entries for spec in entry.specs or () if spec is not None]
+    tracer = Tracer(make_meta_module(model), from_example(networks.inputs(spec, 2, "meta")), Naming(""))
+    made = [(op.name, spec[0]) for op in tracer.one_pass(2).records for spec in op.specs or () if spec is not None]
     return [name for name, shape in made if 0 in shape]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smallmodels import ARCHITECTURES, build_small, inputs_of, pass_at
+from smallmodels import ARCHITECTURES, Function, build_small, inputs_of, pass_at
 from torch import nn
 
 import latpred
@@ -50,11 +50,7 @@ def test_batch_one_needs_no_rows_of_its_own_where_it_is_on_the_line(name: str) -
 
 
 def test_batch_one_has_rows_of_its_own_where_a_copy_falls_away() -> None:
-    class Merged(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.transpose(0, 1).reshape(-1, 4) * 2
-
-    graph = latpred.trace(Merged(), torch.zeros(2, 3, 4))
+    graph = latpred.trace(Function(lambda x: x.transpose(0, 1).reshape(-1, 4) * 2), torch.zeros(2, 3, 4))
     assert graph.ops_at_one is not None
     assert (graph.launches(1), graph.launches(2)) == (1, 2)
     assert [op.host_class for op in graph.at(1)] == ["view.transpose", "view.reshape", "elementwise.mul"]
@@ -77,11 +73,8 @@ def test_work_need_not_be_proportional_to_batch() -> None:
 
 
 def test_a_model_whose_ops_depend_on_batch_is_traced_at_each() -> None:
-    class Odd(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.exp() if x.shape[0] % 2 else x.sin()
-
-    graph = latpred.trace(Odd(), torch.zeros(1, 4), batches=[1, 2, 5])
+    odd = Function(lambda x: x.exp() if x.shape[0] % 2 else x.sin())
+    graph = latpred.trace(odd, torch.zeros(1, 4), batches=[1, 2, 5])
     assert [graph.at(batch)[0].name for batch in (1, 2, 5)] == ["aten::exp", "aten::sin", "aten::exp"]
     with pytest.raises(UsageError, match="takes batch 1, 2, 5 and no other"):
         graph.check_batches([4])

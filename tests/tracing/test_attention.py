@@ -2,72 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
+from smallmodels import Function
 from torch import nn
 
 import latpred
 
+Tensor = torch.Tensor
 B, HEADS, TOKENS, SIZE = 1, 4, 10, 8
 EXPECTED = 2 * HEADS * TOKENS**2 * SIZE
 
 
-class Form(nn.Module):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "fused": F.scaled_dot_product_attention,
+    "causal": partial(F.scaled_dot_product_attention, is_causal=True),
+    "products": lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2) / SIZE**0.5, -1) @ v,
+    "einsum": lambda q, k, v: torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v),
+    "flat": lambda q, k, v: torch.bmm(
+        torch.baddbmm(torch.zeros(1), q.flatten(0, 1), k.flatten(0, 1).mT).softmax(-1), v.flatten(0, 1)
+    ),
+}
 
 
-class Fused(Form):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v)
+def heads(batch: int = B, number: int = HEADS) -> Tensor:
+    return torch.zeros(batch, number, TOKENS, SIZE)
 
 
-class Causal(Form):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-class Products(Form):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(q @ k.transpose(-1, -2) / SIZE**0.5, -1) @ v
-
-
-class Einsum(Form):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v)
-
-
-class Flat(Form):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
-        return torch.bmm(torch.baddbmm(torch.zeros(1), q, k.mT).softmax(-1), v)
-
-
-@pytest.mark.parametrize("form", [Fused, Causal, Products, Einsum, Flat])
-def test_in_every_form(form: type[Form]) -> None:
-    example = tuple(torch.zeros(B, HEADS, TOKENS, SIZE) for _ in range(3))
-    assert latpred.trace(form(), example).macs() == EXPECTED
+@pytest.mark.parametrize("form", FORMS)
+def test_in_every_form(form: str) -> None:
+    assert latpred.trace(Function(FORMS[form]), (heads(), heads(), heads())).macs() == EXPECTED
 
 
 def test_grouped_queries_count_every_query_head() -> None:
-    class Grouped(Form):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-
-    example = (torch.zeros(B, HEADS, TOKENS, SIZE), *(torch.zeros(B, 2, TOKENS, SIZE) for _ in range(2)))
-    assert latpred.trace(Grouped(), example).macs() == EXPECTED
+    grouped = Function(partial(F.scaled_dot_product_attention, enable_gqa=True))
+    assert latpred.trace(grouped, (heads(), heads(number=2), heads(number=2))).macs() == EXPECTED
 
 
 def test_masks_and_causality_are_kept_apart() -> None:
-    class Masked(nn.Module):
-        def forward(self, q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
-
-    example = (torch.zeros(B, HEADS, TOKENS, SIZE), torch.ones(TOKENS, TOKENS, dtype=torch.bool))
-    (op,) = (op for op in latpred.trace(Masked(), example).ops if op.launches)
+    masked = Function(lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask))
+    (op,) = (op for op in latpred.trace(masked, (heads(), torch.ones(TOKENS, TOKENS) > 0)).ops if op.launches)
     assert (op.family, op.dims["masked"].at(1)) == ("attention", 1)
-    (op,) = (o for o in latpred.trace(Causal(), tuple(torch.zeros(1, 4, 10, 8) for _ in range(3))).ops if o.launches)
+    causal = latpred.trace(Function(FORMS["causal"]), (heads(), heads(), heads()))
+    (op,) = (op for op in causal.ops if op.launches)
     assert (op.family, op.dims["masked"].at(1)) == ("attention.causal", 0)
 
 
@@ -81,17 +62,21 @@ def test_transformers_implementations_agree(implementation: str) -> None:
     assert graph.macs() == 2 * ((4 * 32**2 + 2 * 32 * 64) * 16 + 2 * 16**2 * 32) + 32**2
 
 
+class Calling(nn.Module):
+    """Calls an attention with what a function makes of the inputs."""
+
+    def __init__(self, attention: nn.Module, given: Callable[..., tuple[Tensor, ...]], weights: bool) -> None:
+        super().__init__()
+        self.attention, self.given, self.weights = attention, given, weights
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.attention(*self.given(*inputs), need_weights=self.weights)[0]  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("weights", [True, False])
 def test_multihead_attention_takes_its_fast_path(weights: bool) -> None:
-    class Self(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.attention(x, x, x, need_weights=weights)[0]  # type: ignore[no-any-return]
-
-    graph = latpred.trace(Self(), torch.zeros(1, 10, 32))
+    attention = nn.MultiheadAttention(32, 4, batch_first=True)
+    graph = latpred.trace(Calling(attention, lambda x: (x, x, x), weights), torch.zeros(1, 10, 32))
     assert graph.macs() == 4 * 32 * 32 * 10 + 2 * 10 * 10 * 32
     launched = [op.name for op in graph.ops if op.launches]
     assert launched[:5] == [
@@ -101,15 +86,9 @@ def test_multihead_attention_takes_its_fast_path(weights: bool) -> None:
 
 
 def test_multihead_attention_between_two_sequences_does_not() -> None:
-    class Cross(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.attention(x, y, y, need_weights=False)[0]  # type: ignore[no-any-return]
-
-    graph = latpred.trace(Cross(), (torch.zeros(1, 10, 32), torch.zeros(1, 6, 32)))
+    attention = nn.MultiheadAttention(32, 4, batch_first=True)
+    between = Calling(attention, lambda x, y: (x, y, y), weights=False)
+    graph = latpred.trace(between, (torch.zeros(1, 10, 32), torch.zeros(1, 6, 32)))
     assert graph.macs() == (2 * 10 + 2 * 6) * 32 * 32 + 2 * 10 * 6 * 32
     assert "aten::scaled_dot_product_attention" in [op.name for op in graph.ops]
 
@@ -138,10 +117,8 @@ def test_replaced_layers_compute_the_same_numbers(norm_first: bool, activation: 
 
 
 def test_fused_attention_is_followed_by_no_copy_that_no_device_makes() -> None:
-    class Merge(Form):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            out = F.scaled_dot_product_attention(q, k, v)
-            return out.transpose(1, 2).reshape(out.shape[0], TOKENS, HEADS * SIZE)
+    def merge(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = F.scaled_dot_product_attention(q, k, v)
+        return out.transpose(1, 2).reshape(out.shape[0], TOKENS, HEADS * SIZE)
 
-    example = tuple(torch.zeros(2, HEADS, TOKENS, SIZE) for _ in range(3))
-    assert latpred.trace(Merge(), example).launches(2) == 1
+    assert latpred.trace(Function(merge), (heads(2), heads(2), heads(2))).launches(2) == 1

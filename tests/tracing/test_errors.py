@@ -2,70 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from smallmodels import Function
 from torch import nn
 
 import latpred
 from latpred.errors import TraceError, UnknownOpError, UsageError
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
+class Projected(nn.Module):
+    """A function of a projection of the input."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.project = nn.Linear(4, 4)
+        self.project, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.project(x))
 
 
-class Gate(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.project(x).sum() > 0 else -x
-
-
-class Picked(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[self.project(x) > 0]
-
-
-class Places(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.project(x).nonzero()
-
-
-class Scaled(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * float(self.project(x).max())
-
-
-class Raising(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise KeyError("nothing here")
-
-
-def nested(inner: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 4), inner)
+def failing(x: torch.Tensor) -> None:
+    raise KeyError("nothing here")
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("function", "message"),
     [
         (
-            Gate(),
+            lambda y: y if y.sum() > 0 else -y,
             r"reads a value that aten::gt made in module '1' \(test_errors.py:\d+\), which no trace can know; take",
         ),
-        (Scaled(), r"reads a value that aten::max made in module '1' \(test_errors.py:\d+\), which no trace can know"),
-        (Picked(), r"the result of aten::index has a shape that depends on the values of a mask in module '1'"),
-        (Places(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
         (
-            Raising(),
-            r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 1: KeyError: 'nothing here'",
+            lambda y: y * float(y.max()),
+            r"reads a value that aten::max made in module '1' \(test_errors.py:\d+\), which no trace can know",
         ),
+        (
+            lambda y: y[y > 0],
+            "the result of aten::index has a shape that depends on the values of a mask in module '1'",
+        ),
+        (lambda y: y.nonzero(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
+        (failing, r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 1: KeyError: 'nothing here'"),
     ],
 )
-def test_dependence_on_data(model: nn.Module, message: str) -> None:
+def test_dependence_on_data(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(TraceError, match=message) as caught:
-        latpred.trace(nested(model), torch.zeros(1, 4))
+        latpred.trace(nn.Sequential(nn.Linear(4, 4), Projected(function)), torch.zeros(1, 4))
     assert "\n" not in str(caught.value)
 
 
@@ -107,15 +92,12 @@ def test_shortcuts_around_torch_keep_its_checks(module: nn.Module, shape: tuple[
 
 
 def test_checks_that_nothing_is_wrong_are_assumed_to_pass() -> None:
-    class Checked(Block):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.project(x)
-            if torch.isnan(y).any() or not torch.isfinite(y).all():
-                raise ValueError("numbers went wrong")
-            return y
+    def checked(y: torch.Tensor) -> torch.Tensor:
+        if torch.isnan(y).any() or not torch.isfinite(y).all():
+            raise ValueError("numbers went wrong")
+        return y
 
-    graph = latpred.trace(Checked(), torch.zeros(1, 4))
-    assert graph.syncs() == 2
+    assert latpred.trace(Projected(checked), torch.zeros(1, 4)).syncs() == 2
 
 
 def test_values_that_are_known_may_be_read() -> None:
@@ -136,14 +118,13 @@ def test_values_that_are_known_may_be_read() -> None:
 
 
 def test_a_value_written_from_an_unknown_one_is_unknown() -> None:
-    class Stale(Block):
-        def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-            counts = torch.zeros(4)
-            counts.copy_(self.project(x)[0])
-            return x if counts[0].item() > 0 else -x
+    def stale(y: torch.Tensor) -> torch.Tensor:
+        counts = torch.zeros(4)
+        counts.copy_(y[0])
+        return y if counts[0].item() > 0 else -y
 
     with pytest.raises(TraceError, match="reads a value"):
-        latpred.trace(Stale(), (torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 4)))
+        latpred.trace(Projected(stale), torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +158,8 @@ def test_lazy_and_scripted_models() -> None:
 
 
 def test_strict_refuses_what_no_formula_knows() -> None:
-    class Rare(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.cholesky_ex(x)[0]
-
-    example = torch.zeros(1, 4, 4)
-    graph = latpred.trace(Rare(), example)
+    rare, example = Function(lambda x: torch.linalg.cholesky_ex(x)[0]), torch.zeros(1, 4, 4)
+    graph = latpred.trace(rare, example)
     assert graph.coverage().estimated_ops == {"aten::linalg_cholesky_ex": 1}
     (op,) = (op for op in graph.ops if op.launches)
     assert (op.family, op.estimated) == ("other", True)
@@ -190,4 +167,4 @@ def test_strict_refuses_what_no_formula_knows() -> None:
     with pytest.raises(
         UnknownOpError, match=r"no cost formula knows aten::linalg_cholesky_ex, called in the model's own"
     ):
-        latpred.trace(Rare(), example, strict=True)
+        latpred.trace(rare, example, strict=True)

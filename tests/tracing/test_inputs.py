@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from smallmodels import Function
 from torch import nn
 
 import latpred
 
-
-class Two(nn.Module):
-    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return x @ table
+PRODUCT = Function(torch.matmul)
 
 
 def test_every_tensor_that_shares_the_first_dimension_is_a_batch() -> None:
-    shared = latpred.trace(Two(), (torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)))
-    alone = latpred.trace(Two(), (torch.zeros(2, 3, 4), torch.zeros(4, 5)))
+    shared = latpred.trace(PRODUCT, (torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)))
+    alone = latpred.trace(PRODUCT, (torch.zeros(2, 3, 4), torch.zeros(4, 5)))
     assert [graph.macs(8) for graph in (shared, alone)] == [8 * 3 * 4 * 5] * 2
     assert [op.family for graph in (shared, alone) for op in graph.ops] == ["bmm", "gemm"]
     assert shared.input_bytes.at(8) == 8 * 4 * (12 + 20)
@@ -24,7 +22,7 @@ def test_every_tensor_that_shares_the_first_dimension_is_a_batch() -> None:
 
 
 def test_a_function_of_the_batch_decides_itself() -> None:
-    graph = latpred.trace(Two(), lambda batch: (torch.zeros(3, batch, 4), torch.zeros(4, 5)))
+    graph = latpred.trace(PRODUCT, lambda batch: (torch.zeros(3, batch, 4), torch.zeros(4, 5)))
     assert graph.macs(8) == 8 * 3 * 4 * 5
 
 

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 import torch
-from smallmodels import build_small, inputs_of
+from smallmodels import Function, build_small, inputs_of
 from torch import nn
 
 import latpred
@@ -56,12 +56,9 @@ def test_calls_are_counted_between_ops(cheap_hook: bool, monkeypatch: pytest.Mon
 
 
 def test_calls_inside_an_op_are_not_the_model_s() -> None:
-    class Slow(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.roll(torch.cumsum(x, 1), 1, 1)  # both have meta kernels written in Python
-
-    calls = [[op.python_calls for op in latpred.trace(Slow(), torch.zeros(1, size)).ops] for size in (11, 11, 13)]
-    assert calls == [[0, 0]] * 3
+    slow = Function(lambda x: torch.roll(torch.cumsum(x, 1), 1, 1))  # both have meta kernels written in Python
+    calls = [[op.python_calls for op in latpred.trace(slow, torch.zeros(1, size)).ops] for size in (11, 11, 13)]
+    assert calls == [[1, 0]] * 3  # the lambda
 
 
 def test_the_user_s_profiler_is_put_back() -> None:
@@ -107,21 +104,14 @@ def test_synchronisations_of_the_published_models() -> None:
 
 
 def test_lists_and_arrays_made_of_tensors_are_synchronisations() -> None:
-    class Lists(nn.Module):
-        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-            return x * len(lengths.tolist()) * lengths.cumsum(0).numpy().ndim
-
-    graph = latpred.trace(Lists(), (torch.zeros(2, 3), torch.tensor([1, 2])))
+    lists = Function(lambda x, lengths: x * len(lengths.tolist()) * lengths.cumsum(0).numpy().ndim)
+    graph = latpred.trace(lists, (torch.zeros(2, 3), torch.tensor([1, 2])))
     assert [op.host_class for op in graph.ops if op.syncs] == ["sync.tolist", "sync.tolist"]
 
 
 def test_a_mask_that_picks_makes_the_host_wait() -> None:
-    class Picks(nn.Module):
-        def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-            return x[keep] * 2
-
     keep = torch.tensor([[True, False, True], [True, True, True]])
-    graph = latpred.trace(Picks(), (torch.zeros(2, 3, 4), keep))
+    graph = latpred.trace(Function(lambda x, keep: x[keep] * 2), (torch.zeros(2, 3, 4), keep))
     assert graph.syncs(2) == 1
     picked = next(op for op in graph.ops if op.name == "aten::index")
     assert picked.write_bytes.at(2) == 5 * 4 * 4
@@ -155,12 +145,12 @@ def test_a_residual_stays_alive_and_in_place_ops_make_nothing() -> None:
 
 
 def test_views_hold_the_memory_they_look_at() -> None:
-    class Sliced(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            part = x.repeat(1, 4)[:, :2]
-            return part.exp() + 1
+    def sliced(x: torch.Tensor) -> torch.Tensor:
+        part = x.repeat(1, 4)[:, :2]
+        return part.exp() + 1
 
-    live = [op.live_bytes.at(1) // 4 for op in latpred.trace(Sliced(), torch.zeros(1, 8)).ops if op.launches]
+    graph = latpred.trace(Function(sliced), torch.zeros(1, 8))
+    live = [op.live_bytes.at(1) // 4 for op in graph.ops if op.launches]
     assert live == [8 + 32, 8 + 32 + 2, 8 + 32 + 2 + 2]
 
 

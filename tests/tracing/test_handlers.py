@@ -1,0 +1,218 @@
+"""Ops are counted as devices run them, whatever the meta device, compilers or nobody makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from smallmodels import ARCHITECTURES, Function, build_small, inputs_of
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import latpred
+from latpred.errors import UnknownOpError, UsageError
+from latpred.ops import Work
+from latpred.ops.classes import FREE
+from latpred.tracing.meta_module import fast_paths_on_meta
+from latpred.tracing.op_record import OpRecord
+from latpred.tracing.tracer import TraceRecorder
+
+Tensor = torch.Tensor
+
+
+class Dispatched(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def resampled(mode: str, **options: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.interpolate(x, mode=mode, **options)
+
+
+def assigned(x: Tensor) -> Tensor:
+    x = x.clone()
+    for number, rows in enumerate((slice(0, 2), slice(2, 3))):
+        x[rows, 1:2] = number
+    return x
+
+
+def assigned_by_a_mask(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[torch.ones(x.shape, dtype=torch.bool)] = 0.0
+    return x
+
+
+def assigned_by_number(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[..., [0, 1]] = 2.0
+    x[0] = 1.5
+    x[0, 0] = 1.0
+    return x
+
+
+IMAGE, IMAGES_3D, SERIES = (2, 4, 8, 8), (2, 4, 4, 4, 4), (2, 4, 8)
+CASES = {
+    "nearest": (resampled("nearest", scale_factor=2), IMAGE),
+    "nearest-exact": (resampled("nearest-exact", size=(5, 9)), IMAGE),
+    "bilinear": (resampled("bilinear", scale_factor=2), IMAGE),
+    "bilinear, aligned": (resampled("bilinear", size=(5, 9), align_corners=True), IMAGE),
+    "bicubic": (resampled("bicubic", scale_factor=2), IMAGE),
+    "antialias": (resampled("bilinear", scale_factor=0.5, antialias=True), IMAGE),
+    "linear": (resampled("linear", scale_factor=2), SERIES),
+    "nearest, 1-d": (resampled("nearest", scale_factor=2), SERIES),
+    "trilinear": (resampled("trilinear", scale_factor=2), IMAGES_3D),
+    "nearest, 3-d": (resampled("nearest", scale_factor=2), IMAGES_3D),
+    "area": (resampled("area", scale_factor=0.5), IMAGE),
+    "assignment": (assigned, SERIES),
+    "assignment by a mask": (assigned_by_a_mask, SERIES),
+    "assignment by number": (assigned_by_number, SERIES),
+    "kthvalue": (lambda x: x.kthvalue(2), SERIES),
+    "topk": (lambda x: x.topk(2), SERIES),
+    "multinomial": (lambda x: torch.multinomial(x.softmax(-1), 2), (2, 8)),
+    "take_along_dim": (lambda x: x.take_along_dim(torch.zeros(2, 4, 1, dtype=torch.int64), 2), SERIES),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_are_those_that_a_device_is_given(case: str) -> None:
+    function, shape = CASES[case]
+    x = torch.rand(shape)
+    with torch.inference_mode(), Dispatched() as seen:
+        function(x)
+    quiet = {f"aten::{name}" for name in (*FREE, "slice", "select", "lift_fresh")}
+    launched = [op.name for op in latpred.trace(Function(function), x).ops if op.launches]
+    assert launched == [name for name in seen.names if name not in quiet]
+
+
+@pytest.mark.parametrize("case", ["nearest", "bilinear", "bicubic", "linear", "trilinear"])
+def test_resampling_has_a_cost(case: str) -> None:
+    function, shape = CASES[case]
+    (op,) = (op for op in latpred.trace(Function(function), torch.rand(shape)).ops if op.launches)
+    assert op.family.startswith(f"pooling.upsample_{case}")
+    assert not op.estimated
+    assert op.read_bytes.at(2) == 4 * torch.Size(shape).numel()
+    assert op.write_bytes.at(2) == op.read_bytes.at(2) * 2 ** (len(shape) - 2)
+
+
+def test_one_hot_is_two_kernels() -> None:
+    graph = latpred.trace(Function(lambda ids: F.one_hot(ids, 10)), torch.zeros(2, 4, dtype=torch.int64))
+    assert graph.launches(2) == 2
+
+
+def test_indices_that_are_broadcast_pick_all_combinations() -> None:
+    combinations = Function(lambda x: x[torch.arange(2)[:, None], torch.arange(4)[None]])
+    op = next(op for op in latpred.trace(combinations, torch.zeros(1, 4, 8)).ops if op.family == "index")
+    assert (op.dims["rows"].at(1), op.dims["cols"].at(1)) == (8, 8)
+
+
+def test_a_value_that_is_used_as_a_tensor_is_launched() -> None:
+    graph = latpred.trace(Function(lambda x: x * torch.scalar_tensor(2.0, device=x.device)), torch.zeros(1, 4))
+    assert [op.name for op in graph.ops if op.launches] == ["aten::scalar_tensor", "aten::mul"]
+
+
+def placed(inputs: Any, device: str) -> Any:
+    """Activations of an inference: made under inference mode, floating-point ones on the device."""
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(tensor.shape, device=device) if tensor.dtype.is_floating_point else tensor.clone()
+
+    if isinstance(inputs, dict):
+        return {key: place(tensor) for key, tensor in inputs.items()}
+    return tuple(place(tensor) for tensor in inputs)
+
+
+def stream(model: nn.Module, inputs: Any, device: str) -> list[OpRecord]:
+    recorder = TraceRecorder()
+    with torch.inference_mode(), fast_paths_on_meta():
+        given = placed(inputs, device)
+        with recorder:
+            model(**given) if isinstance(given, dict) else model(*given)
+    return recorder.records
+
+
+def seen(op: OpRecord) -> tuple[object, ...]:
+    return op.name, op.host_class, op.launches, op.syncs, op.family, op.counts
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_meta_and_cpu_issue_the_same_ops(name: str, batch: int) -> None:
+    inputs = inputs_of(name, batch)
+    real = [seen(op) for op in stream(build_small(name, "cpu"), inputs, "cpu")]
+    meta = [seen(op) for op in stream(build_small(name, "meta"), inputs, "meta")]
+    if name == "longformer":
+        # Writing a number through a mask makes a tensor of it: on the device, except where the device is the CPU.
+        meta = [row for row in meta if row[0] != "aten::scalar_tensor"]
+    assert meta == real
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[torch.library.Library]:
+    made = torch.library.Library("latpred_testing", "DEF")
+    made.define("fused_mlp(Tensor x, Tensor w1, Tensor w2) -> Tensor")
+    made.define("whole(Tensor x) -> Tensor")
+    made.impl("fused_mlp", lambda x, w1, w2: torch.empty_like(x), "Meta")
+    made.impl("whole", lambda x: torch.relu(x) + 1, "CompositeImplicitAutograd")
+    yield made
+    made._destroy()
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.zeros(8, 32))
+        self.w2 = nn.Parameter(torch.zeros(32, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.latpred_testing.fused_mlp(x, self.w1, self.w2)  # type: ignore[no-any-return]
+
+
+def test_a_formula_makes_a_custom_op_known(library: torch.library.Library) -> None:
+    model, example = Mlp(), torch.zeros(1, 5, 8)
+    unknown = latpred.trace(model, example)
+    assert unknown.coverage().launches == 0.0
+    assert unknown.bytes(2) == 2 * 8 * 32 * 4 + 2 * (2 * 5 * 8 * 4)
+    with pytest.raises(UnknownOpError, match=r"register one with @latpred.cost\('latpred_testing::fused_mlp'\)"):
+        latpred.trace(model, example, strict=True)
+
+    @latpred.cost("latpred_testing::fused_mlp")
+    def fused_mlp(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *, out: torch.Tensor) -> Work:
+        m, (k, n) = x.shape[0] * x.shape[1], w1.shape
+        return Work("gemm.fused_mlp", {"m": m, "n": n, "k": k}, macs=2 * m * n * k)
+
+    known = latpred.trace(model, example, strict=True)
+    assert known.macs(3) == 3 * 5 * 2 * 8 * 32
+    (op,) = (op for op in known.ops if op.launches)
+    assert (op.family, op.host_class, op.module) == ("gemm.fused_mlp", "gemm.fused_mlp", "")
+    assert op.weight_bytes.at(3) == 2 * 8 * 32 * 4
+
+
+def test_a_composite_op_falls_apart_until_a_formula_says_that_it_is_one_kernel(library: torch.library.Library) -> None:
+    whole_op = Function(lambda x: torch.ops.latpred_testing.whole(x))
+    parts = latpred.trace(whole_op, torch.zeros(1, 4))
+    assert [op.name for op in parts.ops if op.launches] == ["aten::relu", "aten::add"]
+    assert [op.host_class for op in parts.ops if op.launches] == ["elementwise.relu", "elementwise.nested.add"]
+
+    @latpred.cost("latpred_testing::whole")
+    def whole(x: torch.Tensor, *, out: torch.Tensor) -> Work:
+        return Work("elementwise.whole", {"numel": x.shape[0] * x.shape[1], "operands": 1})
+
+    kept = latpred.trace(whole_op, torch.zeros(1, 4))
+    assert [op.name for op in kept.ops if op.launches] == ["latpred_testing::whole"]
+
+
+def test_a_wrong_formula_is_named(library: torch.library.Library) -> None:
+    @latpred.cost("latpred_testing::fused_mlp")
+    def wrong(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, *, out: torch.Tensor) -> Work:
+        return Work("gemm", {"m": 1})
+
+    with pytest.raises(UsageError, match=r"the cost formula of latpred_testing::fused_mlp gives dims \('m',\)"):
+        latpred.trace(Mlp(), torch.zeros(1, 5, 8))
