@@ -94,19 +94,19 @@ def _fit_family(
     }
     fits = {family: msgspec.structs.replace(general, leaf_scales=scales), **special}
     for leaf, samples in few.items():
-        above = _fitted_above(fits, leaf)
+        above = nearest_fit(fits, leaf) or family
         if above != family:  # prices the leaf instead of the family
-            known = {**fits[above].leaf_scales, leaf: _leaf_scale(fits[above], samples)}
-            fits[above] = msgspec.structs.replace(fits[above], leaf_scales=known)
+            scales = {**fits[above].leaf_scales, leaf: _leaf_scale(fits[above], samples)}
+            fits[above] = msgspec.structs.replace(fits[above], leaf_scales=scales)
     return fits
 
 
-def _fitted_above(fits: Mapping[str, KernelFit], leaf: str) -> str:
-    """The nearest more general family that has a fit."""
-    name = parent(leaf)
+def nearest_fit(fits: Mapping[str, KernelFit], family: str) -> str | None:
+    """The family itself or the nearest more general one that has a fit; None where none has."""
+    name: str | None = family
     while name is not None and name not in fits:
         name = parent(name)
-    return name or root(leaf)
+    return name
 
 
 def _leaf_scale(plain: KernelFit, samples: Sequence[KernelSample]) -> float:
@@ -161,15 +161,15 @@ class Kernel(NamedTuple):
     dispatch_us: float
 
 
-def placed_samples(
-    runs: Sequence[NetworkRun], dispatch: DispatchFit, watched: DispatchFit | None = None
+def kernel_samples(
+    runs: Sequence[NetworkRun], dispatch: DispatchFit, in_place: DispatchFit | None = None
 ) -> list[KernelSample]:
     """Samples of every kernel that had a call of its own, from runs of one precision with the times of their calls.
 
-    `dispatch` are the costs in tiny networks, with how much longer dispatch takes from cold caches; `watched` the same
+    `dispatch` are the costs in tiny networks, with how much longer dispatch takes from cold caches; `in_place` the same
     as the clock around each call has it, which is a little longer.
     """
-    kernels = [_kernels(run, watched or dispatch, _cold_us(run, dispatch)) for run in runs]
+    kernels = [_kernels(run, in_place or dispatch, _cold_us(run, dispatch)) for run in runs]
     refill = _cache_refill(runs, kernels, dispatch)
     samples = []
     for run, launched in zip(runs, kernels, strict=True):
@@ -184,7 +184,7 @@ def placed_samples(
 
 
 def with_cold(
-    dispatch: DispatchFit, watched: DispatchFit, runs: Sequence[NetworkRun], half_bytes: float
+    dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[NetworkRun], half_bytes: float
 ) -> DispatchFit:
     """Dispatch with what it takes longer from cold caches: the same multiple, for every call, of what it takes warm.
 
@@ -192,17 +192,17 @@ def with_cold(
     """
     if not half_bytes:
         return dispatch
-    all_cold = msgspec.structs.replace(dispatch, cold_costs_us=watched.costs_us, cold_bytes=half_bytes)
+    all_cold = msgspec.structs.replace(dispatch, cold_costs_us=in_place.costs_us, cold_bytes=half_bytes)
     cold, extra = [], []
     for run in runs:
         for group, taken, cold_us in zip(calls(run.ops), run.calls_us, _cold_us(run, all_cold), strict=True):
             if not any(op.launches for op in group):
                 cold.append(cold_us)
-                extra.append(min(taken - _dispatch_us(group, watched), MOST_COLD_US))
+                extra.append(min(taken - _dispatch_us(group, in_place), MOST_COLD_US))
     if len(cold) < FEWEST_COLD or not any(cold):
         return dispatch
     factor = max(float(np.dot(cold, extra) / np.dot(cold, cold)), 0.0)
-    costs_us = {name: round(factor * cost, 4) for name, cost in watched.costs_us.items()}
+    costs_us = {name: round(factor * cost, 4) for name, cost in in_place.costs_us.items()}
     return msgspec.structs.replace(all_cold, cold_costs_us=costs_us)
 
 
@@ -217,14 +217,14 @@ def host_us(run: NetworkRun, dispatch: DispatchFit) -> float:
 
 def _kernels(run: NetworkRun, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
     """The launching calls of a run, without their dispatch and what that takes longer from cold caches."""
-    found = []
+    kernels = []
     for group, taken, longer_us in zip(calls(run.ops), run.calls_us, cold_us, strict=True):
         if any(op.launches for op in group):
             cost = _dispatch_us(group, dispatch) + longer_us
             us = max(taken - cost, LEAST_SHARE * taken)
             alone = len(group) == 1 and not group[0].estimated
-            found.append(Kernel(group[0] if alone else None, us, cost))
-    return found
+            kernels.append(Kernel(group[0] if alone else None, us, cost))
+    return kernels
 
 
 def _dispatch_us(group: Sequence[Op], dispatch: DispatchFit) -> float:
@@ -247,9 +247,9 @@ def _cold_us(run: NetworkRun, dispatch: DispatchFit) -> list[float]:
 def _cache_refill(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
     """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
     totals = np.array([run.total_us for run in runs])
-    explained = [host_us(run, dispatch) + sum(k.us for k in found) for run, found in zip(runs, kernels, strict=True)]
-    left = totals - np.array(explained)
-    terms = np.array([_terms(np.array([k.us for k in found])).sum(axis=0) for found in kernels])
+    kernels_us = np.array([sum(kernel.us for kernel in launched) for launched in kernels])
+    left = totals - (np.array([host_us(run, dispatch) for run in runs]) + kernels_us)
+    terms = np.array([_terms(np.array([k.us for k in launched])).sum(axis=0) for launched in kernels])
     coefficients: Floats = nnls(terms / totals[:, None], left / totals)[0]
     return coefficients
 

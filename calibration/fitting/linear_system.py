@@ -65,10 +65,10 @@ class System:
         weights = np.ones(len(values))
         for _ in range(ROUNDS):
             scaled = matrix / sizes * weights[:, None]
-            found = lsq_linear(scaled, values * weights, bounds=(0.0, np.inf)).x / sizes
-            off = np.abs(matrix @ found - values)
+            solution = lsq_linear(scaled, values * weights, bounds=(0.0, np.inf)).x / sizes
+            off = np.abs(matrix @ solution - values)
             weights = np.where(fixed, 1.0, np.sqrt(np.minimum(1.0, ORDINARY / np.maximum(off, 1e-12))))
-        return {column: float(found[index]) for column, index in columns.items()}
+        return {column: float(solution[index]) for column, index in columns.items()}
 
 
 def of_kind(values: Mapping[Column, float], kind: str) -> dict[str, float]:

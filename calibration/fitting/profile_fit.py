@@ -25,7 +25,7 @@ from latpred.calibration.fitting.dispatch_fit import (
     loop_costs,
     with_parents,
 )
-from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, placed_samples, row_of, with_cold
+from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, kernel_samples, row_of, with_cold
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
@@ -134,7 +134,7 @@ def _kernels(
         if row.cell.kind == "kernel":
             samples.setdefault(row.cell.precision, []).extend(queued_sample(row, info.gap_us))
     for precision, runs in _timed_in_place(rows, info).items():
-        samples.setdefault(precision, []).extend(placed_samples(runs, dispatch, in_place))
+        samples.setdefault(precision, []).extend(kernel_samples(runs, dispatch, in_place))
     if "tf32" in samples:
         # TF32 is a way to multiply: all else is what it is in fp32.
         samples["tf32"] += [sample for sample in samples.get("fp32", ()) if layout(sample.family).product is None]

@@ -62,17 +62,17 @@ class Bench:
         Where memory is short it may be held by models that only wait for their next round, so it is tried once more
         without them.
         """
-        waiting = len(self._built) > 1
         try:
             return visit()
         except (UsageError, DeviceError):
             raise
         except Exception as error:
             failure = failure_of(error)
-        if failure == OUT_OF_MEMORY:
-            self.clear()
-            return self.attempt(visit) if waiting else failure
-        return failure
+        if failure != OUT_OF_MEMORY:
+            return failure
+        others = len(self._built) > 1
+        self.clear()
+        return self.attempt(visit) if others else failure
 
     def leave(self, workload: Workload) -> None:
         """Free a model, unless it may stay for the next round."""

@@ -19,7 +19,7 @@ from latpred.accuracy.drift import Part
 from latpred.calibration.cells import Cell
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.fitting.dispatch_fit import NetworkRun
-from latpred.calibration.fitting.kernel_fit import KernelSample, host_us, placed_samples, row_of
+from latpred.calibration.fitting.kernel_fit import KernelSample, host_us, kernel_samples, nearest_fit, row_of
 from latpred.calibration.fitting.profile_fit import EAGER
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
@@ -27,7 +27,7 @@ from latpred.calibration.timing.in_network import calls
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, Floats, native
-from latpred.ops.families import nearest, parent, root
+from latpred.ops.families import nearest, root
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DeviceProfile
@@ -112,10 +112,7 @@ def fit_of(profile: DeviceProfile, family: str, row: tuple[float, ...], precisio
     fits = profile.kernels.get(precision, {})
     if NATIVE in fits and native(family, np.array([row]), profile.machine.threads)[0]:
         return NATIVE
-    name: str | None = family
-    while name is not None and name not in fits:
-        name = parent(name)
-    return name
+    return nearest_fit(fits, family)
 
 
 HOST, DEVICE = "host", "device"
@@ -221,7 +218,7 @@ def _in_network(profile: DeviceProfile, runs: Sequence[tuple[Row, NetworkRun]]) 
     prices = _KernelPrices(profile)
     for precision in profile.kernels:
         mine = [run for row, run in runs if row.cell.precision == precision]
-        for sample in placed_samples(mine, profile.runtimes[EAGER]) if mine else ():
+        for sample in kernel_samples(mine, profile.runtimes[EAGER]) if mine else ():
             yield from prices.ratio(sample, precision, repr((sample.family, sample.row)), general=True)
 
 

@@ -153,8 +153,8 @@ def _bert(width: int, layers: int) -> Workload:
     sizes = {"num_hidden_layers": layers, "num_attention_heads": width // 64, "intermediate_size": 4 * width}
 
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
-        model = seeded(lambda: suites.published("BertModel", {"hidden_size": width, **sizes}), device, precision)
-        return model, token_inputs(_LENGTH, _VOCABULARY)
+        make = suites.published("BertModel", {"hidden_size": width, **sizes})
+        return seeded(make, device, precision), token_inputs(_LENGTH, _VOCABULARY)
 
     return Workload(f"bert-w{width}-l{layers}", "seq", _LENGTH, build, "bert")
 

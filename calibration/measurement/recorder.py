@@ -167,7 +167,10 @@ def _visit(setting: Setting, bench: Bench, journal: RecordingJournal, effort: ti
         sides = _sides(call, setting, bench.device, graph)
         return _entry(setting, untraced or tables.OK, timings, {**sides, **_state(bench.device)})
 
-    entry = _hopeless(setting, journal) or bench.attempt(measured)
+    status = _hopeless(setting, journal)
+    if status:
+        return _entry(setting, status)
+    entry = bench.attempt(measured)
     return _entry(setting, entry) if isinstance(entry, str) else entry
 
 

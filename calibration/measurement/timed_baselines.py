@@ -112,11 +112,14 @@ def _column(
 ) -> tuple[list[float], str]:
     """One value per row, and the first thing that went wrong; who fails at the first row is not asked again."""
     values, reason = [math.nan] * len(table), ""
+    workload: Workload | None = None
     for position, cell in enumerate(table.to_dict("records")):
         if cell["status"] != tables.OK or cell["runtime"] != "eager":
             continue
         if not announce(f"{name}: {cell['model']} batch {cell['batch']}"):
             return values, reason or "the time budget was spent"
+        if workload is not workloads[cell["model"]]:  # a model is built once for all its batches
+            bench.clear()
         workload = workloads[cell["model"]]
         try:
             values[position] = BASELINES[name](bench, workload, int(cell["batch"]), str(cell["precision"]))
@@ -124,7 +127,6 @@ def _column(
             reason = reason or " ".join(f"{type(error).__name__}: {error}".split())
             if not any(math.isfinite(value) for value in values):
                 return values, reason
-        bench.leave(workload)
     return values, reason
 
 

@@ -1,7 +1,7 @@
 """Measure text generation: transformers' own `generate()`, greedy, timed whole and for its first token alone.
 
-How cells are visited in rounds is `measuring`'s business; here a call of `generate()` becomes a subject to measure, or
-its walk where the device is simulated.
+How cells are visited in rounds is `whole_models`' business; here a call of `generate()` becomes a workload to measure,
+or its graph where the device is simulated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure_generation(
     batches : iterable of int
         Batch sizes.
     device, precision, repeats, plan, progress
-        As for `measure`; the simulated device runs the walk of what is generated.
+        As for `measure`; the simulated device runs the graph of what is generated.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def measure_generation(
     simulated = live.info().kind == "simulated"
     tables = [
         measure(
-            walked(model, prompt, tokens, precision) if simulated else generation_workload(model, prompt, tokens),
+            traced(model, prompt, tokens, precision) if simulated else generation_workload(model, prompt, tokens),
             sizes,
             device=live,
             precision=precision,
@@ -91,26 +91,18 @@ def measure_generation(
 
 
 def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
-    """Predicted beside measured: for each batch the first token, each further one (the mean), and all of it.
-
-    Parameters
-    ----------
-    curve : GenerationCurve
-        What was predicted.
-    measured : DataFrame
-        What `measure_generation` gave for the same question.
-    """
+    """Predicted beside measured: for each batch the first token, each further one (the mean), and all of it."""
     rows: list[dict[str, Any]] = []
     for point in curve:
         here = measured[measured["batch"] == point.batch].set_index("input_kind")
         whole, first = here.loc[input_kind(point.new_tokens)], here.loc[input_kind(1)]
         status = next((row["status"] for row in (whole, first) if row["status"] != OK), OK)
-        found: list[tuple[str, float, Any]] = [("first token", point.first_token_ms, first["latency_s"])]
+        parts: list[tuple[str, float, Any]] = [("first token", point.first_token_ms, first["latency_s"])]
         if point.per_token_ms is not None:
             each = (whole["latency_s"] - first["latency_s"]) / (point.new_tokens - 1)
-            found.append(("next token", point.per_token_ms, each))
-            found.append((f"{point.new_tokens} tokens", point.latency_ms, whole["latency_s"]))
-        for what, milliseconds, seconds in found:
+            parts.append(("next token", point.per_token_ms, each))
+            parts.append((f"{point.new_tokens} tokens", point.latency_ms, whole["latency_s"]))
+        for what, milliseconds, seconds in parts:
             seconds = float(seconds) if status == OK else None
             rows.append(
                 {
@@ -125,7 +117,7 @@ def beside(curve: GenerationCurve, measured: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def walked(model: nn.Module | str, prompt: int, new_tokens: int, precision: str) -> ModelGraph:
+def traced(model: nn.Module | str, prompt: int, new_tokens: int, precision: str) -> ModelGraph:
     """A call of `generate()` as a device runs it that runs graphs."""
     graph = trace_generation(model, prompt, new_tokens, precision=precision).whole
     return msgspec.structs.replace(graph, input_kind=input_kind(new_tokens), input_size=prompt)

@@ -67,24 +67,18 @@ class _Cell:
     workload: Workload
     batch: int
     runtime: str
-    visits: list[timer.Timing] = field(default_factory=list)
-    fastest: list[SpeedReading] = field(default_factory=list)  # that was known of the machine at each visit
+    visits: list[tuple[timer.Timing, SpeedReading]] = field(default_factory=list)  # with the fastest moments by then
     failure: str = ""
-
-    def settled(self) -> bool:
-        """Whether anything is known of it, after a visit that was interrupted too."""
-        del self.visits[len(self.fastest) :]
-        return bool(self.visits or self.failure)
 
     def slow(self, fastest: SpeedReading) -> list[float]:
         """How slow the machine was at each visit, now that its fastest moments are known."""
-        return [one.slow * slower(then, fastest) for one, then in zip(self.visits, self.fastest, strict=True)]
+        return [timing.slow * slower(then, fastest) for timing, then in self.visits]
 
     def kept(self, fastest: SpeedReading) -> list[timer.Timing]:
         """Visits at full speed, each with how slow it was; two in any case, where that many were made."""
         slow = self.slow(fastest)
-        visits = [msgspec.structs.replace(one, slow=ratio) for one, ratio in zip(self.visits, slow, strict=True)]
-        return at_full_speed([[one] for one in visits], slow, LEAST_KEPT)[0]
+        timings = [msgspec.structs.replace(one, slow=ratio) for (one, _), ratio in zip(self.visits, slow, strict=True)]
+        return at_full_speed([[one] for one in timings], slow, LEAST_KEPT)[0]
 
     def slowed(self, fastest: SpeedReading) -> bool:
         """Whether visits at full speed are too few."""
@@ -178,8 +172,7 @@ def measure(
         try:
             visits.rounds(repeats)
         except KeyboardInterrupt:
-            settled = [cell.settled() for cell in cells]
-            if not any(settled):
+            if not any(cell.visits or cell.failure for cell in cells):
                 raise
             raise StoppedError(visits.table("interrupted before it was measured")) from None
         return visits.table("not reached in the time budget")
@@ -243,8 +236,7 @@ class _Visits:
                 if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
                     other.failure = _shared_failure(cell, other)
             return
-        cell.visits.append(timing)
-        cell.fastest.append(self.fastest)
+        cell.visits.append((timing, self.fastest))
         if self._reference is not None:
             self.speeds.append(self._reference.read())
 

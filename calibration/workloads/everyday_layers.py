@@ -89,8 +89,7 @@ class Residual(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.layers(x)
-        return x + made
+        return x + self.layers(x)
 
 
 class ResidualSum(nn.Module):
@@ -114,8 +113,7 @@ class States(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        states: Tensor = self.layer(x)[0]
-        return states
+        return self.layer(x)[0]
 
 
 class Mean(nn.Module):
@@ -155,8 +153,7 @@ class _Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=self.causal)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class Patches(nn.Module):
@@ -193,8 +190,7 @@ class MixedTokens(nn.Module):
         self.norm, self.mix = nn.LayerNorm(width), mlp(tokens, hidden, tokens, activation=nn.GELU)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.mix(self.norm(x).transpose(1, 2))
-        return x + mixed.transpose(1, 2)
+        return x + self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
 
 
 class PlacedWords(nn.Module):
@@ -205,8 +201,7 @@ class PlacedWords(nn.Module):
         self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
 
     def forward(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
-        return out
+        return self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
 
 
 class StandardConv(nn.Conv2d):

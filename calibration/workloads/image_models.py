@@ -238,16 +238,10 @@ def vision_transformer() -> nn.Module:
     return nn.Sequential(ClassToken(160, 8, 64), *layers, Take(0), norm_head(160, 50))
 
 
-def mlp_mixer() -> nn.Module:
-    """MLP-Mixer: 6 layers of width 192 over 64 patches."""
-    layers = [nn.Sequential(MixedTokens(192, 64, 96), feed_forward(192, 768)) for _ in range(6)]
-    return nn.Sequential(Patches(3, 192, 8), *layers, Mean(), norm_head(192, 100))
-
-
-def small_mixer() -> nn.Module:
-    """MLP-Mixer, 4 layers of width 128."""
-    layers = [nn.Sequential(MixedTokens(128, 36, 64), feed_forward(128, 512)) for _ in range(4)]
-    return nn.Sequential(Patches(3, 128, 8), *layers, Mean(), norm_head(128, 50))
+def mixer(width: int, tokens: int, along: int, layers: int, classes: int) -> nn.Module:
+    """MLP-Mixer over patches of 8 x 8, whose hidden layer along the tokens has the width `along`."""
+    blocks = [nn.Sequential(MixedTokens(width, tokens, along), feed_forward(width, 4 * width)) for _ in range(layers)]
+    return nn.Sequential(Patches(3, width, 8), *blocks, Mean(), norm_head(width, classes))
 
 
 def res_mlp() -> nn.Module:
@@ -358,8 +352,7 @@ class _Preactivated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         ready = F.relu(self.norms[0](x))
-        out: Tensor = self.second(F.relu(self.norms[1](self.first(ready)))) + self.shortcut(x)
-        return out
+        return self.second(F.relu(self.norms[1](self.first(ready)))) + self.shortcut(x)
 
 
 class _Standardised(nn.Module):
@@ -371,8 +364,7 @@ class _Standardised(nn.Module):
         self.shortcut = nn.Identity() if same else StandardConv(before, after, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.shortcut(x) + self.second(F.relu(self.again(self.first(F.relu(self.norm(x))))))
-        return out
+        return self.shortcut(x) + self.second(F.relu(self.again(self.first(F.relu(self.norm(x))))))
 
 
 class _NormalizerFree(nn.Module):
@@ -382,8 +374,7 @@ class _NormalizerFree(nn.Module):
         self.shortcut = nn.Identity() if before == after else StandardConv(before, after, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.shortcut(x) + 0.2 * self.second(F.relu(self.first(F.relu(x))))
-        return out
+        return self.shortcut(x) + 0.2 * self.second(F.relu(self.first(F.relu(x))))
 
 
 class _FreeBottleneck(nn.Module):
@@ -400,8 +391,7 @@ class _FreeBottleneck(nn.Module):
         out = x
         for layer in self.inner[:-1]:
             out = F.silu(layer(out))
-        made: Tensor = self.shortcut(self.pool(x)) + 0.2 * self.inner[-1](out)
-        return made
+        return self.shortcut(self.pool(x)) + 0.2 * self.inner[-1](out)
 
 
 class _Shuffled(nn.Module):
@@ -492,9 +482,8 @@ class _ConvNext(nn.Module):
         self.scale = nn.Parameter(torch.full((width,), 0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = self.mix(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))
-        scaled: Tensor = self.scale * inner
-        return x + scaled.permute(0, 3, 1, 2)
+        inner = self.mix(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))
+        return x + (self.scale * inner).permute(0, 3, 1, 2)
 
 
 class _Shifted(nn.Module):
@@ -512,8 +501,7 @@ class _Along(nn.Module):
         self.before, self.mix, self.after = _Shifted(width), nn.Linear(tokens, tokens), _Shifted(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.after(self.mix(self.before(x).transpose(1, 2)).transpose(1, 2))
-        return x + mixed
+        return x + self.after(self.mix(self.before(x).transpose(1, 2)).transpose(1, 2))
 
 
 class _ScaledForward(nn.Module):
@@ -523,8 +511,7 @@ class _ScaledForward(nn.Module):
         self.inner = mlp(width, hidden, width, activation=nn.GELU)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.after(self.inner(self.before(x)))
-        return out
+        return x + self.after(self.inner(self.before(x)))
 
 
 class _Pooled(nn.Module):
@@ -560,8 +547,7 @@ class _UNet(nn.Module):
         x = maps.pop()
         for grow, block in zip(self.grow, self.up, strict=True):
             x = block(torch.cat([maps.pop(), grow(x)], 1))
-        out: Tensor = self.classes(x)
-        return out
+        return self.classes(x)
 
 
 def _flat_double(before: int, after: int) -> nn.Sequential:
@@ -590,5 +576,4 @@ class _LinkNet(nn.Module):
         x = maps.pop()
         for block in self.up:
             x = block(x) + maps.pop()
-        out: Tensor = self.classes(x)
-        return out
+        return self.classes(x)

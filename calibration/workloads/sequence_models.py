@@ -5,6 +5,7 @@ Each function builds one with random weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -30,14 +31,9 @@ VOCABULARY = 4096
 GATE_VOCABULARY = 2048
 
 
-def tabular_mlp() -> nn.Module:
-    """A regression on 128 columns of a table."""
-    return mlp(128, 512, 256, 128, 64, 1)
-
-
-def deep_mlp() -> nn.Module:
-    """Twenty narrow layers with tanh between them, as for a physical field."""
-    return mlp(96, *(96,) * 20, activation=nn.Tanh)
+def perceptron(widths: Sequence[int], activation: str = "ReLU") -> nn.Module:
+    """An MLP of these widths; "Sine" is an activation too, as SIREN has it."""
+    return mlp(*widths, activation=_Sine if activation == "Sine" else getattr(nn, activation))
 
 
 def wide_mlp() -> nn.Module:
@@ -48,16 +44,6 @@ def wide_mlp() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(1024, 10))
 
 
-def gate_mlp() -> nn.Module:
-    """Three hidden layers over a table of 200 columns."""
-    return mlp(200, 640, 640, 320, 10, activation=nn.SiLU)
-
-
-def deep_gate_mlp() -> nn.Module:
-    """Twenty-four layers of width 160."""
-    return mlp(*(160,) * 25)
-
-
 def residual_mlp() -> nn.Module:
     """Six residual blocks of width 192 over a table, each normalised first."""
     return nn.Sequential(nn.Linear(40, 192), *(feed_forward(192, 384) for _ in range(6)), norm_head(192, 5))
@@ -66,21 +52,6 @@ def residual_mlp() -> nn.Module:
 def highway() -> nn.Module:
     """Eight highway layers of width 128 over the columns of a table."""
     return nn.Sequential(nn.Linear(64, 128), *(_Highway(128) for _ in range(8)), nn.Linear(128, 3))
-
-
-def policy() -> nn.Module:
-    """A policy of reinforcement learning: 48 observations, two hidden layers, 8 actions."""
-    return mlp(48, 256, 256, 8, activation=nn.Tanh)
-
-
-def compressor() -> nn.Module:
-    """An autoencoder of 256 sensors down to 16 numbers and up again."""
-    return mlp(256, 128, 64, 16, 64, 128, 256, activation=nn.ELU)
-
-
-def coordinates() -> nn.Module:
-    """SIREN: five layers with sines that give a colour for each of 256 points."""
-    return mlp(2, 192, 192, 192, 192, 3, activation=_Sine)
 
 
 # -- recommenders ----------------------------------------------------------------------------------------------------
@@ -135,55 +106,26 @@ def graph_convolution() -> nn.Module:
 # -- recurrent networks ----------------------------------------------------------------------------------------------
 
 
-def lstm_sentiment() -> nn.Module:
-    """An LSTM over words, judged by its last state."""
-    rnn = nn.LSTM(128, 128, batch_first=True)
-    return nn.Sequential(nn.Embedding(VOCABULARY, 128), States(rnn), Take(-1), nn.Linear(128, 2))
+def recurrent(
+    cell: str,
+    inputs: int,
+    hidden: int,
+    outputs: int,
+    head: str,
+    *,
+    words: int = 0,
+    layers: int = 1,
+    both: bool = False,
+) -> nn.Module:
+    """A recurrent network over series or words, in one direction or `both`, and a linear head.
 
-
-def gate_lstm() -> nn.Module:
-    """Two layers of LSTM over words."""
-    rnn = nn.LSTM(160, 160, num_layers=2, batch_first=True)
-    return nn.Sequential(nn.Embedding(GATE_VOCABULARY, 160), States(rnn), Take(-1), nn.Linear(160, 8))
-
-
-def lstm_forecaster() -> nn.Module:
-    """Two stacked layers of LSTM over twelve series, which give their next values."""
-    return nn.Sequential(States(nn.LSTM(12, 96, num_layers=2, batch_first=True)), Take(-1), nn.Linear(96, 12))
-
-
-def gru_forecaster() -> nn.Module:
-    """Two stacked layers of GRU over seven series, which give their next values."""
-    return nn.Sequential(States(nn.GRU(7, 64, num_layers=2, batch_first=True)), Take(-1), nn.Linear(64, 7))
-
-
-def gate_gru() -> nn.Module:
-    """A GRU in both directions over twenty series."""
-    return nn.Sequential(States(nn.GRU(20, 112, batch_first=True, bidirectional=True)), Mean(), nn.Linear(224, 6))
-
-
-def gru_classifier() -> nn.Module:
-    """A GRU over words, judged by the mean of its states."""
-    rnn = nn.GRU(80, 160, batch_first=True)
-    return nn.Sequential(nn.Embedding(VOCABULARY, 80), States(rnn), Mean(), nn.Linear(160, 6))
-
-
-def gru_attention() -> nn.Module:
-    """A GRU whose states are weighed by additive attention."""
-    rnn = nn.GRU(128, 128, batch_first=True)
-    return nn.Sequential(nn.Embedding(VOCABULARY, 128), States(rnn), _Weighed(128), nn.Linear(128, 20))
-
-
-def bigru_tagger() -> nn.Module:
-    """A GRU in both directions with a class for every word."""
-    rnn = nn.GRU(96, 96, batch_first=True, bidirectional=True)
-    return nn.Sequential(nn.Embedding(VOCABULARY, 96), States(rnn), nn.Linear(192, 24))
-
-
-def bilstm_tagger() -> nn.Module:
-    """An LSTM in both directions with a class for every word."""
-    rnn = nn.LSTM(64, 112, batch_first=True, bidirectional=True)
-    return nn.Sequential(nn.Embedding(VOCABULARY, 64), States(rnn), nn.Linear(224, 18))
+    The head reads each state, the last one, their mean, or all of them weighed by additive attention.
+    """
+    rnn = getattr(nn, cell)(inputs, hidden, layers, batch_first=True, bidirectional=both)
+    width = 2 * hidden if both else hidden
+    heads: dict[str, list[nn.Module]] = {"each": [], "last": [Take(-1)], "mean": [Mean()], "weighed": [_Weighed(width)]}
+    first = [nn.Embedding(words, inputs)] if words else []
+    return nn.Sequential(*first, States(rnn), *heads[head], nn.Linear(width, outputs))
 
 
 def lstm_tagger() -> nn.Module:
@@ -387,8 +329,7 @@ class _SetAttention(nn.Module):
         for attention, forward in zip(self.attention, self.forwards, strict=False):
             x = forward(x + attention(x, x, x, need_weights=False)[0])
         query = self.query.expand(x.shape[0], -1, -1)
-        out: Tensor = self.last(self.attention[2](query, x, x, need_weights=False)[0][:, 0])
-        return out
+        return self.last(self.attention[2](query, x, x, need_weights=False)[0][:, 0])
 
 
 class _GraphConvolution(nn.Module):
@@ -401,8 +342,7 @@ class _GraphConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = F.relu(layer(torch.matmul(self.adjacency, x)))
-        out: Tensor = self.last(x.mean(1))
-        return out
+        return self.last(x.mean(1))
 
 
 class _Weighed(nn.Module):
@@ -411,7 +351,7 @@ class _Weighed(nn.Module):
         self.score = mlp(width, width, 1, activation=nn.Tanh)
 
     def forward(self, states: Tensor) -> Tensor:
-        weights: Tensor = self.score(states).softmax(1)
+        weights = self.score(states).softmax(1)
         return (weights * states).sum(1)
 
 
@@ -423,8 +363,7 @@ class _Tagger(nn.Module):
         self.classifier = nn.Linear(2 * width, 32)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.classifier(self.lstm(self.embedding(tokens))[0])
-        return out
+        return self.classifier(self.lstm(self.embedding(tokens))[0])
 
 
 class _Frames(nn.Module):
@@ -462,8 +401,7 @@ class _WaveNet(nn.Module):
             signal, gate = gated(F.pad(x, (2**level, 0))).chunk(2, 1)
             out = mixed(torch.tanh(signal) * torch.sigmoid(gate))
             x, skipped = x + out, skipped + out
-        scores: Tensor = self.last(skipped)
-        return scores
+        return self.last(skipped)
 
 
 class _TextConvolution(nn.Module):
@@ -476,8 +414,7 @@ class _TextConvolution(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.words(ids).transpose(1, 2)
         best = [F.relu(convolution(x)).max(2).values for convolution in self.convolutions]
-        out: Tensor = self.classes(torch.cat(best, 1))
-        return out
+        return self.classes(torch.cat(best, 1))
 
 
 class _SpatialGate(nn.Module):
@@ -487,8 +424,7 @@ class _SpatialGate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         kept, gate = x.chunk(2, -1)
-        mixed: Tensor = self.along(self.norm(gate))
-        return kept * mixed
+        return kept * self.along(self.norm(gate))
 
 
 class _Translator(nn.Module):
@@ -499,8 +435,7 @@ class _Translator(nn.Module):
         self.scores = nn.Linear(width, VOCABULARY)
 
     def forward(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.scores(self.transformer(self.read(ids), self.write(ids)))
-        return out
+        return self.scores(self.transformer(self.read(ids), self.write(ids)))
 
 
 class _SelfAttention(nn.Module):
@@ -520,8 +455,7 @@ class _SelfAttention(nn.Module):
         if self.causal:
             query, key = self._turned(query), self._turned(key)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(x.shape))
-        return out
+        return self.out(mixed.transpose(1, 2).reshape(x.shape))
 
     def _turned(self, x: Tensor) -> Tensor:
         low, high = x.chunk(2, -1)
@@ -536,8 +470,7 @@ class _Joined(nn.Module):
         self.layer, self.norm = layer, nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(x + self.layer(x))
-        return out
+        return self.norm(x + self.layer(x))
 
 
 class _GatedHidden(nn.Module):
@@ -547,5 +480,4 @@ class _GatedHidden(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return out
+        return self.down(F.silu(self.gate(x)) * self.up(x))

@@ -1,6 +1,6 @@
 """Single-op networks: what a dispatch or kernel cell runs.
 
-A cell's op is an nn.Module of one op with an example input whose first dimension is the batch, so that the same walk
+A cell's op is an nn.Module of one op with an example input whose first dimension is the batch, so that the same trace
 that counts a user's model counts the cell, and calibration and prediction can never disagree on what an op's work is.
 Which shapes are worth timing is `latpred.calibration.schedules`'s business.
 """
@@ -39,7 +39,7 @@ class Built(NamedTuple):
     lay_out: Callable[[tuple[Tensor, ...]], None] | None = None  # weights as a module would have them on the device
 
     def module(self) -> nn.Module:
-        """The op as a network of its own, to be walked."""
+        """The op as a network of its own, to be traced."""
         return OneOp(self.function, self.weights).eval()
 
 
@@ -140,11 +140,8 @@ def _lstm(dims: Dims) -> Built:
 
 def _addmm(dims: Dims) -> Built:
     rows, cols = dims["rows"], dims["cols"]
-    return Built(lambda x, w, b: torch.addmm(b, x, w), (torch.randn(rows, cols),), rows, _linear(cols))
-
-
-def _linear(cols: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(cols, cols), torch.randn(cols)
+    weights = torch.randn(cols, cols), torch.randn(cols)
+    return Built(lambda x, w, b: torch.addmm(b, x, w), (torch.randn(rows, cols),), rows, weights)
 
 
 def _baddbmm(dims: Dims) -> Built:
@@ -187,6 +184,7 @@ def _group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.group_norm(x, 8 if x.shape[1] % 8 == 0 else 1, weight, bias)
 
 
+_OF_TORCH = ("tanh", "sigmoid", "exp", "rsqrt", "neg", "cos", "clone", "sqrt", "tril", "detach", "flatten")
 BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "gemm": _gemm,
     "bmm": _bmm,
@@ -196,34 +194,22 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "embedding": _embedding,
     "index_select": _index_select,
     # rows by cols
+    **{name: _rows(getattr(torch, name)) for name in _OF_TORCH},
+    **{name: _rows(getattr(F, name)) for name in ("gelu", "relu", "silu", "hardswish", "relu6")},
+    **{name: _rows(getattr(torch, name), operands=2) for name in ("add", "sub", "mul")},
     "layer_norm": _rows(_layer_norm, vectors=2),
     "softmax": _rows(lambda x: F.softmax(x, -1)),
     "mean": _rows(lambda x: x.mean(-1)),
     "sum": _rows(lambda x: x.sum(-1)),
     "cumsum": _rows(lambda x: x.cumsum(-1)),
     "topk": _rows(lambda x: x.topk(1)),
-    "add": _rows(torch.add, operands=2),
-    "sub": _rows(torch.sub, operands=2),
-    "mul": _rows(torch.mul, operands=2),
     "div": _rows(lambda x: x / 8.0),
     "add_scalar": _rows(lambda x: x + 1.0),
     "mul_vector": _rows(torch.mul, vectors=1),
     "pow": _rows(lambda x: x.pow(2)),
-    "gelu": _rows(F.gelu),
-    "relu": _rows(F.relu),
-    "silu": _rows(F.silu),
-    "tanh": _rows(torch.tanh),
-    "sigmoid": _rows(torch.sigmoid),
-    "exp": _rows(torch.exp),
-    "rsqrt": _rows(torch.rsqrt),
-    "hardswish": _rows(F.hardswish),
-    "relu6": _rows(F.relu6),
-    "neg": _rows(torch.neg),
-    "cos": _rows(torch.cos),
     "gt": _rows(lambda x: x > 0),
     "where": _rows(lambda x, y: torch.where(x > y, x, y), operands=2),
     "masked_fill": _rows(lambda x: x.masked_fill(x > 1, 0.0)),
-    "clone": _rows(torch.clone),
     "transpose_copy": _rows(lambda x: x.t().contiguous()),
     "cast": _rows(lambda x: x.to(torch.float64)),
     "cat": _rows(lambda x, y: torch.cat((x, y), 1), operands=2),
@@ -239,7 +225,6 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     # launch nothing: host cost only
     "view": _rows(lambda x: x.view(-1)),
     "reshape": _rows(lambda x: x.reshape(-1)),
-    "flatten": _rows(torch.flatten),
     "transpose": _rows(lambda x: x.transpose(0, 1)),
     "permute": _rows(lambda x: x.permute(1, 0)),
     "expand": _rows(lambda x: x[None].expand(2, -1, -1)),
@@ -249,7 +234,6 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "squeeze": _rows(lambda x: x.squeeze(0)),
     "chunk": _rows(lambda x: x.chunk(2, 1)[0]),
     "dropout": _rows(lambda x: F.dropout(x, 0.1, False)),
-    "detach": _rows(torch.detach),
     "split": _rows(lambda x: x.split(1, 0)[0]),
     "arange": _rows(lambda x: torch.arange(x.shape[0], device=x.device)),
     "zeros": _rows(torch.zeros_like),
@@ -272,11 +256,9 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
     "index": _rows(lambda x, y: x[y.long()[:, 0]], operands=2),
     "copy": _rows(torch.Tensor.copy_, operands=2),
     "flip": _rows(lambda x: x.flip(0)),
-    "sqrt": _rows(torch.sqrt),
     "clamp": _rows(lambda x: x.clamp(0.0, 1.0)),
     "eq": _rows(lambda x: x == 1),
     "rsub": _rows(lambda x: 1.0 - x),
-    "tril": _rows(torch.tril),
     "bitwise_not": _rows(lambda x: ~(x > 1)),
     "any": _rows(lambda x: (x > 1).any()),
     # waits for the device
@@ -285,13 +267,7 @@ BUILDERS: dict[str, Callable[[Dims], Built]] = {
 
 
 def make(cell: Cell) -> Built:
-    """A dispatch or kernel cell's op on the default device, in fp32.
-
-    Raises
-    ------
-    CalibrationError
-        When no builder goes by the cell's name.
-    """
+    """A dispatch or kernel cell's op on the default device, in fp32."""
     if cell.name not in BUILDERS:
         raise CalibrationError(
             f"no cell is called {cell.name!r}; known: {', '.join(BUILDERS)}. A journal written by another version of "
@@ -304,7 +280,7 @@ _GRAPHS: dict[str, tuple[ModelGraph, int]] = {}
 
 
 def graph(cell: Cell) -> tuple[ModelGraph, int]:
-    """What one call of a cell does, walked like any model, and the batch to read it at."""
+    """What one call of a cell does, traced like any model, and the batch to read it at."""
     from latpred.tracing import trace
 
     if cell.key not in _GRAPHS:

@@ -8,8 +8,9 @@ full-size models for GPUs, "gate" holds what a calibration tests its own profile
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
 from typing import Any, Literal
@@ -36,7 +37,7 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str  # "image_models:FUNCTION", "sequence_models:FUNCTION", "transformers:CLASS", or a name for `predict`
     family: str = ""
     ids: int = 0  # tokens of a second input
-    config: dict[str, Any] = {}  # arguments of a transformers class's configuration
+    config: dict[str, Any] = {}  # arguments of the function, or of the configuration of the transformers class
     form: Literal["", "encoder", "translator"] = ""  # what is run of a transformers model, where that is not all of it
     about: str = ""
 
@@ -77,25 +78,33 @@ def get(name: str) -> Suite:
     return Suite(name, file.purpose, file.batches, ready, tuple(row for row in file.models if isinstance(row, str)))
 
 
-def published(name: str, config: dict[str, Any], form: str = "") -> nn.Module:
-    """A transformers model of a class's configuration, or the part of it that is run."""
+def published(name: str, config: dict[str, Any], form: str = "") -> Callable[[], nn.Module]:
+    """What builds a transformers model of a class's configuration, or the part of it that is run."""
+    model_class = getattr(_transformers(), name)
+
+    def make() -> nn.Module:
+        model: nn.Module = model_class(model_class.config_class(**config))
+        if form == "encoder":
+            return model.get_submodule("encoder")
+        return _Translator(model) if form == "translator" else model
+
+    return make
+
+
+@cache
+def _transformers() -> Any:
     settle_transformers()
-    model_class = getattr(import_module("transformers"), name)
-    model: nn.Module = model_class(model_class.config_class(**config))
-    if form == "encoder":
-        return model.get_submodule("encoder")
-    return _Translator(model) if form == "translator" else model
+    return import_module("transformers")
 
 
 def _workload(row: _Row, vocabulary: int) -> Workload:
     source, _, what = row.model.partition(":")
     tokens = row.takes == "seq"
 
-    def make() -> nn.Module:
-        if source in _PLAIN:
-            built: nn.Module = getattr(import_module(f"{__package__}.{source}"), what)()
-            return built
-        return published(what, {**({"vocab_size": vocabulary} if tokens else {}), **row.config}, row.form)
+    def maker() -> Callable[[], nn.Module]:
+        if source == "transformers":
+            return published(what, {**({"vocab_size": vocabulary} if tokens else {}), **row.config}, row.form)
+        return partial(getattr(import_module(f"{__package__}.{source}"), what), **row.config)
 
     def build(device: str, precision: str) -> tuple[nn.Module, Inputs]:
         if source not in (*_PLAIN, "transformers"):
@@ -106,7 +115,7 @@ def _workload(row: _Row, vocabulary: int) -> Workload:
         def inputs(batch: int, where: Any) -> Any:
             return (*first(batch, where), *(second(batch, where) if row.ids else ()))
 
-        return seeded(make, device, precision), inputs
+        return seeded(maker(), device, precision), inputs
 
     return Workload(row.name, row.takes, 0 if row.takes == "custom" else row.shape[-1], build, row.family)
 

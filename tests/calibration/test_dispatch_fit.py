@@ -9,7 +9,6 @@ import pytest
 from latpred.calibration.fitting import dispatch_fit
 from latpred.calibration.fitting.dispatch_fit import CallCosts, NetworkRun
 from latpred.graph.graph import Op
-from latpred.ops.families import parent
 from latpred.prediction.pricing import host_cost
 
 COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
@@ -95,29 +94,35 @@ def test_issued_costs_are_scaled_to_whole_networks() -> None:
     assert (fit.module_call_us, fit.python_call_us, fit.fixed_us) == CALLED
 
 
-def test_a_loop_of_several_ops_prices_the_one_that_is_new() -> None:
-    cells = [
-        (["view.to", "fft.r2c", "elementwise.mul"], 13.0),
-        (["view.to"], 1.0),
-        (["elementwise.mul", "view.to"], 5.5),
-    ]
-    assert dispatch_fit.loop_costs(cells) == {"view.to": 1.0, "elementwise.mul": 4.5, "fft.r2c": 7.5}
+NESTED_VIEWS = ["view.nested.expand", "view.nested.reshape", "view.nested.view"]
+ALONE = [(["view.expand"], 1.2), (["bmm.bmm"], 7.0), (["copy.clone"], 5.0)]
 
 
-def test_loops_of_composite_ops_tell_their_general_classes_apart() -> None:
-    nested = {"view.nested": 0.8, "bmm.nested": 6.8, "copy.nested": 4.0}
-    views = ["view.nested.expand", "view.nested.reshape", "view.nested.view"]
-    groups = (views * 2, [*views, "bmm.nested.bmm"], [*views[:1], "copy.nested.clone", "bmm.nested.bmm"])
-    cells = [(["view.expand", *group], 1.2 + sum(nested[parent(name)] for name in group)) for group in groups]
-    costs = dispatch_fit.loop_costs([(["view.expand"], 1.2), (["bmm.bmm"], 7.0), (["copy.clone"], 5.0), *cells])
-    assert {name: costs[name] for name in nested} == pytest.approx(nested, rel=0.01)
-
-
-def test_classes_that_always_come_together_share_as_their_like_do() -> None:
-    alone = [(["view.expand"], 1.0), (["bmm.bmm"], 6.0)]
-    costs = dispatch_fit.loop_costs([*alone, (["view.nested.expand", "view.nested.view", "bmm.nested.bmm"], 4.0)])
-    assert costs["view.nested"] == pytest.approx(0.5, rel=0.01)
-    assert costs["bmm.nested"] == pytest.approx(3.0, rel=0.01)
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (  # a loop of several ops prices the one that is new
+            [(["view.to", "fft.r2c", "mul"], 13.0), (["view.to"], 1.0), (["mul", "view.to"], 5.5)],
+            {"view.to": 1.0, "mul": 4.5, "fft.r2c": 7.5},
+        ),
+        (  # loops of composite ops tell their general classes apart
+            [
+                *ALONE,
+                (["view.expand", *NESTED_VIEWS * 2], 1.2 + 6 * 0.8),
+                (["view.expand", *NESTED_VIEWS, "bmm.nested.bmm"], 1.2 + 3 * 0.8 + 6.8),
+                (["view.expand", "view.nested.expand", "copy.nested.clone", "bmm.nested.bmm"], 1.2 + 0.8 + 4.0 + 6.8),
+            ],
+            {"view.nested": 0.8, "bmm.nested": 6.8, "copy.nested": 4.0},
+        ),
+        (  # classes that always come together share as their like do
+            [(["view.expand"], 1.0), (["bmm.bmm"], 6.0), ([*NESTED_VIEWS[::2], "bmm.nested.bmm"], 4.0)],
+            {"view.nested": 0.5, "bmm.nested": 3.0},
+        ),
+    ],
+)
+def test_loops_price_classes(cells: list[tuple[list[str], float]], expected: dict[str, float]) -> None:
+    costs = dispatch_fit.loop_costs(cells)
+    assert {name: costs[name] for name in expected} == pytest.approx(expected, rel=0.01)
 
 
 def test_what_closes_a_forward_costs_nothing() -> None:
@@ -131,26 +136,26 @@ def test_the_scale_is_that_of_the_network_in_the_middle() -> None:
     assert dispatch_fit.fit_issued(COSTS, runs, CALLED).scale == pytest.approx(1.5)
 
 
-def test_a_class_costs_what_its_calls_take_that_have_least_to_do() -> None:
-    runs = [run([op_of("gemm.linear"), closing()], 50.0, (taken,)) for taken in (4.0, *[6.0] * 9, 90.0)]
-    assert dispatch_fit.class_costs(runs) == {"gemm.linear": 6.0}
-
-
-def test_a_nested_class_gets_what_is_left_of_the_call() -> None:
-    runs = [
-        run([op_of("view.reshape"), closing()], 9.0, (4.0,)),
-        run([op_of("view.reshape"), op_of("gemm.nested.mm"), op_of("bmm.nested.bmm"), closing()], 20.0, (14.0,)),
-    ]
-    # 14 - 4 = 10 us, shared alike by the two that are not known
-    assert dispatch_fit.class_costs(runs) == {"view.reshape": 4.0, "gemm.nested.mm": 5.0, "bmm.nested.bmm": 5.0}
-
-
-def test_nothing_is_left_of_a_call_faster_than_its_first_op() -> None:
-    runs = [
-        run([op_of("view.reshape"), closing()], 9.0, (4.0,)),
-        run([op_of("view.reshape"), op_of("gemm.nested.mm"), closing()], 9.0, (3.0,)),
-    ]
-    assert dispatch_fit.class_costs(runs)["gemm.nested.mm"] == 0.0
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        # those of its calls count that have least to do
+        ([(["gemm.linear"], taken) for taken in (4.0, *[6.0] * 9, 90.0)], {"gemm.linear": 6.0}),
+        # 14 - 4 = 10 us, shared alike by the two nested ones that are not known
+        (
+            [(["view.reshape"], 4.0), (["view.reshape", "gemm.nested.mm", "bmm.nested.bmm"], 14.0)],
+            {"view.reshape": 4.0, "gemm.nested.mm": 5.0, "bmm.nested.bmm": 5.0},
+        ),
+        # nothing is left of a call faster than its first op
+        (
+            [(["view.reshape"], 4.0), (["view.reshape", "gemm.nested.mm"], 3.0)],
+            {"view.reshape": 4.0, "gemm.nested.mm": 0.0},
+        ),
+    ],
+)
+def test_calls_timed_in_place_price_classes(passes: list[tuple[list[str], float]], expected: dict[str, float]) -> None:
+    runs = [run([*map(op_of, names), closing()], 50.0, (taken,)) for names, taken in passes]
+    assert dispatch_fit.class_costs(runs) == pytest.approx(expected)
 
 
 def test_times_and_ops_that_do_not_match_are_refused() -> None:
@@ -158,13 +163,8 @@ def test_times_and_ops_that_do_not_match_are_refused() -> None:
         dispatch_fit.class_costs([run([op_of("gemm.linear"), closing()], 9.0, (4.0, 5.0))])
 
 
-def test_a_more_general_class_costs_the_median_of_what_it_stands_for() -> None:
+def test_a_more_general_class_costs_the_median_of_what_it_stands_for_unless_it_was_measured() -> None:
     costs = dispatch_fit.with_parents({"view.a": 1.0, "view.b": 2.0, "view.c.d": 6.0, "gemm": 5.0})
-    assert costs["view"] == 2.0
-    assert costs["view.c"] == 6.0
+    assert (costs["view"], costs["view.c"], costs["gemm"]) == (2.0, 6.0, 5.0)
     assert costs[""] == 3.5  # of 1, 2, 5 and 6
-    assert costs["gemm"] == 5.0
-
-
-def test_a_class_that_was_measured_keeps_its_own_cost() -> None:
     assert dispatch_fit.with_parents({"gemm": 5.0, "gemm.linear": 9.0})["gemm"] == 5.0

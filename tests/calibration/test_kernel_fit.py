@@ -20,7 +20,7 @@ from latpred.calibration.fitting.kernel_fit import (
     _averaged,
     fit_kernels,
     host_us,
-    placed_samples,
+    kernel_samples,
     row_of,
     with_cold,
 )
@@ -143,7 +143,7 @@ def runs(after: tuple[float, float, float]) -> list[NetworkRun]:
     "after", [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (0.0, 0.5, 0.0), (0.0, 0.0, 0.1), (1.0, 0.2, 0.05)]
 )
 def test_known_kernels_and_afterwork_come_back(after: tuple[float, float, float]) -> None:
-    samples = placed_samples(runs(after), DISPATCH)
+    samples = kernel_samples(runs(after), DISPATCH)
     products = [sample.us for sample in samples if sample.family == "gemm"]
     expected = [us + left_behind(us, after) for us in (40.0, 100.0, 900.0, 2500.0, 64.0)]
     assert products == pytest.approx(expected, rel=1e-3)
@@ -151,17 +151,17 @@ def test_known_kernels_and_afterwork_come_back(after: tuple[float, float, float]
 
 
 def test_a_call_hidden_in_its_dispatch_is_known_to_be_short() -> None:
-    product, total = placed_samples([run(3, (0.0, 8.0), (0.0, 0.0, 0.0))], DISPATCH)
+    product, total = kernel_samples([run(3, (0.0, 8.0), (0.0, 0.0, 0.0))], DISPATCH)
     assert product.us == pytest.approx(LEAST_SHARE * GEMM_US)
     assert total.us == pytest.approx(8.0)
 
 
 def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
     timed = run(3, (5.0, 700.0), (0.0, 0.0, 0.0))
-    product, _ = placed_samples([timed], DISPATCH)
+    product, _ = kernel_samples([timed], DISPATCH)
     assert product.beside_us == pytest.approx(GEMM_US + PASS_SHARE * timed.total_us)
     assert product.row == row_of(factories.linear(3), 1)
-    resident, _ = placed_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH)
+    resident, _ = kernel_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH)
     assert resident.row == row_of(factories.linear(3), 1, resident=True)
 
 
@@ -181,7 +181,7 @@ def cold_run(rows: int, product_us: float, sum_us: float) -> NetworkRun:
 
 def test_what_cold_code_takes_longer_is_no_kernel() -> None:
     products, sums = (
-        [sample.us for sample in placed_samples([cold_run(500, 40.0, 9.0)], COLD) if sample.family == family]
+        [sample.us for sample in kernel_samples([cold_run(500, 40.0, 9.0)], COLD) if sample.family == family]
         for family in ("gemm", "elementwise.add")
     )
     assert products == pytest.approx([40.0])
@@ -206,7 +206,7 @@ def test_few_calls_tell_nothing_of_cold_code() -> None:
 def test_kernels_that_share_a_call_and_estimated_work_give_no_sample() -> None:
     shared = factories.graph(factories.linear(4), factories.add(100, host_class="elementwise.nested.add"))
     estimated = factories.graph(factories.linear(4, estimated=True))
-    assert placed_samples([NetworkRun(graph, 1, 500.0, (450.0,)) for graph in (shared, estimated)], DISPATCH) == []
+    assert kernel_samples([NetworkRun(graph, 1, 500.0, (450.0,)) for graph in (shared, estimated)], DISPATCH) == []
 
 
 def test_the_host_time_of_a_pass() -> None:

@@ -83,23 +83,21 @@ def test_columns_and_reasons() -> None:
     assert said == ["isolated_ops: layers batch 1", "isolated_ops: layers batch 2", "runtime_estimator: layers batch 1"]
 
 
-def test_no_time_is_a_reason() -> None:
+@pytest.mark.parametrize(
+    ("device", "time", "reason"),
+    [
+        (CpuDevice, False, "the time budget was spent"),
+        (SimulatedDevice, True, "the simulated device runs graphs, not ops"),
+    ],
+)
+def test_why_there_is_no_column(device: type[Any], time: bool, reason: str) -> None:
     table = measured([("layers", 1, 1e-4)], status="ok")
-    out, reasons = timed_baselines.with_baselines(
-        table, [workload()], Bench(CpuDevice()), ["isolated_ops"], lambda label: False
-    )
+    bench = Bench(device())
+    out, reasons = timed_baselines.with_baselines(table, [workload()], bench, ["isolated_ops"], lambda label: time)
     assert list(out.columns) == list(table.columns)
-    assert reasons == {"isolated_ops": "the time budget was spent"}
+    assert reasons == {"isolated_ops": reason}
 
 
-def test_the_simulated_device_has_no_ops() -> None:
-    table = measured([("layers", 1, 1e-4)], status="ok")
-    _, reasons = timed_baselines.with_baselines(
-        table, [workload()], Bench(SimulatedDevice()), ["isolated_ops"], lambda label: True
-    )
-    assert "graphs, not ops" in reasons["isolated_ops"]
-
-
-def test_an_unknown_rival() -> None:
+def test_an_unknown_baseline() -> None:
     with pytest.raises(UsageError, match="no baseline 'guess' to measure"):
         timed_baselines.with_baselines(measured([("a", 1, 1.0)]), [], Bench(CpuDevice()), ["guess"], lambda label: True)

@@ -84,7 +84,7 @@ def test_a_visit_that_is_interrupted_does_not_count(monkeypatch: pytest.MonkeyPa
 
     def made(cell: Any, *given: Any, **options: Any) -> None:
         real(cell, *given, **options)
-        cell.fastest = Interrupted()
+        cell.visits = Interrupted()
 
     monkeypatch.setattr(whole_models._Cell, "__init__", made)
     with pytest.raises(StoppedError) as stopped:
