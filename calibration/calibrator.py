@@ -192,7 +192,7 @@ def _studied(
         if name == EAGER:
             continue
 
-        def tell(label: str, seconds: float, _: int, before_s: float = before_s) -> None:
+        def tell(label: str, seconds: float, before_s: float = before_s) -> None:
             if progress is not None:
                 progress(Progress(before_s + seconds, whole_s, len(session.rows), label, None))
 

@@ -6,7 +6,8 @@ import importlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from latpred.calibration.measurement import whole_models
 from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, directory, read_rows
 from latpred.cli import main
-from latpred.errors import CalibrationError, MissingPackageError, UsageError
+from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo, DeviceProfile
@@ -134,28 +135,32 @@ def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceP
     assert store.find("simulated").runtimes == profile.runtimes
 
 
-@pytest.mark.usefixtures("third_party", "finished")
-def test_an_extension_that_was_interrupted_goes_on_where_it_stopped() -> None:
-    def interrupt(at: Progress) -> None:
-        if at.cells == 12:
+def interrupted(start: Callable[..., DeviceProfile], cells: int, **options: Any) -> list[Progress]:
+    """What a calibration tells until it is interrupted after so many cells."""
+    told: list[Progress] = []
+
+    def stop(at: Progress) -> None:
+        told.append(at)
+        if at.cells == cells:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        more(progress=interrupt)
+        start(progress=stop, **options)
+    return told
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_an_extension_that_was_interrupted_goes_on_and_one_asked_for_again_starts_anew() -> None:
+    interrupted(more, 12)
     assert rows_kept(session.JOURNAL) == {"plain": 12}
     assert rows_kept() == {"eager": FEW}
     assert list(store.find("simulated").runtimes) == ["eager"]
     told: list[Progress] = []
-    profile = more(progress=told.append)
+    first = more(progress=told.append)
     assert told[0].cells == 12
-    assert list(profile.runtimes) == ["eager", "plain"]
+    assert list(first.runtimes) == ["eager", "plain"]
     assert rows_kept() == {"eager": FEW, "plain": MORE}
     assert not (directory("simulated") / session.JOURNAL).exists()
-
-
-@pytest.mark.usefixtures("third_party", "finished")
-def test_what_the_profile_has_is_measured_anew_when_asked_for_again() -> None:
-    first = more()
     again = more(cells=MORE + 4)
     assert rows_kept() == {"eager": FEW, "plain": MORE + 4}
     assert again.runtimes["eager"] == first.runtimes["eager"]
@@ -167,22 +172,9 @@ def test_what_the_profile_has_is_measured_anew_when_asked_for_again() -> None:
 
 @pytest.mark.usefixtures("third_party", "finished")
 def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending() -> None:
-    def interrupt(at: Progress) -> None:
-        if at.cells == 30:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"], progress=interrupt)
+    interrupted(partial(calibrate, SimulatedDevice(), cells=FEW, precisions=["fp32"]), 30)
     assert rows_kept(session.JOURNAL) == {"eager": 30}
-    told: list[Progress] = []
-
-    def stop(at: Progress) -> None:
-        told.append(at)
-        if at.cells == 33:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        more(cells=10 * FEW, progress=stop)
+    told = interrupted(partial(more, cells=10 * FEW), 33)
     assert {at.label.split("/")[1] for at in told if "/" in at.label} == {"eager"}
 
 
@@ -243,6 +235,11 @@ def test_budgets_are_shared_in_proportion() -> None:
 
 def test_all_are_those_that_the_device_can_run() -> None:
     able, reasons = calibrate_runtimes.offered(open_device("cpu"))
+    assert calibrate_runtimes.named(["torchscript", "eager", "torchscript"], open_device("cpu")) == (
+        "torchscript",
+        "eager",
+    )
+    assert calibrate_runtimes.named("all", open_device("cpu")) == tuple(able)
     assert able[:2] == ["eager", "torchscript"]
     assert "cuda-graphs" in reasons
     assert sorted([*able, *reasons]) == sorted(runtimes.built_in())
@@ -251,18 +248,18 @@ def test_all_are_those_that_the_device_can_run() -> None:
 
 
 @pytest.mark.usefixtures("third_party")
-def test_names_that_cannot_be_calibrated_are_refused() -> None:
-    device = open_device("cpu")
-    assert calibrate_runtimes.named(["plain", "eager", "plain"], device) == ("plain", "eager")
-    assert calibrate_runtimes.named("all", device) == tuple(calibrate_runtimes.offered(device)[0])
-    with pytest.raises(UsageError, match=r"No runtime is called 'torchscrip'\. Did you mean 'torchscript'\?"):
-        calibrate_runtimes.named(["torchscrip"], device)
-    with pytest.raises(UsageError, match="cuda-graphs needs a CUDA device"):
-        calibrate_runtimes.named(["cuda-graphs"], device)
-    with pytest.raises(MissingPackageError, match="absent cannot be calibrated here: run: pip install absent"):
-        calibrate_runtimes.named(["absent"], device)
-    with pytest.raises(UsageError, match="no runtime is named"):
-        calibrate_runtimes.named([], device)
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        (["torchscrip"], UsageError, r"No runtime is called 'torchscrip'\. Did you mean 'torchscript'\?"),
+        (["cuda-graphs"], UsageError, "cuda-graphs needs a CUDA device"),
+        (["absent"], MissingPackageError, "absent cannot be calibrated here: run: pip install absent"),
+        ([], UsageError, "no runtime is named"),
+    ],
+)
+def test_names_that_cannot_be_calibrated_are_refused(names: list[str], error: type[LatpredError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        calibrate_runtimes.named(names, open_device("cpu"))
 
 
 @pytest.mark.usefixtures("third_party")
