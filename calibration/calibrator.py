@@ -177,7 +177,7 @@ def _with_runtimes(
         if name == EAGER:
             continue
 
-        def tell(label: str, seconds: float, _: int, before_s: float = before_s) -> None:
+        def tell(label: str, seconds: float, before_s: float = before_s) -> None:
             report(label, before_s + seconds)
 
         profile = run.add(profile, runtime_calibration.get(name), effort.seconds, effort.cells, tell)

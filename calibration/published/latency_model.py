@@ -154,7 +154,7 @@ def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec
         slots=slice(first, first + len(SLOTS)),
         cells=cells,
         starts=starts,
-        times=work.count[own],
+        times=work.times[own],
         macs=macs.copy(),
         loaded=loaded.copy(),
         moved=read + written if multiplies(family) else loaded + read + written,

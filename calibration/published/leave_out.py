@@ -295,7 +295,7 @@ def _features(problem: Problem) -> Floats:
         amounts = np.zeros((len(cells.keys), 3))
         moved = work.work[:, 1:].sum(axis=1)
         np.add.at(
-            amounts, work.cell, work.count[:, None] * np.column_stack((np.ones_like(moved), work.work[:, 0], moved))
+            amounts, work.cell, work.times[:, None] * np.column_stack((np.ones_like(moved), work.work[:, 0], moved))
         )
         columns += [*np.log1p(amounts).T]
     return np.column_stack(

@@ -50,12 +50,12 @@ class CellKey(NamedTuple):
 class FamilyWork(NamedTuple):
     """Kernels of one family in all cells, ordered by cell; equal kernels of a cell are one row.
 
-    count : how many kernels a row stands for. work : its multiply-adds and bytes (weights, read, written).
+    times : how many kernels a row stands for. work : its multiply-adds and bytes (weights, read, written).
     product : its m, n, k and copies.
     """
 
     cell: Ints
-    count: Floats
+    times: Floats
     work: Floats
     product: Floats
 
@@ -116,7 +116,7 @@ def host_class_of(op: Op) -> str:
     return general + HALF if rest.partition(".")[0] == HALF[1:] else general
 
 
-def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[object, ...], ModelGraph]) -> Cells:
+def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[str, int, str, str, str], ModelGraph]) -> Cells:
     """Cells of traced models, by all of `CellKey` but the batch."""
     counted: dict[tuple[object, ...], _Counts] = {}
     hosts: list[Counter[str]] = []
@@ -165,16 +165,19 @@ def _work(family: str, base: str, cells: Sequence[tuple[int, Floats, Floats]]) -
     product = np.ones_like(inputs.work) if inputs.product is None or not multiplies(family) else inputs.product
     return FamilyWork(
         cell=np.repeat([position for position, _, _ in cells], [len(count) for _, count, _ in cells]),
-        count=np.concatenate([count for _, count, _ in cells]),
+        times=np.concatenate([count for _, count, _ in cells]),
         work=inputs.work,
         product=product,
     )
 
 
 def _by_cell(parts: Sequence[FamilyWork]) -> FamilyWork:
-    joined = FamilyWork(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    order = np.argsort(joined.cell, kind="stable")
-    return FamilyWork(*(values[order] for values in joined))
+    cell = np.concatenate([part.cell for part in parts])
+    order = np.argsort(cell, kind="stable")
+    times, work, product = (
+        np.concatenate([getattr(part, name) for part in parts])[order] for name in ("times", "work", "product")
+    )
+    return FamilyWork(cell[order], times, work, product)
 
 
 def fuser_name(runtime: str, gpu: Spec) -> str:

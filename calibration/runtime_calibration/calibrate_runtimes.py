@@ -34,7 +34,7 @@ FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again
 PREFERENCE = 3  # cells of the first precision for each one of another
 HOPELESS = 12  # cells that fail before any succeeds, after which there are no more
 
-Tell = Callable[[str, float, int], None]  # what is under way, seconds spent, rows measured
+Tell = Callable[[str, float], None]  # what is under way, and seconds spent
 
 
 def offered(device: Device) -> tuple[list[str], dict[str, str]]:
@@ -111,23 +111,23 @@ class RuntimeSession:
         """
         runtime = calibrator.runtime
         spent = self._measure(calibrator, seconds, cells, tell)
-        tell(f"fitting {runtime}", spent(), len(self._rows(runtime)))
+        tell(f"fitting {runtime}", spent())
         rows = visits.at_one_speed(row for row in self._rows(runtime) if not row.error)
-        seconds = profile.seconds + round(spent(), 1)
+        whole_s = profile.seconds + round(spent(), 1)
         try:
             fit, errors = fit_with_spread(calibrator, rows, profile)
         except (DeviceError, BusyError):
             raise
         except LatpredError as error:
             gate = acceptance.without(profile.acceptance, runtime, self._first_error(runtime) or str(error))
-            return msgspec.structs.replace(profile, acceptance=gate, seconds=seconds)
+            return msgspec.structs.replace(profile, acceptance=gate, seconds=whole_s)
         others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(
             profile,
             runtimes={**profile.runtimes, runtime: fit},
             samples=(*others, *(profile_fit.sample_of(row) for row in rows)),
             acceptance=acceptance.with_runtime(profile.acceptance, runtime, errors),
-            seconds=seconds,
+            seconds=whole_s,
         )
 
     def _measure(self, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell) -> Callable[[], float]:
@@ -142,7 +142,7 @@ class RuntimeSession:
             self.device,
             threads=self.device.machine().threads,
             budget_s=seconds,
-            tell=lambda said: tell(said, spent(), len(self._rows(runtime))),
+            tell=lambda said: tell(said, spent()),
         )
         for cell in in_turns(calibrator, self.device, self.precisions):
             if self.session.holds(cell):
@@ -151,7 +151,7 @@ class RuntimeSession:
             hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
             if hopeless or spent() - visited.lost_s >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
-            tell(cell.key, spent() - visited.lost_s, len(rows))
+            tell(cell.key, spent() - visited.lost_s)
             visited.run(cell, lambda one: calibrator.measure(one, self.device))
         visited.finish()
         return spent

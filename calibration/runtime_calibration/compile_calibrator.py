@@ -402,7 +402,10 @@ def _library(
             if call.host_class != GENERATED_CLASS:
                 op = call.ops[0]
                 us = call.us if one.spec.tiny else call.us + kernels.refill_us(call)
-                terms = {("class", op.host_class): 1.0, ("scale", root(op.family)): eager_us.get(id(op), 0.0)}
+                terms: dict[Column, float] = {
+                    ("class", op.host_class): 1.0,
+                    ("scale", root(op.family)): eager_us.get(id(op), 0.0),
+                }
                 system.measured(terms, us, CALL_SIGMA * us + CALL_SIGMA_US)
     system.prior({CALL: 1.0}, *LIBRARY_CALL_US)
     for name in system.names("class"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +24,7 @@ from latpred.calibration.measurement import bench
 from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, directory, read_rows
 from latpred.cli import main
-from latpred.errors import CalibrationError, MissingPackageError, UsageError
+from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo, DeviceProfile
@@ -132,35 +135,32 @@ def test_a_third_partys_runtime_is_added_to_a_finished_profile(finished: DeviceP
     assert store.find("simulated").runtimes == profile.runtimes
 
 
-def stopping_at(cells: int, told: list[ProgressEvent]) -> Callable[[ProgressEvent], None]:
-    """What interrupts a calibration that has measured so many cells."""
+def interrupted(start: Callable[..., DeviceProfile], cells: int, **options: Any) -> list[ProgressEvent]:
+    """What a calibration tells until it is interrupted after so many cells."""
+    told: list[ProgressEvent] = []
 
-    def interrupt(at: ProgressEvent) -> None:
+    def stop(at: ProgressEvent) -> None:
         told.append(at)
         if at.cells == cells:
             raise KeyboardInterrupt
 
-    return interrupt
+    with pytest.raises(KeyboardInterrupt):
+        start(progress=stop, **options)
+    return told
 
 
 @pytest.mark.usefixtures("third_party", "finished")
-def test_an_extension_that_was_interrupted_goes_on_where_it_stopped() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        more(progress=stopping_at(12, []))
+def test_an_extension_that_was_interrupted_goes_on_and_one_asked_for_again_starts_anew() -> None:
+    interrupted(more, 12)
     assert rows_kept(session.JOURNAL) == {"plain": 12}
     assert rows_kept() == {"eager": FEW}
     assert list(store.find("simulated").runtimes) == ["eager"]
     told: list[ProgressEvent] = []
-    profile = more(progress=told.append)
+    first = more(progress=told.append)
     assert told[0].cells == 12
-    assert list(profile.runtimes) == ["eager", "plain"]
+    assert list(first.runtimes) == ["eager", "plain"]
     assert rows_kept() == {"eager": FEW, "plain": MORE}
     assert not (directory("simulated") / session.JOURNAL).exists()
-
-
-@pytest.mark.usefixtures("third_party", "finished")
-def test_what_the_profile_has_is_measured_anew_when_asked_for_again() -> None:
-    first = more()
     again = more(cells=MORE + 4)
     assert rows_kept() == {"eager": FEW, "plain": MORE + 4}
     assert again.runtimes["eager"] == first.runtimes["eager"]
@@ -172,12 +172,9 @@ def test_what_the_profile_has_is_measured_anew_when_asked_for_again() -> None:
 
 @pytest.mark.usefixtures("third_party", "finished")
 def test_a_calibration_of_eager_under_way_goes_on_instead_of_extending() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        calibrate(SimulatedDevice(), cells=FEW, precisions=["fp32"], progress=stopping_at(30, []))
+    interrupted(partial(calibrate, SimulatedDevice(), cells=FEW, precisions=["fp32"]), 30)
     assert rows_kept(session.JOURNAL) == {"eager": 30}
-    told: list[ProgressEvent] = []
-    with pytest.raises(KeyboardInterrupt):
-        more(cells=10 * FEW, progress=stopping_at(33, told))
+    told = interrupted(partial(more, cells=10 * FEW), 33)
     assert {at.label.split("/")[1] for at in told if "/" in at.label} == {"eager"}
 
 
@@ -238,6 +235,11 @@ def test_budgets_are_shared_in_proportion() -> None:
 
 def test_all_are_those_that_the_device_can_run() -> None:
     able, reasons = calibrate_runtimes.offered(open_device("cpu"))
+    assert calibrate_runtimes.named(["torchscript", "eager", "torchscript"], open_device("cpu")) == (
+        "torchscript",
+        "eager",
+    )
+    assert calibrate_runtimes.named("all", open_device("cpu")) == tuple(able)
     assert able[:2] == ["eager", "torchscript"]
     assert "cuda-graphs" in reasons
     assert sorted([*able, *reasons]) == sorted(runtimes.built_in())
@@ -246,18 +248,18 @@ def test_all_are_those_that_the_device_can_run() -> None:
 
 
 @pytest.mark.usefixtures("third_party")
-def test_names_that_cannot_be_calibrated_are_refused() -> None:
-    device = open_device("cpu")
-    assert calibrate_runtimes.named(["plain", "eager", "plain"], device) == ("plain", "eager")
-    assert calibrate_runtimes.named("all", device) == tuple(calibrate_runtimes.offered(device)[0])
-    with pytest.raises(UsageError, match=r"No runtime is called 'torchscrip'\. Did you mean 'torchscript'\?"):
-        calibrate_runtimes.named(["torchscrip"], device)
-    with pytest.raises(UsageError, match="cuda-graphs needs a CUDA device"):
-        calibrate_runtimes.named(["cuda-graphs"], device)
-    with pytest.raises(MissingPackageError, match="absent cannot be calibrated here: run: pip install absent"):
-        calibrate_runtimes.named(["absent"], device)
-    with pytest.raises(UsageError, match="no runtime is named"):
-        calibrate_runtimes.named([], device)
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        (["torchscrip"], UsageError, r"No runtime is called 'torchscrip'\. Did you mean 'torchscript'\?"),
+        (["cuda-graphs"], UsageError, "cuda-graphs needs a CUDA device"),
+        (["absent"], MissingPackageError, "absent cannot be calibrated here: run: pip install absent"),
+        ([], UsageError, "no runtime is named"),
+    ],
+)
+def test_names_that_cannot_be_calibrated_are_refused(names: list[str], error: type[LatpredError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        calibrate_runtimes.named(names, open_device("cpu"))
 
 
 @pytest.mark.usefixtures("third_party")
@@ -276,6 +278,20 @@ def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monk
     shown = run("calibrate", "--device", "cpu", "--runtimes", "all")
     assert "leaving out cuda-graphs: cuda-graphs needs a CUDA device" in shown.stderr
     assert asked == [tuple(calibrate_runtimes.offered(open_device("cpu"))[0])]
+
+
+@pytest.mark.usefixtures("third_party", "finished")
+def test_the_command_line_extends_a_profile_and_shows_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(device: str, **options: Any) -> DeviceProfile:
+        return calibrate(device, cells=MORE, **options)  # seconds would say nothing on a busy machine
+
+    monkeypatch.setattr("latpred.calibration.calibrate", counted)
+    shown = run("calibrate", "--device", "simulated", "--runtimes", "plain", "--precision", "fp32")
+    assert shown.exit_code in (0, 1), shown.stderr  # as the gate has it after so few cells
+    lines = run("profiles", "show", "simulated").stdout.splitlines()
+    assert [line.split()[0] for line in lines if " us per call" in line] == ["eager", "plain"]
+    document = json.loads(run("profiles", "show", "simulated", "--json").stdout)
+    assert document["profile"]["runtimes"].keys() == {"eager", "plain"}
 
 
 def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
