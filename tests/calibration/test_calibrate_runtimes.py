@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,58 +25,51 @@ from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, directory, read_rows
 from latpred.cli import main
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
+from latpred.graph.graph import ModelGraph
+from latpred.graph.schedule import Schedule
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo, DeviceProfile
 from latpred.progress import ProgressEvent
+from latpred.runtimes.eager import one_step_per_op
 from latpred.runtimes.onnx import onnx_session
 
 FEW = 190  # cells after which eager has a profile
 MORE = 26  # cells of another runtime
 
-PACKAGE = """
-from latpred.runtimes.eager import one_step_per_op
-
 
 class Plain:
     name = "plain"
 
-    def lower(self, graph, batch):
+    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
         return one_step_per_op(self.name, graph.at(batch))
 
-    def available(self):
+    def available(self) -> str | None:
         return None
 
-    def build(self, model, inputs):
+    def build(self, model: Any, inputs: Any) -> Callable[[], object]:
         return lambda: model(*inputs)
 
 
 class Failing(Plain):
     name = "failing"
 
-    def lower(self, graph, batch):
+    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
         raise ValueError("it never works")
 
 
 class Absent(Plain):
     name = "absent"
 
-    def available(self):
+    def available(self) -> str:
         return "run: pip install absent"
-"""
 
 
 @pytest.fixture
-def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that registers runtimes and knows nothing of calibration."""
-    (tmp_path / "plain_runtime.py").write_text(PACKAGE)
-    metadata = tmp_path / "plain_runtime-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-runtime\nVersion: 1.0\n")
-    points = "".join(f"{name.lower()} = plain_runtime:{name}\n" for name in ("Plain", "Failing", "Absent"))
-    (metadata / "entry_points.txt").write_text(f"[latpred.runtimes]\n{points}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
+    found = {one.name: SimpleNamespace(name=one.name, value="", load=one) for one in (Plain, Failing, Absent)}
+    monkeypatch.setattr(runtimes, "_registered", lambda: found)
     runtimes._made.cache_clear()
     yield
     runtimes._made.cache_clear()

@@ -17,7 +17,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.session import Row, Session, directory, read_rows
-from latpred.errors import BusyError, CalibrationError, UsageError
+from latpred.errors import CalibrationError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -223,13 +223,6 @@ def test_cells_that_do_not_fit_the_device_are_left_out() -> None:
     assert "bandwidth" in {row.cell.name for row in failed}
     assert profile.device.bandwidth_bytes_per_us == 0
     assert len(profile.samples) == FEW - len(failed)
-
-
-def test_calibration_under_way_keeps_another_out() -> None:
-    device = SimulatedDevice()
-    message = r"another calibration of simulated is under way \(process \d+.*kill -INT"
-    with Session(directory(device.name), device.machine(), {}), pytest.raises(BusyError, match=message):
-        calibrate(device, cells=FEW)
 
 
 def test_too_little_for_a_profile_says_what_to_do() -> None:
