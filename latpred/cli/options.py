@@ -237,7 +237,7 @@ def speech_options(verb: Command) -> Command:
         if value:
             setattr(state(), str(parameter.name), True)
 
-    flag = {"is_flag": True, "expose_value": False, "callback": set_flag}
+    flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": set_flag}
     debug = click.option("--debug", help="Show the traceback of an error.", **flag)
     quiet = click.option("--quiet", "-q", help="Print results and errors only.", **flag)
     return quiet(debug(spoken))
