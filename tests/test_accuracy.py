@@ -173,7 +173,7 @@ def test_csv_gives_the_same_report(tmp_path: Path) -> None:
 def test_report_as_json_and_frame() -> None:
     report = comparison.compare(off_by(0.1), measured(truth_cells()))
     document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert document["schema"] == "latpred.accuracy.comparison/1"
+    assert document["schema"] == "latpred.accuracy/1"
     assert document["overall"]["median"] == pytest.approx(0.1)
     assert document["regime"] is None
     frame = report.to_frame()

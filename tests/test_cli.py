@@ -197,7 +197,7 @@ def test_profiles_as_json_and_csv() -> None:
     store.save(profile("good"))
     store.path("bad").write_text("{")
     document = json.loads(run("profiles", "list", "--json").stdout)
-    assert document["schema"] == "latpred.profile.store/1"
+    assert document["schema"] == "latpred.profiles/1"
     own = {entry["name"]: entry for entry in document["profiles"] if entry["source"] == "user"}
     assert own["good"]["passed"] is True
     assert "is cut short" in own["bad"]["problem"]
@@ -247,7 +247,7 @@ def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) ->
     folder.mkdir(parents=True)
     (folder / "a.json").write_bytes(b"x" * 2048)
     shown = json.loads(run("cache", "show", "--json").stdout)
-    assert (shown["schema"], shown["files"], shown["bytes"]) == ("latpred.storage/1", 1, 2048)
+    assert (shown["schema"], shown["files"], shown["bytes"]) == ("latpred.cache/1", 1, 2048)
     assert run("cache", "clear").stdout == f"removed 1 files, 2.00 KiB, from {latpred_home / 'cache'}\n"
     assert json.loads(run("cache", "show", "--json").stdout)["files"] == 0
     assert run("cache", "clear").exit_code == 0

@@ -147,7 +147,7 @@ def test_measure_gives_a_table_that_a_prediction_compares_with(model: str, tmp_p
     assert report.exit_code == 0
     assert report.stdout.startswith("2 cells of 1 models: median error ")
     document = json.loads(run("compare", guess, truth, "--json").stdout)
-    assert document["schema"] == "latpred.accuracy.comparison/1"
+    assert document["schema"] == "latpred.accuracy/1"
     assert document["overall"]["cells"] == 2
     judged = json.loads(run("evaluate", truth, "--json", "--quiet").stdout)
     assert judged["overall"]["median"] == pytest.approx(document["overall"]["median"])

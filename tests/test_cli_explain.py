@@ -56,7 +56,7 @@ def test_explain_prints_within_a_terminal_what_it_says_in_json(model: str, gpu: 
     assert max(len(line) for line in lines[1:]) <= 80
     assert "asking cuda-graphs what it makes of" in shown.stderr
     document = json.loads(run("explain", model, "--image", "32", "-b", "2", "-d", gpu, "--json", "-q").stdout)
-    assert document["schema"] == "latpred.explanation.explanation/1"
+    assert document["schema"] == "latpred.explanation/1"
     assert {row["runtime"] for row in document["runtimes"]} == {"eager", "cuda-graphs"}
     assert set(document["outlooks"]["eager"]["rooms"]) == {"batch", "image", "width"}
     assert " ".join(shown.stdout.split()).endswith(document["advice"])

@@ -199,7 +199,7 @@ def test_a_notebook_gets_tables_without_anything_unescaped() -> None:
 def test_json_and_rows() -> None:
     found = latpred.explain(network(), 4, device=saved())
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert document["schema"] == "latpred.explanation.explanation/1"
+    assert document["schema"] == "latpred.explanation/1"
     assert [row["runtime"] for row in document["runtimes"]] == ["cuda-graphs", "eager"]
     assert document["runtimes"][0]["speedup"]["times"] > 1
     assert document["outlooks"]["eager"]["rooms"]["batch"]["now"] == 4

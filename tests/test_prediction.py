@@ -73,7 +73,7 @@ def test_html_is_well_formed_and_escaped() -> None:
 def test_dictionaries_are_json() -> None:
     point = predictor().predict(NET, 8).to_dict()
     assert json.loads(json.dumps(point)) == point
-    assert point["schema"] == "latpred.prediction.prediction/1"
+    assert point["schema"] == "latpred.prediction/1"
     curve = predictor().curve(NET, [1, 8]).to_dict()
     assert json.loads(json.dumps(curve)) == curve
     assert curve["schema"] == "latpred.curve/1"

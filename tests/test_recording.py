@@ -124,7 +124,7 @@ def test_a_newer_version_asks_for_an_upgrade(saved: Path) -> None:
 
 
 def test_another_document_is_no_recording(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST).write_text('{"schema": "latpred.profile.document/1"}')
+    (tmp_path / MANIFEST).write_text('{"schema": "latpred.profile/1"}')
     with pytest.raises(RecordingError, match=r"is no recording but 'latpred\.profile/1'"):
         load(tmp_path)
 

@@ -27,7 +27,7 @@ from latpred.prediction.kernel_times import resident_share
 from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes import get, lowering
 from latpred.runtimes.onnx import onnx_graph, onnx_session
-from latpred.runtimes.onnx.onnx_export import tensors_of
+from latpred.runtimes.source import tensors_of
 from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
@@ -127,9 +127,8 @@ class OnnxStudy(WholeNetworks):
         runtime: Any = get(NAME)
         model = runtime.exported(source).model
         lowering.of_source(source, self.runtime, "cpu")  # takes the same export
-        tensors = tensors_of(source.inputs(spec.batch))
         names = onnx_session.input_names(model)
-        return Made(model, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})
+        return Made(model, onnx_session.feed_of(names, tensors_of(source.inputs(spec.batch))))
 
     def _watched(self, cell: Cell, made: Made, times: int) -> tuple[float, ...]:
         """Median microseconds of every node; what the nodes do is kept for the fit."""
@@ -184,8 +183,7 @@ def _generated(cell: Cell) -> Made:
 
 
 def _ops(seen: onnx_session.Watched, made: Made) -> tuple[Op, ...]:
-    last = seen._replace(runs=seen.runs[-1:])
-    return onnx_graph.walked(last, [made.feed], "cpu").ops
+    return onnx_graph.executed(seen, made.feed)
 
 
 def _threads() -> int:

@@ -14,7 +14,7 @@ from latpred.accuracy.metrics import Coverage, Errors, Fastest, Launches, Noise,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "latpred.accuracy.comparison/1"
+SCHEMA = "latpred.accuracy/1"
 CAPTURED = "cuda-graphs"  # replays the kernels of eager
 
 

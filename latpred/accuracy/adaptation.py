@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from latpred.accuracy.predicted import GraphKey
     from latpred.graph.graph import ModelGraph
 
-SCHEMA = "latpred.accuracy.adaptation/1"
+SCHEMA = "latpred.adaptation/1"
 _MOST_SHOWN = 6
 _WORTH_SAYING = 0.02  # factors nearer to 1 are not shown
 

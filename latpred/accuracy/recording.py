@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from latpred.accuracy.comparison import Report
     from latpred.profile.document import DeviceProfile
 
-SCHEMA = "latpred.accuracy.recording"
+SCHEMA = "latpred.recording"
 VERSION = 1
 MANIFEST, TABLE, GRAPHS = "recording.json", "table.csv", "graphs.json.gz"
 _LARGEST = 1 << 30  # a graphs file that unpacks to more is refused

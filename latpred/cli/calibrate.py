@@ -279,7 +279,7 @@ def show_profile(profile: DeviceProfile, output: Output) -> None:
 
     emit(
         output,
-        document=lambda: {"schema": "latpred.profile.document/1", "profile": to_document(profile)},
+        document=lambda: {"schema": "latpred.profile/1", "profile": to_document(profile)},
         rows=lambda: pd.DataFrame(profile_text.kernel_rows(profile)),
         text=lambda console: profile_text.describe(profile, console),
     )

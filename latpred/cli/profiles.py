@@ -50,7 +50,7 @@ def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
 
     emit(
         output,
-        document=lambda: {"schema": "latpred.profile.store/1", "profiles": [_entry_fields(entry) for entry in entries]},
+        document=lambda: {"schema": "latpred.profiles/1", "profiles": [_entry_fields(entry) for entry in entries]},
         rows=lambda: _frame([_entry_fields(entry) for entry in entries]),
         text=text,
     )
@@ -69,7 +69,7 @@ def show(name: str, output: Output) -> None:
     profile = load(name)
     emit(
         output,
-        document=lambda: {"schema": "latpred.profile.document/1", "profile": to_document(profile)},
+        document=lambda: {"schema": "latpred.profile/1", "profile": to_document(profile)},
         rows=lambda: _frame(profile_text.kernel_rows(profile)),
         text=lambda console: profile_text.describe(profile, console),
     )
@@ -102,7 +102,7 @@ def show_cache(output: Output) -> None:
     fields = {"path": str(found.path), "files": found.files, "bytes": found.bytes}
     emit(
         output,
-        document=lambda: {"schema": "latpred.storage/1", **fields},
+        document=lambda: {"schema": "latpred.cache/1", **fields},
         rows=lambda: _frame([fields]),
         text=lambda console: console.print(
             f"{found.path}: {found.files} files, {format_bytes(found.bytes)}", soft_wrap=True

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SCHEMA = "latpred.explanation.explanation/1"
+SCHEMA = "latpred.explanation/1"
 NEARLY_FREE, CHEAP = 1.05, 1.2  # times the latency now, up to which something may grow
 ALIKE = 1.2  # times as long, up to which nothing is said to differ unless the intervals do
 

@@ -24,7 +24,7 @@ from latpred.units import format_bytes, format_duration
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "latpred.explanation.generation/1"
+SCHEMA = "latpred.generation/1"
 CURVE_SCHEMA = "latpred.explanation.generation-curve/1"
 
 

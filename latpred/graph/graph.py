@@ -32,6 +32,27 @@ class Affine(NamedTuple):
         """
         return self.constant + self.per_sample * batch
 
+    def __add__(self, other: Affine) -> Affine:  # type: ignore[override]
+        """Sum of two counts."""
+        return Affine(self.constant + other.constant, self.per_sample + other.per_sample)
+
+    def __sub__(self, other: Affine) -> Affine:
+        """Difference of two counts."""
+        return Affine(self.constant - other.constant, self.per_sample - other.per_sample)
+
+    def __mul__(self, other: Affine | int) -> Affine:  # type: ignore[override]
+        """Product with a number, or with a count of which one does not grow with batch.
+
+        >>> Affine(2, 3) * 4, Affine(2, 3) * Affine(5)
+        (Affine(constant=8, per_sample=12), Affine(constant=10, per_sample=15))
+        """
+        constant, per_sample = other if isinstance(other, Affine) else (other, 0)
+        return Affine(self.constant * constant, self.constant * per_sample + self.per_sample * constant)
+
+    def __floordiv__(self, divisor: int) -> Affine:
+        """A count of groups of so many."""
+        return Affine(self.constant // divisor, self.per_sample // divisor)
+
 
 ZERO = Affine(0, 0)
 

@@ -116,7 +116,7 @@ def frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-SCHEMA = "latpred.prediction.prediction/1"
+SCHEMA = "latpred.prediction/1"
 CURVE_SCHEMA = "latpred.curve/1"
 
 
