@@ -39,8 +39,7 @@ from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.pricing import PriceList, host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes import get
-from latpred.runtimes.inductor.compiled_ops import GENERATED_CLASS, JOINED_CLASS
-from latpred.runtimes.inductor.torch_compile import EAGER, GUARDS
+from latpred.runtimes.inductor.compiled_ops import EAGER, GENERATED_CLASS, GUARDS, JOINED_CLASS
 from latpred.units import US_PER_S
 
 SECONDS = 240.0

@@ -37,7 +37,7 @@ from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes import get, lowering
 from latpred.runtimes.onnx import onnx_graph, onnx_session
-from latpred.runtimes.onnx.onnx_export import tensors_of
+from latpred.runtimes.source import tensors_of
 from latpred.units import US_PER_S
 
 NAME = "onnxruntime"
@@ -215,7 +215,7 @@ def _generated(cell: Cell) -> tuple[bytes | str, Feed]:
 
 
 def _ops(profiled: onnx_session.Watched, feed: Feed) -> tuple[Op, ...]:
-    return onnx_graph.walked(profiled._replace(runs=profiled.runs[-1:]), [feed], "cpu").ops
+    return onnx_graph.executed(profiled, feed)
 
 
 # -- the fit -------------------------------------------------------------------------------------------------------

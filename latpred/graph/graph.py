@@ -44,8 +44,18 @@ class Affine(NamedTuple):
     def __sub__(self, other: Affine) -> Affine:
         return Affine(self.constant - other.constant, self.per_sample - other.per_sample)
 
-    def __mul__(self, times: int) -> Affine:  # type: ignore[override]
-        return Affine(self.constant * times, self.per_sample * times)
+    def __mul__(self, other: Affine | int) -> Affine:  # type: ignore[override]
+        """Product with a number, or with a count of which one does not grow with batch.
+
+        >>> Affine(2, 3) * 4, Affine(2, 3) * Affine(5)
+        (Affine(constant=8, per_sample=12), Affine(constant=10, per_sample=15))
+        """
+        constant, per_sample = other if isinstance(other, Affine) else (other, 0)
+        return Affine(self.constant * constant, self.constant * per_sample + self.per_sample * constant)
+
+    def __floordiv__(self, divisor: int) -> Affine:
+        """A count of groups of so many."""
+        return Affine(self.constant // divisor, self.per_sample // divisor)
 
     def __rmul__(self, times: int) -> Affine:  # type: ignore[override]
         return self * times

@@ -81,8 +81,8 @@ def _registered() -> dict[str, EntryPoint]:
 
 def _load(point: EntryPoint) -> Runtime:
     try:
-        found = point.load()
-        runtime = found if isinstance(found, Runtime) and not isinstance(found, type) else found()
+        loaded = point.load()
+        runtime = loaded if isinstance(loaded, Runtime) and not isinstance(loaded, type) else loaded()
     except Exception as error:
         raise UsageError(
             f"Runtime {point.name!r} is registered as {point.value} but cannot be loaded: {error}. "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from latpred.graph.graph import Affine, ModelGraph, Op
+import msgspec
+
+from latpred.graph.graph import ModelGraph, Op
 from latpred.graph.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -17,8 +19,8 @@ class Runtime(Protocol):
     """A way to run a model.
 
     Packages add one with an entry point in the group "latpred.runtimes" whose object is a Runtime, or a class or
-    function that gives one when called without arguments. One whose steps are not aten ops offers what `Walker` asks
-    for as well.
+    function that gives one when called without arguments. One whose steps are not aten ops offers what `RuntimeTracer`
+    asks for as well.
 
     Attributes
     ----------
@@ -76,17 +78,19 @@ class RuntimeTracer(Protocol):
 
     Attributes
     ----------
-    walked_by : str
+    traced_by : str
         Name under which its graphs are kept: its own, or that of the runtime whose graphs it shares.
     options : str
         Whatever else its graphs depend on (versions, settings); part of the key they are kept by.
+    trace_at : callable, optional
+        As `trace`, with a batch size as a third argument: a graph for that batch alone, where that takes less time.
     """
 
     name: str
-    walked_by: str
+    traced_by: str
     options: str
 
-    def walk(self, source: Source, target: str) -> ModelGraph:
+    def trace(self, source: Source, target: str) -> ModelGraph:
         """What the runtime runs for a model, every op's work affine in batch.
 
         Parameters
@@ -108,80 +112,28 @@ class RuntimeTracer(Protocol):
         ...
 
 
-FIRST_DIM = 5  # of the counts: macs, bytes of weights, read, written, and alive come before
+def graph_in(
+    runtime: str,
+    target: str,
+    graph: ModelGraph,
+    ops: Iterable[Op],
+    ops_at_one: Iterable[Op] | None = None,
+    note: str = "",
+) -> ModelGraph:
+    """The graph of a model with what a runtime runs for it on a kind of device in place of the eager ops."""
+    return msgspec.structs.replace(
+        graph,
+        ops=tuple(ops),
+        ops_at_one=None if ops_at_one is None else tuple(ops_at_one),
+        runtime=runtime,
+        target=target,
+        notes=(*graph.notes, note) if note else graph.notes,
+    )
 
 
-class ExecutedOp(NamedTuple):
-    """One host step: `counts` are macs, weight, read and written bytes, bytes alive after it, then its dims."""
-
-    name: str
-    host_class: str
-    family: str
-    dtype: str
-    dims: tuple[str, ...]
-    counts: tuple[int, ...]
-    launches: int
-    syncs: int
-    estimated: bool
-    python_calls: int = 0
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What two steps must share to be the same step at two batch sizes."""
-        return (self.name, self.host_class, self.family, self.dtype, self.dims, self.launches, self.syncs)
-
-    def with_lines(self, counts: Sequence[Affine]) -> Op:
-        """The step as an op, its counts given for every batch size."""
-        macs, weights, read, written, live, *dims = counts
-        return Op(
-            name=self.name,
-            module="",
-            host_class=self.host_class,
-            family=self.family,
-            dtype=self.dtype,
-            dims=dict(zip(self.dims, dims, strict=True)),
-            macs=macs,
-            weight_bytes=weights,
-            read_bytes=read,
-            write_bytes=written,
-            live_bytes=live,
-            launches=self.launches,
-            syncs=self.syncs,
-            python_calls=self.python_calls,
-            estimated=self.estimated,
-        )
-
-
-def line(at_two: int, at_three: int) -> Affine:
-    """The line through what was counted at batch 2 and 3.
-
-    >>> line(20, 30)
-    Affine(constant=0, per_sample=10)
-    """
-    slope = at_three - at_two
-    return Affine(at_two - 2 * slope, slope)
-
-
-def op_through(two: ExecutedOp, three: ExecutedOp) -> Op:
-    """The op that a step at batch 2 and the same step at batch 3 are."""
-    return two.with_lines([line(a, b) for a, b in zip(two.counts, three.counts, strict=True)])
-
-
-def ops_exactly(steps: Iterable[ExecutedOp]) -> tuple[Op, ...]:
-    """Ops of one batch size alone."""
-    return tuple(step.with_lines([Affine(count) for count in step.counts]) for step in steps)
-
-
-def is_affine(ops: Sequence[Op], one: Sequence[ExecutedOp]) -> bool:
-    """Whether ops also give what was executed at batch 1."""
-    return len(ops) == len(one) and all(_fits(op, step) for op, step in zip(ops, one, strict=True))
-
-
-def _fits(op: Op, step: ExecutedOp) -> bool:
-    """Whether a step is on the line; of "operands" a tensor as large as the result at batch 1 is no sign."""
-    if (op.name, op.host_class, op.family, tuple(op.dims)) != (step.name, step.host_class, step.family, step.dims):
-        return False
-    lines = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, op.live_bytes, *op.dims.values())
-    names = ("",) * FIRST_DIM + step.dims
-    told = (entry for entry in zip(lines, step.counts, names, strict=True) if entry[2] != "operands")
-    return all(line.at(1) == count for line, count, _ in told)
+def estimated_graph(
+    runtime: str, target: str, graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op]], note: str
+) -> ModelGraph:
+    """A graph that follows from the eager one by a rule, with a note that says so."""
+    at_one = None if graph.ops_at_one is None else rewrite(graph.ops_at_one)
+    return graph_in(runtime, target, graph, rewrite(graph.ops), at_one, note)

@@ -6,19 +6,19 @@ leaves out checks that read values back. Inputs stay where they lay when the gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
-from latpred.caches import IdentityCache
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph, Op
 from latpred.graph.schedule import Schedule
+from latpred.runtimes.base import graph_in
 from latpred.runtimes.eager import Eager, one_step_per_op
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
 REPLAY = "replay"  # host class of the step that launches a captured graph
+WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
+NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
 # What decides while it runs how large its result is: by name, without the namespace.
 DATA_DEPENDENT = frozenset(
     {
@@ -35,37 +37,44 @@ DATA_DEPENDENT = frozenset(
         *("repeat_interleave.Tensor", "NonZero", "Unique", "Compress"),
     }
 )
+_UNSURE = "taken from the eager trace, where the host waits for the device"
 
 
-def one_replay(runtime: str, ops: Iterable[Op], first: Iterable[Op] = ()) -> Schedule:
-    """The schedule that launches every kernel of some ops in one step."""
-    ahead, captured = tuple(first), tuple(op for op in ops if op.launches and op.family)
-    each = one_step_per_op(runtime, (*ahead, *captured))
-    steps = len(ahead) + 1
-    replay = len(ahead)
-    return Schedule(
-        runtime=runtime,
-        ops=each.ops,
-        host_class=(*each.host_class[:replay], REPLAY),
-        module_calls=np.append(each.module_calls[:replay], 0),
-        python_calls=np.append(each.python_calls[:replay], 0),
-        sync=np.append(each.sync[:replay], 0),
-        kernel_step=np.minimum(each.kernel_step, steps - 1),
-        kernel_op=each.kernel_op,
-        kernel_share=each.kernel_share,
-        kernel_family=each.kernel_family,
+def replays(runtime: str, ops: tuple[Op, ...], captured: Sequence[bool]) -> Schedule:
+    """The schedule that launches each run of captured ops as one graph; every other op is dispatched by itself."""
+    each = one_step_per_op(runtime, ops)
+    inside = np.array(captured, dtype=bool)
+    starts = ~inside | np.concatenate(([True], ~inside[:-1]))  # ops that begin a step
+    step_of, first = np.cumsum(starts) - 1, np.flatnonzero(starts)
+    alone = ~inside[first]  # what Python did before a captured op, it did only once
+    return replace(
+        each,
+        host_class=tuple(REPLAY if inside[index] else each.host_class[index] for index in first),
+        module_calls=each.module_calls[first] * alone,
+        python_calls=each.python_calls[first] * alone,
+        sync=each.sync[first],
+        kernel_step=step_of[each.kernel_step],
     )
 
 
+def one_replay(runtime: str, ops: tuple[Op, ...]) -> Schedule:
+    """The schedule that launches every kernel of some ops as one graph."""
+    launching = tuple(op for op in ops if op.launches and op.family) or ops[:1]  # an empty graph is launched as well
+    return replays(runtime, launching, [True] * len(launching))
+
+
 def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: bool = False) -> None:
-    """Refuse ops that no graph can hold."""
+    """Refuse ops that no graph can hold; `unsure` says that a capture of the model may leave them out."""
+    way = "take that call out of the model's forward"
+    if unsure:
+        way = "pass the model itself instead of its trace: some leave such checks out while they are captured"
     for op in ops:
         where = f" in {op.module}" if op.module else ""
         short = op.name.rpartition("::")[2]
         if op.syncs:
             raise RuntimeRefusalError(
                 f"{runtime} cannot capture {model}: {op.name}{where} makes the host wait for the device. "
-                f"Ask for runtime='eager', or {_other_way(unsure)}."
+                f"Ask for runtime='eager', or {way}."
             )
         if short in DATA_DEPENDENT or short.partition(".")[0] in DATA_DEPENDENT:
             raise RuntimeRefusalError(
@@ -74,26 +83,11 @@ def refuse_uncapturable(runtime: str, model: str, ops: Iterable[Op], *, unsure: 
             )
 
 
-def _other_way(unsure: bool) -> str:
-    if unsure:
-        return "pass the model itself instead of its walk: some leave such checks out while they are captured"
-    return "take that call out of the model's forward"
-
-
-WARM_UPS = 3  # calls before a capture: libraries set themselves up in the first ones, which a graph cannot hold
-NO_CUDA = "there is no CUDA device here; predict with --device simulated or with the profile of a GPU"
-_UNSURE = "taken from the eager walk, where the host waits for the device"
-
-
-class CudaGraphs:
+class CudaGraphs(Eager):
     """Eager PyTorch's kernels, launched as one captured graph."""
 
-    name = "cuda-graphs"
-    walked_by = "cuda-graphs"
+    name = traced_by = "cuda-graphs"
     needs = "cuda"
-
-    def __init__(self) -> None:
-        self._schedules: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
 
     @property
     def options(self) -> str:
@@ -103,40 +97,36 @@ class CudaGraphs:
         except metadata.PackageNotFoundError:
             return ""
 
-    def walk(self, source: Source, target: str) -> ModelGraph:
-        """The eager walk; where the host waits for the device in it, what the model does while it is captured."""
-        if not waits(source.graph):
-            return _captured_on(source.graph, source.graph, target)
+    def trace(self, source: Source, target: str) -> ModelGraph:
+        """The eager trace; where the host waits for the device in it, what the model does while it is captured."""
+        eager = source.graph
+        if not waits(eager):
+            return self._graph(eager, eager, target)
+        import torch
+
+        from latpred.sandbox.own_thread import replaced
         from latpred.tracing import trace
 
-        given = source.graph
-        with seen_as_capturing():
-            seen = trace(source.model(), source.inputs, precision=given.precision, memory_format=given.memory_format)
-        return _captured_on(seen, given, target)
+        with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
+            seen = trace(source.model(), source.inputs, precision=eager.precision, memory_format=eager.memory_format)
+        return self._graph(eager, seen, target)
 
-    def walk_at(self, source: Source, target: str, batch: int) -> ModelGraph:
-        """The eager walk of one batch size."""
+    def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
+        """The eager trace of one batch size."""
         return self.estimate(source.graph, target)
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
-        """The eager walk as it is."""
-        noted = _captured_on(graph, graph, target)
-        return msgspec.structs.replace(noted, notes=(*noted.notes, _UNSURE)) if waits(graph) else noted
+        """The eager trace as it is."""
+        return self._graph(graph, graph, target, _UNSURE if waits(graph) else "")
 
-    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
-        """One step that launches every kernel.
+    def _graph(self, graph: ModelGraph, seen: ModelGraph, target: str, note: str = "") -> ModelGraph:
+        """A graph with the ops of another trace."""
+        return graph_in(self.name, target, graph, seen.ops, seen.ops_at_one, note)
 
-        Raises
-        ------
-        RuntimeRefusalError
-            When some op cannot be captured; names it and its module.
-        """
-        schedules = self._schedules.get(graph, lambda _: {})
-        own = graph.own(batch)
-        if own not in schedules:
-            refuse_uncapturable(self.name, graph.model, graph.at(batch), unsure=_UNSURE in graph.notes)
-            schedules[own] = one_replay(self.name, graph.at(batch))
-        return schedules[own]
+    def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
+        """One step that launches every kernel; an op that cannot be captured is refused by name."""
+        refuse_uncapturable(self.name, graph.model, ops, unsure=_UNSURE in graph.notes)
+        return one_replay(self.name, ops)
 
     def available(self) -> str | None:
         """None where there is a CUDA device."""
@@ -145,17 +135,9 @@ class CudaGraphs:
         return None if torch.cuda.is_available() else NO_CUDA
 
     def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
-        """A call that replays the model's captured graph and gives the outputs, which the next call overwrites.
-
-        Raises
-        ------
-        RuntimeRefusalError
-            When the model cannot be captured.
-        DeviceError
-            When there is no CUDA device, or the model is not on one.
-        """
-        forward = Eager().build(model, inputs)
-        graph, output = capture(forward, _device_of(model, inputs))
+        """A call that replays the model's captured graph and gives the outputs, which the next call overwrites."""
+        forward = super().build(model, inputs)
+        graph, output = capture(forward, device_of(model, inputs))
         replay = graph.replay
 
         def run() -> Any:
@@ -218,10 +200,10 @@ def _recover(device: torch.device, pool: tuple[int, int]) -> None:
     """
     import torch
 
-    own: Any = torch._C
+    internals: Any = torch._C
     with suppress(RuntimeError):  # the allocator's word that the capture was ended in good order after all
-        own._cuda_endAllocateToPool(device.index or 0, pool)
-        own._cuda_releasePool(device.index or 0, pool)  # else nobody would: only a graph that is whole gives it back
+        internals._cuda_endAllocateToPool(device.index or 0, pool)
+        internals._cuda_releasePool(device.index or 0, pool)  # which only a graph that is whole does by itself
     number = torch.zeros(1, device=device)
     torch.cuda.synchronize(device)
     with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
@@ -243,44 +225,25 @@ def waits(graph: ModelGraph) -> bool:
     return bool(graph.syncs(1) or graph.syncs(2))
 
 
-@contextmanager
-def seen_as_capturing() -> Iterator[None]:
-    """Let models that ask whether they are being captured believe so, in this thread; for a walk on the meta device."""
-    import torch
-
-    from latpred.sandbox.own_thread import replaced
-
-    with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):
-        yield
-
-
-def _captured_on(seen: ModelGraph, given: ModelGraph, target: str) -> ModelGraph:
-    """The ops of one walk under everything else that another says."""
-    return msgspec.structs.replace(
-        given, ops=seen.ops, ops_at_one=seen.ops_at_one, runtime=CudaGraphs.walked_by, target=target
-    )
-
-
 def _forbidden(error: BaseException | None) -> str | None:
     """What capturing forbade, in the words of the first error that says so.
 
     Ending a capture that failed is an error of its own, which follows from the one that tells what went wrong.
     """
-    found = None
+    reason = None
     while error is not None:
         lines = str(error).splitlines() or [""]
         if "captur" in str(error).lower():
-            found = next(line for line in lines if line).strip().rstrip(".")
+            reason = next(line for line in lines if line).strip().rstrip(".")
         error = error.__context__
-    return found
+    return reason
 
 
-def _device_of(model: Any, inputs: Any) -> torch.device:
+def device_of(model: Any, inputs: Any) -> torch.device:
     """The device of a model's weights, else of its inputs."""
     import torch
 
-    given = inputs.values() if isinstance(inputs, dict) else inputs
-    for tensor in (*model.parameters(), *model.buffers(), *given):
-        if isinstance(tensor, torch.Tensor):
-            return tensor.device
-    return torch.device("cpu")
+    from latpred.runtimes.source import tensors_of
+
+    tensors = (*model.parameters(), *model.buffers(), *tensors_of(inputs))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -12,21 +12,31 @@ from latpred.graph.graph import ModelGraph, Op
 from latpred.graph.schedule import Schedule
 
 
-class Eager:
-    """Plain PyTorch: every op is dispatched by itself and launches its own kernels."""
+class StepPerOp:
+    """A runtime that dispatches each op of its graph by itself; one that does not has a `schedule` of its own."""
 
-    name = "eager"
+    name: str
 
     def __init__(self) -> None:
         self._schedules: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
 
     def lower(self, graph: ModelGraph, batch: int) -> Schedule:
-        """One step per op; an op that takes several kernels shares its work among them evenly."""
+        """The steps and kernels of one forward pass: the same object for all batch sizes that share their ops."""
         schedules = self._schedules.get(graph, lambda _: {})
         own = graph.own(batch)
         if own not in schedules:
-            schedules[own] = one_step_per_op(self.name, graph.at(batch))
+            schedules[own] = self.schedule(graph, graph.at(batch))
         return schedules[own]
+
+    def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
+        """The schedule of a graph's ops for some batch sizes."""
+        return one_step_per_op(self.name, ops)
+
+
+class Eager(StepPerOp):
+    """Plain PyTorch: every op is dispatched by itself and launches its own kernels."""
+
+    name = "eager"
 
     def available(self) -> str | None:
         """None: wherever latpred is, PyTorch is."""
@@ -46,7 +56,7 @@ class Eager:
 
 
 def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
-    """The schedule that dispatches every op by itself."""
+    """The schedule that dispatches every op by itself; one that takes several kernels shares its work among them."""
     launches = np.array([op.launches if op.family else 0 for op in ops], dtype=np.int64)
     kernel_op = np.repeat(np.arange(len(ops)), launches)
     return Schedule(

@@ -1,12 +1,10 @@
-"""Keeps the graphs that runtimes' own tools took seconds to make, by the structure of the model.
+"""Keeps the graphs that runtimes' own tools took seconds to make, by the structure and the code of the model.
 
-Two models of one structure have one key whatever they are called: the key is a digest of the eager walk, the runtime,
+Two models of one structure have one key whatever they are called: the key is a digest of the eager trace, the runtime,
 the kind of device, and the versions and the code that matter. In memory for this process, on disk in the user's cache,
 both bounded; a cache that cannot be written is done without, several processes may share one, and what another version
-wrote is made again. joblib.Memory keeps results across processes as well, but as pickles, which run whatever code was
-put into them, under keys of pickled arguments, and grows until somebody trims it; graphs are small JSON documents. Who
-knows a walk's key without the walk uses `look_up` and
-`keep`.
+wrote is made again. joblib.Memory keeps pickles instead, which run whatever code was put into them, and grows until
+somebody trims it; graphs are small JSON documents.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import hashlib
 import os
 import re
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import storage
+from latpred.caches import Recent
 from latpred.graph.graph import ModelGraph
 
 if TYPE_CHECKING:
@@ -35,12 +33,13 @@ if TYPE_CHECKING:
 MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 2
+_OWN = "torch"  # top-level package whose version is part of every key
 
-_MEMORY: OrderedDict[str, ModelGraph] = OrderedDict()
+_memory: Recent[ModelGraph] = Recent(MOST_IN_MEMORY)
 
 
 def structure(graph: ModelGraph) -> str:
-    """Digest of everything in a walk but what it is called and which software made it.
+    """Digest of everything in a trace but what it is called and which software made it.
 
     >>> import torch, latpred
     >>> a, b = (latpred.trace(torch.nn.Linear(4, 4), torch.zeros(size, 4)) for size in (1, 2))
@@ -52,38 +51,33 @@ def structure(graph: ModelGraph) -> str:
 
 
 def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Callable[[], ModelGraph]) -> ModelGraph:
-    """What `make` gives for a model of this structure, made at most once.
+    """What `make` gives for a model of this structure, made at most once; under the name of `graph`.
 
-    Parameters
-    ----------
-    graph : ModelGraph
-        The eager walk of the model.
-    runtime, target, options : str
-        What else the result depends on.
-    make : callable
-        Takes the model apart; may take seconds. What it raises is not kept.
-
-    Returns
-    -------
-    ModelGraph
-        Under the name of `graph`.
+    `graph` is the eager trace of the model; `runtime`, `target` and `options` are what else the result depends on.
+    What `make` raises is not kept.
     """
-    key = _key((structure(graph), runtime, target, options, _public(graph.stack.get("torch", ""))))
-    found = _MEMORY.get(key) or _read(_file(runtime, key))
-    if found is None:
-        found = make()
-        _write(_file(runtime, key), found)
-    _remember(key, found)
-    return found if found.model == graph.model else msgspec.structs.replace(found, model=graph.model)
+    torch_version = re.sub(r"\+(cpu|cu\d+)$", "", graph.stack.get("torch", ""))  # models are taken apart alike by both
+    key = _key((structure(graph), runtime, target, options, torch_version))
+
+    def read_or_make() -> ModelGraph:
+        path = _file(runtime, key)
+        stored = _read(path)
+        if stored is None:
+            stored = make()
+            _write(path, stored)
+        return stored
+
+    result = _memory.get(key, read_or_make)
+    return result if result.model == graph.model else msgspec.structs.replace(result, model=graph.model)
 
 
 def look_up(parts: Sequence[str]) -> ModelGraph | None:
-    """The eager walk that `keep` kept under the same parts; None where there is none."""
+    """The eager trace that `keep` kept under the same parts; None where there is none."""
     return _read(_file("eager", _key(parts)))
 
 
 def keep(parts: Sequence[str], graph: ModelGraph) -> None:
-    """Keep an eager walk on disk, under everything that it depends on.
+    """Keep an eager trace on disk, under everything that it depends on.
 
     >>> import torch, latpred
     >>> keep(("linear", "1"), latpred.trace(torch.nn.Linear(4, 4), torch.zeros(1, 4)))
@@ -95,7 +89,8 @@ def keep(parts: Sequence[str], graph: ModelGraph) -> None:
 
 def forget() -> None:
     """Drop what this process holds in memory; the files stay."""
-    _MEMORY.clear()
+    global _memory
+    _memory = Recent(MOST_IN_MEMORY)
 
 
 def folder() -> Path:
@@ -103,24 +98,8 @@ def folder() -> Path:
     return storage.cache_dir() / "graphs"
 
 
-def _public(version: str) -> str:
-    """A version of PyTorch without what it was built for: models are taken apart alike with and without CUDA.
-
-    >>> _public("2.11.0+cu130"), _public("2.11.0+cpu"), _public("2.12.0a0+git1f3a")
-    ('2.11.0', '2.11.0', '2.12.0a0+git1f3a')
-    """
-    return re.sub(r"\+(cpu|cu\d+)$", "", version)
-
-
 def _key(parts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join((str(VERSION), *parts)).encode()).hexdigest()[:32]
-
-
-def _remember(key: str, graph: ModelGraph) -> None:
-    _MEMORY[key] = graph
-    _MEMORY.move_to_end(key)
-    while len(_MEMORY) > MOST_IN_MEMORY:
-        _MEMORY.popitem(last=False)
 
 
 def _file(runtime: str, key: str) -> Path:
@@ -155,9 +134,6 @@ def _trim() -> None:
         excess -= stat.st_size
 
 
-_OWN = "torch"  # top-level package whose version is part of every key
-
-
 def digest_of(model: torch.nn.Module) -> str:
     """Digest of the code of a model.
 
@@ -165,15 +141,15 @@ def digest_of(model: torch.nn.Module) -> str:
     >>> digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.Linear(4, 4))
     True
     """
-    found: dict[CodeType, str] = {}
+    digests: dict[CodeType, str] = {}
     waiting = list(_methods(model))
     while waiting:
         function = waiting.pop()
         code = function.__code__
-        if code not in found and not _is_own(function.__module__):
-            found[code] = _digest(code)
+        if code not in digests and not _is_own(function.__module__):
+            digests[code] = _digest(code)
             waiting += (value for value in _named(function, code) if isinstance(value, FunctionType))
-    return hashlib.sha256("".join(sorted(found.values())).encode()).hexdigest()
+    return hashlib.sha256("".join(sorted(digests.values())).encode()).hexdigest()
 
 
 def _methods(model: torch.nn.Module) -> Iterator[FunctionType]:

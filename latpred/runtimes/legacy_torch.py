@@ -1,7 +1,7 @@
 """What software of another time makes of the same model: graphs as an older PyTorch ran them.
 
-A walk is made with the PyTorch that is installed. A profile that was fitted to older measurements names its era in
-`protocol["era"]`; models are then walked within `walked_for`, and graphs are rewritten before they are priced. Walks
+Models are traced with the PyTorch that is installed. A profile that was fitted to older measurements names its era in
+`protocol["era"]`; models are then traced within `traced_for`, and graphs are rewritten before they are priced. Traces
 know nothing of this, and neither do profiles that were measured with the installed software.
 """
 
@@ -19,131 +19,54 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 
-_CALL = "scaled_dot_product_"
-_NEEDED = frozenset({"batch", "heads", "queries", "keys", "head_dim"})
-_HALF_BYTES = ("float16", "bfloat16")
-
-
-def is_fused(op: Op) -> bool:
-    """Whether an op is attention in one call."""
-    return _CALL in op.name and op.dims.keys() >= _NEEDED
-
-
-def unfused(op: Op, *, at_one: bool) -> Iterator[Op]:
-    """The ops that did the work of one call; any other op as it is.
-
-    Heads lie beside each other in queries, keys and values. A batch of several is copied to where the products want it,
-    and what they give is copied back; a batch of one (`at_one`) has those products without copies.
-    """
-    if not is_fused(op):
-        yield op
-        return
-    steps = _Steps(op)
-    yield steps.elementwise("mul", steps.queries, op)
-    yield steps.view("transpose")
-    if at_one:
-        yield steps.product("matmul", "keys", "head_dim")
-    else:
-        yield from steps.copied(("expand", "copy", "nested.expand"), steps.queries, steps.head_dim)
-        yield steps.copy("nested.reshape", steps.keys, Affine(1))
-        yield steps.product("nested.bmm", "keys", "head_dim")
-        yield steps.view("nested.view")
-    if op.dims.get("masked", Affine(0)).constant:
-        yield steps.elementwise("add", steps.scores)
-    yield steps.softmax()
-    if at_one:
-        yield steps.product("matmul", "head_dim", "keys")
-    else:
-        yield from steps.copied(("expand", "nested.reshape", "nested.expand", "copy"), steps.keys, steps.head_dim)
-        yield steps.product("nested.bmm", "head_dim", "keys")
-        yield steps.view("nested.view")
-    yield steps.copy("reshape", steps.queries, steps.head_dim)  # which a view does where heads come out side by side
-
-
-class _Steps:
-    """Ops of one attention, by what they do."""
-
-    def __init__(self, op: Op) -> None:
-        self._op = op
-        self.head_dim = op.dims["head_dim"]
-        self.queries, self.keys = self._elements("queries", "head_dim"), self._elements("keys", "head_dim")
-        self.scores = self._elements("queries", "keys")
-
-    def elementwise(self, name: str, elements: Affine, called: Op | None = None) -> Op:
-        """One pass over elements; the calls of modules and Python before it are those of `called`."""
-        calls = (called.module_calls, called.python_calls) if called else (0, 0)
-        dims = {"numel": elements, "operands": Affine(1)}
-        made = self._kernel(f"elementwise.{name}", f"elementwise.{name}", dims, elements, elements)
-        return msgspec.structs.replace(made, module_calls=calls[0], python_calls=calls[1])
-
-    def view(self, leaf: str) -> Op:
-        """Another look at a tensor."""
-        name = f"aten::{leaf.rpartition('.')[2]}"
-        return Op(name, self._op.module, f"view.{leaf}", "", "", {}, live_bytes=self._op.live_bytes)
-
-    def copied(self, leaves: tuple[str, ...], elements: Affine, run: Affine) -> Iterator[Op]:
-        """Views by their names, and a copy where one is called so."""
-        for leaf in leaves:
-            yield self.copy("nested.reshape", elements, run) if leaf == "copy" else self.view(leaf)
-
-    def copy(self, leaf: str, elements: Affine, run: Affine) -> Op:
-        """A copy to contiguous memory."""
-        return self._kernel(f"copy.{leaf}", "copy.strided", {"numel": elements, "run": run}, elements, elements)
-
-    def product(self, leaf: str, columns: str, inner: str) -> Op:
-        """A product for each head, of as many columns as one dimension and summed over another."""
-        dims = self._op.dims
-        each, m, n, k = _times(dims["batch"], dims["heads"]), dims["queries"], dims[columns], dims[inner]
-        read = _plus(_times(each, m, k), _times(each, n, k))
-        made = self._kernel(f"bmm.{leaf}", "bmm", {"batch": each, "m": m, "n": n, "k": k}, read, _times(each, m, n))
-        return msgspec.structs.replace(made, macs=_times(each, m, n, k))
-
-    def softmax(self) -> Op:
-        """Over each row of scores, while those and the result are both there."""
-        rows = _times(*(self._op.dims[name] for name in ("batch", "heads", "queries")))
-        dims = {"rows": rows, "cols": self._op.dims["keys"]}
-        made = self._kernel("softmax.softmax", "softmax.softmax", dims, self.scores, self.scores)
-        both = self._bytes(_plus(self.scores, self.scores))
-        return msgspec.structs.replace(made, live_bytes=_plus(self._op.live_bytes, both))
-
-    def _kernel(self, host_class: str, family: str, dims: dict[str, Affine], read: Affine, written: Affine) -> Op:
-        return Op(
-            name=f"aten::{host_class.rpartition('.')[2]}",
-            module=self._op.module,
-            host_class=host_class,
-            family=family,
-            dtype=self._op.dtype,
-            dims=dims,
-            read_bytes=self._bytes(read),
-            write_bytes=self._bytes(written),
-            live_bytes=self._op.live_bytes,
-            launches=1,
-        )
-
-    def _elements(self, rows: str, columns: str) -> Affine:
-        return _times(*(self._op.dims[name] for name in ("batch", "heads", rows, columns)))
-
-    def _bytes(self, elements: Affine) -> Affine:
-        size = 2 if self._op.dtype in _HALF_BYTES else 4
-        return Affine(size * elements.constant, size * elements.per_sample)
-
-
-def _plus(one: Affine, other: Affine) -> Affine:
-    return Affine(one.constant + other.constant, one.per_sample + other.per_sample)
-
-
-def _times(*lines: Affine) -> Affine:
-    """The product of lines, of which at most one rises with the batch."""
-    found = Affine(1)
-    for line in lines:
-        rising = found.constant * line.per_sample + found.per_sample * line.constant
-        found = Affine(found.constant * line.constant, rising)
-    return found
-
-
+TORCH_1_12 = "torch-1.12"
+TORCHSCRIPT = "torchscript"
+# Runtimes whose graphs of an era are made from eager's; what others' tools make of a model is of today.
+REWRITTEN = ("eager", TORCHSCRIPT, "cuda-graphs")
 FUSED = "fused"  # host class of a group of several: guards are asked before its kernel is launched
 GROUP = "elementwise.fused"  # family of its kernel, which a code generator wrote
 _WITHOUT_NVFUSER = ("Pascal",)
+_HALVES = ("fp16", "bf16")
+_ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
+_KINDS = {
+    "conv_depthwise": "conv_depthwise",
+    "conv_grouped": "conv_grouped",
+    "batch_norm": "batch_norm",
+    "bmm": "gemm",
+    "embedding": "index",
+}
+_rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
+_ERA: ContextVar[str] = ContextVar("era", default="")
+
+
+def attention_of(era: str) -> str | None:
+    """How transformers are to be built for an era: "eager" where attention was not fused yet, None for their default.
+
+    >>> attention_of("torch-1.12"), attention_of("")
+    ('eager', None)
+    """
+    return "eager" if era == TORCH_1_12 else None
+
+
+@contextmanager
+def traced_for(era: str) -> Iterator[None]:
+    """Within it, models are traced for an era: with its attention, and eagerly for the runtimes in `REWRITTEN`."""
+    if not era:
+        yield
+        return
+    from latpred.zoo.names import attention
+
+    token = _ERA.set(era)
+    try:
+        with attention(attention_of(era)):
+            yield
+    finally:
+        _ERA.reset(token)
+
+
+def current() -> str:
+    """The era that models are traced for right now."""
+    return _ERA.get()
 
 
 class Fuser(NamedTuple):
@@ -165,6 +88,175 @@ TENSOREXPR = Fuser("tensorexpr", joins=frozenset({"elementwise"}), unread=frozen
 def fuser_of(gpu: Spec) -> Fuser:
     """The fuser that runs on a GPU."""
     return TENSOREXPR if gpu.architecture in _WITHOUT_NVFUSER else NVFUSER
+
+
+def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | None = None) -> ModelGraph:
+    """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
+
+    In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
+    calls, a convolution's bias was a kernel of its own, a one-dimensional convolution went through two dimensions, and
+    what a convolution or normalisation cost the host depended on its groups and on the precision.
+
+    What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
+    """
+    if era != TORCH_1_12 or graph.runtime != "eager":
+        return graph
+    graphs = _rewritten.get(graph, lambda _: {})
+    fuser = NVFUSER if gpu is None else fuser_of(gpu)
+    key = era, fuser.name if runtime == TORCHSCRIPT else ""
+    if key not in graphs:
+        older = _torch_1_12(graph)
+        graphs[key] = scripted(older, fuser) if runtime == TORCHSCRIPT else older
+    return graphs[key]
+
+
+def _torch_1_12(graph: ModelGraph) -> ModelGraph:
+    half = graph.precision in _HALVES
+
+    def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
+        return tuple(new for op in ops for plain in unfused(op, at_one=at_one) for new in _older(plain, half))
+
+    exact = graph.ops_at_one
+    if exact is None and any(map(is_fused, graph.ops)):
+        exact = graph.ops  # the products of a single sample need no copies
+    at_one = None if exact is None else rewrite(exact, at_one=True)
+    return msgspec.structs.replace(graph, ops=rewrite(graph.ops, at_one=False), ops_at_one=at_one)
+
+
+def _older(op: Op, half: bool) -> Iterator[Op]:
+    """An op as PyTorch 1.12 ran it: the bias of a convolution is added by itself, a flat one has two dimensions."""
+    named = msgspec.structs.replace(op, host_class=_class_of(op, half), syncs=0)
+    if not root(op.family).startswith("conv"):
+        yield named
+        return
+    flat = op.name == "aten::conv1d"
+    if flat:
+        unsqueeze = _view(op, "unsqueeze", _half("view.unsqueeze", half))
+        yield msgspec.structs.replace(unsqueeze, module_calls=op.module_calls, python_calls=op.python_calls)
+        yield unsqueeze
+        named = msgspec.structs.replace(named, module_calls=0, python_calls=0)
+    bias = _bias_bytes(op)
+    yield msgspec.structs.replace(named, weight_bytes=op.weight_bytes - Affine(bias))
+    if bias:
+        elements = op.write_bytes // _itemsize(op)
+        added = _elementwise(op, "add_", _half("elementwise.add", half), elements)
+        yield msgspec.structs.replace(added, weight_bytes=Affine(bias))
+    if flat:
+        yield _view(op, "squeeze", _half("view.squeeze", half))
+
+
+def _bias_bytes(op: Op) -> int:
+    """Bytes of parameters beyond the filters."""
+    # At batch 1: where each sample makes filters of its own, channels and groups are proportional to the batch.
+    size = {name: op.dims[name].at(1) for name in ("c_in", "c_out", "groups", "kernel_h", "kernel_w")}
+    filters = size["c_out"] * size["c_in"] // size["groups"] * size["kernel_h"] * size["kernel_w"]
+    return max(0, op.weight_bytes.constant - filters * _itemsize(op))
+
+
+def _itemsize(op: Op) -> int:
+    return _ELEMENT_BYTES.get(op.dtype, 4)
+
+
+def _class_of(op: Op, half: bool) -> str:
+    kind = _KINDS.get(root(op.family))
+    general, dot, leaf = op.host_class.partition(".")
+    return _half(f"{kind or general}{dot}{leaf}", half)
+
+
+def _half(name: str, half: bool) -> str:
+    """Class of an op in a half-precision model: "conv.half.conv2d" falls back to "conv"."""
+    general, dot, leaf = name.partition(".")
+    return f"{general}.half{dot}{leaf}" if half else name
+
+
+def is_fused(op: Op) -> bool:
+    """Whether an op is attention in one call."""
+    return "scaled_dot_product_" in op.name and op.dims.keys() >= {"batch", "heads", "queries", "keys", "head_dim"}
+
+
+def unfused(op: Op, *, at_one: bool) -> Iterator[Op]:
+    """The ops that did the work of one call of attention; any other op as it is.
+
+    Heads lie beside each other in queries, keys and values. A batch of several is copied to where the products want it,
+    and what they give is copied back; a batch of one (`at_one`) has those products without copies.
+    """
+    if not is_fused(op):
+        yield op
+        return
+    heads, head_dim = op.dims["batch"] * op.dims["heads"], op.dims["head_dim"]
+    queries, keys = (heads * op.dims[rows] * head_dim for rows in ("queries", "keys"))
+    scores = heads * op.dims["queries"] * op.dims["keys"]
+    scaled = _elementwise(op, "mul", "elementwise.mul", queries)
+    yield msgspec.structs.replace(scaled, module_calls=op.module_calls, python_calls=op.python_calls)
+    yield _view(op, "transpose", "view.transpose")
+    if at_one:
+        yield _product(op, "matmul", "keys", "head_dim")
+    else:
+        yield _view(op, "expand", "view.expand")
+        yield _copy(op, "nested.reshape", queries, head_dim)
+        yield _view(op, "expand", "view.nested.expand")
+        yield _copy(op, "nested.reshape", keys, Affine(1))
+        yield _product(op, "nested.bmm", "keys", "head_dim")
+        yield _view(op, "view", "view.nested.view")
+    if op.dims.get("masked", Affine(0)).constant:
+        yield _elementwise(op, "add", "elementwise.add", scores)
+    rows = {"rows": heads * op.dims["queries"], "cols": op.dims["keys"]}
+    softmax = _kernel(op, "softmax", "softmax.softmax", "softmax.softmax", rows, scores, scores)
+    both = scores * (2 * _itemsize(op))  # scores and result are there at once
+    yield msgspec.structs.replace(softmax, live_bytes=op.live_bytes + both)
+    if at_one:
+        yield _product(op, "matmul", "head_dim", "keys")
+    else:
+        yield _view(op, "expand", "view.expand")
+        yield _view(op, "reshape", "view.nested.reshape")
+        yield _view(op, "expand", "view.nested.expand")
+        yield _copy(op, "nested.reshape", keys, head_dim)
+        yield _product(op, "nested.bmm", "head_dim", "keys")
+        yield _view(op, "view", "view.nested.view")
+    yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
+
+
+def _view(op: Op, name: str, host_class: str) -> Op:
+    """Another look at a tensor of an op."""
+    return Op(f"aten::{name}", op.module, host_class, "", "", {}, live_bytes=op.live_bytes)
+
+
+def _elementwise(op: Op, name: str, host_class: str, elements: Affine) -> Op:
+    """One pass over elements of an op."""
+    family = f"elementwise.{name.rstrip('_')}"
+    return _kernel(op, name, host_class, family, {"numel": elements, "operands": Affine(1)}, elements, elements)
+
+
+def _copy(op: Op, leaf: str, elements: Affine, run: Affine) -> Op:
+    """A copy of elements of an op to contiguous memory."""
+    return _kernel(op, "reshape", f"copy.{leaf}", "copy.strided", {"numel": elements, "run": run}, elements, elements)
+
+
+def _product(op: Op, leaf: str, columns: str, inner: str) -> Op:
+    """A product for each head, of as many columns as one dimension of an op and summed over another."""
+    heads, m, n, k = op.dims["batch"] * op.dims["heads"], op.dims["queries"], op.dims[columns], op.dims[inner]
+    dims = {"batch": heads, "m": m, "n": n, "k": k}
+    read, written = heads * m * k + heads * n * k, heads * m * n
+    made = _kernel(op, leaf.rpartition(".")[2], f"bmm.{leaf}", "bmm", dims, read, written)
+    return msgspec.structs.replace(made, macs=heads * m * n * k)
+
+
+def _kernel(
+    op: Op, name: str, host_class: str, family: str, dims: dict[str, Affine], read: Affine, written: Affine
+) -> Op:
+    """A kernel that reads and writes so many elements, in the place and precision of an op."""
+    return Op(
+        name=f"aten::{name}",
+        module=op.module,
+        host_class=host_class,
+        family=family,
+        dtype=op.dtype,
+        dims=dims,
+        read_bytes=read * _itemsize(op),
+        write_bytes=written * _itemsize(op),
+        live_bytes=op.live_bytes,
+        launches=1,
+    )
 
 
 def scripted(graph: ModelGraph, fuser: Fuser) -> ModelGraph:
@@ -200,163 +292,12 @@ def _joins(op: Op, fuser: Fuser) -> bool:
 
 def _with(first: Op, second: Op) -> Op:
     """Two kernels as one: what lies between them is never written."""
-    between = first.write_bytes
-    extra = (second.read_bytes.constant - between.constant, second.read_bytes.per_sample - between.per_sample)
+    extra = second.read_bytes - first.write_bytes
     half = ".half" if ".half" in second.host_class else ""
     return msgspec.structs.replace(
         second,
         host_class=f"{FUSED}{half}",
         family=GROUP,
-        weight_bytes=_sum(first.weight_bytes, second.weight_bytes),
-        read_bytes=_sum(first.read_bytes, Affine(max(0, extra[0]), max(0, extra[1]))),
+        weight_bytes=first.weight_bytes + second.weight_bytes,
+        read_bytes=first.read_bytes + Affine(max(0, extra.constant), max(0, extra.per_sample)),
     )
-
-
-def _sum(one: Affine, other: Affine) -> Affine:
-    return Affine(one.constant + other.constant, one.per_sample + other.per_sample)
-
-
-TORCH_1_12 = "torch-1.12"
-UNFUSED = (TORCH_1_12,)  # eras that had no fused attention
-TORCHSCRIPT = "torchscript"
-# Runtimes whose graphs of an era are made from eager's; what others' tools make of a model is of today.
-REWRITTEN = ("eager", TORCHSCRIPT, "cuda-graphs")
-
-_HALVES = ("fp16", "bf16")
-_ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
-_KINDS = {
-    "conv_depthwise": "conv_depthwise",
-    "conv_grouped": "conv_grouped",
-    "batch_norm": "batch_norm",
-    "bmm": "gemm",
-    "embedding": "index",
-}
-_known: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
-_CURRENT: ContextVar[str] = ContextVar("era", default="")
-
-
-def attention_of(era: str) -> str | None:
-    """How transformers are to be built for an era: "eager" where attention was not fused yet, None for their default.
-
-    >>> attention_of("torch-1.12"), attention_of("")
-    ('eager', None)
-    """
-    return "eager" if era in UNFUSED else None
-
-
-@contextmanager
-def traced_for(era: str) -> Iterator[None]:
-    """Within it, models are walked for an era: with its attention, and eagerly for the runtimes in `REWRITTEN`."""
-    if not era:
-        yield
-        return
-    from latpred.zoo.names import attention
-
-    token = _CURRENT.set(era)
-    try:
-        with attention(attention_of(era)):
-            yield
-    finally:
-        _CURRENT.reset(token)
-
-
-def current() -> str:
-    """The era that models are walked for right now."""
-    return _CURRENT.get()
-
-
-def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | None = None) -> ModelGraph:
-    """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
-
-    In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
-    calls, a convolution's bias was a kernel of its own, a one-dimensional convolution went through two dimensions, and
-    what a convolution or normalisation cost the host depended on its groups and on the precision.
-
-    What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
-    """
-    if era != TORCH_1_12 or graph.runtime != "eager":
-        return graph
-    known = _known.get(graph, lambda _: {})
-    fuser = NVFUSER if gpu is None else fuser_of(gpu)
-    how = era, fuser.name if runtime == TORCHSCRIPT else ""
-    if how not in known:
-        older = _torch_1_12(graph)
-        known[how] = scripted(older, fuser) if runtime == TORCHSCRIPT else older
-    return known[how]
-
-
-def _torch_1_12(graph: ModelGraph) -> ModelGraph:
-    half = graph.precision in _HALVES
-
-    def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
-        return tuple(new for op in ops for plain in unfused(op, at_one=at_one) for new in _older(plain, half))
-
-    exact = graph.ops_at_one
-    if exact is None and any(map(is_fused, graph.ops)):
-        exact = graph.ops  # the products of a single sample need no copies
-    at_one = None if exact is None else rewrite(exact, at_one=True)
-    return msgspec.structs.replace(graph, ops=rewrite(graph.ops, at_one=False), ops_at_one=at_one)
-
-
-def _older(op: Op, half: bool) -> Iterator[Op]:
-    named = msgspec.structs.replace(op, host_class=_class_of(op, half), syncs=0)
-    if not root(op.family).startswith("conv"):
-        yield named
-        return
-    flat = op.name == "aten::conv1d"
-    if flat:
-        unsqueeze = _view("unsqueeze", op, half)
-        yield msgspec.structs.replace(unsqueeze, module_calls=op.module_calls, python_calls=op.python_calls)
-        yield unsqueeze
-        named = msgspec.structs.replace(named, module_calls=0, python_calls=0)
-    bias = _bias_bytes(op)
-    if bias > 0:
-        rest = Affine(op.weight_bytes.constant - bias, op.weight_bytes.per_sample)
-        named = msgspec.structs.replace(named, weight_bytes=rest)
-    yield named
-    if bias > 0:
-        yield _added(op, bias, half)
-    if flat:
-        yield _view("squeeze", op, half)
-
-
-def _view(name: str, op: Op, half: bool) -> Op:
-    return Op(f"aten::{name}", op.module, _half(f"view.{name}", half), "", "", {}, live_bytes=op.live_bytes)
-
-
-def _bias_bytes(op: Op) -> int:
-    """Bytes of parameters beyond the filters."""
-    # At batch 1: where each sample makes filters of its own, channels and groups are proportional to the batch.
-    size = {name: op.dims[name].at(1) for name in ("c_in", "c_out", "groups", "kernel_h", "kernel_w")}
-    filters = size["c_out"] * size["c_in"] // size["groups"] * size["kernel_h"] * size["kernel_w"]
-    return max(0, op.weight_bytes.constant - filters * _ELEMENT_BYTES.get(op.dtype, 4))
-
-
-def _added(op: Op, bias: int, half: bool) -> Op:
-    per_element = _ELEMENT_BYTES.get(op.dtype, 4)
-    elements = Affine(op.write_bytes.constant // per_element, op.write_bytes.per_sample // per_element)
-    return Op(
-        name="aten::add_",
-        module=op.module,
-        host_class=_half("elementwise.add", half),
-        family="elementwise.add",
-        dtype=op.dtype,
-        dims={"numel": elements, "operands": Affine(1)},
-        weight_bytes=Affine(bias),
-        read_bytes=op.write_bytes,
-        write_bytes=op.write_bytes,
-        live_bytes=op.live_bytes,
-        launches=1,
-    )
-
-
-def _class_of(op: Op, half: bool) -> str:
-    kind = _KINDS.get(root(op.family))
-    general, dot, leaf = op.host_class.partition(".")
-    return _half(f"{kind or general}{dot}{leaf}", half)
-
-
-def _half(name: str, half: bool) -> str:
-    """Class of an op in a half-precision model: "conv.half.conv2d" falls back to "conv"."""
-    general, dot, leaf = name.partition(".")
-    return f"{general}.half{dot}{leaf}" if half else name

@@ -1,4 +1,4 @@
-"""The graph that a runtime's predictions start from: the eager walk, or what the runtime's own tools make of the model.
+"""The graph that a runtime's predictions start from: the eager trace, or what its own tools make of the model.
 
 A model that those tools refuse, and a graph without a model, get the runtime's estimate, which says so in its notes.
 """
@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
 TARGETS = ("cpu", "cuda")
-_REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
-_TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
-_UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager walk"
 MOST_REAL = 64  # the largest batch that a runtime's tools run a model at
+_REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime would not take the model
+_UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager trace"
+_TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 
 def traced_by(runtime: str) -> str:
-    """Name of the runtime whose graphs a runtime lowers; within `runtimes.legacy_torch.walked_for` that may be eager.
+    """Name of the runtime whose graphs a runtime lowers; within `legacy_torch.traced_for` that may be eager.
 
     >>> traced_by("eager")
     'eager'
     """
-    found = runtimes.get(runtime)
-    if legacy_torch.current() and runtime in legacy_torch.REWRITTEN:
+    tracer = _tracer(runtimes.get(runtime))
+    if tracer is None or (legacy_torch.current() and runtime in legacy_torch.REWRITTEN):
         return "eager"
-    return found.walked_by if _is_walker(found) else "eager"  # type: ignore[attr-defined, arg-type]
+    return tracer.traced_by
 
 
 @cache
-def _is_walker(runtime: object) -> bool:
-    """Asked once: to compare an object with a protocol takes as long as to price a layer."""
-    return isinstance(runtime, RuntimeTracer)
+def _tracer(runtime: runtimes.Runtime) -> RuntimeTracer | None:
+    """A runtime that has graphs of its own; asked once: comparing with a protocol takes as long as pricing a layer."""
+    return runtime if isinstance(runtime, RuntimeTracer) else None
 
 
 def target_of(device_kind: str) -> str:
@@ -80,20 +80,13 @@ def lacking(runtime: str, target: str) -> str | None:
     >>> lacking("eager", "cpu") is None
     True
     """
-    found = runtimes.get(runtime)
-    asked = getattr(found, "available_on", None)
-    missing: str | None = found.available() if asked is None else asked(target)
+    asked: Any = runtimes.get(runtime)
+    missing: str | None = asked.available_on(target) if hasattr(asked, "available_on") else asked.available()
     return missing
 
 
 def demand_suited(runtime: str, target: str) -> None:
-    """Refuse a runtime on a kind of device that it cannot run on.
-
-    Raises
-    ------
-    UsageError
-        For such a runtime, and for one that nobody knows.
-    """
+    """Refuse a runtime that nobody knows, or that cannot run on a kind of device."""
     reason = unsuited(runtime, target)
     if reason is not None:
         raise UsageError(f"{reason}.")
@@ -144,7 +137,10 @@ def trace_for_runtime(
     with without_modes():
         demand_suited(runtime, target)  # said before anything takes time
         if isinstance(model, str) and onnx_file.is_file(model):
-            return _of_file(model, inputs, runtime, target, **given)
+            tracer = _tracer(runtimes.get(runtime))
+            if tracer is None or tracer.traced_by != "onnxruntime":
+                raise onnx_file.refuse(model, runtime)
+            return onnx_file.trace_file(model, inputs, target=target, options=tracer.options, **given)
         given |= {"memory_format": memory_format, "strict": strict, "batches": batches}
         if traced_by(runtime) == "eager":
             from latpred.tracing import trace
@@ -155,38 +151,28 @@ def trace_for_runtime(
         return of_source(source_of(model, inputs, **given), runtime, target)
 
 
-def _of_file(
-    path: str, inputs: Any, runtime: str, target: str, *, seq: int | None, image: int | None, precision: str | None
-) -> ModelGraph:
-    walker = runtimes.get(runtime)
-    if not isinstance(walker, RuntimeTracer) or walker.walked_by != "onnxruntime":
-        raise onnx_file.refuse(path, runtime)
-    return onnx_file.walk_file(
-        path, inputs, target=target, options=walker.options, seq=seq, image=image, precision=precision
-    )
-
-
 def of_source(source: Source, runtime: str, target: str, batch: int | None = None) -> ModelGraph:
-    """As `walk`, for a source; models of one structure and one code are taken apart once.
+    """As `trace_for_runtime`, for a source; models of one structure and one code are taken apart once.
 
-    Where `batch` is the only batch size that will be asked for, a runtime with a `walk_at` need not find out about
+    Where `batch` is the only batch size that will be asked for, a runtime with a `trace_at` need not find out about
     others.
     """
     demand_suited(runtime, target)
-    walker = runtimes.get(runtime)
-    if not isinstance(walker, RuntimeTracer):
-        return source.graph
-    if source.graph.walked:
+    tracer, eager = _tracer(runtimes.get(runtime)), source.graph
+    if tracer is None:
+        return eager
+    if eager.walked:
         return _at_each(source, runtime, target)
-    if source.graph.only:
-        (batch,) = source.graph.only
-        if not hasattr(walker, "walk_at") or batch > MOST_REAL:
-            return _noted(walker.estimate(source.graph, target), _UNASKED.format(batch=batch, runtime=runtime))
-    once = getattr(walker, "walk_at", None) if batch is not None else None
-    options = walker.options if once is None else f"{walker.options}@{batch}"
+    if eager.only:
+        (batch,) = eager.only
+        if not hasattr(tracer, "trace_at") or batch > MOST_REAL:
+            return _noted(tracer.estimate(eager, target), _UNASKED.format(batch=batch, runtime=runtime))
+    options, trace = tracer.options, partial(tracer.trace, source, target)
+    if batch is not None and hasattr(tracer, "trace_at"):
+        options, trace = f"{options}@{batch}", partial(tracer.trace_at, source, target, batch)
 
     def guess(error: RuntimeRefusalError) -> ModelGraph:
-        return _noted(walker.estimate(source.graph, target), f"{_REFUSED}{error}")
+        return _noted(tracer.estimate(eager, target), f"{_REFUSED}{error}")
 
     def make() -> ModelGraph:
         from latpred.sandbox.own_thread import without_modes
@@ -194,20 +180,20 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
 
         try:
             with without_modes(), _TURN, put_back(source.roots, numbers=False):
-                return walker.walk(source, target) if once is None else once(source, target, batch)
+                return trace()
         except RuntimeRefusalError as error:
-            if _passing(error):
+            if _is_passing(error):
                 raise
             return guess(error)
 
     try:
-        return graph_store.kept(source.graph, walker.walked_by, target, f"{options}; {source.code}", make)
+        return graph_store.kept(eager, tracer.traced_by, target, f"{options}; {source.code}", make)
     except RuntimeRefusalError as error:
         return guess(error)
 
 
 def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
-    """The graphs of the batches at which an eager walk that is no line in batch was made."""
+    """The graphs of the batches at which a model was traced eagerly whose work is not affine in batch."""
     alone = {batch: replace(source, graph=graph) for batch, graph in source.graph.walked.items()}
     graphs = {batch: of_source(given, runtime, target) for batch, given in alone.items()}
     first = graphs[min(graphs)]
@@ -216,34 +202,31 @@ def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
 
 
 def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
-    """The graph a runtime can lower: this one, or an estimate from it where it is an eager walk.
+    """The graph that a runtime can lower: this one, or an estimate from it where it is an eager trace.
 
-    Raises
-    ------
-    UsageError
-        When the graph was walked for another runtime or kind of device, or the runtime needs another kind of device.
+    One that was traced for another runtime or kind of device is refused.
     """
     demand_suited(runtime, target)
     wanted = traced_by(runtime)
     if graph.runtime == wanted:
         if graph.target not in ("", target):
             raise UsageError(
-                f"This graph is what {graph.runtime} runs on a {graph.target} device; walk the model for {target}."
+                f"This graph is what {graph.runtime} runs on a {graph.target} device; trace the model for {target}."
             )
         return graph
     if graph.runtime != "eager":
         raise UsageError(
             f"This graph is what {graph.runtime} runs, which says nothing of {runtime}. Pass the model itself, "
-            "or its eager walk (latpred.trace)."
+            "or its eager trace (latpred.trace)."
         )
-    known = _estimates.get(graph, lambda _: {})
-    if (wanted, target) not in known:
-        walker = runtimes.get(runtime)
-        assert isinstance(walker, RuntimeTracer)
+    estimates = _estimates.get(graph, lambda _: {})
+    if (wanted, target) not in estimates:
+        tracer = _tracer(runtimes.get(runtime))
+        assert tracer is not None
         from latpred.tracing.tracer import as_written
 
-        known[wanted, target] = walker.estimate(as_written(graph), target)
-    return known[wanted, target]
+        estimates[wanted, target] = tracer.estimate(as_written(graph), target)
+    return estimates[wanted, target]
 
 
 def refusal(graph: ModelGraph) -> str | None:
@@ -256,7 +239,7 @@ def refusal(graph: ModelGraph) -> str | None:
     return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
 
 
-def _passing(error: RuntimeRefusalError) -> bool:
+def _is_passing(error: RuntimeRefusalError) -> bool:
     """Whether the machine was what stood in the way, as by a full disk, and not the model: nothing to keep for ever."""
     cause = error.__cause__
     no_memory = isinstance(cause, MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -1,4 +1,4 @@
-"""Source: a model as a runtime's own tools need it, real on the CPU, beside its walk.
+"""Source: a model as a runtime's own tools need it, real on the CPU, beside its eager trace.
 
 Tools such as an exporter or a compiler run the model, so they need weights; which weights does not matter. Nothing is
 built before it is asked for.
@@ -7,11 +7,12 @@ built before it is asked for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from latpred.errors import UsageError
 from latpred.graph.dtypes import DTYPES
@@ -35,13 +36,13 @@ class Source:
     Attributes
     ----------
     graph : ModelGraph
-        Its eager walk.
+        Its eager trace.
     model : Callable[[], nn.Module]
         Builds it on the CPU in evaluation mode, in the graph's dtype and format; each call may take a while.
     inputs : Callable[[int], tuple or dict]
         Real inputs on the CPU for a batch size: positional or keyword arguments.
     code : str
-        Digest of its Python: two models of one walk may be compiled otherwise. "" where that is no question.
+        Digest of its Python: two models of one trace may be compiled otherwise. "" where that is no question.
     roots : tuple
         Classes and functions of the user's that run with the model; see `latpred.sandbox.restore`.
     """
@@ -72,43 +73,45 @@ def source_of(
     roots: tuple[Any, ...] = ()
     dtype, last = DTYPES.get(graph.precision, torch.float32), memory_format == "channels_last"
     if isinstance(model, str):
-        name = model
+        name, shape = model, build(model, seq=seq, image=image)
+        written = shape.model
+        usual = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)
 
         def make() -> torch.nn.Module:
             with Seeded(SEED), usual_dtype():
-                real = build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model
-            return _formatted(real, last)
+                return build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model
 
-        shape = build(name, seq=seq, image=image)
-        written = shape.model
-        found = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)
     elif isinstance(model, torch.nn.Module):
         written = module = model
         roots = make_meta_module(module).reached.roots
+        usual = derived(module, seq, image) if inputs is None else from_example(inputs)
 
         def make() -> torch.nn.Module:
-            return _formatted(on_cpu(module, dtype), last)
+            return on_cpu(module, dtype)
 
-        found = derived(module, seq, image) if inputs is None else from_example(inputs)
     else:
         raise UsageError(f"an object of type {type(model).__name__} is no model; give an nn.Module or a model's name")
-    maker = found if inputs is None else from_example(inputs)
-    return Source(graph, make, lambda batch: real(maker.make(batch), dtype, last), digest_of(written), roots)
+    maker = usual if inputs is None else from_example(inputs)
+
+    def formatted() -> torch.nn.Module:
+        return make().to(memory_format=torch.channels_last) if last else make()  # type: ignore[call-overload]
+
+    return Source(graph, formatted, lambda batch: real(maker.make(batch), dtype, last), digest_of(written), roots)
 
 
 def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
     with torch.inference_mode(False), torch.no_grad():
-        meta_model = Copier(lambda tensor, _: _cloned(tensor)).module(module)
-    if any(tensor.is_meta for tensor in (*meta_model.parameters(), *meta_model.buffers())):
-        meta_model = meta_model.to_empty(device="cpu")
+        copied = Copier(lambda tensor, _: _cloned(tensor)).module(module)
+    if any(tensor.is_meta for tensor in (*copied.parameters(), *copied.buffers())):
+        copied = copied.to_empty(device="cpu")
         generator = torch.Generator().manual_seed(SEED)
-        for tensor in (*meta_model.parameters(), *meta_model.buffers()):
+        for tensor in (*copied.parameters(), *copied.buffers()):
             if tensor.is_floating_point():
                 tensor.data.normal_(0.0, 0.02, generator=generator)
             else:
                 tensor.data.zero_()
-    return meta_model.to(device="cpu", dtype=dtype).eval()
+    return copied.to(device="cpu", dtype=dtype).eval()
 
 
 def _cloned(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,5 +120,48 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone() if type(tensor) is torch.Tensor else copy.deepcopy(tensor)
 
 
-def _formatted(module: torch.nn.Module, channels_last: bool) -> torch.nn.Module:
-    return module.to(memory_format=torch.channels_last) if channels_last else module  # type: ignore[call-overload]
+class FlatModel(torch.nn.Module):
+    """A model that takes the tensors among its arguments, and returns the tensors in its result, as exporters want it.
+
+    What is no tensor in the result, such as the cache of a decoder, they cannot give back.
+    """
+
+    def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
+        super().__init__()
+        self.model = model
+        leaves, self._form = tree_flatten(_plain(inputs))
+        self._named = isinstance(inputs, Mapping)
+        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors that the model's forward gives."""
+        leaves: list[Any] = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        given = tree_unflatten(leaves, self._form)
+        return tuple(_tensors_in(self.model(**given) if self._named else self.model(*given)))
+
+
+def tensors_of(inputs: Any) -> list[torch.Tensor]:
+    """The tensors among the arguments of a forward, in the order in which `FlatModel` takes them.
+
+    >>> [tensor.shape[0] for tensor in tensors_of({"x": torch.zeros(3), "flag": True, "y": torch.zeros(2)})]
+    [3, 2]
+    """
+    return [leaf for leaf in tree_flatten(_plain(inputs))[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _plain(inputs: Any) -> Any:
+    return dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+
+
+def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        for value in result.values():
+            yield from _tensors_in(value)
+    elif isinstance(result, (list, tuple)):
+        for value in result:
+            yield from _tensors_in(value)

@@ -1,8 +1,8 @@
 """What TorchScript's interpreter runs for a model: a frozen trace, watched op by op while it computes nothing.
 
 The model is traced and frozen on the CPU at each batch size by itself: what a trace knows of shapes it may hold for
-constant. The frozen graph then runs on the meta device until its executor has settled on its code, and once more under
-the walk. Nodes that never reach PyTorch's dispatcher (sizes, lists) are found in the executed graph.
+constant. The frozen graph then runs on the meta device until its executor has settled on its code, and once more while
+it is recorded. Nodes that never reach PyTorch's dispatcher (sizes, lists) are found in the executed graph.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from latpred.errors import RuntimeRefusalError, TraceError
+from latpred.graph.graph import ZERO, Affine, Op
+from latpred.ops.families import root
+from latpred.runtimes.source import FlatModel, tensors_of
 from latpred.sandbox.own_thread import silenced
-from latpred.tracing.affine_ops import TracePass
+from latpred.tracing.affine_ops import ops_exactly
 from latpred.tracing.inputs import nbytes
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.python_calls import PassWatcher
 from latpred.tracing.tracer import TraceRecorder
 
 SETTLING = 2  # runs after which the executor changes its code no more
+FEWEST = 2  # ops that make a fused group
+FUSED = "elementwise.fused"
 _MOST_TEXT = 200
 _CONSTANT = "prim::Constant"
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 _HALVES = (torch.float16, torch.bfloat16)
 _PRODUCTS = frozenset(
     {
-        "aten::mm",
-        "aten::addmm",
-        "aten::bmm",
-        "aten::baddbmm",
+        *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
         "aten::_scaled_dot_product_flash_attention_for_cpu",
     }
 )
@@ -43,63 +46,32 @@ _PRODUCTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the executed graph: its kind, the values it takes and gives, and how many dispatched calls it made.
+    """One node of the executed graph: its kind, the values it takes and gives, and the dispatched ops it called.
 
-    `first` is the first of its entries in the walk, `entries` their number; nodes that never reach the dispatcher
-    have none.
+    `first` is the first of these ops, `calls` their number; nodes that never reach the dispatcher have none.
     """
 
     kind: str
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     first: int
-    entries: int
+    calls: int
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
-    """One forward pass of a frozen module, and the nodes in the order in which they ran."""
+class InterpreterRun:
+    """One forward pass of a frozen module: the ops it dispatched, and the nodes in the order in which they ran."""
 
-    walk: TracePass
+    ops: tuple[Op, ...]
     nodes: tuple[Node, ...]
 
 
-class Flat(torch.nn.Module):
-    """A model that takes positional tensors and gives a tuple of them, as a trace wants it."""
-
-    def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
-        super().__init__()
-        self.model = model
-        named = inputs if _is_mapping(inputs) else dict(enumerate(inputs))
-        self._named = _is_mapping(inputs)
-        self._places = [key for key, value in named.items() if isinstance(value, torch.Tensor)]
-        self._others = {key: value for key, value in named.items() if not isinstance(value, torch.Tensor)}
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Call the model; what it gives beside tensors is dropped."""
-        given = dict(zip(self._places, tensors, strict=True)) | self._others
-        out = self.model(**given) if self._named else self.model(*(given[index] for index in sorted(given)))
-        return tuple(_tensors(out))
-
-
-def tensors_of(inputs: Any) -> tuple[torch.Tensor, ...]:
-    """The tensors among a model's inputs, in the order in which `Flat` takes them."""
-    values = inputs.values() if _is_mapping(inputs) else inputs
-    return tuple(value for value in values if isinstance(value, torch.Tensor))
-
-
 def frozen(model: torch.nn.Module, inputs: Any) -> Any:
-    """Trace a model on inputs and freeze what comes of it.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When TorchScript cannot take the model; says what stands in the way.
-    """
+    """Trace a model on inputs and freeze what comes of it; a model that TorchScript cannot take is refused."""
     with silenced(), torch.inference_mode(False), torch.no_grad():
         try:
-            flat = Flat(model, inputs).eval()
-            traced = torch.jit.trace(flat, tensors_of(inputs), check_trace=False, strict=False)  # type: ignore[no-untyped-call]
+            flat = FlatModel(model, inputs).eval()
+            traced = torch.jit.trace(flat, tuple(tensors_of(inputs)), check_trace=False, strict=False)  # type: ignore[no-untyped-call]
             return torch.jit.freeze(traced)
         except Exception as error:  # a tracer and a model's own Python may raise anything
             text = " ".join(str(error).split())[:_MOST_TEXT] or "no message"
@@ -108,7 +80,7 @@ def frozen(model: torch.nn.Module, inputs: Any) -> Any:
             ) from error
 
 
-def frozen_for_a_walk(model: torch.nn.Module, inputs: Any) -> Any:
+def frozen_for_tracing(model: torch.nn.Module, inputs: Any) -> Any:
     """As `frozen`, on the CPU, where products in half precision are many times slower than in single.
 
     Models with convolutions are traced as they are.
@@ -144,7 +116,7 @@ def _is_half(value: Any, dtype: torch.dtype) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == dtype
 
 
-def executed(module: Any, inputs: Any, batch: int) -> Executed:
+def executed(module: Any, inputs: Any, batch: int) -> InterpreterRun:
     """Run a frozen module without computing anything, and say what its interpreter did.
 
     One that reads back values which were not computed is run again, computing everything.
@@ -161,37 +133,32 @@ def executed(module: Any, inputs: Any, batch: int) -> Executed:
             raise RuntimeRefusalError(f"TorchScript's graph cannot be run: {text}") from error
 
 
-def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], torch.Tensor]) -> Executed:
+def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], torch.Tensor]) -> InterpreterRun:
     tensors = tuple(keep(tensor) for tensor in tensors_of(inputs))
     for _ in range(SETTLING):
         with Interpreted(keep):
             module(*tensors)
     watcher = PassWatcher({})
-    walk = Interpreted(keep, watcher)
-    with walk, watcher:
+    recorder = Interpreted(keep, watcher)
+    with recorder, watcher:
         module(*tensors)
     graph = torch._C._last_executed_optimized_graph()
-    nodes = _nodes(list(graph.nodes()), walk.calls, len(walk.records))
-    return Executed(walk.finished(batch, nbytes(tensors, {})), tuple(nodes))
+    ran = len(recorder.records)
+    ops = ops_exactly(recorder.finished(batch, nbytes(tensors, {})))[:ran]  # without what Python does after the last
+    return InterpreterRun(ops, tuple(_nodes(list(graph.nodes()), recorder.calls, ran)))
 
 
 class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
-    """A walk of real weights.
-
-    Parameters
-    ----------
-    keep : callable
-        What becomes of each new tensor: `_weightless` ones go on without values, so that nothing is computed.
-    watcher : PassWatcher or None
-        As for any walk.
+    """Records a model with real weights.
 
     Attributes
     ----------
     calls : list[tuple[str, int]]
-        Each op that the interpreter called, and how many entries there were before it.
+        Each op that the interpreter called, and how many records there were before it.
     """
 
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor], watcher: PassWatcher | None = None) -> None:
+        """What `keep` makes of each new tensor goes on: `_weightless` ones have no values, so nothing is computed."""
         super().__init__(watcher)
         self._keep = keep
         self.calls: list[tuple[str, int]] = []
@@ -208,9 +175,9 @@ class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def record(self, record: OpRecord, out: Any) -> Any:
-        """As in any walk; what becomes of a new tensor is `keep`'s to say."""
+        """As in any trace; what becomes of a new tensor is `keep`'s to say."""
         out = super().record(record, out)
-        return out if record.alias else _each(out, self._keep)
+        return out if record.alias else tree_map_only(torch.Tensor, self._keep, out)
 
 
 def _with_tensors(func: OpOverload[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -232,14 +199,6 @@ def _weightless(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta or not tensor.dim() or not tensor.is_floating_point():
         return _activation(tensor)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_each(item, change) for item in value)
-    return value
 
 
 def _nodes(nodes: Sequence[Any], calls: Sequence[tuple[str, int]], total: int) -> Iterator[Node]:
@@ -265,22 +224,80 @@ def _nodes(nodes: Sequence[Any], calls: Sequence[tuple[str, int]], total: int) -
 
 def _of_tensors(node: Any) -> bool:
     """Whether a node takes or gives tensors; arithmetic of numbers has the same names and is no dispatched op."""
-    return any("Tensor" in value.type().kind() or "Tensor" in str(value.type()) for value in _values(node))
+    types = [value.type() for value in (*node.inputs(), *node.outputs())]
+    return any("Tensor" in kind.kind() or "Tensor" in str(kind) for kind in types)
 
 
-def _values(node: Any) -> list[Any]:
-    return [*node.inputs(), *node.outputs()]
+def fused(nodes: Sequence[Node], groups: Sequence[list[Op]]) -> list[list[Op]]:
+    """The ops of each node, those of a fused group in the place of its last member and gone from all others."""
+    makers = {name: index for index, node in enumerate(nodes) for name in node.gives}
+    needs = [[makers[name] for name in node.takes if name in makers] for node in nodes]
+    out = [list(group) for group in groups]
+    for members in _groups(needs, [_pointwise(group) for group in groups]):
+        if len(members) >= FEWEST:
+            for index in members:
+                out[index] = []
+            out[members[-1]] = [_kernel(members, needs, groups)]
+    return out
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if _is_mapping(value):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+def _pointwise(group: Sequence[Op]) -> bool:
+    return len(group) == 1 and root(group[0].family) == "elementwise" and group[0].dtype.startswith(("float", "bfloat"))
 
 
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, dict) or hasattr(value, "items")
+def _groups(needs: Sequence[Sequence[int]], pointwise: Sequence[bool]) -> list[list[int]]:
+    """Members of each group in order; sets of nodes are the bits of whole numbers."""
+    above: list[int] = []  # everything that a node needs, directly or not
+    group_of: dict[int, int] = {}
+    members: list[list[int]] = []
+    masks: list[int] = []
+    for index, direct in enumerate(needs):
+        mine = 0
+        for other in direct:
+            mine |= 1 << other | above[other]
+        above.append(mine)
+        if not pointwise[index]:
+            continue
+        for other in direct:
+            group = group_of.get(other)
+            if group is not None and not _blocked(direct, group, group_of, above, masks[group]):
+                break
+        else:
+            group = len(members)
+            members.append([])
+            masks.append(0)
+        group_of[index] = group
+        members[group].append(index)
+        masks[group] |= 1 << index
+    return members
+
+
+def _blocked(direct: Sequence[int], group: int, group_of: dict[int, int], above: Sequence[int], mask: int) -> bool:
+    """Whether another argument needs a result of the group, which then must be done before."""
+    return any(above[other] & mask for other in direct if group_of.get(other) != group)
+
+
+def _kernel(members: Sequence[int], needs: Sequence[Sequence[int]], groups: Sequence[list[Op]]) -> Op:
+    """One op that does the work of all members and keeps what only they read to itself."""
+    inside = set(members)
+    ops = [groups[index][0] for index in members]
+    leaving = {other for index, direct in enumerate(needs) if index not in inside for other in direct} & inside
+    needed = {other for index in members for other in needs[index]}
+    leaving |= inside - needed  # what no other node takes is a result
+    kept = [groups[other][0].write_bytes for index in members for other in needs[index] if other in inside]
+    reads = sum((op.read_bytes for op in ops), ZERO) - sum(kept, ZERO)
+    largest = max(ops, key=lambda op: op.dims["numel"].at(2))
+    return msgspec.structs.replace(
+        largest,
+        name="prim::TensorExprGroup",
+        host_class="node.fused",
+        family=FUSED,
+        dims={"numel": largest.dims["numel"], "operands": Affine(max(1, len(needed - inside)))},
+        macs=sum((op.macs for op in ops), ZERO),
+        weight_bytes=sum((op.weight_bytes for op in ops), ZERO),
+        read_bytes=Affine(max(0, reads.constant), max(0, reads.per_sample)),
+        write_bytes=sum((groups[index][0].write_bytes for index in members if index in leaving), ZERO),
+        live_bytes=ops[-1].live_bytes,
+        launches=1,
+        estimated=False,
+    )

@@ -34,7 +34,7 @@ NODE_US, GEMM_US, FIXED_US, MACS_PER_US = 1.5, 3.0, 12.0, 20_000.0
 def ops_of(kind: str, seed: int, *, tiny: bool) -> tuple[Op, ...]:
     model, feed = onnx_workloads.make(kind, seed, tiny=tiny)
     seen = onnx_session.watch(model, [feed], target="cpu", threads=1)
-    return onnx_graph.walked(seen, [feed], "cpu").ops
+    return onnx_graph.executed(seen, feed)
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(onnx_workloads.KINDS))

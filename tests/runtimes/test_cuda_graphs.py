@@ -1,19 +1,25 @@
-"""CUDA graphs without a GPU: what would be captured, what is refused, and on which devices one can ask for them."""
+"""Runtimes that replay captured graphs, without a GPU: what is captured, what is refused, and where one can ask."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from factories import add, device, dispatch, linear, profile
+from factories import add, device, dispatch, linear, profile, view
 from factories import graph as make_graph
 
 import latpred
 from latpred import runtimes
 from latpred.errors import DeviceError, RuntimeRefusalError, UsageError
+from latpred.graph.graph import ModelGraph, Op
+from latpred.prediction import clocks
 from latpred.prediction.predictor import Predictor
-from latpred.runtimes import cuda_graphs, lowering
-from latpred.runtimes.cuda_graphs import CudaGraphs
-from latpred.runtimes.source import source_of
+from latpred.prediction.pricing import PriceList
+from latpred.runtimes import cuda_graphs
+from latpred.runtimes.cuda_graphs import CudaGraphs, one_replay, replays
+from latpred.runtimes.lowering import trace_for_runtime, traced_by, unsuited
+
+REPLAYED = ("cuda-graphs", "onnxruntime-cuda-graphs")
 
 
 def capturing() -> bool:
@@ -47,42 +53,106 @@ class Waiting(Checking):
 INPUTS = (torch.randn(2, 8), torch.ones(2, 1, dtype=torch.long))
 
 
-def test_the_eager_walk_serves_where_nobody_waits() -> None:
-    graph = latpred.trace(torch.nn.Linear(8, 8), torch.zeros(1, 8))
-    walked = lowering.trace_for_runtime(torch.nn.Linear(8, 8), torch.zeros(1, 8), runtime="cuda-graphs", target="cuda")
-    assert (walked.ops, walked.runtime, walked.target, walked.notes) == (graph.ops, "cuda-graphs", "cuda", ())
-    schedule = CudaGraphs().lower(walked, 4)
+def test_one_step_launches_every_kernel() -> None:
+    schedule = one_replay("replayed", (view(module_calls=2), linear(python_calls=3), add(launches=2)))
     assert schedule.host_class == ("replay",)
-    assert schedule.kernel_family == ("gemm",)
+    assert schedule.kernel_step.tolist() == [0, 0, 0]
+    assert schedule.kernel_family == ("gemm", "elementwise.add", "elementwise.add")
+    assert schedule.kernel_share.tolist() == [1.0, 0.5, 0.5]
+    assert [schedule.ops[index].name for index in schedule.kernel_op] == ["aten::linear", "aten::add", "aten::add"]
+    assert (schedule.module_calls.sum(), schedule.python_calls.sum(), schedule.sync.sum()) == (0, 0, 0)
+    nothing = one_replay("replayed", (view(),))  # is still replayed
+    assert (nothing.host_class, len(nothing.kernel_step)) == (("replay",), 0)
 
 
-def test_a_model_is_walked_as_it_is_while_captured() -> None:
-    eager = latpred.trace(Checking(), INPUTS)
-    assert eager.syncs() == 1
-    walked = lowering.trace_for_runtime(Checking(), INPUTS, runtime="cuda-graphs", target="cuda")
-    assert walked.syncs() == 0
-    assert "aten::masked_fill" in [op.name for op in walked.ops]
-    assert len(CudaGraphs().lower(walked, 2).kernel_step) == walked.launches(2)
+def test_ops_between_captured_ones_are_dispatched_by_themselves() -> None:
+    ops = (linear(), add(), add(python_calls=1), linear())
+    schedule = replays("replayed", ops, [True, True, False, True])
+    assert schedule.host_class == ("replay", "elementwise.add", "replay")
+    assert schedule.kernel_step.tolist() == [0, 0, 1, 2]
+    assert schedule.python_calls.tolist() == [0, 1, 0]
+
+
+def test_latency_is_one_launch_and_all_kernels() -> None:
+    prices = profile(runtimes={"replayed": dispatch(costs_us={"replay": 7.0}, fixed_us=5.0)})
+    info = device(gap_us=0.5)
+    for count in (1, 10, 2000):  # 2000 are more than the queue holds, but they come in one launch
+        schedule = one_replay("replayed", (linear(rows=1, width=10),) * count)
+        priced = PriceList(prices).price(schedule, "fp32")
+        kernels = priced.rows_at(np.ones(1)).us[priced.kernel_row]
+        latency = clocks.latency(priced.timeline, priced.host_us, kernels, info, "single")
+        assert latency[0] == pytest.approx(5 + 7 + 4 + kernels.sum() + (count - 1) * 0.5 + 10)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "op", "message"),
+    [
+        (
+            "cuda-graphs",
+            add(name="aten::_local_scalar_dense", module="encoder.0", syncs=1),
+            r"_dense in encoder\.0 makes the host wait",
+        ),
+        ("cuda-graphs", add(name="aten::nonzero", module="router"), r"what aten::nonzero in router gives depends on"),
+        (REPLAYED[1], add(name="ort::NonZero"), r"what ort::NonZero gives depends on the data\. Ask for.*'eager'"),
+        (REPLAYED[1], add(name="ort::If"), "ort::If is control flow"),
+        (REPLAYED[1], add(name="ort::MemcpyToHost", syncs=1), "MemcpyToHost copies between host and device"),
+    ],
+)
+def test_what_cannot_be_captured_is_named(runtime: str, op: Op, message: str) -> None:
+    net = make_graph(linear(), op, add(), runtime=traced_by(runtime), target="cuda")
+    with pytest.raises(RuntimeRefusalError, match=f"{runtime} cannot capture example-net: .*{message}"):
+        runtimes.get(runtime).lower(net, 2)
+
+
+def traced(model: torch.nn.Module, *inputs: torch.Tensor, runtime: str = "cuda-graphs") -> ModelGraph:
+    return trace_for_runtime(model, inputs, runtime=runtime, target="cuda")
+
+
+def test_the_eager_trace_serves_where_nobody_waits() -> None:
+    graph = latpred.trace(torch.nn.Linear(8, 8), torch.zeros(1, 8))
+    captured = traced(torch.nn.Linear(8, 8), torch.zeros(1, 8))
+    assert (captured.ops, captured.runtime, captured.target, captured.notes) == (graph.ops, "cuda-graphs", "cuda", ())
+    assert (captured.model, captured.parameter_bytes) == (graph.model, graph.parameter_bytes)
+    assert CudaGraphs().lower(captured, 4).kernel_family == ("gemm",)
+
+
+def test_a_model_is_traced_as_it_is_while_captured() -> None:
+    assert latpred.trace(Checking(), INPUTS).syncs() == 1
+    captured = traced(Checking(), *INPUTS)
+    assert captured.syncs() == 0
+    assert "aten::masked_fill" in [op.name for op in captured.ops]
+    assert len(CudaGraphs().lower(captured, 2).kernel_step) == captured.launches(2)
     assert not capturing()
 
 
 def test_a_model_that_waits_is_refused_by_name() -> None:
-    walked = lowering.trace_for_runtime(Waiting(), INPUTS, runtime="cuda-graphs", target="cuda")
     with pytest.raises(RuntimeRefusalError, match=r"cannot capture Waiting: aten::\w+ makes the host wait.*eager"):
-        CudaGraphs().lower(walked, 2)
+        CudaGraphs().lower(traced(Waiting(), *INPUTS), 2)
 
 
-def test_an_eager_walk_that_waits_may_be_wrong_about_it() -> None:
-    graph = latpred.trace(Checking(), INPUTS)
+def test_an_eager_trace_that_waits_may_be_wrong_about_it() -> None:
     predictor = Predictor(profile(runtimes={"eager": dispatch(), "cuda-graphs": dispatch()}))
-    with pytest.raises(RuntimeRefusalError, match="or pass the model itself instead of its walk"):
-        predictor.predict(graph, 2, runtime="cuda-graphs")
+    with pytest.raises(RuntimeRefusalError, match="or pass the model itself instead of its trace"):
+        predictor.predict(latpred.trace(Checking(), INPUTS), 2, runtime="cuda-graphs")
 
 
-def test_a_graph_lowers_once_per_form() -> None:
-    net, runtime = make_graph(linear(), add()), CudaGraphs()
-    assert runtime.lower(net, 2) is runtime.lower(net, 64)
-    assert runtime.lower(net, 1) is runtime.lower(net, 2)
+def test_the_nodes_of_onnxruntime_are_replayed() -> None:
+    pytest.importorskip("onnxruntime")
+    replayed, plain = runtimes.get(REPLAYED[1]), runtimes.get("onnxruntime")
+    net = make_graph(linear(), add())
+    assert replayed.options == plain.options  # type: ignore[attr-defined]
+    assert replayed.estimate(net, "cuda") == plain.estimate(net, "cuda")  # type: ignore[attr-defined]
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), torch.zeros(2, 8)
+    graph = traced(model, x, runtime=REPLAYED[1])
+    assert graph == traced(model, x, runtime="onnxruntime")
+    assert len(replayed.lower(graph, 2).kernel_step) == graph.launches(2) > 0
+
+
+@pytest.mark.parametrize("runtime", REPLAYED)
+def test_a_graph_lowers_once_per_form(runtime: str) -> None:
+    net, replayed = make_graph(linear(), add(), runtime=traced_by(runtime)), runtimes.get(runtime)
+    assert replayed.lower(net, 2) is replayed.lower(net, 64)
+    assert replayed.lower(net, 1) is replayed.lower(net, 2)
 
 
 def test_overhead_is_one_replay_and_gaps_are_those_of_a_graph() -> None:
@@ -95,42 +165,32 @@ def test_overhead_is_one_replay_and_gaps_are_those_of_a_graph() -> None:
     assert replayed.latency_ms < eager.latency_ms
 
 
-def test_a_cpu_has_no_graphs() -> None:
+@pytest.mark.parametrize("runtime", REPLAYED)
+def test_a_cpu_has_no_graphs(runtime: str) -> None:
     layer, x = torch.nn.Linear(8, 8), torch.zeros(1, 8)
-    message = r"cuda-graphs needs a CUDA device; ask for --device simulated or.*eager"
+    message = rf"{runtime} needs a CUDA device; ask for --device simulated or.*eager"
     with pytest.raises(UsageError, match=message):
-        lowering.trace_for_runtime(layer, x, runtime="cuda-graphs", target="cpu")
+        trace_for_runtime(layer, x, runtime=runtime, target="cpu")
     predictor = Predictor(profile(device(kind="cpu", asynchronous=False)))
     with pytest.raises(UsageError, match=message):
-        predictor.predict(latpred.trace(layer, x), 1, runtime="cuda-graphs")
-    assert lowering.unsuited("cuda-graphs", "cuda") is None
-    assert lowering.unsuited("eager", "cpu") is None
+        predictor.predict(latpred.trace(layer, x), 1, runtime=runtime)
+    assert unsuited(runtime, "cuda") is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_nothing_is_built_without_cuda() -> None:
-    assert "no CUDA device here" in str(runtimes.get("cuda-graphs").available())
+@pytest.mark.parametrize("runtime", REPLAYED)
+def test_nothing_is_built_without_cuda(runtime: str) -> None:
+    assert "no CUDA device here" in str(runtimes.get(runtime).available())
     with pytest.raises(DeviceError, match="CUDA graphs are captured on CUDA devices, not on cpu"):
-        CudaGraphs().build(torch.nn.Linear(8, 8), (torch.zeros(1, 8),))
+        runtimes.get(runtime).build(torch.nn.Linear(8, 8), (torch.zeros(1, 8),))
 
 
 def test_the_reason_of_a_failed_capture_is_the_first_one() -> None:
-    first = RuntimeError("CUDA error: operation not permitted when stream is capturing\nfor debugging ...")
+    """Ending a capture that failed is an error of its own; running out of memory is none that capturing forbids."""
     last = RuntimeError("CUDA error: operation failed due to a previous error during capture")
-    last.__context__ = first
+    last.__context__ = RuntimeError("CUDA error: operation not permitted when stream is capturing\nfor debugging ...")
     assert cuda_graphs._forbidden(last) == "CUDA error: operation not permitted when stream is capturing"
     assert cuda_graphs._forbidden(RuntimeError("CUDA error: an illegal memory access")) is None
-
-
-def test_a_capture_that_ran_out_of_memory_is_not_taken_for_one_that_is_forbidden() -> None:
-    first = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    last = RuntimeError("CUDA error: operation failed due to a previous error during capture")
-    last.__context__ = first
-    assert cuda_graphs._of_memory(last) is first
-    assert cuda_graphs._of_memory(RuntimeError("CUDA error: operation not permitted when stream is capturing")) is None
-
-
-def test_what_a_source_says_of_itself_stays() -> None:
-    source = source_of(Checking(), INPUTS)
-    walked = CudaGraphs().walk(source, "cuda")
-    assert (walked.model, walked.parameter_bytes) == (source.graph.model, source.graph.parameter_bytes)
+    assert cuda_graphs._of_memory(last) is None
+    last.__context__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert cuda_graphs._of_memory(last) is last.__context__

@@ -1,4 +1,4 @@
-"""Walks of onnxruntime: the nodes that really run, found once per structure, and models that cannot be exported."""
+"""Graphs of onnxruntime: the nodes that really run, found once per structure, and models that cannot be exported."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import graph_store, lowering
 from latpred.runtimes.onnx import onnx_export, onnx_session
-from latpred.runtimes.onnx.onnx_estimate import NOTE, estimate
+from latpred.runtimes.onnx.onnx_estimate import NOTE
 from latpred.runtimes.onnx.onnx_formulas import Node, Value, work_of
 from latpred.runtimes.onnx.onnxruntime import OnnxRuntime
-from latpred.runtimes.source import Source, source_of
+from latpred.runtimes.source import Source, source_of, tensors_of
 
 
 class Net(nn.Module):
@@ -76,12 +76,12 @@ def names_of(graph: ModelGraph, batch: int) -> Counter[str]:
 
 
 def agrees(source: Source, folder: Path, batch: int) -> ModelGraph:
-    """Check a walk against what onnxruntime runs at a batch that was not walked."""
+    """Check a graph against what onnxruntime runs at a batch that was not traced."""
     runtime = OnnxRuntime()
     exported = runtime.exported(source)
-    graph = runtime.walk(source, "cpu")
+    graph = runtime.trace(source, "cpu")
     assert isinstance(exported.model, bytes)
-    tensors = onnx_export.tensors_of(source.inputs(batch))
+    tensors = tensors_of(source.inputs(batch))
     names = onnx_session.input_names(exported.model)
     feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
     assert names_of(graph, batch) == executed(exported.model, feed, folder)
@@ -92,23 +92,12 @@ def test_the_nodes_are_those_that_run(tmp_path: Path) -> None:
     model, x = net()
     source = source_of(model, x)
     graph = agrees(source, tmp_path, batch=5)
-    assert graph.runtime == "onnxruntime"
-    assert graph.target == "cpu"
+    assert (graph.runtime, graph.target) == ("onnxruntime", "cpu")
     assert [graph.macs(batch) for batch in (1, 4)] == [source.graph.macs(batch) for batch in (1, 4)]
     conv = next(op for op in graph.ops if op.family.startswith("conv"))
-    assert {name: line.at(7) for name, line in conv.dims.items()} == {
-        "batch": 7,
-        "c_in": 3,
-        "c_out": 16,
-        "h_in": 8,
-        "w_in": 8,
-        "h_out": 6,
-        "w_out": 6,
-        "kernel_h": 3,
-        "kernel_w": 3,
-        "stride": 1,
-        "groups": 1,
-    }
+    sizes = {"batch": 7, "c_in": 3, "c_out": 16, "h_in": 8, "w_in": 8, "h_out": 6, "w_out": 6}
+    filters = {"kernel_h": 3, "kernel_w": 3, "stride": 1, "groups": 1}
+    assert {name: size.at(7) for name, size in conv.dims.items()} == sizes | filters
     # The normalisation and the activation are part of the convolution.
     assert not {"BatchNormalization", "Relu"} & set(names_of(graph, 2))
     assert conv.weight_bytes.at(1) == 4 * (16 * 3 * 9 + 16)
@@ -116,20 +105,17 @@ def test_the_nodes_are_those_that_run(tmp_path: Path) -> None:
 
 def test_for_cuda_the_cpus_own_fusions_are_left_out() -> None:
     model, x = net()
-    names = names_of(OnnxRuntime().walk(source_of(model, x), "cuda"), 2)
+    names = names_of(OnnxRuntime().trace(source_of(model, x), "cuda"), 2)
     assert names["Relu"] == names["Conv"] == 1
     assert "BatchNormalization" not in names
 
 
 def test_half_precision_on_cuda_moves_half_the_bytes() -> None:
-    model, x = net()
-    whole, half = (
-        OnnxRuntime().walk(source_of(model, x, precision=precision), "cuda") for precision in ("fp32", "fp16")
-    )
-    assert [op.name for op in whole.ops] == [op.name for op in half.ops]
-    heavy, light = (next(op for op in graph.ops if op.family == "conv") for graph in (whole, half))
-    assert light.macs == heavy.macs
-    assert 2 * light.weight_bytes.at(1) == heavy.weight_bytes.at(1)
+    sources = [source_of(*net(), precision=precision) for precision in ("fp32", "fp16")]
+    whole, half = (OnnxRuntime().trace(source, "cuda") for source in sources)
+    assert [(op.name, op.macs) for op in whole.ops] == [(op.name, op.macs) for op in half.ops]
+    heavy, light = (next(op.weight_bytes.at(1) for op in graph.ops if op.family == "conv") for graph in (whole, half))
+    assert 2 * light == heavy
     assert {op.dtype for op in half.ops if op.launches} == {"float16"}
     assert "float32" in half.notes[0]
 
@@ -140,10 +126,9 @@ def test_shapes_and_views_launch_nothing() -> None:
             y = x.view(x.shape[0], -1, 2, 4).transpose(1, 2) + 1.0
             return y.reshape(x.shape[0], -1)
 
-    graph = OnnxRuntime().walk(source_of(Heads().eval(), torch.zeros(2, 24)), "cpu")
-    quiet = {op.name for op in graph.ops if not op.launches}
-    assert "ort::Reshape" in quiet
-    assert quiet <= {"ort::Reshape", "ort::Shape", "ort::Squeeze"}
+    graph = OnnxRuntime().trace(source_of(Heads().eval(), torch.zeros(2, 24)), "cpu")
+    without = {op.name for op in graph.ops if not op.launches}
+    assert {"ort::Reshape"} <= without <= {"ort::Reshape", "ort::Shape", "ort::Squeeze"}
     # A result of the model has memory of its own: there a change of shape is a copy.
     assert graph.ops[-1].name == "ort::Reshape"
     assert graph.ops[-1].family == "copy.contiguous"
@@ -174,65 +159,52 @@ def small(name: str) -> nn.Module:
     return kind(kind.config_class(**(options | changed))).eval()  # type: ignore[no-any-return]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_every_architecture_runs_the_nodes_that_were_walked(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS)])
+def test_every_architecture_runs_the_nodes_that_were_traced(name: str, tmp_path: Path) -> None:
     source = source_of(small(name), lambda batch: inputs_of(name, batch))
     graph = agrees(source, tmp_path, batch=5)
-    walked, eager = graph.macs(4), source.graph.macs(4)
     if name == "deberta":  # products of weights alone are computed once and for all
-        assert walked < eager
+        assert graph.macs(4) < source.graph.macs(4)
         assert graph.macs(4) - graph.macs(3) == source.graph.macs(4) - source.graph.macs(3)
     else:
-        assert walked == eager
+        assert graph.macs(4) == source.graph.macs(4)
     assert not graph.coverage().estimated_ops
 
 
-def test_a_transformer_runs_the_nodes_that_were_walked(tmp_path: Path) -> None:
-    source = source_of(small("bert"), lambda batch: inputs_of("bert", batch))
-    graph = agrees(source, tmp_path, batch=4)
-    assert graph.macs(4) == source.graph.macs(4)
-
-
-def test_a_structure_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported: list[str] = []
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[onnx_export.Exported]:
+    """Everything that is exported."""
+    made: list[onnx_export.Exported] = []
     real = onnx_export.export
 
-    def counting(model: nn.Module, inputs: Any) -> Any:
-        exported.append(type(model).__name__)
-        return real(model, inputs)
+    def export(model: nn.Module, inputs: Any) -> onnx_export.Exported:
+        made.append(real(model, inputs))
+        return made[-1]
 
-    monkeypatch.setattr(onnx_export, "export", counting)
+    monkeypatch.setattr(onnx_export, "export", export)
+    return made
+
+
+def test_a_structure_is_exported_once(exports: list[onnx_export.Exported]) -> None:
     x = torch.zeros(2, 3, 8, 8)
     first = lowering.trace_for_runtime(Net().eval(), x, runtime="onnxruntime")
     assert lowering.trace_for_runtime(Net().eval(), x[:1], runtime="onnxruntime") is first
     graph_store.forget()  # as another process would find it
     assert lowering.trace_for_runtime(Net().eval(), x, runtime="onnxruntime") == first
-    assert len(exported) == 1
+    assert len(exports) == 1
 
 
-def test_a_walk_keeps_no_weights_but_takes_an_export_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    exports: list[onnx_export.Exported] = []
-    real = onnx_export.export
-
-    def counting(model: nn.Module, inputs: Any) -> onnx_export.Exported:
-        exports.append(real(model, inputs))
-        return exports[-1]
-
-    monkeypatch.setattr(onnx_export, "export", counting)
+def test_a_trace_keeps_no_weights_but_takes_an_export_that_is_kept(exports: list[onnx_export.Exported]) -> None:
     source, runtime = source_of(*net()), OnnxRuntime()
-    runtime.walk(source, "cpu")
+    runtime.trace(source, "cpu")
     assert vars(runtime)["_recent"] is None
     kept = runtime.exported(source)
-    runtime.walk(source, "cpu")
+    runtime.trace(source, "cpu")
     assert runtime.exported(source) is kept
     assert len(exports) == 2
 
 
-def test_a_session_computes_what_the_model_does_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    real = onnx_export.export
-    monkeypatch.setattr(onnx_export, "export", lambda model, inputs: made.append(1) or real(model, inputs))  # type: ignore[func-returns-value]
+def test_a_session_computes_what_the_model_does_and_is_made_once(exports: list[onnx_export.Exported]) -> None:
     model, runtime = Net().eval(), OnnxRuntime()
     for batch in (1, 3):
         x = torch.randn(batch, 3, 8, 8)
@@ -240,41 +212,48 @@ def test_a_session_computes_what_the_model_does_and_is_made_once(monkeypatch: py
         assert torch.allclose(torch.from_numpy(result), model(x), atol=1e-5)
     named = runtime.build(model, {"x": x})()
     assert torch.allclose(torch.from_numpy(named[0]), model(x), atol=1e-5)
-    assert len(made) == 2  # once for positional, once for named arguments
+    assert len(exports) == 2  # once for positional, once for named arguments
 
 
-def test_a_model_that_was_run_is_not_exported_again_to_be_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_was_run_is_not_exported_again_to_be_traced(exports: list[onnx_export.Exported]) -> None:
     model, x = net()
-    source, runtime = source_of(model, x), OnnxRuntime()
-    same = Source(source.graph, lambda: model, source.inputs)
-    runtime.build(model, (x,))
-    with monkeypatch.context() as patched:
-        patched.setattr(onnx_export, "export", lambda *_: pytest.fail("exported again"))
-        walked = runtime.walk(same, "cpu")
-    assert walked.ops == OnnxRuntime().walk(source, "cpu").ops
+    source = source_of(model, x)
+    OnnxRuntime().build(model, (x,))
+    graph = OnnxRuntime().trace(Source(source.graph, lambda: model, source.inputs), "cpu")
+    assert len(exports) == 1
+    assert graph.ops == OnnxRuntime().trace(source, "cpu").ops
 
 
-def test_a_model_with_a_cache_in_its_result_is_exported() -> None:
-    class Cache:
-        """What no exporter can give back."""
+class Decoder(nn.Module):
+    """Takes a flag, and gives something that ONNX cannot give back."""
 
-    class Decoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
 
-        def forward(self, x: torch.Tensor, *, twice: bool) -> dict[str, Any]:
-            y = self.layer(x)
-            return {"logits": self.layer(y) if twice else y, "cache": Cache()}
+    def forward(self, x: torch.Tensor, *, twice: bool) -> dict[str, Any]:
+        y = self.layer(x)
+        return {"logits": self.layer(y) if twice else y, "cache": object()}
 
+
+class Bound(nn.Module):
+    """Takes one batch size alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, 8) + 1.0
+
+
+def test_what_can_be_exported() -> None:
     exported = onnx_export.export(Decoder().eval(), {"x": torch.zeros(2, 4), "twice": True})
     assert onnx_session.input_names(exported.model) == ["x"]
+    with pytest.raises(RuntimeRefusalError, match=r"cannot export the model to ONNX: .*static shape of 2"):
+        onnx_export.export(Bound().eval(), (torch.zeros(2, 8),))
 
 
 def test_what_has_no_onnx_form_is_named_and_estimated() -> None:
     source = source_of(Refused().eval(), torch.zeros(2, 4))
     with pytest.raises(RuntimeRefusalError, match=r"^prims::lgamma has no ONNX form"):
-        OnnxRuntime().walk(source, "cpu")
+        OnnxRuntime().trace(source, "cpu")
     graph = lowering.of_source(source, "onnxruntime", "cpu")
     assert [op.name for op in graph.ops] == ["ort::MatMul", "ort::Add", "ort::Lgamma"]
     assert graph.notes[0].endswith("prims::lgamma has no ONNX form")
@@ -284,15 +263,6 @@ def test_what_has_no_onnx_form_is_named_and_estimated() -> None:
         graph, runtime="onnxruntime"
     )
     assert NOTE in predicted.setting.provenance.caveats
-
-
-def test_a_model_bound_to_its_batch_says_so() -> None:
-    class Bound(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.view(2, 8) + 1.0
-
-    with pytest.raises(RuntimeRefusalError, match=r"cannot export the model to ONNX: .*static shape of 2"):
-        onnx_export.export(Bound().eval(), (torch.zeros(2, 8),))
 
 
 def test_the_exporter_is_silent_and_leaves_nothing_behind(
@@ -307,7 +277,7 @@ def test_the_exporter_is_silent_and_leaves_nothing_behind(
     model, x = net()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        OnnxRuntime().walk(source_of(model, x), "cpu")
+        OnnxRuntime().trace(source_of(model, x), "cpu")
     assert capfd.readouterr() == ("", "")
     assert not os.listdir(here)
 
@@ -315,30 +285,24 @@ def test_the_exporter_is_silent_and_leaves_nothing_behind(
 def test_the_estimate_follows_the_usual_fusions() -> None:
     model, x = net()
     eager = latpred.trace(model, x)
-    assert next(op.name for op in estimate(eager, "cpu").ops if op.launches) == "ort::Conv2D"
-    assert "ort::Relu" not in names_of(estimate(eager, "cpu"), 2)
-    assert any(op.name == "ort::Relu" for op in estimate(eager, "cuda").ops)
+    assert next(op.name for op in OnnxRuntime().estimate(eager, "cpu").ops if op.launches) == "ort::Conv2D"
+    assert "ort::Relu" not in names_of(OnnxRuntime().estimate(eager, "cpu"), 2)
+    assert any(op.name == "ort::Relu" for op in OnnxRuntime().estimate(eager, "cuda").ops)
     for target in ("cpu", "cuda"):
-        guess = estimate(eager, target)
+        guess = OnnxRuntime().estimate(eager, target)
         assert guess.macs(3) == eager.macs(3)
         assert not any("batch_norm" in op.family for op in guess.ops)
     bert = latpred.trace(small("bert"), lambda batch: inputs_of("bert", batch))
-    assert estimate(bert, "cuda").macs(4) == bert.macs(4)
+    assert OnnxRuntime().estimate(bert, "cuda").macs(4) == bert.macs(4)
 
 
 def test_without_onnxruntime_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_session, "find_spec", lambda name: None if name == "onnxruntime" else object())
     graph_store.forget()
-    assert runtimes.get("onnxruntime").available() == ("onnxruntime is not installed; run: pip install 'latpred[onnx]'")
+    assert runtimes.get("onnxruntime").available() == "onnxruntime is not installed; run: pip install 'latpred[onnx]'"
     model, x = net()
     with pytest.raises(MissingPackageError, match=r"pip install 'latpred\[onnx\]'"):
         lowering.trace_for_runtime(model, x, runtime="onnxruntime")
-
-
-def test_the_key_holds_versions_and_processor() -> None:
-    options = OnnxRuntime().options
-    assert onnx_session.installed()["onnxruntime"] in options
-    assert "dynamic batch" in options
 
 
 def test_bfloat16_is_refused_on_a_cpu() -> None:
@@ -346,7 +310,7 @@ def test_bfloat16_is_refused_on_a_cpu() -> None:
     source = source_of(model, x)
     half = Source(msgspec.structs.replace(source.graph, precision="bf16"), source.model, source.inputs)
     with pytest.raises(RuntimeRefusalError, match="no bfloat16 kernels for the CPU"):
-        OnnxRuntime().walk(half, "cpu")
+        OnnxRuntime().trace(half, "cpu")
 
 
 @pytest.mark.parametrize(("length", "family"), [(64, "fft.dft"), (60, "fft.chirp")])

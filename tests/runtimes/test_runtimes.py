@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +13,8 @@ from factories import add, device, dispatch, graph, linear, profile, view
 
 from latpred import runtimes
 from latpred.errors import UsageError
-from latpred.graph.graph import ModelGraph
-from latpred.graph.schedule import Schedule
 from latpred.prediction.predictor import Predictor
-from latpred.runtimes.eager import Eager, one_step_per_op
+from latpred.runtimes.eager import Eager
 
 PACKAGE = """
 from latpred.runtimes.eager import one_step_per_op
@@ -95,16 +92,13 @@ def test_a_third_partys_runtime_is_found_and_predicted() -> None:
     assert "halved" in runtimes.names()
     assert runtimes.get("halved").available() == "only a test"
     assert runtimes.get("halved") is runtimes.get("halved")
+    assert isinstance(runtimes.get("halved"), runtimes.Runtime)
+    assert runtimes.get("ready").name == "halved"  # an object serves as well as a class
     costs = {"eager": dispatch(), "halved": dispatch()}
     predictor = Predictor(profile(device(asynchronous=False), runtimes=costs))
     net = graph(linear(), add(), linear(), add())
     expected = predictor.curve(graph(linear(), linear()), [1, 8]).latency_ms
     assert predictor.curve(net, [1, 8], runtime="halved").latency_ms == pytest.approx(expected)
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_ready_object_serves_as_well_as_a_class() -> None:
-    assert runtimes.get("ready").name == "halved"
 
 
 @pytest.mark.usefixtures("installed")
@@ -118,19 +112,4 @@ def test_an_unknown_runtime_gets_a_suggestion() -> None:
     with pytest.raises(UsageError, match=r"No runtime is called 'eagr'\. Did you mean 'eager'"):
         runtimes.get("eagr")
 
-
-def test_a_runtime_is_known_by_what_it_offers() -> None:
-    class Minimal:
-        name = "minimal"
-
-        def lower(self, graph: ModelGraph, batch: int) -> Schedule:
-            return one_step_per_op(self.name, graph.at(batch))
-
-        def available(self) -> str | None:
-            return None
-
-        def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
-            return lambda: model(*inputs)
-
-    assert isinstance(Minimal(), runtimes.Runtime)
     assert not isinstance(object(), runtimes.Runtime)

@@ -1,4 +1,4 @@
-"""What Inductor's scheduler decided to run, as entries: library calls and generated kernels, in order.
+"""What Inductor's scheduler decided to run: library calls and generated kernels, in order, as ops of one batch size.
 
 Library calls ("extern" kernels) get the formula of the op they come from, so that they are priced like eager's.
 Generated kernels get a family of their own: what limits them is the bytes they move, which follow from the
@@ -7,15 +7,16 @@ scheduler's dependencies. Nothing is generated or run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch.fx.node import Node, map_arg
 
 from latpred.errors import RuntimeRefusalError
+from latpred.graph.graph import Affine, Op
 from latpred.ops.families import DIMS, root
 from latpred.tracing.op_record import Kind, OpRecord, describe, dtype_name, launching, leaves, no_launch
 
@@ -71,6 +72,8 @@ def _apart(dep: Any) -> bool:
 
 
 GENERATED = "inductor::generated"
+GUARDS = "guards"  # host class of what a compiled graph costs before its first kernel
+EAGER = "eager"  # first part of the host class of an op that runs by itself between compiled graphs
 EXTERN_CLASS, GENERATED_CLASS = "kernel.extern", "kernel.generated"
 # A generated kernel that C++ runs in the same call as the one before it.
 JOINED_CLASS = f"{GENERATED_CLASS}.joined"
@@ -80,85 +83,102 @@ _NO_CALL = frozenset({"MultiOutput", "AssertScalar", "DynamicScalar", "DynamicSe
 _NESTED = frozenset({"Conditional", "WhileLoop", "InvokeSubgraph"})
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One call of the wrapper that Inductor writes around its kernels.
+class KernelCall(NamedTuple):
+    """One call of the wrapper that Inductor writes around its kernels, and bytes that are new in it or not read after.
 
-    Attributes
-    ----------
-    entry : Entry
-        What it amounts to.
-    freed : int
-        Bytes of activations that nothing reads after it.
+    Bytes alive are not known yet.
     """
 
-    entry: OpRecord
-    freed: int
+    op: Op
+    new_bytes: int
+    freed_bytes: int
 
 
-def steps_of(graph: Any, static: Iterable[int], cpu: bool) -> list[Step]:
+def guards(inputs: int, live_bytes: Affine) -> Op:
+    """What comes before a compiled graph: guards and the wrapper go through its inputs, parameters included."""
+    return Op("inductor::guards", "", GUARDS, "", "", {}, live_bytes=live_bytes, python_calls=inputs)
+
+
+def executed_op(record: OpRecord, host_class: str) -> tuple[Op, int]:
+    """A recorded op under another host class, and the bytes of new storage that it makes."""
+    macs, weight_bytes, read_bytes, write_bytes, new_bytes, *sizes = map(Affine, record.counts)
+    op = Op(
+        name=record.name,
+        module="",
+        host_class=host_class,
+        family=record.family,
+        dtype=record.dtype,
+        dims=dict(zip(record.dims, sizes, strict=True)),
+        macs=macs,
+        weight_bytes=weight_bytes,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        launches=record.launches if record.family else 0,
+        syncs=record.syncs,
+        estimated=record.estimated,
+    )
+    return op, new_bytes.constant
+
+
+def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
     """The calls of a scheduled graph."""
     names = list(graph.graph_inputs)
     weights = frozenset(names[index] for index in static)
-    steps: list[Step] = []
+    calls: list[KernelCall] = []
     joined = False
     for node in graph.scheduler.nodes:
-        kind = type(node).__name__
-        if kind == "NopKernelSchedulerNode" or (node.is_extern() and type(node.node).__name__ in _NO_CALL):
-            continue
         extern = node.is_extern()
-        entry = _extern(node, graph, weights) if extern else _generated(node, graph, weights, joined and cpu)
+        if type(node).__name__ == "NopKernelSchedulerNode" or (extern and type(node.node).__name__ in _NO_CALL):
+            continue
+        if extern and type(node.node).__name__ in _NESTED:
+            raise RuntimeRefusalError(
+                f"torch.compile keeps {type(node.node).__name__} as a graph within the graph; "
+                "its kernels are not counted."
+            )
+        moved = _moved(node, graph, weights)
+        op = _extern(node, moved, weights) if extern else _generated(node, graph, moved, joined and cpu)
         joined = not extern
         freed = sum(_buffer_bytes(graph, name) for name in node.last_usage if name in graph.name_to_buffer)
-        steps.append(Step(entry, freed))
-    return steps
+        calls.append(KernelCall(op, moved.new if op.family else 0, freed))
+    return calls
 
 
-def _entry(
-    name: str, host_class: str, family: str, dtype: str, dims: dict[str, int], work: tuple[int, ...]
-) -> OpRecord:
-    return OpRecord(
-        name=name,
-        host_class=host_class,
-        nested_class=host_class,
-        family=family,
-        dtype=dtype,
-        dims=dims,
-        macs=work[0],
-        weight_bytes=work[1],
-        read_bytes=work[2],
-        write_bytes=work[3],
-        new_bytes=work[4],
-        launches=1,
-    )
-
-
-def _extern(node: Any, graph: Any, weights: frozenset[str]) -> OpRecord:
+def _extern(node: Any, moved: Moved, weights: frozenset[str]) -> Op:
     """A library call, by the formula of the op it comes from."""
-    if type(node.node).__name__ in _NESTED:
-        raise RuntimeRefusalError(
-            f"torch.compile keeps {type(node.node).__name__} as a graph within the graph; its kernels are not counted."
-        )
-    read, written, new = _moved(node, graph, weights)
     short = _op_name(node.node)
     origin = _origin(node.node, short)
     if origin is None:
         dtype = node.node.get_dtype() if node.node.has_tensor_output() else torch.float32
-        dims = {"numel": max(1, *read, written) // dtype.itemsize}
-        work = (0, *read, written, new)
-        unknown = _entry(f"aten::{short}", f"{EXTERN_CLASS}.other", "other", dtype_name(dtype), dims, work)
-        return replace(unknown, estimated=True)
+        largest = max(1, moved.from_weights, moved.read, moved.written) // dtype.itemsize
+        unknown = _op(f"aten::{short}", f"{EXTERN_CLASS}.other", "other", dtype_name(dtype), (largest,), moved)
+        return msgspec.structs.replace(unknown, estimated=True)
     info = describe(origin.target)  # type: ignore[arg-type]
     if info.kind is Kind.BOUNDARY:
         raise RuntimeRefusalError(f"torch.compile leaves {info.name} as one call, whose own kernels are not counted.")
     if info.kind is Kind.VIEW:
-        return replace(no_launch(info, view=True), host_class=f"{EXTERN_CLASS}.view")
+        return executed_op(no_launch(info, view=True), f"{EXTERN_CLASS}.view")[0]
     args: Any = map_arg(origin.args, lambda one: one.meta["val"])
     options: Any = map_arg(dict(origin.kwargs), lambda one: one.meta["val"])
     given = [one for value in (*origin.args, *origin.kwargs.values()) for one in _tensors(value)]
     inputs = {dep.name for dep in node.read_writes.reads}
-    entry = launching(info, args, options, origin.meta["val"], [_is_weight(one, weights & inputs) for one in given])
-    return replace(entry, host_class=f"{EXTERN_CLASS}.{root(entry.family)}", new_bytes=new)
+    weighty = [_is_weight(one, weights & inputs) for one in given]
+    record = launching(info, args, options, origin.meta["val"], weighty)
+    return executed_op(record, f"{EXTERN_CLASS}.{root(record.family)}")[0]
+
+
+def _op(name: str, host_class: str, family: str, dtype: str, sizes: tuple[int, ...], moved: Moved) -> Op:
+    return Op(
+        name=name,
+        module="",
+        host_class=host_class,
+        family=family,
+        dtype=dtype,
+        dims=dict(zip(DIMS[root(family)], map(Affine, sizes), strict=True)),
+        weight_bytes=Affine(moved.from_weights),
+        read_bytes=Affine(moved.read),
+        write_bytes=Affine(moved.written),
+        launches=1,
+    )
 
 
 def _op_name(kernel: Any) -> str:
@@ -173,11 +193,11 @@ def _op_name(kernel: Any) -> str:
 
 def _origin(kernel: Any, short: str) -> Node | None:
     """The traced op a library call comes from."""
-    found = [one for one in kernel.origins if one.op == "call_function" and hasattr(one.target, "_schema")]
-    own: Node | None = kernel.get_origin_node()
-    named: list[Node] = [one for one in found if one.target._schema.name.rpartition("::")[2] == short]
-    if own in named or not named:
-        return own if own in found else None
+    origins = [one for one in kernel.origins if one.op == "call_function" and hasattr(one.target, "_schema")]
+    said: Node | None = kernel.get_origin_node()
+    named: list[Node] = [one for one in origins if one.target._schema.name.rpartition("::")[2] == short]
+    if said in named or not named:
+        return said if said in origins else None
     return named[0]
 
 
@@ -198,18 +218,14 @@ def _is_weight(node: Node, weights: frozenset[str]) -> bool:
     return node.op == "placeholder" and node.name in weights
 
 
-def _generated(node: Any, graph: Any, weights: frozenset[str], joined: bool) -> OpRecord:
+def _generated(node: Any, graph: Any, moved: Moved, joined: bool) -> Op:
     parts = [part for part in node.get_nodes() if hasattr(part, "get_ranges")]
-    sizes = [(number(graph, part.get_ranges()[0]), number(graph, part.get_ranges()[1])) for part in parts]
-    points = max((outer * inner for outer, inner in sizes), default=1)
-    cols = max((inner for _, inner in sizes), default=1)
-    read, written, new = _moved(node, graph, weights)
-    loops = (*evaluations(graph, parts), *scattered(graph, parts))
-    dims = dict(zip(DIMS["generated"], (points, cols, len(parts), *loops), strict=True))
-    family = f"generated.{_kind(parts)}"
+    ranges = [[number(graph, loop) for loop in part.get_ranges()] for part in parts]
+    points = max((outer * inner for outer, inner in ranges), default=1)
+    cols = max((inner for _, inner in ranges), default=1)
+    sizes = (points, cols, len(parts), *evaluations(graph, parts), *scattered(graph, parts))
     host_class = JOINED_CLASS if joined else GENERATED_CLASS
-    dtype = dtype_name(_dtype(node, parts, graph))
-    return _entry(GENERATED, host_class, family, dtype, dims, (0, *read, written, new))
+    return _op(GENERATED, host_class, f"generated.{_kind(parts)}", dtype_name(_dtype(node, parts, graph)), sizes, moved)
 
 
 def _kind(parts: list[Any]) -> str:
@@ -231,8 +247,17 @@ def _dtype(node: Any, parts: list[Any], graph: Any) -> torch.dtype:
     return next((dtype for dtype in touched if dtype.is_floating_point), touched[0] if touched else torch.float32)
 
 
-def _moved(node: Any, graph: Any, weights: frozenset[str]) -> tuple[tuple[int, int], int, int]:
-    """Bytes of parameters and of activations read, bytes written, and bytes of new storage.
+class Moved(NamedTuple):
+    """Bytes of parameters and of activations that a kernel reads, bytes written, and bytes of new storage."""
+
+    from_weights: int
+    read: int
+    written: int
+    new: int
+
+
+def _moved(node: Any, graph: Any, weights: frozenset[str]) -> Moved:
+    """What a scheduled node moves.
 
     A buffer that only the kernel itself uses never reaches memory. Of each other one a kernel reads what its
     indices reach, but no element twice: the rows that a lookup picks, not the whole table.
@@ -242,20 +267,17 @@ def _moved(node: Any, graph: Any, weights: frozenset[str]) -> tuple[tuple[int, i
     reads = _reached(node, graph, "reads", lambda name: name not in inside)
     writes = _reached(node, graph, "writes", lambda name: name in kept or name not in inside)
     from_weights = sum(size for name, size in reads.items() if name in weights)
-    return (
-        (from_weights, sum(reads.values()) - from_weights),
-        sum(writes.values()),
-        sum(_buffer_bytes(graph, name) for name in kept),
-    )
+    new = sum(_buffer_bytes(graph, name) for name in kept)
+    return Moved(from_weights, sum(reads.values()) - from_weights, sum(writes.values()), new)
 
 
-def _reached(node: Any, graph: Any, which: str, wanted: Any) -> dict[str, int]:
+def _reached(node: Any, graph: Any, which: str, wanted: Callable[[str], bool]) -> dict[str, int]:
     deps: dict[str, dict[Any, int]] = {}
     for part in node.get_nodes():
         for dep in getattr(part.read_writes, which):
             if wanted(dep.name) and type(dep).__name__ in ("MemoryDep", "StarDep"):
                 deps.setdefault(dep.name, {})[dep] = _dep_bytes(dep, graph)
-    return {name: min(_buffer_bytes(graph, name), sum(found.values())) for name, found in deps.items()}
+    return {name: min(_buffer_bytes(graph, name), sum(sizes.values())) for name, sizes in deps.items()}
 
 
 def _dep_bytes(dep: Any, graph: Any) -> int:
@@ -265,9 +287,9 @@ def _dep_bytes(dep: Any, graph: Any) -> int:
 
 
 def _used_outside(node: Any, name: str) -> bool:
-    own = {id(part) for part in node.get_nodes()}
+    inside = {id(part) for part in node.get_nodes()}
     buffer = node.scheduler.name_to_buf.get(name)
-    return buffer is None or any(id(user.node) not in own for user in buffer.users)
+    return buffer is None or any(id(user.node) not in inside for user in buffer.users)
 
 
 def _buffer_bytes(graph: Any, name: str) -> int:

@@ -1,7 +1,7 @@
 """A CUDA device that exists for Inductor only: what its passes ask of a GPU, answered on a machine without one.
 
 Kernels are never generated for it, so the answers decide only how ops are fused. They are those of an H100 whatever
-the machine has, so that a walk gives the same graph everywhere.
+the machine has, so that a trace gives the same graph everywhere.
 """
 
 from __future__ import annotations
@@ -80,15 +80,7 @@ def _forget() -> None:
 
 
 def moved(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any], Any]:
-    """A graph of CPU ops as one of CUDA ops, with fake inputs on the device and the mode they belong to.
-
-    Parameters
-    ----------
-    module : fx.GraphModule
-        Traced on the CPU; changed in place.
-    inputs : sequence
-        Fake tensors on the CPU, or numbers.
-    """
+    """A graph of CPU ops, changed in place to one of CUDA ops, with fake inputs there and the mode they belong to."""
     import torch._inductor.compile_fx as compile_fx
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -3,11 +3,11 @@
 Dynamo and AOTAutograd trace a real model on the CPU; Inductor's passes, lowering and scheduler then decide what to run,
 and nothing is generated. For a CUDA device the traced graph is moved to a fake one in between. While the traced graphs
 run in the model's place, every call of one is counted, and every op that runs between them: graph breaks cost what they
-cost. What the calls mean for other batch sizes is `latpred.runtimes.inductor.torch_compile`'s business.
+cost. What the calls mean for other batch sizes is `torch_compile`'s business.
 
-Dynamo keeps its results on code objects. A walk keeps its own apart from those of the user's compiled models, and
+Dynamo keeps its results on code objects. A trace keeps its own apart from those of the user's compiled models, and
 removes them when it ends; no setting of torch is different afterwards. What other threads compile meanwhile is compiled
-as ever; walks themselves take turns (`latpred.runtimes.lowering`).
+as ever; traces themselves take turns (`latpred.runtimes.lowering`).
 """
 
 from __future__ import annotations
@@ -16,21 +16,30 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import RuntimeRefusalError
+from latpred.graph.graph import Affine, Op
 from latpred.runtimes.inductor import fake_cuda
-from latpred.runtimes.inductor.compiled_ops import Step, steps_of
+from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, executed_op, guards
 from latpred.sandbox.own_thread import replaced, silenced
 from latpred.tracing.op_record import Kind, OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
 
 REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
+MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
+_DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
+_INDUCTOR = {
+    "force_disable_caches": True,
+    "joint_graph_constant_folding": False,
+    "shape_padding": False,  # would time products with and without it on the device
+}
 
 
 def compiled(model: torch.nn.Module, most: int, **options: Any) -> Any:
@@ -94,32 +103,6 @@ def _all_from(made: list[Any], code: Any) -> bool:
     return bool(own) and own == frames._get_total_cache_entry_count(code)
 
 
-SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
-MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
-_DYNAMO = {"accumulated_recompile_limit": MANY, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
-_INDUCTOR = {
-    "force_disable_caches": True,
-    "joint_graph_constant_folding": False,
-    "shape_padding": False,  # would time products with and without it on the device
-}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Compiled:
-    """One graph that Dynamo captured: what Inductor runs for it, and how many tensors it takes."""
-
-    steps: list[Step]
-    inputs: int
-
-
-@dataclass(slots=True)
-class Forward:
-    """One forward pass: graphs that were called and entries of ops that ran by themselves, in order."""
-
-    events: list[Compiled | OpRecord] = field(default_factory=list)
-    input_bytes: int = 0
-
-
 def supported() -> None:
     """Refuse a torch whose Inductor nobody looked into."""
     version = ".".join(torch.__version__.split(".")[:2])
@@ -130,27 +113,15 @@ def supported() -> None:
         )
 
 
-def forward(model: torch.nn.Module, inputs: Any, target: str) -> Forward:
-    """Count one forward pass.
+def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
+    """What one forward pass executes: kernels and library calls of compiled graphs, and ops between these graphs.
 
-    Parameters
-    ----------
-    model : nn.Module
-        On the CPU in evaluation mode; run once.
-    inputs : tuple or dict
-        Real, on the CPU.
-    target : str
-        "cpu" or "cuda": the kind of device to lower for.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When Dynamo or Inductor cannot take the model; says why.
+    The model is on the CPU in evaluation mode, and run once on real inputs; `target` ("cpu" or "cuda") is the kind of
+    device to lower for. One that Dynamo or Inductor cannot take is refused, with the reason.
     """
     supported()
     positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-    done = Forward(input_bytes=sum(t.numel() * t.element_size() for t in leaves([*positional, *named.values()])))
-    recorder = _Recorder(done)
+    recorder = _Recorder(sum(t.numel() * t.element_size() for t in leaves([*positional, *named.values()])))
     try:
         with silenced(), _isolated() as compile_with, torch.inference_mode():
             from torch._inductor.compile_fx import compile_fx
@@ -163,16 +134,26 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> Forward:
         raise
     except Exception as error:
         raise _refusal(error, target) from error
-    return done
+    return tuple(recorder.ops)
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees the ops that run between compiled graphs, and is told of the graphs."""
+    """Sees the ops that run between compiled graphs, and is told of the graphs.
 
-    def __init__(self, done: Forward) -> None:
+    Attributes
+    ----------
+    ops : list[Op]
+        What was executed, with the bytes that were alive then.
+    lowered : list[KernelCall]
+        The calls of the graph that was lowered last.
+    """
+
+    def __init__(self, input_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.done = done
-        self.lowered: list[Step] = []
+        self.ops: list[Op] = []
+        self.lowered: list[KernelCall] = []
+        self._input_bytes = input_bytes
+        self._carried = 0  # bytes that the last graph left to what follows
         self._infos: dict[Any, OpInfo] = {}
 
     @classmethod
@@ -184,11 +165,17 @@ class _Recorder(TorchDispatchMode):
         self.lowered = _lower(module, inputs, options.get("static_input_idxs", ()))
         return lambda *_: None
 
-    def run(self, compiled: Compiled, function: Callable[..., Any], values: Sequence[Any]) -> Any:
-        """Run a captured graph as a compiled one would be."""
+    def run(self, calls: Sequence[KernelCall], inputs: int, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """Run a captured graph of so many inputs as a compiled one would be."""
         from torch.utils._python_dispatch import _disable_current_modes
 
-        self.done.events.append(compiled)
+        before = live = self._input_bytes + self._carried
+        self.ops.append(guards(inputs, Affine(live)))
+        for call in calls:
+            live += call.new_bytes
+            self.ops.append(msgspec.structs.replace(call.op, live_bytes=Affine(live)))
+            live -= call.freed_bytes
+        self._carried = max(0, live - before)
         with _disable_current_modes():
             return function(*values)
 
@@ -203,11 +190,14 @@ class _Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **options)
         out = func(*args, **options)
-        self.done.events.append(_entry(info, args, options, out))
+        record = _record(info, args, options, out)
+        op, new_bytes = executed_op(record, f"{EAGER}.{record.host_class}")
+        live = Affine(self._input_bytes + self._carried + new_bytes)
+        self.ops.append(msgspec.structs.replace(op, live_bytes=live))
         return out
 
 
-def _entry(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> OpRecord:
+def _record(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> OpRecord:
     given = [tensor for value in (*args, *options.values()) for tensor in leaves(value)]
     if info.kind is Kind.ITEM:
         return sync(info, given[0])
@@ -226,19 +216,19 @@ def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
     original = compile_fx.compile_fx_forward
 
     def forward_compiler(gm: Any, example_inputs: Sequence[Any], *rest: Any, **options: Any) -> Callable[..., Any]:
-        meta_model, fakes = _copied(gm), list(example_inputs)
+        copied, fakes = _copied(gm), list(example_inputs)
         with contextlib.ExitStack() as stack:
             if target == "cuda":
-                meta_model, fakes, mode = fake_cuda.moved(meta_model, fakes)
+                copied, fakes, mode = fake_cuda.moved(copied, fakes)
                 stack.enter_context(fake_cuda.present())
                 stack.enter_context(_believing(mode))
-            original(meta_model, fakes, *rest, **options)
-        compiled = Compiled(recorder.lowered, sum(isinstance(one, torch.Tensor) for one in fakes))
+            original(copied, fakes, *rest, **options)
+        calls, tensors = recorder.lowered, sum(isinstance(one, torch.Tensor) for one in fakes)
 
         def run(values: list[Any]) -> Any:
             taken = list(values)
             values.clear()
-            return recorder.run(compiled, gm.forward, taken)
+            return recorder.run(calls, tensors, gm.forward, taken)
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
@@ -249,11 +239,11 @@ def _capturing(recorder: _Recorder, target: str) -> Iterator[None]:
 
 def _copied(module: Any) -> Any:
     """A graph module of its own over the same constants."""
-    meta_model = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
-    meta_model.meta = dict(module.meta)
-    for old, new in zip(module.graph.nodes, meta_model.graph.nodes, strict=True):
+    copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    copied.meta = dict(module.meta)
+    for old, new in zip(module.graph.nodes, copied.graph.nodes, strict=True):
         new.meta = dict(old.meta)
-    return meta_model
+    return copied
 
 
 @contextlib.contextmanager
@@ -268,7 +258,7 @@ def _believing(mode: Any) -> Iterator[None]:
         yield
 
 
-def _lower(module: Any, inputs: Sequence[Any], static: Sequence[int]) -> list[Step]:
+def _lower(module: Any, inputs: Sequence[Any], static: Sequence[int]) -> list[KernelCall]:
     """Passes, lowering and scheduling of one graph, as Inductor goes about them before it generates code."""
     import torch._inductor.compile_fx as inductor
     from torch._inductor.debug import DebugContext
@@ -294,7 +284,7 @@ def _lower(module: Any, inputs: Sequence[Any], static: Sequence[int]) -> list[St
                 graph.run(*inputs)
                 graph.init_wrapper_code()
                 graph._update_scheduler()
-                return steps_of(graph, static, cpu=graph.device_type == "cpu")
+                return calls_of(graph, static, cpu=graph.device_type == "cpu")
 
 
 @contextlib.contextmanager

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from latpred.errors import RuntimeRefusalError
+from latpred.runtimes.source import FlatModel, tensors_of
 from latpred.sandbox.own_thread import silenced
 
 LARGEST_IN_MEMORY = 1_900_000_000  # bytes; a serialised model must stay below 2 GB
@@ -26,36 +26,18 @@ _MOST_TEXT = 240
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exported:
-    """An exported model.
-
-    Attributes
-    ----------
-    model : bytes or str
-        Serialised, or a path where it is too large for that.
-    folder : TemporaryDirectory, optional
-        Holds that path for as long as this object lives.
-    """
+    """An exported model: serialised, or where it is too large for that, a path, which lives as long as `folder`."""
 
     model: bytes | str
     folder: tempfile.TemporaryDirectory[str] | None = None
 
 
 def export(model: torch.nn.Module, inputs: Any) -> Exported:
-    """Export a model whose inputs have the batch as the first dimension.
+    """Export a model whose inputs have the batch, of 2 or more, as the first dimension.
 
-    Parameters
-    ----------
-    model : nn.Module
-        In evaluation mode.
-    inputs : tuple or dict
-        Arguments of its forward, at a batch of 2 or more: a size of 1 would be taken for a constant.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When torch cannot export the model; names what stands in the way.
+    A size of 1 would be taken for a constant. A model that torch cannot export is refused, with what stands in the way.
     """
-    flat = _Flat(model, inputs)
+    flat = FlatModel(model, inputs)
     tensors = tensors_of(inputs)
     batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
     varying = tuple(
@@ -75,54 +57,6 @@ def export(model: torch.nn.Module, inputs: Any) -> Exported:
         raise RuntimeRefusalError(_cause(error)) from error
     assert program is not None
     return _kept(program, model)
-
-
-def tensors_of(inputs: Any) -> list[torch.Tensor]:
-    """The tensors among the arguments of a forward, in order.
-
-    >>> [tensor.shape[0] for tensor in tensors_of({"x": torch.zeros(3), "flag": True, "y": torch.zeros(2)})]
-    [3, 2]
-    """
-    return [leaf for leaf in tree_flatten(_plain(inputs))[0] if isinstance(leaf, torch.Tensor)]
-
-
-class _Flat(torch.nn.Module):
-    """A model that takes the tensors among its arguments, and returns the tensors in its result.
-
-    What is no tensor in the result, such as the cache of a decoder, ONNX cannot give back.
-    """
-
-    def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
-        super().__init__()
-        self.model = model
-        leaves, self._form = tree_flatten(_plain(inputs))
-        self._named = isinstance(inputs, Mapping)
-        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors that the model's forward gives."""
-        leaves: list[Any] = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        given = tree_unflatten(leaves, self._form)
-        result = self.model(**given) if self._named else self.model(*given)
-        return tuple(_tensors_in(result))
-
-
-def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        yield result
-    elif isinstance(result, Mapping):
-        for value in result.values():
-            yield from _tensors_in(value)
-    elif isinstance(result, (list, tuple)):
-        for value in result:
-            yield from _tensors_in(value)
-
-
-def _plain(inputs: Any) -> Any:
-    return dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
 
 
 def _names(inputs: Any, count: int) -> list[str]:

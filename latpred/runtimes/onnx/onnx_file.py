@@ -8,14 +8,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import ZERO, ModelGraph
 from latpred.runtimes import graph_store
+from latpred.runtimes.executed_ops import BATCHES
 from latpred.runtimes.onnx import onnx_session
 
 SUFFIX = ".onnx"
@@ -32,7 +36,31 @@ def is_file(model: object) -> bool:
     return isinstance(model, (str, os.PathLike)) and str(os.fspath(model)).lower().endswith(SUFFIX)
 
 
-def walk_file(
+class FileInputs(NamedTuple):
+    """What a file is to be run with: example tensors, or tokens and pixels of a side where those sizes are open."""
+
+    inputs: Any
+    seq: int | None
+    image: int | None
+
+    @property
+    def examples(self) -> Any:
+        """The example tensors in a tuple or by name."""
+        several = isinstance(self.inputs, (tuple, list, Mapping))
+        return self.inputs if several else (self.inputs,)
+
+    @property
+    def key(self) -> str:
+        """What the graph depends on."""
+        from latpred.runtimes.source import tensors_of
+
+        shapes = ""
+        if self.inputs is not None:
+            shapes = str([(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors_of(self.examples)])
+        return f"{self.seq} {self.image} {shapes}"
+
+
+def trace_file(
     path: str | os.PathLike[str],
     inputs: Any = None,
     *,
@@ -42,57 +70,28 @@ def walk_file(
     image: int | None = None,
     precision: str | None = None,
 ) -> ModelGraph:
-    """What onnxruntime runs of a file.
+    """What onnxruntime runs of a file, whose external weights lie beside it.
 
-    Parameters
-    ----------
-    path : str or path
-        The file; its external weights lie beside it.
-    inputs : tuple or dict, optional
-        Example tensors, for inputs with open sizes other than the batch.
-    target : str
-        Kind of device: "cpu" or "cuda".
-    options : str
-        What else the result depends on; see `Walker.options`.
-    seq, image : int, optional
-        Tokens, or pixels of a side, where those are open.
-    precision : str, optional
-        Only that of the file is possible.
-
-    Raises
-    ------
-    UsageError
-        When there is no such file, it is damaged, its weights are missing, its operators are newer than onnxruntime, an
-        input has a size that nobody gave, or another precision is asked for.
-    MissingPackageError
-        When onnxruntime is not installed.
+    `inputs`, `seq` and `image` are for inputs with open sizes other than the batch, `options` as in `RuntimeTracer`.
+    Only the precision of the file is possible. A file that is not there, damaged, without its weights, too new or in
+    need of sizes is a UsageError that says so.
     """
     file = check_file(path)
     proto = _load(file)
     held = _precision(proto)
     if precision not in (None, held) and (precision, held) != ("tf32", "fp32"):
         raise UsageError(f"{file} holds a model in {held}; convert the file to predict {precision}.")
+    wanted = FileInputs(inputs, seq, image)
     stub = _stub(file, proto, precision or held)
-    given = f"{_digest(file, proto)} {seq} {image} {_signature(inputs)}"
-    return graph_store.kept(
-        stub,
-        "onnxruntime",
-        target,
-        f"{options}; {given}",
-        lambda: _walked(file, proto, stub, inputs, target, seq, image),
-    )
+
+    def make() -> ModelGraph:
+        return _traced(file, proto, stub, wanted, target)
+
+    return graph_store.kept(stub, "onnxruntime", target, f"{options}; {_digest(file, proto)} {wanted.key}", make)
 
 
 def check_file(path: str | os.PathLike[str], runtime: str = "onnxruntime") -> Path:
-    """The path of a file that is there, once onnxruntime is too.
-
-    Raises
-    ------
-    UsageError
-        When there is no such file, or the runtime does not run ONNX.
-    MissingPackageError
-        When onnxruntime is not installed.
-    """
+    """The path of a file that is there, for a runtime that runs ONNX, once onnxruntime is installed."""
     file = Path(path)
     if not file.is_file():
         raise _missing(file)
@@ -118,34 +117,21 @@ def refuse(path: str | os.PathLike[str], runtime: str) -> UsageError:
     )
 
 
-def _walked(
-    file: Path, proto: Any, stub: ModelGraph, inputs: Any, target: str, seq: int | None, image: int | None
-) -> ModelGraph:
-    import msgspec
-
+def _traced(file: Path, proto: Any, stub: ModelGraph, wanted: FileInputs, target: str) -> ModelGraph:
     from latpred.runtimes.onnx import onnx_graph
 
     batch = _fixed_batch(proto)
-    sizes = onnx_graph.BATCHES if batch is None else (batch,)
-    feeds = [_feed(file, proto, size, inputs, seq, image) for size in sizes]
+    feeds = [_feed(file, proto, size, wanted) for size in (BATCHES if batch is None else (batch,))]
     try:
-        watched = onnx_session.watch(
-            _named(proto, file), feeds, target=target, threads=1, weights_in=file.resolve().parent
-        )
-        found = onnx_graph.walked(watched, feeds, target)
+        model = _named(proto, file)
+        watched = onnx_session.watch(model, feeds, target=target, threads=1, weights_in=file.resolve().parent)
+        graph = onnx_graph.graph_of(stub, watched, feeds, target)
     except RuntimeRefusalError as error:
         raise _explained(error, file, proto) from error
-    return msgspec.structs.replace(
-        stub,
-        ops=found.ops,
-        ops_at_one=found.ops_at_one,
-        input_bytes=found.input_bytes,
-        parameter_bytes=found.weight_bytes,
-        target=target,
-        stack=onnx_session.installed(),
-        only=() if batch is None else (batch,),
-        notes=() if batch is None else (f"the file takes batch {batch} only: nothing is known of any other",),
-    )
+    if batch is None:
+        return graph
+    note = f"the file takes batch {batch} only: nothing is known of any other"
+    return msgspec.structs.replace(graph, only=(batch,), notes=(note,))
 
 
 def _load(file: Path) -> Any:
@@ -163,44 +149,39 @@ def _load(file: Path) -> Any:
         ) from error
     if not proto.ir_version or not proto.graph.node:
         raise UsageError(f"{file} is no whole ONNX model: it holds no graph. Export or copy it again.")
-    for name, place in _external(proto):
-        weights = file.parent / place
-        if not weights.is_file():
+    for place, name in _external(proto).items():
+        if not (file.parent / place).is_file():
             raise UsageError(
                 f"{file} keeps its weights (among them {name}) in {place}, which is not in "
-                f"{weights.resolve().parent}. Copy that file beside it, or export the model again."
+                f"{(file.parent / place).resolve().parent}. Copy that file beside it, or export the model again."
             )
     return proto
 
 
-def _external(proto: Any) -> Iterator[tuple[str, str]]:
-    """Weights in other files, and those files."""
-    for tensor in proto.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                yield tensor.name, entry.value
+def _external(proto: Any) -> dict[str, str]:
+    """Other files with weights, each with the name of one of them."""
+    return {
+        entry.value: tensor.name
+        for tensor in reversed(proto.graph.initializer)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
 
 
 def _stub(file: Path, proto: Any, precision: str) -> ModelGraph:
     """All of the graph that is known without running it."""
-    from latpred.graph.graph import Affine
-
     return ModelGraph(
         model=file.name,
         input_kind="custom",
         input_size=0,
         precision=precision,
         memory_format="contiguous",
-        parameters=sum(_count(tensor) for tensor in proto.graph.initializer if _is_floating(tensor)),
+        parameters=sum(prod(tensor.dims) for tensor in proto.graph.initializer if _is_floating(tensor)),
         parameter_bytes=0,
-        input_bytes=Affine(0),
+        input_bytes=ZERO,
         ops=(),
         runtime="onnxruntime",
     )
-
-
-def _count(tensor: Any) -> int:
-    return prod(tensor.dims)
 
 
 def _is_floating(tensor: Any) -> bool:
@@ -215,32 +196,20 @@ def _dtype(code: int) -> str:
 
 def _precision(proto: Any) -> str:
     """Precision in which most weights are held."""
-    totals: dict[str, int] = {"float32": 0}
+    totals: Counter[str] = Counter(float32=0)
     for tensor in proto.graph.initializer:
         if _is_floating(tensor):
-            totals[_dtype(tensor.data_type)] = totals.get(_dtype(tensor.data_type), 0) + _count(tensor)
-    return _PRECISIONS.get(max(totals, key=lambda name: totals[name]), "fp32")
+            totals[_dtype(tensor.data_type)] += prod(tensor.dims)
+    return _PRECISIONS.get(totals.most_common(1)[0][0], "fp32")
 
 
 def _digest(file: Path, proto: Any) -> str:
     """Of the file's bytes, and of when files beside it changed."""
     parts = [hashlib.sha256(file.read_bytes()).hexdigest()]
-    for place in sorted({place for _, place in _external(proto)}):
+    for place in sorted(_external(proto)):
         state = (file.parent / place).stat()
         parts.append(f"{place} {state.st_size} {state.st_mtime_ns}")
     return "; ".join(parts)
-
-
-def _signature(inputs: Any) -> str:
-    from latpred.runtimes.onnx.onnx_export import tensors_of
-
-    if inputs is None:
-        return ""
-    return str([(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors_of(_several(inputs))])
-
-
-def _several(inputs: Any) -> Any:
-    return inputs if isinstance(inputs, (tuple, list, Mapping)) else (inputs,)
 
 
 def _inputs(proto: Any) -> list[Any]:
@@ -260,12 +229,13 @@ def _fixed_batch(proto: Any) -> int | None:
     return leading[0] if leading and all(size is not None for size in leading) else None
 
 
-def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, image: int | None) -> dict[str, Any]:
+def _feed(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, Any]:
+    """Inputs of one run by name."""
     import numpy as np
 
-    _demand_used(file, proto, inputs, seq, image)
-    if inputs is not None:
-        return _given(file, proto, batch, inputs)
+    _demand_used(file, proto, wanted)
+    if wanted.inputs is not None:
+        return _given(file, proto, batch, wanted)
     feed = {}
     for value in _inputs(proto):
         if not value.type.HasField("tensor_type"):
@@ -278,7 +248,7 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
                 "model from an example that is not empty."
             )
         shape = [batch if index == 0 and size is None else size for index, size in enumerate(sizes)]
-        filled = _filled(shape, dtype, seq, image)
+        filled = _filled(shape, dtype, wanted)
         if filled is None:
             raise UsageError(
                 f"{file}: input {value.name!r} has open sizes besides the batch ({_written(value)}). Give "
@@ -295,50 +265,41 @@ def _feed(file: Path, proto: Any, batch: int, inputs: Any, seq: int | None, imag
     return feed
 
 
-def _demand_used(file: Path, proto: Any, inputs: Any, seq: int | None, image: int | None) -> None:
+def _demand_used(file: Path, proto: Any, wanted: FileInputs) -> None:
     """Refuse sizes that the file's inputs leave nothing for."""
-    shapes = [] if inputs is not None else [_sizes(v) for v in _inputs(proto) if v.type.HasField("tensor_type")]
-    for name, value, dims in (("seq", seq, 2), ("image", image, 4)):
+    shapes = [] if wanted.inputs is not None else [_sizes(v) for v in _inputs(proto) if v.type.HasField("tensor_type")]
+    for name, value, dims in (("seq", wanted.seq, 2), ("image", wanted.image, 4)):
         if value is not None and not any(len(shape) == dims and None in shape[1:] for shape in shapes):
-            why = "inputs= has its size" if inputs is not None else "no input has such a size open"
+            why = "inputs= has its size" if wanted.inputs is not None else "no input has such a size open"
             raise UsageError(f"{file}: {name}={value} changes nothing, since {why}. Leave it out.")
 
 
-def _filled(shape: list[int | None], dtype: Any, seq: int | None, image: int | None) -> list[int] | None:
+def _filled(shape: list[int | None], dtype: Any, wanted: FileInputs) -> list[int] | None:
     """A shape whose open sizes are tokens or pixels; None where they are neither."""
     usual: list[int] | None = None
-    if len(shape) == 2 and (dtype.kind in "iub" or seq is not None):
-        usual = [1, seq or TOKENS]
+    if len(shape) == 2 and (dtype.kind in "iub" or wanted.seq is not None):
+        usual = [1, wanted.seq or TOKENS]
     elif len(shape) == 4 and dtype.kind == "f":
-        usual = [1, CHANNELS, image or PIXELS, image or PIXELS]
+        usual = [1, CHANNELS, wanted.image or PIXELS, wanted.image or PIXELS]
     if usual is None:
         return None if any(size is None for size in shape) else [size for size in shape if size is not None]
     return [given if size is None else size for size, given in zip(shape, usual, strict=True)]
 
 
-def _given(file: Path, proto: Any, batch: int, inputs: Any) -> dict[str, Any]:
+def _given(file: Path, proto: Any, batch: int, wanted: FileInputs) -> dict[str, Any]:
+    """The example tensors at a batch size."""
     import torch
 
-    from latpred.runtimes.onnx.onnx_export import tensors_of
+    from latpred.runtimes.source import tensors_of
     from latpred.tracing.inputs import from_example, real
 
     names = [value.name for value in _inputs(proto)]
-    several = _several(inputs)
-    tensors = tensors_of(real(from_example(several).make(batch), torch.float32))
-    if isinstance(several, Mapping):
-        tensors = [
-            tensor for _, tensor in sorted(zip(several, tensors, strict=True), key=lambda p: _place(names, p[0]))
-        ]
-        known = set(several) <= set(names)
-    else:
-        known = True
-    if not known or len(tensors) != len(names):
+    tensors = tensors_of(real(from_example(wanted.examples).make(batch), torch.float32))
+    order = list(wanted.examples) if isinstance(wanted.examples, Mapping) else names
+    if len(tensors) != len(names) or set(order) != set(names):
         raise UsageError(f"{file} takes {', '.join(names)}; give inputs= with one tensor for each of them.")
-    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
-
-
-def _place(names: list[str], name: str) -> int:
-    return names.index(name) if name in names else len(names)
+    given = dict(zip(order, tensors, strict=True))
+    return onnx_session.feed_of(names, [given[name] for name in names])
 
 
 def _written(value: Any) -> str:
@@ -349,7 +310,8 @@ def _written(value: Any) -> str:
 def _named(proto: Any, file: Path) -> bytes | str:
     """The model with a name of its own for every node, by which onnxruntime reports them."""
     seen: set[str] = set()
-    for index, node in enumerate(_all_nodes(proto.graph)):
+    nodes = (node for graph in onnx_session.graphs_within(proto.graph) for node in graph.node)
+    for index, node in enumerate(nodes):
         if not node.name or node.name in seen:
             node.name = f"{node.op_type}_latpred_{index}"
         seen.add(node.name)
@@ -357,14 +319,6 @@ def _named(proto: Any, file: Path) -> bytes | str:
         return bytes(proto.SerializeToString())
     except ValueError:  # 2 GB and more within one file, which protobuf reads but does not write
         return str(file)
-
-
-def _all_nodes(graph: Any) -> Iterator[Any]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g)
 
 
 def _explained(error: RuntimeRefusalError, file: Path, proto: Any) -> LatpredError:

@@ -1,21 +1,29 @@
 """Cost formulas of ONNX operators: kernel family, dimensions, multiply-adds and reads, from attributes and shapes.
 
-Pure functions; which operator has which is `onnx_nodes`' table.
+Where an operator counts as an aten op does, it has the formula of that op. Which operator has which is the table below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
+from latpred.ops import convolution, movement, pointwise, products
 from latpred.ops.families import root
 from latpred.ops.registry import Work
 
 NCHWC = "com.microsoft.nchwc"
+_BYTES = {
+    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("double", "float64", "int64", "uint64"), 8),
+}
 
 
-class Value(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Value:
     """A tensor: shape, name of its dtype as onnxruntime writes it, whether it is a weight, a whole number's value."""
 
     shape: tuple[int, ...]
@@ -31,7 +39,7 @@ class Value(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return prod(self.shape) * ITEMSIZE.get(self.dtype, 4)
+        return prod(self.shape) * _BYTES.get(self.dtype, 4)
 
 
 class Node(NamedTuple):
@@ -49,48 +57,48 @@ class Node(NamedTuple):
         """An attribute of several whole numbers."""
         return tuple(int(value) for value in self.attributes.get(name, default))
 
-
-ITEMSIZE = {
-    **dict.fromkeys(("bool", "int8", "uint8"), 1),
-    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("double", "float64", "int64", "uint64"), 8),
-}
+    @property
+    def kind(self) -> str:
+        """Its type as the special part of a family."""
+        return self.op_type.lower()
 
 
-Formula = Callable[[Node, Sequence[Value], Sequence[Value]], Work]
+Values = Sequence[Value]
+Formula = Callable[[Node, Values, Values], Work]
+_NOTHING = Value((0,), "float")
+
+
+def _rows(family: str, elements: int, cols: int, **bytes_moved: Any) -> Work:
+    return Work(family, {"rows": elements // cols, "cols": cols}, **bytes_moved)
+
 
 # -- products ------------------------------------------------------------------------------------------------------
 
 
-def _gemm(m: int, n: int, k: int) -> Work:
-    return Work("gemm", {"m": m, "n": n, "k": k}, macs=m * n * k)
-
-
-def matmul(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def matmul(node: Node, ins: Values, outs: Values) -> Work:
     """A product over the last two dimensions; a single matrix on the right makes it one gemm."""
     a, b, out = ins[0].shape, ins[1].shape, outs[0]
     k = (a[-2] if node.number("transA", 0) else a[-1]) if len(a) > 1 else a[0]
     n = out.shape[-1] if len(b) > 1 else 1
     if len(b) <= 2:
-        return _gemm(out.numel // n, n, k)
+        return products.gemm(out.numel // n, n, k)
     m = out.shape[-2] if len(a) > 1 else 1
-    batch = out.numel // (m * n)
-    return Work("bmm", {"batch": batch, "m": m, "n": n, "k": k}, macs=batch * m * n * k)
+    return products.bmm(out.numel // (m * n), m, n, k)
 
 
-def full_gemm(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def full_gemm(node: Node, ins: Values, outs: Values) -> Work:
     """One product of two matrices, either of which may come transposed."""
     m, n = outs[0].shape
-    return _gemm(m, n, ins[0].shape[0 if node.number("transA", 0) else 1])
+    return products.gemm(m, n, ins[0].shape[0 if node.number("transA", 0) else 1])
 
 
-def quantised_matmul(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def quantised_matmul(node: Node, ins: Values, outs: Values) -> Work:
     """A product with packed weights, whose sizes are attributes."""
     n, k = node.number("N", outs[0].shape[-1]), node.number("K", ins[0].shape[-1])
-    return _gemm(outs[0].numel // n, n, k)
+    return products.gemm(outs[0].numel // n, n, k)
 
 
-def einsum(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def einsum(node: Node, ins: Values, outs: Values) -> Work:
     """A product of two tensors, or a rearrangement of one."""
     equation = str(node.attributes.get("equation", "")).replace(" ", "")
     terms, arrow, result = equation.partition("->")
@@ -107,52 +115,22 @@ def einsum(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
     left, right = set(labels[0]), set(labels[1])
     summed = (left | right) - set(result)
     shared = (left & right) - summed
-    batch, k = (prod(sizes[one] for one in group) for group in (shared, summed))
-    m, n = (prod(sizes[one] for one in side - shared - summed) for side in (left, right))
-    return Work("bmm", {"batch": batch, "m": m, "n": n, "k": k}, macs=batch * m * n * k)
+    groups = (shared, left - shared - summed, right - shared - summed, summed)
+    return products.bmm(*(prod(sizes[label] for label in group) for group in groups))
 
 
-# -- convolutions --------------------------------------------------------------------------------------------------
-
-
-def plane(shape: Sequence[int]) -> tuple[int, int]:
-    """Height and width of a spatial shape, as the eager walk has them."""
-    return (1, shape[0]) if len(shape) == 1 else (prod(shape[:-1]), shape[-1])
-
-
-def conv(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """A convolution: dense, grouped, depthwise or transposed; channels in blocks make another family."""
-    x, weight, y = ins[0].shape, ins[1].shape, outs[0].shape
-    groups = node.number("group", 1)
+def conv(node: Node, ins: Values, outs: Values) -> Work:
+    """A convolution: dense, grouped, depthwise or transposed; channels in blocks are another kernel's."""
+    x, y = ins[0], outs[0]
+    if node.attributes.get("channels_last", 0) or node.op_type.startswith("Nhwc"):
+        x, y = (replace(one, shape=(one.shape[0], one.shape[-1], *one.shape[1:-1])) for one in (x, y))
+    stride, groups = node.numbers("strides", (1,))[-1], node.number("group", 1)
     transposed = "Transpose" in node.op_type
-    last = node.attributes.get("channels_last", 0) or node.op_type.startswith("Nhwc")
-    if last:
-        x, y = (x[0], x[-1], *x[1:-1]), (y[0], y[-1], *y[1:-1])
-    kernel = plane(weight[2:])
-    dims = dict(
-        zip(
-            ("batch", "c_in", "c_out", "h_in", "w_in", "h_out", "w_out", "kernel_h", "kernel_w"),
-            (x[0], x[1], y[1], *plane(x[2:]), *plane(y[2:]), *kernel),
-            strict=True,
-        )
-    )
-    dims |= {"stride": node.numbers("strides", (1,))[-1], "groups": groups}
-    macs = prod(x if transposed else y) * prod(weight[1:])
-    return Work(_conv_family(transposed, groups, x[1]) + _blocked(node), dims, macs)
+    work = convolution.convolution(x, ins[1], None, (stride, stride), 0, 1, transposed, 0, groups, out=y)
+    return work._replace(family=f"{work.family}.nchwc") if node.domain == NCHWC else work
 
 
-def _conv_family(transposed: bool, groups: int, c_in: int) -> str:
-    if transposed:
-        return "conv_transpose"
-    return "conv" if groups == 1 else "conv_depthwise" if groups == c_in else "conv_grouped"
-
-
-def _blocked(node: Node) -> str:
-    """Special family of kernels whose channels lie in blocks: they are other code than the plain ones."""
-    return ".nchwc" if node.domain == NCHWC else ""
-
-
-def recurrent(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def recurrent(node: Node, ins: Values, outs: Values) -> Work:
     """All steps of a recurrent layer in one or both directions."""
     steps, batch, width = ins[0].shape
     directions, _, _ = ins[1].shape
@@ -162,13 +140,10 @@ def recurrent(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
     return Work("rnn", dims, macs=steps * batch * (ins[1].numel + ins[2].numel))
 
 
-# -- attention -----------------------------------------------------------------------------------------------------
-
-
-def attention(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def attention(node: Node, ins: Values, outs: Values) -> Work:
     """Fused attention, with or without the projections in it."""
     if node.op_type == "Attention" and node.domain == "com.microsoft":
-        return _attention_with_weights(node, ins, outs)
+        return _attention_with_weights(node, ins)
     query, key = ins[0].shape, ins[1].shape
     if len(query) == 4:
         batch, heads, queries, width = query
@@ -181,7 +156,7 @@ def attention(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
     return _attended(batch, heads, queries, keys, width, masked)
 
 
-def _attention_with_weights(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def _attention_with_weights(node: Node, ins: Values) -> Work:
     """The projections of query, key and value are part of it."""
     batch, queries, hidden = ins[0].shape
     heads, projected = node.number("num_heads", 1), ins[1].shape[-1]
@@ -190,75 +165,54 @@ def _attention_with_weights(node: Node, ins: Sequence[Value], outs: Sequence[Val
 
 
 def _attended(batch: int, heads: int, queries: int, keys: int, width: int, masked: bool) -> Work:
-    dims = {
-        "batch": batch,
-        "heads": heads,
-        "queries": queries,
-        "keys": keys,
-        "head_dim": width,
-        "masked": int(masked),
-    }
-    return Work("attention", dims, macs=2 * batch * heads * queries * keys * width)
+    query, key = (Value((batch, heads, tokens, width), "float") for tokens in (queries, keys))
+    return products.attention(query, key, key, masked, causal=False)
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
 
 
-def over_rows(family: str, default_axis: int) -> Formula:
-    """Formula of statistics over the axes from one on."""
+def over_last(family: str) -> Formula:
+    """Formula of statistics over the axes from one on, which is the last by default."""
 
-    def formula(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-        axis = node.number("axis", default_axis)
-        cols = prod(ins[0].shape[axis:])
-        return Work(family, {"rows": ins[0].numel // cols, "cols": cols})
+    def formula(node: Node, ins: Values, outs: Values) -> Work:
+        return _rows(family, ins[0].numel, prod(ins[0].shape[node.number("axis", -1) :]))
 
     return formula
 
 
-def softmax(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """Softmax along one axis."""
-    cols = ins[0].shape[node.number("axis", -1)]
-    return Work(f"softmax.{node.op_type.lower()}", {"rows": ins[0].numel // cols, "cols": cols})
+def along_axis(general: str) -> Formula:
+    """Formula of an operator that goes along one axis, the last by default."""
+
+    def formula(node: Node, ins: Values, outs: Values) -> Work:
+        return _rows(f"{general}.{node.kind}", ins[0].numel, ins[0].shape[node.number("axis", -1)])
+
+    return formula
 
 
-def per_channel(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def per_channel(node: Node, ins: Values, outs: Values) -> Work:
     """Statistics over each group of channels of each sample."""
-    x = ins[0].shape
-    groups = node.number("num_groups", 0) or node.number("groups", 0) or x[1]
-    rows = x[0] * groups
-    return Work("norm.group_norm", {"rows": rows, "cols": ins[0].numel // rows})
+    batch, channels = ins[0].shape[:2]
+    groups = node.number("num_groups", 0) or node.number("groups", 0) or channels
+    return _rows("norm.group_norm", ins[0].numel, ins[0].numel // (batch * groups))
 
 
-def batch_norm(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def batch_norm(node: Node, ins: Values, outs: Values) -> Work:
     """Scale and shift by running statistics."""
-    x = ins[0].shape
-    return Work("batch_norm", {"batch": x[0], "channels": x[1], "spatial": prod(x[2:])})
+    return pointwise.batch_norm(ins[0], out=outs[0])
 
 
-def reduction(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def reduction(node: Node, ins: Values, outs: Values) -> Work:
     """Every result stands for several elements."""
-    rows = outs[0].numel
-    family = f"reduction.{node.op_type.removeprefix('Reduce').lower()}"
-    return Work(family, {"rows": rows, "cols": ins[0].numel // rows})
+    return _rows(f"reduction.{node.kind.removeprefix('reduce')}", ins[0].numel, ins[0].numel // outs[0].numel)
 
 
-def scan(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """A running sum."""
-    return Work("reduction.cumsum", {"rows": outs[0].numel, "cols": 1})
-
-
-def sort(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """The largest along an axis."""
-    cols = ins[0].shape[node.number("axis", -1)]
-    return Work(f"sort.{node.op_type.lower()}", {"rows": ins[0].numel // cols, "cols": cols})
-
-
-def distinct(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def distinct(node: Node, ins: Values, outs: Values) -> Work:
     """Values or places picked out of a whole tensor."""
-    return Work(f"sort.{node.op_type.lower()}", {"rows": 1, "cols": ins[0].numel})
+    return Work(f"sort.{node.kind}", {"rows": 1, "cols": ins[0].numel})
 
 
-def transform(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def transform(node: Node, ins: Values, outs: Values) -> Work:
     """A Fourier transform along an axis: halves of halves where its length is a power of two, else a chirp's."""
     given = ins[2].scalar if len(ins) > 2 else None  # an input since opset 20, an attribute before
     cols = ins[0].shape[node.number("axis", -2) if given is None else given]
@@ -266,14 +220,19 @@ def transform(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
     return Work(f"fft.{kind}", {"rows": max(1, outs[0].numel // 2 // cols), "cols": cols})
 
 
+def gather(node: Node, ins: Values, outs: Values) -> Work:
+    """Rows picked by index; from a table of weights that is an embedding."""
+    axis, shape = node.number("axis", 0) % len(ins[0].shape), ins[0].shape
+    family = "embedding" if ins[0].weight and axis == 0 and len(shape) == 2 else "index.select"
+    return _rows(family, outs[0].numel, prod(shape[axis + 1 :]), reads={0: outs[0].nbytes})
+
+
 # -- elements ------------------------------------------------------------------------------------------------------
 
 
-def elementwise(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def elementwise(node: Node, ins: Values, outs: Values) -> Work:
     """Each result from one element of each input."""
-    size = outs[0].numel
-    operands = sum(value.numel == size for value in ins)
-    return Work(f"elementwise.{node.op_type.lower()}", {"numel": size, "operands": operands})
+    return pointwise.elementwise(node.kind)(*ins, out=outs[0])
 
 
 def _copy(kind: str, out: Value, run: int | None = None, reads: Mapping[int, int] | None = None) -> Work:
@@ -281,21 +240,21 @@ def _copy(kind: str, out: Value, run: int | None = None, reads: Mapping[int, int
     return Work(f"copy.{kind}", {"numel": out.numel, "run": max(1, length)}, reads=reads or {})
 
 
-def moved(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def moved(node: Node, ins: Values, outs: Values) -> Work:
     """Copies of what is picked, row by row; what is not picked is not read."""
     written = sum(value.nbytes for value in outs)
     biggest = max(outs, key=lambda value: value.numel)
-    total = biggest._replace(shape=(sum(value.numel for value in outs),)) if len(outs) > 1 else biggest
+    total = replace(biggest, shape=(sum(value.numel for value in outs),))
     run = biggest.shape[-1] if biggest.shape else 1
-    return _copy(node.op_type.lower(), total, run, {0: min(written, ins[0].nbytes) if ins else 0})
+    return _copy(node.kind, total, run, {0: min(written, ins[0].nbytes) if ins else 0})
 
 
-def cast(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """A copy in another dtype."""
-    return _copy("cast", outs[0], outs[0].numel)
+def in_order(kind: str) -> Formula:
+    """Formula of a copy that moves everything in order."""
+    return lambda _, __, outs: _copy(kind, outs[0], outs[0].numel)
 
 
-def transpose(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def transpose(node: Node, ins: Values, outs: Values) -> Work:
     """A copy that gathers as many elements at a time as stay together."""
     shape = ins[0].shape
     order = node.numbers("perm", tuple(reversed(range(len(shape)))))
@@ -307,60 +266,22 @@ def transpose(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
     return _copy("transpose", outs[0], run)
 
 
-def concat(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """Several tensors written behind each other."""
-    return Work("cat", {"numel": outs[0].numel, "parts": len(ins)})
-
-
-def gather(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """Rows picked by index; from a table of weights that is an embedding."""
-    axis, shape = node.number("axis", 0), ins[0].shape
-    axis += len(shape) if axis < 0 else 0
-    cols = prod(shape[axis + 1 :])
-    dims = {"rows": outs[0].numel // cols, "cols": cols}
-    table = ins[0].weight and axis == 0 and len(shape) == 2
-    return Work("embedding" if table else "index.select", dims, reads={0: outs[0].nbytes})
-
-
-def picked(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """Single elements picked by index."""
-    return Work("index.gather", {"rows": outs[0].numel, "cols": 1}, reads={0: outs[0].nbytes})
-
-
-def scattered(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """Elements put into a copy of a tensor."""
-    return Work("index.put", {"rows": ins[2].numel, "cols": 1})
-
-
-def pooled(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def pooled(node: Node, ins: Values, outs: Values) -> Work:
     """A window, or a whole plane, reduced to one element."""
-    x, y = ins[0].shape, outs[0].shape
-    window = prod(node.numbers("kernel_shape")) if not node.op_type.startswith("Global") else prod(x[2:])
-    kind = node.op_type.removeprefix("Global").removesuffix("Pool").lower()
-    return _over_plane(kind, y, window)
+    window = prod(ins[0].shape[2:] if node.op_type.startswith("Global") else node.numbers("kernel_shape"))
+    return _over_plane(node.kind.removeprefix("global").removesuffix("pool"), outs[0].shape, window)
 
 
-def resized(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
+def resized(node: Node, ins: Values, outs: Values) -> Work:
     """A plane at another size."""
-    mode = node.attributes.get("mode", "nearest")
-    taps = {"nearest": 1, "linear": 4, "cubic": 16}.get(str(mode), 4)
-    return _over_plane(f"resize_{mode}", outs[0].shape, taps)
+    mode = str(node.attributes.get("mode", "nearest"))
+    return _over_plane(f"resize_{mode}", outs[0].shape, {"nearest": 1, "linear": 4, "cubic": 16}.get(mode, 4))
 
 
 def _over_plane(kind: str, out: Sequence[int], window: int) -> Work:
-    height, width = plane(out[2:]) if len(out) > 2 else (1, 1)
+    height, width = (prod(out[2:-1]), out[-1]) if len(out) > 2 else (1, 1)
     dims = {"batch": out[0], "channels": out[1], "h_out": height, "w_out": width, "window": max(1, window)}
     return Work(f"pooling.{kind}", dims)
-
-
-def unmoved(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """A change of shape that has to be a copy."""
-    return _copy("contiguous", outs[0], outs[0].numel)
-
-
-def factory(node: Node, ins: Sequence[Value], outs: Sequence[Value]) -> Work:
-    """A new tensor, written once."""
-    return Work("factory", {"numel": outs[0].numel}, reads={0: 0})
 
 
 # Only the shape changes: the memory stays where it is.
@@ -371,7 +292,6 @@ CONTROL = frozenset({"If", "Loop", "Scan"})
 TRANSFERS = frozenset({"MemcpyToHost", "MemcpyFromHost"})
 # Families that share a general class of host cost with another.
 _GENERAL = {"conv_grouped": "conv", "conv_depthwise": "conv", "conv_transpose": "conv", "batch_norm": "norm"}
-Values = Sequence[Value | None]
 
 
 def class_of(family: str, op_type: str) -> str:
@@ -383,11 +303,9 @@ def class_of(family: str, op_type: str) -> str:
     return f"node.{_GENERAL.get(root(family), root(family))}.{op_type}"
 
 
-def work_of(node: Node, inputs: Values, outputs: Sequence[Value]) -> Work | None:
+def work_of(node: Node, inputs: Sequence[Value | None], outputs: Values) -> Work | None:
     """What a node does on the device; None when its type is not known or its shapes are not those of its type.
 
-    Examples
-    --------
     >>> a, b = Value((8, 64), "float"), Value((64, 32), "float", weight=True)
     >>> work_of(Node("MatMul", "", {}), (a, b), (Value((8, 32), "float"),)).dims
     {'m': 8, 'n': 32, 'k': 64}
@@ -402,57 +320,53 @@ def work_of(node: Node, inputs: Values, outputs: Sequence[Value]) -> Work | None
         return None
 
 
-_NOTHING = Value((0,), "float")
-
-
-def _named(formula: Formula, names: str) -> dict[str, Formula]:
-    return dict.fromkeys(names.split(), formula)
-
-
-_FORMULAS: dict[str, Formula] = {
-    **dict.fromkeys(VIEWS, unmoved),
-    **_named(matmul, "MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat"),
-    **_named(full_gemm, "Gemm FusedGemm"),
-    **_named(quantised_matmul, "MatMulNBits MatMulBnb4 DynamicQuantizeMatMul"),
-    **_named(einsum, "Einsum"),
-    **_named(conv, "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger"),
-    **_named(recurrent, "LSTM GRU RNN"),
-    **_named(attention, "Attention MultiHeadAttention GroupQueryAttention"),
-    **_named(over_rows("norm.layer_norm", -1), "LayerNormalization"),
-    **_named(over_rows("norm.rms_norm", -1), "RMSNormalization SimplifiedLayerNormalization"),
+_OPERATORS: dict[Formula, str] = {
+    matmul: "MatMul FusedMatMul TransposeMatMul MatMulInteger MatMulIntegerToFloat",
+    full_gemm: "Gemm FusedGemm",
+    quantised_matmul: "MatMulNBits MatMulBnb4 DynamicQuantizeMatMul",
+    einsum: "Einsum",
+    conv: "Conv FusedConv NhwcConv NhwcFusedConv ConvTranspose ConvInteger",
+    recurrent: "LSTM GRU RNN",
+    attention: "Attention MultiHeadAttention GroupQueryAttention",
+    over_last("norm.layer_norm"): "LayerNormalization",
+    over_last("norm.rms_norm"): "RMSNormalization SimplifiedLayerNormalization",
     # With the addition before it fused in, a normalisation has a kernel of its own, on a CPU many times slower.
-    **_named(over_rows("norm.skip_layer_norm", -1), "SkipLayerNormalization"),
-    **_named(over_rows("norm.skip_rms_norm", -1), "SkipSimplifiedLayerNormalization"),
-    **_named(over_rows("norm.lp", -1), "LpNormalization MeanVarianceNormalization"),
-    **_named(per_channel, "InstanceNormalization GroupNormalization GroupNorm SkipGroupNorm"),
-    **_named(batch_norm, "BatchNormalization"),
-    **_named(softmax, "Softmax LogSoftmax BiasSoftmax Hardmax"),
-    **_named(
-        reduction,
+    over_last("norm.skip_layer_norm"): "SkipLayerNormalization",
+    over_last("norm.skip_rms_norm"): "SkipSimplifiedLayerNormalization",
+    over_last("norm.lp"): "LpNormalization MeanVarianceNormalization",
+    per_channel: "InstanceNormalization GroupNormalization GroupNorm SkipGroupNorm",
+    batch_norm: "BatchNormalization",
+    along_axis("softmax"): "Softmax LogSoftmax BiasSoftmax Hardmax",
+    along_axis("sort"): "TopK",
+    reduction: (
         "ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
-        "ReduceSumSquare ArgMax ArgMin",
+        "ReduceSumSquare ArgMax ArgMin"
     ),
-    **_named(scan, "CumSum"),
-    **_named(sort, "TopK"),
-    **_named(distinct, "NonZero Unique Compress"),
-    **_named(transform, "DFT STFT"),
-    **_named(
-        elementwise,
+    distinct: "NonZero Unique Compress",
+    transform: "DFT STFT",
+    elementwise: (
         "Add Sub Mul Div Pow Min Max Mean Sum Mod And Or Not Xor Equal Greater Less GreaterOrEqual "
         "LessOrEqual Where Abs Neg Exp Log Sqrt Reciprocal Erf Tanh Sigmoid Relu LeakyRelu PRelu Elu Selu "
         "Celu HardSigmoid HardSwish Softplus Softsign Gelu FastGelu QuickGelu BiasGelu BiasSplitGelu Mish "
         "ThresholdedRelu Clip Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan Sinh Cosh IsNaN IsInf BitShift "
         "BitwiseAnd BitwiseOr BitwiseXor BitwiseNot Swish Trilu QuantizeLinear DequantizeLinear "
-        "RotaryEmbedding BiasAdd ",
+        "RotaryEmbedding BiasAdd"
     ),
-    **_named(moved, "Expand Tile Pad Slice Split DepthToSpace SpaceToDepth ReorderInput ReorderOutput ReverseSequence"),
-    **_named(cast, "Cast CastLike"),
-    **_named(transpose, "Transpose"),
-    **_named(concat, "Concat"),
-    **_named(gather, "Gather"),
-    **_named(picked, "GatherElements GatherND OneHot"),
-    **_named(scattered, "ScatterND ScatterElements Scatter"),
-    **_named(pooled, "MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool"),
-    **_named(resized, "Resize Upsample"),
-    **_named(factory, "Range ConstantOfShape EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike"),
+    moved: "Expand Tile Pad Slice Split DepthToSpace SpaceToDepth ReorderInput ReorderOutput ReverseSequence",
+    in_order("cast"): "Cast CastLike",
+    in_order("contiguous"): " ".join(VIEWS),  # where a change of shape has to be a copy
+    transpose: "Transpose",
+    gather: "Gather",
+    pooled: "MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool",
+    resized: "Resize Upsample",
+    lambda _, ins, outs: movement.cat(ins, out=outs[0]): "Concat",
+    lambda _, ins, outs: _rows("reduction.cumsum", outs[0].numel, 1): "CumSum",
+    lambda _, ins, outs: _rows("index.gather", outs[0].numel, 1, reads={0: outs[0].nbytes}): (
+        "GatherElements GatherND OneHot"
+    ),
+    lambda _, ins, outs: _rows("index.put", ins[2].numel, 1): "ScatterND ScatterElements Scatter",
+    lambda _, ins, outs: Work("factory", {"numel": outs[0].numel}, reads={0: 0}): (
+        "Range ConstantOfShape EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike"
+    ),
 }
+_FORMULAS = {name: formula for formula, names in _OPERATORS.items() for name in names.split()}

@@ -1,136 +1,149 @@
-"""From what onnxruntime executed at batches 1, 2 and 3 to ops whose every count is affine in batch.
+"""From what onnxruntime executed to ops with counts: at one batch size, or affine in batch from batches 1, 2 and 3.
 
 The nodes and the shapes of their results come from onnxruntime's profile, attributes and weights from the graph it
-saved after optimising. What a node does is `onnx_nodes`' business, how many channels blocks hold `onnx_layout`'s.
+saved after optimising. What a node does is `onnx_formulas`' business. On a CPU channels may lie in blocks, the last of
+which is filled up as far as its vectors are wide: here they are as many as the model has.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
 
 from latpred.errors import RuntimeRefusalError
-from latpred.graph.graph import Affine, Op
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.registry import Work
-from latpred.runtimes.base import ExecutedOp, is_affine, line, op_through, ops_exactly
-from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, TRANSFERS, VIEWS, Node, Value, class_of, work_of
-from latpred.runtimes.onnx.onnx_session import Blocks, Event, Watched, unfilled
+from latpred.runtimes.executed_ops import first_difference, op_through, unless_affine
+from latpred.runtimes.onnx.onnx_formulas import (
+    CONTROL,
+    HOST,
+    NCHWC,
+    TRANSFERS,
+    VIEWS,
+    Node,
+    Value,
+    class_of,
+    work_of,
+)
+from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed
 
-BATCHES = (1, 2, 3)
-_DTYPES = {"float": "float32", "double": "float64"}
-_TO_ONNX = {"float32": "float", "float64": "double"}
+_FROM_ONNX = {"float": "float32", "double": "float64"}
+_TO_ONNX = {name: onnx for onnx, name in _FROM_ONNX.items()}
 _INTEGERS = frozenset({"int64", "int32", "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"})
-
-
-class TracedOnnx(NamedTuple):
-    """Ops for batches from 2 on, those of batch 1 where they differ, bytes of the inputs and of the weights."""
-
-    ops: tuple[Op, ...]
-    ops_at_one: tuple[Op, ...] | None
-    input_bytes: Affine
-    weight_bytes: int
+_NO_CAST: Mapping[str, str] = {}
 
 
 @dataclass
-class Topology:
-    """The optimised graph by name: its nodes, those of the graphs within them, and their weights."""
+class OptimisedGraph:
+    """The graph that onnxruntime made of a model: its nodes, those of the graphs within them, and weights, by name.
 
+    `cast` renames dtypes, for a precision that the model was not exported in. `on_host` are the values that the CUDA
+    provider leaves on the host: shapes, and whole numbers made of nothing else.
+    """
+
+    cast: Mapping[str, str]
     nodes: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Value] = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
     on_host: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, proto: Any, target: str, cast: Mapping[str, str]) -> Topology:
-        """Read a model; `cast` renames dtypes, for a precision that the model was not exported in."""
-        found = cls(outputs=frozenset(value.name for value in proto.graph.output))
-        found._add(proto.graph, cast)
-        if target == "cuda":
-            found.on_host = _on_host(proto.graph)
-        return found
-
-    def _add(self, graph: Any, cast: Mapping[str, str]) -> None:
+    def of(cls, watched: Watched, target: str, cast: Mapping[str, str]) -> OptimisedGraph:
+        """Read what was watched."""
         import onnx
 
-        for tensor in graph.initializer:
-            name = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
-            dtype = _TO_ONNX.get(name, name)
-            scalar = int(onnx.numpy_helper.to_array(tensor)) if dtype == "int64" and not tensor.dims else None
-            self.weights[tensor.name] = Value(tuple(tensor.dims), cast.get(dtype, dtype), True, scalar)
-        for node in graph.node:
-            self.nodes[node.name] = node
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    self._add(attribute.g, cast)
+        proto = unfilled(watched.proto, watched.before)
+        on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
+        read = cls(cast, outputs=frozenset(value.name for value in proto.graph.output), on_host=on_host)
+        for graph in graphs_within(proto.graph):
+            read.nodes |= {node.name: node for node in graph.node}
+            for tensor in graph.initializer:
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
+                scalar = int(onnx.numpy_helper.to_array(tensor)) if dtype == "int64" and not tensor.dims else None
+                read.weights[tensor.name] = read.value(dtype, tensor.dims, True, scalar)
+        return read
+
+    def value(self, dtype: str, shape: Iterable[int], weight: bool = False, scalar: int | None = None) -> Value:
+        """A tensor in the precision of the model."""
+        name = _TO_ONNX.get(dtype, dtype)
+        return Value(tuple(shape), self.cast.get(name, name), weight, scalar)
+
+    def executed(self, events: Sequence[Event], feed: Mapping[str, Any]) -> tuple[Op, ...]:
+        """The nodes of one run as ops."""
+        inputs_of_run = {name: self.value(str(array.dtype), array.shape) for name, array in feed.items()}
+        values: dict[str, Value] = {**self.weights, **inputs_of_run}
+        live, blocks = _Live(self, events, sum(value.nbytes for value in inputs_of_run.values())), Blocks()
+        ops = []
+        for index, event in enumerate(events):
+            proto = self.nodes.get(event.name)
+            names = [name for name in proto.output if name] if proto is not None else []
+            inputs = [values.get(name) if name else None for name in proto.input] if proto is not None else []
+            outputs = [self.value(dtype, shape) for dtype, shape in event.outputs]
+            outputs = blocks.in_model(proto, inputs, outputs) if proto is not None else outputs
+            values.update(zip(names, outputs, strict=False))
+            op = _op(event, proto, inputs, outputs, self.no_launch(event, proto))
+            ops.append(msgspec.structs.replace(op, live_bytes=Affine(live.after(index, names, outputs))))
+        return tuple(ops)
+
+    def no_launch(self, event: Event, proto: Any) -> str:
+        """Which kind of node that launches nothing it is; "" for all others."""
+        for kind, types in (("control", CONTROL), ("transfer", TRANSFERS), ("shape", HOST)):
+            if event.op_type in types:
+                return kind
+        names = proto.output if proto is not None else ()
+        if not self.on_host.isdisjoint(names):
+            return "host"
+        # What is a result of the model has memory of its own: there even a change of shape is a copy.
+        return "view" if event.op_type in VIEWS and self.outputs.isdisjoint(names) else ""
 
 
-def walked(
-    watched: Watched, feeds: Sequence[Mapping[str, Any]], target: str, *, cast: Mapping[str, str] | None = None
-) -> TracedOnnx:
-    """What was executed, as ops.
-
-    Parameters
-    ----------
-    watched : Watched
-        Runs at `BATCHES`, or at the one batch that a model takes.
-    feeds : sequence of mappings
-        The inputs of each run.
-    target : str
-        "cuda" leaves to the host what onnxruntime computes there: shapes and what is made of them.
-    cast : mapping, optional
-        Renames of dtypes, for a precision that the model was not exported in.
-
-    Raises
-    ------
-    RuntimeRefusalError
-        When other nodes run at batch 3 than at batch 2.
-    """
-    renamed = dict(cast or {})
-    topology = Topology.of(unfilled(watched.proto, watched.before), target, renamed)
-    inputs = [{name: _fed(array, renamed) for name, array in feed.items()} for feed in feeds]
-    passes = [steps(topology, run, given, renamed) for run, given in zip(watched.runs, inputs, strict=True)]
-    sizes = [sum(value.nbytes for value in given.values()) for given in inputs]
-    held = sum(value.nbytes for value in topology.weights.values())
-    if len(passes) == 1:
-        return TracedOnnx(ops_exactly(passes[0]), None, Affine(sizes[0]), held)
-    one, two, three = passes
-    differing = next((step for step, other in zip(two, three, strict=False) if step.kind != other.kind), None)
-    if differing is not None or len(two) != len(three):
-        name = (differing or two[-1]).name
-        raise RuntimeRefusalError(f"onnxruntime runs other nodes at batch 2 and 3, first at {name}")
-    ops = tuple(op_through(a, b) for a, b in zip(two, three, strict=True))
-    return TracedOnnx(ops, None if is_affine(ops, one) else ops_exactly(one), line(sizes[1], sizes[2]), held)
+def executed(watched: Watched, feed: Mapping[str, Any]) -> tuple[Op, ...]:
+    """What was executed on the CPU in the last run, whose inputs were `feed`."""
+    return OptimisedGraph.of(watched, "cpu", _NO_CAST).executed(watched.runs[-1], feed)
 
 
-def steps(
-    topology: Topology, run: Iterable[Event], feed: Mapping[str, Value], cast: Mapping[str, str]
-) -> list[ExecutedOp]:
-    """Executed nodes with what each of them does."""
-    events = list(run)
-    values: dict[str, Value] = {**topology.weights, **feed}
-    alive, blocks = _Alive(topology, events, feed), Blocks()
-    found = []
-    for index, event in enumerate(events):
-        proto = topology.nodes.get(event.name)
-        names = [name for name in proto.output if name] if proto is not None else []
-        inputs = [values.get(name) if name else None for name in proto.input] if proto is not None else []
-        outputs = [Value(shape, cast.get(dtype, dtype)) for dtype, shape in event.outputs]
-        outputs = blocks.own(proto, inputs, outputs) if proto is not None else outputs
-        values.update(zip(names, outputs, strict=False))
-        live = alive.after(index, names, outputs)
-        found.append(_step(event, proto, inputs, outputs, topology, live))
-    return found
+def graph_of(
+    stub: ModelGraph,
+    watched: Watched,
+    feeds: Sequence[Mapping[str, Any]],
+    target: str,
+    cast: Mapping[str, str] = _NO_CAST,
+) -> ModelGraph:
+    """A model's graph with what was executed of it: in runs at `BATCHES`, or at the one batch size that it takes."""
+    optimised = OptimisedGraph.of(watched, target, cast)
+    runs = [optimised.executed(run, feed) for run, feed in zip(watched.runs, feeds, strict=True)]
+    sizes = [sum(optimised.value(str(a.dtype), a.shape).nbytes for a in feed.values()) for feed in feeds]
+    ops, at_one, input_bytes = runs[0], None, Affine(sizes[0])
+    if len(runs) > 1:
+        one, two, three = runs
+        different = first_difference(two, three)
+        if different is not None:
+            raise RuntimeRefusalError(f"onnxruntime runs other nodes at batch 2 and 3, first at {different}")
+        ops = tuple(op_through(*pair) for pair in zip(two, three, strict=True))
+        at_one = unless_affine(one, ops)
+        each = sizes[2] - sizes[1]
+        input_bytes = Affine(sizes[1] - 2 * each, each)
+    return msgspec.structs.replace(
+        stub,
+        ops=ops,
+        ops_at_one=at_one,
+        input_bytes=input_bytes,
+        parameter_bytes=sum(value.nbytes for value in optimised.weights.values()),
+        stack={**stub.stack, **installed()},
+        runtime="onnxruntime",
+        target=target,
+    )
 
 
-def _step(
-    event: Event, proto: Any, inputs: Sequence[Value | None], outputs: Sequence[Value], topology: Topology, live: int
-) -> ExecutedOp:
-    quiet = _quiet(event, proto, topology)
+def _op(event: Event, proto: Any, inputs: Sequence[Value | None], outputs: Sequence[Value], no_launch: str) -> Op:
     name = f"ort::{event.op_type}"
-    if quiet:
+    if no_launch:
         syncs = int(event.op_type == "MemcpyToHost")
-        return ExecutedOp(name, f"node.{quiet}.{event.op_type}", "", "", (), (0, 0, 0, 0, live), 0, syncs, False)
+        return Op(name, "", f"node.{no_launch}.{event.op_type}", "", "", {}, syncs=syncs)
     node = Node(event.op_type, proto.domain, attributes(proto)) if proto is not None else Node(event.op_type, "", {})
     work = work_of(node, inputs, outputs)
     estimated = work is None
@@ -138,27 +151,20 @@ def _step(
         work = Work("other", {"numel": max((value.numel for value in outputs), default=0)})
     weight, read = _reads(work, inputs)
     written = work.writes if work.writes is not None else sum(value.nbytes for value in outputs)
-    counts = (work.macs, weight, read, written, live, *work.dims.values())
-    dtype = _computed_in(inputs, outputs)
-    host_class = class_of(work.family, event.op_type)
-    return ExecutedOp(name, host_class, work.family, dtype, tuple(work.dims), counts, work.launches, 0, estimated)
-
-
-def _quiet(event: Event, proto: Any, topology: Topology) -> str:
-    """Which kind of node that launches nothing it is; "" for all others."""
-    if event.op_type in CONTROL:
-        return "control"
-    if event.op_type in TRANSFERS:
-        return "transfer"
-    if event.op_type in HOST:
-        return "shape"
-    names = proto.output if proto is not None else ()
-    if topology.on_host and any(name in topology.on_host for name in names):
-        return "host"
-    # What is a result of the model has memory of its own: there even a change of shape is a copy.
-    if event.op_type in VIEWS and not any(name in topology.outputs for name in names):
-        return "view"
-    return ""
+    return Op(
+        name=name,
+        module="",
+        host_class=class_of(work.family, event.op_type),
+        family=work.family,
+        dtype=_computed_in(inputs, outputs),
+        dims={dim: Affine(size) for dim, size in work.dims.items()},
+        macs=Affine(work.macs),
+        weight_bytes=Affine(weight),
+        read_bytes=Affine(read),
+        write_bytes=Affine(written),
+        launches=work.launches,
+        estimated=estimated,
+    )
 
 
 def attributes(proto: Any) -> dict[str, Any]:
@@ -166,48 +172,40 @@ def attributes(proto: Any) -> dict[str, Any]:
     import onnx
 
     kinds = onnx.AttributeProto
-    found: dict[str, Any] = {}
-    for one in proto.attribute:
-        if one.type == kinds.INT:
-            found[one.name] = one.i
-        elif one.type == kinds.INTS:
-            found[one.name] = tuple(one.ints)
-        elif one.type == kinds.STRING:
-            found[one.name] = one.s.decode(errors="replace")
-        elif one.type == kinds.FLOAT:
-            found[one.name] = one.f
-    return found
+    told = [one for one in proto.attribute if one.type in (kinds.INT, kinds.INTS, kinds.STRING, kinds.FLOAT)]
+    values = {one.name: onnx.helper.get_attribute_value(one) for one in told}
+    return {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()
+    }
 
 
-class _Alive:
+class _Live:
     """Bytes of activations alive as the nodes run: views share the memory of what they look at."""
 
-    def __init__(self, topology: Topology, events: Sequence[Event], feed: Mapping[str, Value]) -> None:
-        self._roots: dict[str, str] = {}
-        self._last: dict[str, int] = {}
+    def __init__(self, graph: OptimisedGraph, events: Sequence[Event], input_bytes: int) -> None:
+        self._viewed: dict[str, str] = {}  # by the name of a view
         self._sizes: dict[str, int] = {}
         self._dying: dict[int, list[str]] = {}
-        self._now = sum(value.nbytes for value in feed.values())
+        self._now = input_bytes
+        last: dict[str, int] = {}
         for index, event in enumerate(events):
-            proto = topology.nodes.get(event.name)
+            proto = graph.nodes.get(event.name)
             if proto is None:
                 continue
-            if event.op_type in VIEWS and _quiet(event, proto, topology):
-                self._roots[proto.output[0]] = self._root(proto.input[0])
-            for name in (*proto.input, *proto.output):
-                self._last[self._root(name)] = index
-        for name in topology.outputs:
-            self._last[self._root(name)] = len(events)
-        for name, index in self._last.items():
+            if event.op_type in VIEWS and graph.no_launch(event, proto):
+                self._viewed[proto.output[0]] = self._memory_of(proto.input[0])
+            last |= {self._memory_of(name): index for name in (*proto.input, *proto.output)}
+        last |= {self._memory_of(name): len(events) for name in graph.outputs}
+        for name, index in last.items():
             self._dying.setdefault(index, []).append(name)
 
-    def _root(self, name: str) -> str:
-        return self._roots.get(name, name)
+    def _memory_of(self, name: str) -> str:
+        return self._viewed.get(name, name)
 
     def after(self, index: int, names: Sequence[str], outputs: Sequence[Value]) -> int:
         """Bytes alive just after a node, its inputs and outputs included."""
         for name, value in zip(names, outputs, strict=False):
-            if self._root(name) == name and name not in self._sizes:
+            if self._memory_of(name) == name and name not in self._sizes:
                 self._sizes[name] = value.nbytes
                 self._now += value.nbytes
         alive = self._now
@@ -218,35 +216,119 @@ class _Alive:
 def _on_host(graph: Any) -> frozenset[str]:
     """Values that onnxruntime's CUDA provider leaves on the host: shapes, and whole numbers made of nothing else."""
     weights = {tensor.name for tensor in graph.initializer}
-    found: set[str] = set()
+    on_host: set[str] = set()
     for node in graph.node:
         given = [name for name in node.input if name and name not in weights]
-        of_shapes = bool(given) and all(name in found for name in given)
+        of_shapes = bool(given) and all(name in on_host for name in given)
         if node.op_type in HOST or (of_shapes and node.op_type not in ("ConstantOfShape", "Expand")):
-            found.update(node.output)
-    return frozenset(found)
-
-
-def _fed(array: Any, cast: Mapping[str, str]) -> Value:
-    name = str(array.dtype)
-    dtype = _TO_ONNX.get(name, name)
-    return Value(tuple(array.shape), cast.get(dtype, dtype))
+            on_host.update(node.output)
+    return frozenset(on_host)
 
 
 def _reads(work: Work, inputs: Sequence[Value | None]) -> tuple[int, int]:
     """Bytes read of weights and of activations."""
-    weight = read = 0
+    read = [0, 0]
     for index, value in enumerate(inputs):
-        if value is None:
-            continue
-        taken = work.reads.get(index, value.nbytes)
-        weight += taken if value.weight else 0
-        read += 0 if value.weight else taken
-    return weight, read
+        if value is not None:
+            read[value.weight] += work.reads.get(index, value.nbytes)
+    return read[True], read[False]
 
 
 def _computed_in(inputs: Sequence[Value | None], outputs: Sequence[Value]) -> str:
     """The first floating-point dtype among inputs and outputs, else the first there is."""
     dtypes = [value.dtype for value in (*inputs, *outputs) if value is not None]
     chosen = next((dtype for dtype in dtypes if dtype not in _INTEGERS), dtypes[0] if dtypes else "float")
-    return _DTYPES.get(chosen, chosen)
+    return _FROM_ONNX.get(chosen, chosen)
+
+
+_BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # what follows, in the name of a node in blocks, its result's old name
+_NORMALISED = "_bn"  # and comes before that where a normalisation became a convolution
+
+
+def unfilled(proto: Any, before: Any | None) -> Any:
+    """A model with the weights of convolutions in the shapes, and groups, that they had before they lay in blocks."""
+    if before is None:
+        return proto
+    kernels = _kernels(before)
+    shapes: dict[str, tuple[int, ...]] = {}
+    changed = type(proto)()
+    changed.CopyFrom(proto)
+    for node in _nodes(changed):
+        original = _BLOCKED.sub("", node.name)
+        if (node.domain, node.op_type) != (NCHWC, "Conv") or original not in kernels:
+            continue
+        shape, groups = kernels[original]
+        shapes.update(zip(node.input[1:3], (shape, shape[:1]), strict=False))
+        for attribute in node.attribute:
+            if attribute.name == "group":
+                attribute.i = groups
+    for graph in graphs_within(changed.graph):
+        for tensor in graph.initializer:
+            if tensor.name in shapes:
+                tensor.dims[:] = shapes[tensor.name]
+    return changed
+
+
+class Blocks:
+    """Tensors of one run that lie in blocks.
+
+    Examples
+    --------
+    >>> from onnx import helper
+    >>> blocks, x = Blocks(), Value((1, 20, 7, 7), "float")
+    >>> node = helper.make_node("ReorderInput", ["x"], ["y"], domain=NCHWC)
+    >>> (y,) = blocks.in_model(node, [x], [Value((1, 32, 7, 7), "float")])
+    >>> y.shape
+    (1, 20, 7, 7)
+    >>> blocks.in_model(helper.make_node("Relu", ["y"], ["z"]), [y], [Value((1, 32, 7, 7), "float")]) == [y]
+    True
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def in_model(self, node: Any, inputs: Sequence[Value | None], outputs: Sequence[Value]) -> list[Value]:
+        """Results of a node as the model has them, from those that were executed; nodes come in order of execution.
+
+        `node` has the weights that `unfilled` gives, `inputs` are as this gave them.
+        """
+        read = [value for name, value in zip(node.input, inputs, strict=True) if name in self._names]
+        if node.op_type == "ReorderOutput" or not (read or node.domain == NCHWC):
+            return list(outputs)
+        self._names.update(name for name in node.output if name)
+        channels = _channels(node, inputs, read)
+        # A block may be a dimension of its own, the last of five.
+        return [
+            value if channels is None else replace(value, shape=(value.shape[0], channels, *value.shape[2:4]))
+            for value in outputs
+        ]
+
+
+def _channels(node: Any, inputs: Sequence[Value | None], read: Sequence[Value | None]) -> int | None:
+    """Channels of what a node writes in blocks; `read` is what it reads in blocks. None where nothing tells."""
+    if node.op_type == "Concat":
+        return sum(value.shape[1] for value in read if value is not None)
+    source = inputs[1 if node.op_type == "Conv" else 0]
+    if source is None:
+        return None
+    if node.op_type == "Conv":
+        return source.shape[0]
+    last = node.op_type == "ReorderInput" and attributes(node).get("channels_last", 0)
+    return source.shape[-1 if last else 1]
+
+
+def _kernels(proto: Any) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Shape of the weights and groups of convolutions, and of normalisations that may become some, by result."""
+    shapes = {tensor.name: tuple(tensor.dims) for graph in graphs_within(proto.graph) for tensor in graph.initializer}
+    kernels = {}
+    for node in _nodes(proto):
+        shape = shapes.get(node.input[1]) if len(node.input) > 1 else None
+        if shape and node.op_type in ("Conv", "FusedConv"):
+            kernels[node.output[0]] = shape, int(attributes(node).get("group", 1))
+        elif shape and node.op_type == "BatchNormalization":
+            kernels[node.output[0] + _NORMALISED] = (shape[0], 1, 1, 1), shape[0]
+    return kernels
+
+
+def _nodes(proto: Any) -> Iterable[Any]:
+    return (node for graph in graphs_within(proto.graph) for node in graph.node)

@@ -1,4 +1,4 @@
-"""Graphs kept between processes: damaged files, folders that can only be read, and what is dropped first."""
+"""Graphs kept between processes: damaged files, folders that can only be read; keys by structure and by code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from factories import add, graph, linear
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store
+from latpred.runtimes.graph_store import digest_of
 from latpred.runtimes.lowering import of_source, refusal
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript
@@ -107,32 +109,28 @@ def test_a_full_disk_leaves_no_half_files(monkeypatch: pytest.MonkeyPatch) -> No
     assert files() == []
 
 
-@pytest.mark.parametrize("cause", [OSError(28, "No space left on device"), MemoryError("too large")])
-def test_a_full_machine_is_no_property_of_a_model(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> ModelGraph:
-        raise RuntimeRefusalError(f"it cannot be traced: {cause}") from cause
-
-    source = source_of(torch.nn.Linear(4, 4).eval(), torch.zeros(2, 4))
-    with monkeypatch.context() as patch:
-        patch.setattr(TorchScript, "walk", full)
-        assert refusal(of_source(source, "torchscript", "cpu")) == f"it cannot be traced: {cause}"
-        assert files() == []
-    assert refusal(of_source(source, "torchscript", "cpu")) is None
+MACHINE = (OSError(28, "No space left on device"), MemoryError("too large"))
 
 
-def test_what_a_runtime_refuses_is_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cause", [*MACHINE, OSError("could not get source code")])
+def test_what_a_runtime_refuses_is_refused_once_unless_the_machine_was_full(
+    cause: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
 
     def refused(*_: object) -> ModelGraph:
         asked.append(1)
-        raise RuntimeRefusalError("aten::magic has no such form") from OSError("could not get source code")
+        raise RuntimeRefusalError(f"it cannot be traced: {cause}") from cause
 
     source = source_of(torch.nn.Linear(4, 4).eval(), torch.zeros(2, 4))
-    monkeypatch.setattr(TorchScript, "walk", refused)
-    for _ in range(2):
-        assert refusal(of_source(source, "torchscript", "cpu")) == "aten::magic has no such form"
-        graph_store.forget()
-    assert len(asked) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchScript, "trace", refused)
+        for _ in range(2):
+            assert refusal(of_source(source, "torchscript", "cpu")) == f"it cannot be traced: {cause}"
+            graph_store.forget()
+    passing = cause in MACHINE
+    assert (len(asked), len(files())) == ((2, 0) if passing else (1, 1))
+    assert (refusal(of_source(source, "torchscript", "cpu")) is None) == passing
 
 
 SHARING = """
@@ -165,3 +163,52 @@ def test_two_versions_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fetched() == (MADE, 0)
     assert fetched() == (MADE, 0)
     assert len(files()) == 2
+
+
+def written(text: str, **names: object) -> torch.nn.Module:
+    """A module of a class whose forward pass is the text, as a cell of a notebook would define it."""
+    found: dict[str, object] = {"torch": torch, "__name__": "notebook", **names}
+    body = f"class Model(torch.nn.Module):\n    def forward(self, x):\n        {text}"
+    exec(body, found)
+    return found["Model"]()  # type: ignore[operator, no-any-return]
+
+
+SQUARE = "return torch.relu(x) * torch.relu(x)"
+
+
+def test_the_same_code_has_the_same_digest_wherever_it_is_written() -> None:
+    assert digest_of(written(SQUARE)) == digest_of(written(SQUARE))
+    assert digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.ReLU())  # the version of torch tells of those
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["return torch.relu(x) * torch.relu(x + 0)", "y = torch.relu(x); return y * y", "return 2 * torch.relu(x)"],
+)
+def test_other_code_has_another(changed: str) -> None:
+    assert digest_of(written(SQUARE)) != digest_of(written(changed))
+
+
+def test_functions_and_methods_that_a_forward_pass_calls_count() -> None:
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x - 1
+
+    text = "return helper(x)"
+    assert digest_of(written(text, helper=helper)) != digest_of(written(text, helper=other))
+    assert digest_of(torch.nn.Sequential(written(text, helper=helper))) == digest_of(written(text, helper=helper))
+    model, patched = written(SQUARE), written(SQUARE)
+    patched.forward = types.MethodType(lambda self, x: helper(x), patched)
+    assert digest_of(model) != digest_of(patched)
+
+
+def test_a_changed_forward_pass_is_taken_apart_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[str] = []
+    real = TorchScript.trace
+    monkeypatch.setattr(TorchScript, "trace", lambda self, *args: traces.append("") or real(self, *args))
+    once, twice = "y = torch.relu(x); return y + y", "y, z = torch.relu(x), x; return y + y"
+    for text in (once, twice, once):
+        of_source(source_of(written(text), torch.zeros(2, 4)), "torchscript", "cpu")
+    assert len(traces) == 2

