@@ -117,7 +117,11 @@ class _Workload:
         if self._source is None:
             from latpred.runtimes.source import source_of
 
-            self._source = source_of(self._model, batches=self._batches, **self._options.tracing)
+            self._source = source_of(
+                self._model,  # type: ignore[arg-type]
+                batches=self._batches,
+                **self._options.tracing,
+            )
         return lowering.of_source(self._source, runtime, target)
 
     def longer(self, kind: str) -> Walk | None:
@@ -129,7 +133,13 @@ class _Workload:
 
     def _walked(self, runtime: str, target: str, **sizes: int) -> ModelGraph:
         options = {**self._options.tracing, **sizes}
-        return lowering.trace_for_runtime(self._model, runtime=runtime, target=target, batches=self._batches, **options)
+        return lowering.trace_for_runtime(
+            self._model,  # type: ignore[arg-type]
+            runtime=runtime,
+            target=target,
+            batches=self._batches,
+            **options,
+        )
 
     def _is_file(self) -> bool:
         import os
