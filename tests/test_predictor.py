@@ -245,22 +245,6 @@ def test_max_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        (0, "smallest batch is 1"),
-        (-3, "smallest batch is 1"),
-        (2.5, "not a whole number"),
-        (True, "not a whole number"),
-        ("8", "not a whole number"),
-        (10**9, "the largest that is predicted"),
-    ],
-)
-def test_impossible_batches(batch: object, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Predictor(profile()).predict(one_gemm(), batch)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
     ("kind", "command"),
     [
         ("cpu", "latpred calibrate --runtimes torchscript"),

@@ -1,14 +1,17 @@
-"""Lengths of the sequences of a batch: their two forms, the command line's grammar, a sentence for each mistake."""
+"""What is asked: batches, options, devices, and lengths in their two forms, with a sentence for each mistake."""
 
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from latpred.errors import UsageError
-from latpred.query import Lengths, checked_lengths, parse_lengths
+from latpred.query import DeviceQuery, Lengths, Options, checked_batches, checked_lengths, parse_lengths
 
 
 def test_a_typical_batch_has_the_mean_and_the_deviation_asked_for() -> None:
@@ -79,3 +82,48 @@ def test_wrong_distributions(mean: Any, std: Any, padded_to: Any, said: str) -> 
 def test_texts_that_are_no_lengths(text: str) -> None:
     with pytest.raises(ValueError, match=r"are not lengths; write 12,40,7 or mean=20\.92,std=10\.18,pad=128"):
         parse_lengths(text)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (0, "smallest batch is 1"),
+        (-3, "smallest batch is 1"),
+        ([4, 0], "smallest batch is 1"),
+        (2.5, "not a whole number"),
+        (True, "not a whole number"),
+        (np.array([True]), "not a whole number"),
+        ("8", "not a whole number"),
+        ([], "names no batch size"),
+        (10**9, "the largest that is predicted"),
+    ],
+)
+def test_impossible_batches(batch: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        checked_batches(batch)
+
+
+def test_one_batch_and_several() -> None:
+    assert checked_batches(8) == (8,)
+    assert checked_batches(np.int64(8)) == (8,)
+    assert checked_batches(range(1, 3)) == checked_batches(np.array([1, 2])) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"protocol": "double"}, "protocol='double' is not known; choose from: single, pipelined"),
+        ({"inputs_on": "disk"}, "inputs_on='disk' is not known"),
+        ({"execution": "nested"}, "give lengths= too"),
+    ],
+)
+def test_options_that_are_none(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Options(**options)  # type: ignore[arg-type]
+
+
+def test_a_device_goes_by_its_name_or_its_path() -> None:
+    assert DeviceQuery(torch.device("cuda", 0)) == DeviceQuery("cuda:0") != DeviceQuery(Path("cuda:0"))
+    for query in ({"device": "a\0b"}, {"host": True}, {"host": [1.3]}):
+        with pytest.raises(UsageError, match=r"is neither a name nor a path|is not a host"):
+            DeviceQuery(**query)  # type: ignore[arg-type]

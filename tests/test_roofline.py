@@ -86,7 +86,7 @@ def test_far_away_the_roofline_speaks_alone_and_says_that_it_is_unsure() -> None
     bare = msgspec.structs.replace(fit, points=(), targets=(), noise_factors=())
     assert evaluate(fit, far) == pytest.approx(evaluate(bare, far), rel=0.1)
     model = KernelModel(fit)
-    assert model.times(far).spread[0] > 1.5 * np.median(model.times(rows).spread)
+    assert model.times(far).log_std[0] > 1.5 * np.median(model.times(rows).log_std)
 
 
 def test_time_grows_with_batch() -> None:

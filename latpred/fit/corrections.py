@@ -1,7 +1,7 @@
 """Corrections of a profile: factors on its host costs and kernel times that bring it nearer to measured latencies.
 
 The latency model stays the profile's, two clocks over a schedule. Its host classes and kernel families get factors, and
-kernels powers of their size (`prediction.tiles`), believed to be 1 and 0 and the less free the finer they are; rows
+kernels powers of their size (`prediction.pricing`), believed to be 1 and 0 and the less free the finer they are; rows
 move them by damped Gauss-Newton steps on soft relative errors. What every architecture would have been predicted at
 without its own rows follows from the same solution. How free the factors are is `latpred.accuracy.adaptation`'s choice.
 """
@@ -22,10 +22,10 @@ from latpred.graph.graph import ModelGraph
 from latpred.graph.schedule import Ints
 from latpred.ops.classes import kind_of
 from latpred.ops.families import root
-from latpred.prediction import clocks, tiles
+from latpred.prediction import clocks
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.pricing import CALL, host_cost
+from latpred.prediction.pricing import CALL, SIZES, TIME, host_cost, kernel_sizes
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 
 MODULE, PYTHON = "module calls", "python calls"
@@ -91,7 +91,7 @@ class Fit(NamedTuple):
 class _Cell:
     """A row's forward pass: host time of each step by group, and time, group and sizes of each kernel.
 
-    sizes : logs of `tiles.OF` over their centres, 0 where a kernel has no such size.
+    sizes : logs of `SIZES` over their centres, 0 where a kernel has no such size.
     """
 
     timeline: Timeline
@@ -160,7 +160,7 @@ class LatencyModel:
 
     def unchanged(self, level: Level) -> Fit:
         """The profile as it is."""
-        errors, _ = self._errors(np.zeros(len(self.host) + len(self.kernel) + len(tiles.OF)))
+        errors, _ = self._errors(np.zeros(len(self.host) + len(self.kernel) + len(SIZES)))
         return Fit(level, Factors({}, {}), errors)
 
     def fit(self, level: Level) -> Fit:
@@ -194,7 +194,7 @@ class LatencyModel:
 
     def _priors(self, level: Level) -> tuple[Floats, Floats]:
         """What each parameter does to the groups' log factors and the exponents, and how far it may be from 0."""
-        kinds = np.repeat((0, 1, 2), (len(self.host), len(self.kernel), len(tiles.OF)))
+        kinds = np.repeat((0, 1, 2), (len(self.host), len(self.kernel), len(SIZES)))
         design = np.column_stack((kinds < 2, kinds == 0, kinds == 1, np.eye(len(kinds))))
         own = np.where(kinds < 2, level.classes, level.sizes)
         return design.astype(float), np.concatenate(([level.whole, level.host, level.device], own))
@@ -213,7 +213,7 @@ class LatencyModel:
         logs = design @ parameters
         factors = np.exp(logs).tolist()
         whole, host, device = parameters[:3].tolist()
-        by_size = zip(tiles.OF, logs[-len(tiles.OF) :].tolist(), self._centres.tolist(), self._ranges, strict=True)
+        by_size = zip(SIZES, logs[-len(SIZES) :].tolist(), self._centres.tolist(), self._ranges, strict=True)
         size_corrections = tuple(
             SizeCorrection(of, exponent, centre, low, high)
             for of, exponent, centre, (low, high) in by_size
@@ -233,7 +233,7 @@ class _Parts(NamedTuple):
     host_us: dict[str, Floats]
     kernel_us: Floats
     families: tuple[str, ...]
-    sizes: Floats  # of `tiles.OF`; NaN where a kernel has no such size
+    sizes: Floats  # of `SIZES`; NaN where a kernel has no such size
     device: DeviceInfo
 
     @classmethod
@@ -252,11 +252,11 @@ class _Parts(NamedTuple):
         us = priced.rows_at(np.array([float(row.batch)])).us[priced.kernel_row, 0]
         families = tuple(root(family) for family in schedule.kernel_family)
         ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
-        told = [{tiles.TIME: time, **tiles.sizes(op)} for op, time in zip(ops, us.tolist(), strict=True)]
-        sizes = np.array([one.get(name, math.nan) for one in told for name in tiles.OF])
+        told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, us.tolist(), strict=True)]
+        sizes = np.array([one.get(name, math.nan) for one in told for name in SIZES])
         spent = {name: own for name, own in host_us.items() if own.any()}
         times = us * priced.kernel_share
-        return cls(priced.timeline, spent, times, families, sizes.reshape(-1, len(tiles.OF)), device)
+        return cls(priced.timeline, spent, times, families, sizes.reshape(-1, len(SIZES)), device)
 
     def cell(self, host: Sequence[str], kernel: Sequence[str], centres: Floats, protocol: str) -> _Cell:
         nothing = np.zeros(len(self.timeline.sync))
@@ -268,9 +268,9 @@ class _Parts(NamedTuple):
 
 
 def _spans(parts: Sequence[_Parts]) -> tuple[Floats, list[tuple[float, float]]]:
-    """Of each of `tiles.OF`: its geometric mean over all kernels, by their time, and its ends; 1 without any."""
+    """Of each of `SIZES`: its geometric mean over all kernels, by their time, and its ends; 1 without any."""
     sizes, us = np.concatenate([part.sizes for part in parts]), np.concatenate([part.kernel_us for part in parts])
-    centres, ends = np.ones(len(tiles.OF)), [(1.0, 1.0)] * len(tiles.OF)
+    centres, ends = np.ones(len(SIZES)), [(1.0, 1.0)] * len(SIZES)
     for index, column in enumerate(sizes.T):
         known = np.isfinite(column)
         if us[known].sum() > 0:

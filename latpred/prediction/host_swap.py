@@ -49,7 +49,7 @@ class Swap(NamedTuple):
         )
 
 
-def find(host: float | str, profile: DeviceProfile) -> Swap:
+def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
     """What `--host` stands for: a factor, "this" for the host that asks, or the name or file of a measured one.
 
     A factor is this host's dispatch over the profile's. Of a device profile its host is meant.
@@ -116,9 +116,9 @@ def _scaled(fit: DispatchFit, swap: Swap) -> DispatchFit:
     )
 
 
-def _number(host: float | str) -> float | None:
+def _number(host: float | str | os.PathLike[str]) -> float | None:
     try:
-        return float(host)
+        return float(host)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
 

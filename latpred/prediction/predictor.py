@@ -413,7 +413,8 @@ def _unpickled(profile: bytes, caveats: tuple[str, ...], slowdown: Slowdown) -> 
 def _touched_bytes(schedule: Schedule) -> tuple[int, int]:
     """Bytes that all ops read and write, weights included: their constant and what each sample adds."""
     amounts = [amount for op in schedule.ops for amount in (op.weight_bytes, op.read_bytes, op.write_bytes)]
-    return sum(amount.constant for amount in amounts), sum(amount.per_sample for amount in amounts)
+    constant, per_sample = map(sum, zip(*amounts, strict=True)) if amounts else (0, 0)
+    return constant, per_sample
 
 
 def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_log_std: float) -> Floats:

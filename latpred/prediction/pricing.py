@@ -6,6 +6,7 @@ evaluated together for all batches. What the times add up to is `latpred.predict
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,13 +27,17 @@ from latpred.ops.families import nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
-from latpred.prediction.tiles import TIME, fixed_factor, size_corrected
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 
 MOST_CLASSES = 64  # sequences of host classes whose costs are kept
 MOST_OPS = 20_000  # ops whose row is kept
 ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
+
+TIME = "time"
+SIZES = (TIME, "window", "channels")
+"""Sizes that a correction may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the
+window, and the geometric mean of the channels it reads and writes."""
 
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
@@ -150,22 +155,27 @@ class KernelRow:
 class _KernelRows:
     """Rows of one precision in one runtime, where the `resident` share of the weights stays in the cache.
 
-    One dictionary finds the row of an op by the op's identity, by the identities of its parts, and by its work. All of
-    it is forgotten together, since there must not be two objects of one row.
+    The row of an op is found by the op's identity, by the identities of its parts, and by its work. All of it is
+    forgotten together, since there must not be two objects of one row.
     """
 
     def __init__(self, price: Callable[[Op, str], KernelPrice], resident: float) -> None:
         self._price, self._resident = price, resident
-        self._rows: dict[tuple[object, ...], KernelRow] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._by_op: dict[tuple[int, str], KernelRow] = {}
+        self._by_parts: dict[tuple[object, ...], KernelRow] = {}  # few and often asked for, unlike those by op
+        self._by_work: dict[tuple[object, ...], KernelRow] = {}
         self._ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
 
     def of(self, schedule: Schedule) -> tuple[list[KernelRow], Ints]:
         """Distinct rows in order of appearance, and which of them each kernel is."""
         if len(self._ops) > MOST_OPS:
-            self._rows, self._ops = {}, []
+            self._forget()
         ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
         keys = list(zip(map(id, ops), schedule.kernel_family, strict=True))
-        seen = list(map(self._rows.get, keys))
+        seen = list(map(self._by_op.get, keys))
         rows = [row or self._first_seen(key, op) for row, key, op in zip(seen, keys, ops, strict=True)]
         numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
         return list(numbers), np.array([numbers[row] for row in rows], dtype=np.int64)
@@ -176,16 +186,16 @@ class _KernelRows:
         shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
         # Ops that a trace found alike share these objects, whose identities are compared faster than their values.
         parts = (family, op.name, op.dtype, op.estimated, *map(id, shared))
-        row = self._rows.get(parts)
+        row = self._by_parts.get(parts)
         if row is None:
             aten = op.name.startswith("aten::")
             work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
             by_work = (family, aten, op.dtype, op.estimated, *work)
-            row = self._rows.get(by_work)
+            row = self._by_work.get(by_work)
             if row is None:
-                row = self._rows[by_work] = self._made(op, family)
-            self._rows[parts] = row
-        self._rows[key] = row
+                row = self._by_work[by_work] = self._made(op, family)
+            self._by_parts[parts] = row
+        self._by_op[key] = row
         self._ops.append(op)
         return row
 
@@ -402,7 +412,9 @@ class PriceList:
     def _price(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
         """What prices an op's kernels in a runtime, in the format that the op has."""
         price = self._fitted(op, family, precision, runtime)
-        model, scale = price.model, price.scale * fixed_factor(self.dispatch(runtime).kernel_tilts, op)
+        model, scale, corrections = price.model, price.scale, self.dispatch(runtime).kernel_tilts
+        if corrections:
+            scale *= fixed_factor(corrections, op)
         other = format_of(op, self._profile)
         if other is not None:
             key = id(model), other  # models are kept
@@ -506,3 +518,29 @@ def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:
     single = precision if precision in ("fp32", "tf32") else "fp32"
     wanted = single if dtype in _SINGLE else _PRECISIONS.get(dtype, precision)
     return wanted if profile.kernels.get(wanted) else precision
+
+
+def kernel_sizes(op: Op) -> dict[str, float]:
+    """Sizes of an op's kernels that its dimensions tell at any batch; none for most."""
+    if "kernel_h" not in op.dims:
+        return {}
+    height, width, entering, leaving = (op.dims[name].constant for name in ("kernel_h", "kernel_w", "c_in", "c_out"))
+    by_name = {"window": float(height * width), "channels": math.sqrt(entering * leaving)}
+    return {name: size for name, size in by_name.items() if size > 0}
+
+
+def fixed_factor(corrections: Iterable[SizeCorrection], op: Op) -> float:
+    """What all kernels of an op are multiplied by, whatever their time."""
+    by_name = kernel_sizes(op)
+    return math.prod(float(size_corrected(one, np.array(by_name[one.of]))) for one in corrections if one.of in by_name)
+
+
+def size_corrected(correction: SizeCorrection, size: Floats) -> Floats:
+    """What kernels of such sizes are multiplied by.
+
+    >>> correction = SizeCorrection("time", exponent=0.5, centre=4.0, low=1.0, high=16.0)
+    >>> size_corrected(correction, np.array([1.0, 4.0, 16.0, 100.0])).tolist()
+    [0.5, 1.0, 2.0, 2.0]
+    """
+    factor: Floats = (np.clip(size, correction.low, correction.high) / correction.centre) ** correction.exponent
+    return factor

@@ -8,15 +8,12 @@ find.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from latpred.graph.features import Floats
-from latpred.graph.graph import Op
-from latpred.profile.document import SizeCorrection
 
 TILES = ((16, 64), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
@@ -115,35 +112,3 @@ def _memory_us(constants: Mapping[str, float], work: Floats) -> Floats:
     inside = 1.0 / (1.0 + (moved / constants["cached"]) ** SHARPNESS)
     time: Floats = moved / (constants["bandwidth"] * (1.0 + constants["gain"] * inside))
     return time
-
-
-TIME = "time"
-OF = (TIME, "window", "channels")
-"""Sizes that a correction may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the
-window, and the geometric mean of the channels it reads and writes."""
-
-
-def sizes(op: Op) -> dict[str, float]:
-    """Sizes of an op's kernels that its dimensions tell at any batch; none for most."""
-    if "kernel_h" not in op.dims:
-        return {}
-    height, width, entering, leaving = (op.dims[name].constant for name in ("kernel_h", "kernel_w", "c_in", "c_out"))
-    by_name = {"window": float(height * width), "channels": math.sqrt(entering * leaving)}
-    return {name: size for name, size in by_name.items() if size > 0}
-
-
-def fixed_factor(corrections: Iterable[SizeCorrection], op: Op) -> float:
-    """What all kernels of an op are multiplied by, whatever their time."""
-    by_name = sizes(op)
-    return math.prod(float(size_corrected(one, np.array(by_name[one.of]))) for one in corrections if one.of in by_name)
-
-
-def size_corrected(correction: SizeCorrection, size: Floats) -> Floats:
-    """What kernels of such sizes are multiplied by.
-
-    >>> correction = SizeCorrection("time", exponent=0.5, centre=4.0, low=1.0, high=16.0)
-    >>> size_corrected(correction, np.array([1.0, 4.0, 16.0, 100.0])).tolist()
-    [0.5, 1.0, 2.0, 2.0]
-    """
-    factor: Floats = (np.clip(size, correction.low, correction.high) / correction.centre) ** correction.exponent
-    return factor

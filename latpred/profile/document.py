@@ -153,7 +153,7 @@ _NO_RESIDUAL: dict[str, Any] = {
 class SizeCorrection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Kernels' times are multiplied by (size / centre) ** exponent; sizes beyond `low` and `high` count as those.
 
-    `of` is the size: "time" in microseconds, or "window" and "channels" of convolutions; see `prediction.tiles`.
+    `of` is the size: "time" in microseconds, or "window" and "channels" of convolutions; see `prediction.pricing`.
     """
 
     of: str
