@@ -85,7 +85,7 @@ def test_tools_that_refuse_a_model_are_not_replaced_by_their_estimate(monkeypatc
     def refuse(*_: object) -> ModelGraph:
         raise RuntimeRefusalError("cuda-graphs cannot capture aten::nonzero")
 
-    monkeypatch.setattr(CudaGraphs, "walk", refuse)
+    monkeypatch.setattr(CudaGraphs, "trace", refuse)
     module = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU())
     found = latpred.explain(module, inputs=torch.zeros(1, 32), device=saved())
     assert Excluded("cuda-graphs", "refused", "cuda-graphs cannot capture aten::nonzero") in found.excluded

@@ -41,16 +41,22 @@ def traced_by(runtime: str) -> str:
     >>> traced_by("eager")
     'eager'
     """
-    tracer = _tracer(runtimes.get(runtime))
+    tracer = _tracer(runtime)
     if tracer is None or (legacy_torch.current() and runtime in legacy_torch.REWRITTEN):
         return "eager"
     return tracer.traced_by
 
 
+def _tracer(runtime: str) -> RuntimeTracer | None:
+    """A runtime that has graphs of its own."""
+    named: Any = runtimes.get(runtime)
+    return named if _is_tracer(named) else None
+
+
 @cache
-def _tracer(runtime: runtimes.Runtime) -> RuntimeTracer | None:
-    """A runtime that has graphs of its own; asked once: comparing with a protocol takes as long as pricing a layer."""
-    return runtime if isinstance(runtime, RuntimeTracer) else None
+def _is_tracer(runtime: Any) -> bool:
+    """Asked once: to compare an object with a protocol takes as long as to price a layer."""
+    return isinstance(runtime, RuntimeTracer)
 
 
 def target_of(device_kind: str) -> str:
@@ -137,7 +143,7 @@ def trace_for_runtime(
     with without_modes():
         demand_suited(runtime, target)  # said before anything takes time
         if isinstance(model, str) and onnx_file.is_file(model):
-            tracer = _tracer(runtimes.get(runtime))
+            tracer = _tracer(runtime)
             if tracer is None or tracer.traced_by != "onnxruntime":
                 raise onnx_file.refuse(model, runtime)
             return onnx_file.trace_file(model, inputs, target=target, options=tracer.options, **given)
@@ -158,7 +164,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     others.
     """
     demand_suited(runtime, target)
-    tracer, eager = _tracer(runtimes.get(runtime)), source.graph
+    tracer, eager = _tracer(runtime), source.graph
     if tracer is None:
         return eager
     if eager.walked:
@@ -221,7 +227,7 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
         )
     estimates = _estimates.get(graph, lambda _: {})
     if (wanted, target) not in estimates:
-        tracer = _tracer(runtimes.get(runtime))
+        tracer = _tracer(runtime)
         assert tracer is not None
         from latpred.tracing.tracer import as_written
 
