@@ -390,7 +390,7 @@ def generate(
     model with a generate() (models.py:build).
     """
     from latpred import runtimes
-    from latpred.explanation.generation import predict_generation
+    from latpred.explanation.generation import generation_page, predict_generation
     from latpred.tracing.text_generation import decoder
 
     runtimes.get(runtime)
@@ -400,7 +400,7 @@ def generate(
     if measure:
         _measure_generation(curve, model, live_device(device), output)
         return
-    emit(output, document=curve.to_dict, rows=curve.to_frame, page=curve.page)
+    emit(output, document=curve.to_dict, rows=curve.to_frame, page=lambda: generation_page(curve))
 
 
 def live_device(device: str | None) -> str:
@@ -441,6 +441,7 @@ def _measure_generation(curve: GenerationCurve, model: str, device: str, output:
 
 
 def _measured_page(curve: GenerationCurve, joined: pd.DataFrame) -> Page:
+    from latpred.explanation.generation import generation_page
     from latpred.render import Page, Table
     from latpred.units import format_duration
 
@@ -449,6 +450,6 @@ def _measured_page(curve: GenerationCurve, joined: pd.DataFrame) -> Page:
         timed = row["status"] == "ok"
         result = (format_duration(row["measured_s"]), f"{row['error']:+.1%}") if timed else (row["status"], "-")
         rows.append((str(row["batch"]), row["what"], format_duration(row["predicted_s"]), *result))
-    page = curve.page()
+    page = generation_page(curve)
     table = Table(("batch", "what", "predicted", "measured", "error"), rows, left=("what",))
     return Page(page.title, [*page.parts, table])

@@ -181,17 +181,18 @@ class GenerationCurve:
 
     def __repr__(self) -> str:
         """A table for a terminal."""
-        return self.page().text()
+        return generation_page(self).text()
 
     def _repr_html_(self) -> str:
-        return self.page().html()
+        return generation_page(self).html()
 
-    def page(self) -> Page:
-        """A row for each batch, and what they rest on."""
-        heads = ("batch", "latency", "90 % interval", "first", "next", "tokens/s", "overhead", "regime")
-        note = star_note(point.fits for point in self)
-        table = Table(heads, [_cells(point) for point in self], left=("regime",), note=note)
-        return Page(title(self[0]), [table, *basis_lines(self[0].provenance, self[0].device)])
+
+def generation_page(curve: GenerationCurve) -> Page:
+    """A row for each batch, and what they rest on."""
+    heads = ("batch", "latency", "90 % interval", "first", "next", "tokens/s", "overhead", "regime")
+    note = star_note(point.fits for point in curve)
+    table = Table(heads, [_cells(point) for point in curve], left=("regime",), note=note)
+    return Page(title(curve[0]), [table, *basis_lines(curve[0].provenance, curve[0].device)])
 
 
 def _cells(point: GenerationPrediction) -> Row:
