@@ -75,7 +75,7 @@ def shares(predictions: Sequence[Prediction]) -> Spec:
         for index, name in enumerate(names)
         for clock, ms in zip(("host", "device"), breakdown.times(point, name, names), strict=True)
     ]
-    order = list(dict.fromkeys(row["row"] for row in rows))
+    order = list(dict.fromkeys(str(row["row"]) for row in rows))
     chart = (
         alt.Chart(alt.NamedData("rows"))
         .mark_bar(stroke="white", strokeWidth=0.8)
