@@ -64,7 +64,7 @@ def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
     profile = store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
     if query.host is None:
         return Predictor(profile, [*_foreign(profile), *_other_threads(query, profile)])
-    swap = host_swap.find(query.host, profile)  # type: ignore[arg-type]
+    swap = host_swap.find(query.host, profile)
     caveats = [swap.caveat, *_foreign(profile, swapped=True), *_other_threads(query, profile)]
     return Predictor(host_swap.swapped(profile, swap), caveats)
 
