@@ -413,4 +413,4 @@ def _reached(numbers: FittedNumbers, architecture: str, family: str) -> dict[str
 
 def _nameless(like: str, architecture: str) -> Spec:
     """A GPU's datasheet without its name, so that nothing that the fit knows of a single GPU takes part."""
-    return replace(gpus.spec(like), name="", architecture=architecture)
+    return msgspec.structs.replace(gpus.spec(like), name="", architecture=architecture)

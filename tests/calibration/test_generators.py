@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from latpred import runtimes
-from latpred.calibration import schedules
+from latpred.calibration import cells, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import TINY_GRAPHS, graph_cell
@@ -124,13 +124,13 @@ def test_holdout_networks_are_traced() -> None:
 
 @pytest.mark.parametrize("precision", [*PRECISIONS, "tf32"])
 def test_kernel_cells_launch_a_kernel(precision: str) -> None:
-    products = {"names": schedules.PRODUCTS} if precision == "tf32" else {}
-    for cell in islice(schedules.kernel_cells(precision, seed=0, **products), CELLS):
+    names = cells.PRODUCTS if precision == "tf32" else cells.KERNELS
+    for cell in islice(cells.kernel_cells(precision, names), CELLS):
         demand_sound(*single_ops.graph(cell))
 
 
 def test_dispatch_cells_issue_something() -> None:
-    for cell in schedules.dispatch_cells():
+    for cell in cells.dispatch_cells():
         graph, batch = single_ops.graph(cell)
         assert graph.at(batch), cell.key
         assert not [op.name for op in graph.at(batch) if op.estimated], cell.key
