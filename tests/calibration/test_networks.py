@@ -11,7 +11,7 @@ from gauges import ScriptedGauge
 
 from latpred.calibration import schedules
 from latpred.calibration.devices.conditions import cast
-from latpred.calibration.timing import in_network
+from latpred.calibration.timing import in_network, timer
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
 from latpred.graph.dtypes import dtype_of
@@ -36,9 +36,9 @@ def made(spec: NetworkSpec, precision: str, batch: int) -> tuple[torch.nn.Module
 
 def called(call: Callable[[], object]) -> list[str]:
     """Names of the ops that Python issues in a call, as `in_network` sees them."""
-    with torch.inference_mode(), in_network._Clocked() as clocked:
+    with torch.inference_mode(), in_network.TimedCalls() as timed:
         call()
-    return clocked.names
+    return timed.names
 
 
 def gist(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
@@ -126,7 +126,7 @@ def test_timing_in_place_times_each_group_of_calls() -> None:
         )
     assert len(timed.calls_us) == len(in_network.calls(networks.graph(TINY[0]).at(1)))
     assert min(timed.calls_us) > 0
-    assert timed.forward.n == 4
+    assert timed.timings["single"].n == 4
     assert len(evictions) == 8  # ahead of the pass that nobody watches and of the one with a clock
 
 
@@ -145,8 +145,8 @@ def test_turns_in_slow_moments_do_not_count_while_there_is_time(
     gauge = ScriptedGauge(moments) if moments else ScriptedGauge()
     with torch.inference_mode():
         timed = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge)
-    assert timed.forward.n == in_network.FEWEST == 3
-    assert slow is None or timed.forward.slow == pytest.approx(slow)
+    assert timed.timings["single"].n == timer.FEWEST_TURNS == 3
+    assert slow is None or timed.timings["single"].slow == pytest.approx(slow)
     assert reads is None or gauge.reads == reads
 
 
