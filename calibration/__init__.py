@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from latpred.calibration.calibrator import calibrate, fit_raw
+    from latpred.calibration.calibrator import calibrate, calibrate_host, fit_raw
     from latpred.calibration.fitting.kernel_table import evaluate_kernels
-    from latpred.calibration.host_only import calibrate_host
-    from latpred.calibration.measurement.profile_check import check
+    from latpred.calibration.measurement.drift_test import check
     from latpred.calibration.measurement.validation import validate
     from latpred.calibration.measurement.whole_models import measure
     from latpred.calibration.published.fitted_profiles import fit_profile
-    from latpred.calibration.sampling import choose_shapes
+    from latpred.calibration.schedules import choose_shapes
 
 __all__ = [
     "calibrate",

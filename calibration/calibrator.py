@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
@@ -17,18 +18,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.calibration import runtime_calibration
+from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import acceptance, profile_fit
+from latpred.calibration.fitting.dispatch_fit import call_costs, fit_in_place
 from latpred.calibration.runtime_calibration import calibrate_runtimes, onnx_workloads
 from latpred.calibration.schedules import schedule_of
-from latpred.calibration.session import JOURNAL, LAST, Row, Session, directory, read_journal
+from latpred.calibration.session import JOURNAL, LAST, Row, Session, directory, measured, read_journal
+from latpred.calibration.timing import visits
 from latpred.calibration.timing.visits import Visits
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.features import Floats
-from latpred.profile import store
-from latpred.profile.document import Checkpoint, DeviceInfo, DeviceProfile, Machine
+from latpred.profile import host_profile, store
+from latpred.profile.document import Checkpoint, DeviceInfo, DeviceProfile, DispatchFit, Machine
+from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 from latpred.progress import ProgressEvent
 from latpred.sandbox.own_thread import without_modes
 
@@ -400,3 +404,76 @@ def _present(name: str) -> DeviceInfo | None:
         if info.name == name:
             return info
     return None
+
+
+TINY = 2 * len(networks.KINDS)
+FEWEST = 4
+
+
+def calibrate_host(
+    name: str = "this-host",
+    *,
+    device: Device | None = None,
+    tiny: int = TINY,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> HostProfile:
+    """Measure what dispatch costs on this host, and save it.
+
+    Parameters
+    ----------
+    name : str
+        Of the host profile, as `--host` takes it.
+    device : Device, optional
+        An open synchronous device; default: the CPU.
+    tiny : int
+        Tiny networks to time; each takes about 0.2 s.
+    progress : callable, optional
+        Told how many cells are done, of how many, and which is next.
+
+    Raises
+    ------
+    HostError
+        When the name is not a file name, or the directory cannot be written.
+    CalibrationError
+        When too little could be measured.
+
+    Examples
+    --------
+    >>> calibrate_host("laptop").dispatch.module_call_us  # doctest: +SKIP
+    """
+    host_profile.path(name)  # a bad name must not cost a measurement
+    live = device or open_device("cpu")
+    start = time.monotonic()
+    cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(tiny))]
+    rows = []
+    with conditions.stated():
+        schedule = schedules.Synchronous(live, ("fp32",))
+        for index, cell in enumerate(cells):
+            if progress is not None:
+                progress(index, len(cells), cell.key)
+            rows.append(measured(cell, schedule.measure))
+    profile = HostProfile(
+        name=name,
+        kind="host",
+        schema=HOST_SCHEMA,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=live.machine(),
+        dispatch=_fitted(rows, live),
+        seconds=round(time.monotonic() - start, 1),
+    )
+    host_profile.save(profile)
+    return profile
+
+
+def _fitted(rows: list[Row], live: Device) -> DispatchFit:
+    """What dispatch costs by networks without errors, at one speed of the machine."""
+    rows = visits.at_one_speed(row for row in rows if not row.error)
+    runs = [(profile_fit.run_of(row, live.info()), schedules.network_spec(row.cell)) for row in rows]
+    chains = [run for run, spec in runs if spec.chain]
+    tiny = [run for run, spec in runs if spec.tiny and not spec.chain]
+    if len(tiny) < FEWEST or not chains:
+        raise CalibrationError(
+            f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few to know a host by. "
+            f"Time at least {FEWEST}: latpred calibrate --host-only"
+        )
+    return fit_in_place(tiny, call_costs(chains))

@@ -24,8 +24,7 @@ from latpred import storage
 from latpred.calibration import journal
 from latpred.calibration.cells import Cell
 from latpred.calibration.journal import Journal
-from latpred.calibration.timing.time_limit import time_limit
-from latpred.calibration.timing.timer import Timing
+from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import CalibrationError, DeviceError
 from latpred.profile.document import Machine
 

@@ -21,7 +21,7 @@ from latpred.accuracy.drift import MOVED, Part
 from latpred.calibration import calibrate
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import drift_test
-from latpred.calibration.measurement.profile_check import timed_again
+from latpred.calibration.measurement.drift_test import timed_again
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
 from latpred.ops.families import root

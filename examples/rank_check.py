@@ -30,7 +30,7 @@ from latpred.accuracy import metrics
 from latpred.accuracy.predicted import GraphKey, predict_table
 from latpred.accuracy.recording import Recording, load
 from latpred.calibration.timing.timer import Plan
-from latpred.calibration.workloads.base import Workload, module_workload, seeded
+from latpred.calibration.workloads.suites import Workload, module_workload, seeded
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store

@@ -18,7 +18,7 @@ from torch import nn
 import latpred
 from latpred import Lengths
 from latpred.calibration.measurement.whole_models import measure
-from latpred.calibration.workloads.base import module_workload
+from latpred.calibration.workloads.suites import module_workload
 from latpred.tracing.unequal_lengths import padded_inputs, without_nested
 
 LENGTHS = Lengths(mean=20.92, std=10.18, padded_to=128)

@@ -7,7 +7,7 @@ from factories import machine
 
 from latpred.explanation.explanation import AxisHeadroom, Choice, Excluded, Explanation, Headroom, ratio
 from latpred.graph.graph import Coverage
-from latpred.prediction.crossover import BatchThresholds, CurveSamples
+from latpred.prediction.clocks import BatchThresholds, CurveSamples
 from latpred.prediction.prediction import ClassCosts, Prediction, Provenance, Setting
 
 

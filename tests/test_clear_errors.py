@@ -19,7 +19,7 @@ import latpred
 from latpred import runtimes
 from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, UsageError
 from latpred.profile import store
-from latpred.profile.codec import decode, encode
+from latpred.profile.document import decode, encode
 from latpred.profile.profile_page import profile_page
 
 

@@ -12,7 +12,7 @@ import pytest
 from clidata import document, models_file, run
 from profiledata import machine, profile
 
-from latpred.calibration import calibrator, host_only
+from latpred.calibration import calibrator
 from latpred.calibration.devices import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import validation, whole_models
@@ -134,7 +134,7 @@ def test_host_only_measures_keeps_and_says_how_to_use_it(monkeypatch: pytest.Mon
         host_profile.save(host)
         return host
 
-    monkeypatch.setattr(host_only, "calibrate_host", calibrate_host)
+    monkeypatch.setattr(calibrator, "calibrate_host", calibrate_host)
     shown = run("calibrate", "--host-only")
     assert shown.exit_code == 0
     assert "--host this-host" in shown.stdout

@@ -14,7 +14,7 @@ from torch import nn
 
 from latpred.calibration.measurement import recorder, whole_models
 from latpred.calibration.measurement.plans import Plan, Setting
-from latpred.calibration.workloads.base import module_workload
+from latpred.calibration.workloads.suites import module_workload
 
 TINY = module_workload("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
 STAGES = {name: (Setting(TINY, batch, "fp32", "eager"),) for name, batch in (("core", 1), ("the rest", 4))}

@@ -11,7 +11,7 @@ import latpred
 from latpred.errors import ProfileError, UnknownGpuError
 from latpred.prediction.pricing import PriceList
 from latpred.profile import datasheet, gpus, store
-from latpred.profile.codec import decode, encode
+from latpred.profile.document import decode, encode
 
 
 @pytest.fixture(autouse=True)

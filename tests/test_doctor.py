@@ -6,7 +6,8 @@ import importlib
 
 import pytest
 
-from latpred import doctor, host
+from latpred import host
+from latpred.cli import doctor
 from latpred.host import Pressure
 from latpred.zoo import names
 

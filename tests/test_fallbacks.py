@@ -18,7 +18,7 @@ from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.dispatch_fit import NetworkRun
 from latpred.errors import ProfileError, TraceError
 from latpred.ops.families import root
-from latpred.prediction.crossover import Z90
+from latpred.prediction.clocks import Z90
 from latpred.prediction.fallbacks import FP64_OVER_FP32, least_log_std
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor

@@ -12,7 +12,7 @@ from torch import nn
 
 import latpred
 from latpred.profile import store
-from latpred.profile.codec import decode, encode
+from latpred.profile.document import decode, encode
 from latpred.tracing.text_generation import trace_generation
 
 DEVICE = "epyc-shared"

@@ -19,7 +19,7 @@ from latpred.errors import CandidateError, ProfileError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.query import Options
-from latpred.search.candidate_rows import COLUMNS, Evaluator
+from latpred.search.resume import COLUMNS, Evaluator
 
 INPUTS = (torch.zeros(2, 64),)
 SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)

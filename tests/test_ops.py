@@ -10,8 +10,7 @@ import pytest
 
 from latpred.errors import UsageError
 from latpred.ops import Work, checked, cost, formula_of, generation
-from latpred.ops.classes import host_class, no_launch_class, sync_class
-from latpred.ops.families import DIMS, root
+from latpred.ops.families import DIMS, host_class, no_launch_class, root, sync_class
 
 
 @dataclass

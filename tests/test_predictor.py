@@ -14,7 +14,7 @@ from factories import add, device, dispatch, graph, kernel_fit, linear, profile,
 
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.graph import Affine, ModelGraph
-from latpred.prediction.crossover import MOST, first_true
+from latpred.prediction.clocks import MOST, first_true
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import PriceList
 from latpred.profile.document import DeviceProfile

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from latpred.graph.features import Floats
-from latpred.graph.graph import Affine, ModelGraph, Op
-from latpred.graph.schedule import Schedule
+from latpred.graph.graph import Affine, ModelGraph, Op, Schedule
 from latpred.host import SAME
 from latpred.prediction import pricing
 from latpred.prediction.predictor import Predictor

@@ -20,8 +20,17 @@ import latpred
 from latpred import host
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import store
-from latpred.profile.codec import _digest, decode, encode
-from latpred.profile.document import BENCHMARK, CUDNN, SCHEMA_VERSION, THREADS, DeviceInfo, DeviceProfile
+from latpred.profile.document import (
+    BENCHMARK,
+    CUDNN,
+    SCHEMA_VERSION,
+    THREADS,
+    DeviceInfo,
+    DeviceProfile,
+    _digest,
+    decode,
+    encode,
+)
 from latpred.profile.store import Owner, caveat, owner
 
 

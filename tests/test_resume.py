@@ -21,8 +21,7 @@ import latpred
 from latpred import predict_many
 from latpred.errors import BusyError, TableError, UsageError
 from latpred.search import resume
-from latpred.search.candidate_rows import CandidateRow, Evaluator
-from latpred.search.resume import fingerprint
+from latpred.search.resume import CandidateRow, Evaluator, fingerprint
 
 
 def test_fingerprints_tell_architectures_apart() -> None:

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from factories import kernel_fit
 
-from latpred.fit import tile_fit
+from latpred.fit import roofline
 from latpred.fit.residual import fit_residual
 from latpred.fit.roofline import RooflineRegressor
 from latpred.graph.features import read
-from latpred.prediction.kernel_times import KernelModel, evaluate
-from latpred.prediction.tiles import EARLIER, PRIOR, TILES, tiled
+from latpred.prediction.kernel_times import EARLIER, PRIOR, TILES, KernelModel, evaluate, tiled
 from latpred.profile.document import KernelFit
 
 MULTIPROCESSORS = 64
@@ -69,7 +68,7 @@ def test_memory_is_never_more_than_all() -> None:
 def test_constants_explain_what_they_made() -> None:
     rows = random_rows(100)
     inputs = read("gemm", rows)
-    found = tile_fit.fit_constants(inputs, times_of(rows), np.ones(100), MULTIPROCESSORS)
+    found = roofline.fit_constants(inputs, times_of(rows), np.ones(100), MULTIPROCESSORS)
     fresh = read("gemm", random_rows(200, seed=1))
     time = found.floor + tiled(found.values, fresh.work, fresh.product, MULTIPROCESSORS).us
     errors = np.abs(time / times_of(random_rows(200, seed=1)) - 1)
@@ -110,7 +109,7 @@ def test_writing_its_results_takes_a_large_product_longer_than_so_short_a_sum() 
 
 
 def test_without_multiprocessors_or_samples_a_roofline_does() -> None:
-    few = random_rows(tile_fit.FEWEST - 1)
+    few = random_rows(roofline.FEWEST - 1)
     assert RooflineRegressor("gemm", MULTIPROCESSORS).fit(few, times_of(few)).to_fit().tiling == {}
     assert kernel_fit().tiling == {}
 

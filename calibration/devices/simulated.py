@@ -21,8 +21,7 @@ import numpy as np
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import machine
 from latpred.calibration.devices.base import Call, ProfiledForward
-from latpred.calibration.devices.simulated_costs import SimulatedSpec, TrueCosts, Work
-from latpred.calibration.devices.simulated_programs import PYTHON, Step, program, step
+from latpred.calibration.devices.simulated_costs import PYTHON, SimulatedSpec, Step, TrueCosts, Work, program, step
 from latpred.errors import DeviceError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceInfo, Machine

@@ -23,11 +23,11 @@ from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import gauge_of
 from latpred.calibration.workloads import suites
-from latpred.calibration.workloads.base import Workload
+from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
-from latpred.prediction.crossover import Z90
+from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import Acceptance, DeviceProfile
 from latpred.units import MS_PER_S, US_PER_S

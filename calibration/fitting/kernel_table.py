@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from latpred.calibration.sampling import choose_shapes, regressor
+from latpred.calibration.schedules import choose_shapes, regressor
 from latpred.errors import TableError
 from latpred.fit.roofline import RooflineRegressor
 from latpred.graph.features import Floats

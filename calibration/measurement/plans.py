@@ -14,7 +14,7 @@ from itertools import chain
 from torch import nn
 
 from latpred.calibration.workloads import suites
-from latpred.calibration.workloads.base import Inputs, Workload, seeded, token_inputs, workloads_of
+from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
 from latpred.errors import MissingPackageError, UsageError
 
 CORE = (

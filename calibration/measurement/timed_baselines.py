@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from latpred import tables
 from latpred.calibration.devices import conditions
-from latpred.calibration.measurement.bench import Bench
+from latpred.calibration.measurement.whole_models import Bench
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.base import Workload
+from latpred.calibration.workloads.suites import Workload
 from latpred.errors import UsageError
 
 PLAN = timer.Plan(least=3, most=15, precision=0.02, budget_s=0.03, warmup_s=0.01)

@@ -17,7 +17,7 @@ from torch import nn
 from latpred.calibration.devices import Device, open_device
 from latpred.calibration.measurement.whole_models import REPEATS, measure
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.base import SEED, Inputs, Workload, keep_lively, moved
+from latpred.calibration.workloads.suites import SEED, Inputs, Workload, keep_lively, moved
 from latpred.errors import UsageError
 from latpred.explanation.generation import GenerationCurve, input_kind
 from latpred.graph.graph import ModelGraph

@@ -27,7 +27,7 @@ from latpred.calibration.published.row_counts import EAGER, FIXED, MODULE, PYTHO
 from latpred.errors import TableError
 from latpred.graph.features import Floats
 from latpred.ops.families import DIMS
-from latpred.prediction.crossover import Z90
+from latpred.prediction.clocks import Z90
 from latpred.profile import gpus
 from latpred.profile.datasheet import (
     ANY,

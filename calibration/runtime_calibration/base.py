@@ -18,9 +18,8 @@ from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device
 from latpred.calibration.fitting.acceptance import HoldoutError
-from latpred.calibration.runtime_calibration import timed_networks
-from latpred.calibration.runtime_calibration.network_fit import fit_networks
-from latpred.calibration.runtime_calibration.timed_networks import build_network, is_holdout, network_inputs
+from latpred.calibration.runtime_calibration import network_fit
+from latpred.calibration.runtime_calibration.network_fit import build_network, fit_networks, is_holdout, network_inputs
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_of
@@ -94,7 +93,7 @@ class RuntimeCalibrator:
         What this raises becomes a row with an error, and the calibration goes on.
         """
         spec = schedules.network_spec(cell)
-        graph = timed_networks.graph_of(spec, cell.precision, self.runtime, device.info().kind)
+        graph = network_fit.graph_of(spec, cell.precision, self.runtime, device.info().kind)
         call = self.prepared(cell, graph, device)
         if device.asynchronous:
             return Sampled(_timings(device, call, self.runtime, graph, spec.batch))
@@ -116,7 +115,7 @@ class RuntimeCalibrator:
         `profile` is the same device's, with eager and the kernels fitted. `spread` may be left at zero: it is set
         afterwards, from the holdouts. Too few rows are a CalibrationError that says how to get more.
         """
-        return fit_networks(timed_networks.networks_of(rows, profile.device), profile, self.runtime)
+        return fit_networks(network_fit.networks_of(rows, profile.device), profile, self.runtime)
 
     def errors_by_folds(self, rows: Sequence[Row], profile: DeviceProfile, folds: int) -> list[HoldoutError]:
         """How fits of all but a few networks do on those few; tiny networks, which tell of the host alone, stay in."""
@@ -132,7 +131,7 @@ class RuntimeCalibrator:
                 fit = self.fit([row for row in rows if row.cell.key not in out], profile)
             except CalibrationError:
                 return []  # so few networks that every one is needed
-            errors += timed_networks.holdout_errors(fit, tested[fold::folds], profile, self.runtime)
+            errors += network_fit.holdout_errors(fit, tested[fold::folds], profile, self.runtime)
         return errors
 
     def timed(self, call: Callable[[], object], before: Callable[[], object], repeats: int, budget_s: float) -> Timing:

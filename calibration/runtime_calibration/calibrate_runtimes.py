@@ -18,7 +18,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError
-from latpred.calibration.runtime_calibration import timed_networks
+from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.session import Row, Session
 from latpred.calibration.timing import visits
@@ -176,8 +176,8 @@ def fit_with_spread(
     # On an asynchronous device networks are timed whole, and holdouts are many.
     folds = 0 if profile.device.asynchronous else calibrator.folds
     by_folds = calibrator.errors_by_folds(rows, profile, folds)
-    holdouts = [row for row in rows if timed_networks.is_holdout(row)]
-    errors = timed_networks.holdout_errors(fit, holdouts, profile, calibrator.runtime)
+    holdouts = [row for row in rows if network_fit.is_holdout(row)]
+    errors = network_fit.holdout_errors(fit, holdouts, profile, calibrator.runtime)
     spread = acceptance.network_spread([*errors, *by_folds]) if errors else fit.spread
     return msgspec.structs.replace(fit, spread=spread or profile.runtimes[EAGER].spread), errors
 

@@ -22,9 +22,9 @@ from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
-from latpred.calibration.runtime_calibration import timed_networks
+from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, effort
-from latpred.calibration.runtime_calibration.timed_networks import is_holdout
+from latpred.calibration.runtime_calibration.network_fit import is_holdout
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
@@ -135,7 +135,7 @@ class CompileCalibrator(RuntimeCalibrator):
         if device.asynchronous:
             return super().measure(cell, device)
         spec = schedules.network_spec(cell)
-        graph = timed_networks.graph_of(spec, cell.precision, self.runtime, device.info().kind)
+        graph = network_fit.graph_of(spec, cell.precision, self.runtime, device.info().kind)
         with wrappers() as modules:
             call = self.prepared(cell, graph, device)
         before = self._evict if spec.cold else call
@@ -275,7 +275,7 @@ def compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | None
     if is_holdout(row):
         return None
     spec = schedules.network_spec(row.cell)
-    graph = timed_networks.graph_of(spec, row.cell.precision, row.cell.runtime, profile.device.kind)
+    graph = network_fit.graph_of(spec, row.cell.precision, row.cell.runtime, profile.device.kind)
     joined: list[list[Op]] = []
     for op in graph.at(spec.batch):
         if op.host_class == JOINED_CLASS:

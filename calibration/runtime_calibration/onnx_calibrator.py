@@ -27,7 +27,7 @@ from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, ro
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, effort
-from latpred.calibration.runtime_calibration.timed_networks import network_source
+from latpred.calibration.runtime_calibration.network_fit import network_source
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
 from latpred.errors import CalibrationError

@@ -14,8 +14,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device
 from latpred.calibration.devices.constants import QUEUED, TINY
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
-from latpred.calibration.runtime_calibration.network_fit import fit_networks
-from latpred.calibration.runtime_calibration.timed_networks import networks_of
+from latpred.calibration.runtime_calibration.network_fit import fit_networks, networks_of
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.timer import Timing

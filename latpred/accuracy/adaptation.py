@@ -25,14 +25,13 @@ from latpred.errors import TableError, UsageError
 from latpred.fit.corrections import GENERAL, Factors, Fit, LatencyModel, Level, Row, corrected
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
-from latpred.prediction.crossover import Z90
+from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import ADAPTED, DispatchFit
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import attention_of
 
 if TYPE_CHECKING:
-    from latpred.accuracy.predicted import GraphKey
     from latpred.profile.document import DeviceProfile
 
 SCHEMA = "latpred.adaptation/1"

@@ -1,6 +1,6 @@
 """What a check of a profile found: which of its parts still hold, what moved, and what of the machine is another.
 
-Records and their text only; `latpred.calibration.measurement.profile_check` measures.
+Records and their text only; `latpred.calibration.measurement.drift_test` measures.
 """
 
 from __future__ import annotations

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred.cli.main import state
-from latpred.cli.options import (
-    PRECISIONS,
-    Output,
-    examples,
-    output_options,
-    parse_seconds,
-    parsed_by,
-    takes,
-)
+from latpred.cli.options import PRECISIONS, Output, examples, output_options, parse_seconds, parsed_by, takes
 from latpred.cli.output import Show, emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
@@ -26,7 +18,7 @@ from latpred.progress import ProgressEvent
 from latpred.render import Page, Table
 
 if TYPE_CHECKING:
-    from latpred.calibration.repeatability import Shift
+    from latpred.calibration.measurement.validation import Shift
     from latpred.profile.document import DeviceProfile
 
 SUITE = "blind"  # whose predictions are compared from one calibration to the next
@@ -182,7 +174,7 @@ def _agreed(target: str) -> bool:
 
 def _calibrate_host(name: str | None, output: Output) -> None:
     """Measure this host's dispatch, keep it, and say what it costs."""
-    from latpred.calibration.host_only import calibrate_host
+    from latpred.calibration.calibrator import calibrate_host
     from latpred.profile import host_profile
 
     host = calibrate_host(name) if name else calibrate_host()
@@ -204,7 +196,7 @@ def _calibrate_host(name: str | None, output: Output) -> None:
 
 def _repeat(device: str, times: int, asked: dict[str, Any], output: Output) -> None:
     """Calibrate `times` times, each anew, and print the shifts between any two; the last profile stays."""
-    from latpred.calibration.repeatability import repeat
+    from latpred.calibration.measurement.validation import repeat
 
     def calibrate_anew(number: int) -> DeviceProfile:
         notice(f"calibration {number} of {times}")
@@ -311,8 +303,8 @@ def check(profile: str | None, device: str | None, budget_s: float | None, outpu
     Times a few of the profile's own cells again. Exits with 0 when it holds, 1 when parts of it moved, and 3 when
     noise or other work leaves too little to tell by. Without PROFILE, this machine's own is checked.
     """
-    from latpred.calibration.measurement.profile_check import BUDGET_S
-    from latpred.calibration.measurement.profile_check import check as run
+    from latpred.calibration.measurement.drift_test import BUDGET_S
+    from latpred.calibration.measurement.drift_test import check as run
 
     with progress("checking") as show:
         checked = run(profile, device=device, budget_s=BUDGET_S if budget_s is None else budget_s, progress=show)

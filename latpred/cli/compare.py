@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import (
-    PRECISIONS,
-    Output,
-    batch_option,
-    examples,
-    output_options,
-    takes,
-)
+from latpred.cli.options import PRECISIONS, Output, batch_option, examples, output_options, takes
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
 
@@ -26,7 +19,7 @@ TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 def show_report(report: Report, output: Output, plot: Path | None) -> None:
     """Print an accuracy report, and draw it; CSV gives its cells."""
-    from latpred.accuracy.report_page import report_page
+    from latpred.accuracy.accuracy_report import report_page
 
     emit(output, document=report.to_dict, rows=report.to_frame, page=lambda: report_page(report))
     draw(plot, report.plot)

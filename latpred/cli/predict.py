@@ -236,7 +236,7 @@ def explain(
     model.
     """
     from latpred.explanation.explain import explain as compare_runtimes
-    from latpred.explanation.explanation_page import explanation_page
+    from latpred.explanation.explanation import explanation_page
 
     _check_before_calibrating([model], runtimes, yes, asked)
     explanation = compare_runtimes(

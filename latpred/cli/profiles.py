@@ -145,7 +145,7 @@ def show(name: str, output: Output) -> None:
 
 def show_profile(profile: DeviceProfile, output: Output) -> None:
     """Print a profile."""
-    from latpred.profile.codec import to_document
+    from latpred.profile.document import to_document
     from latpred.profile.profile_page import kernel_rows, profile_page
 
     emit(
@@ -201,7 +201,7 @@ def clear() -> None:
 @output_options
 def doctor(output: Output) -> None:
     """Say what stands between this machine and a prediction, and what to do about it."""
-    from latpred.doctor import examine
+    from latpred.cli.doctor import examine
 
     findings = examine()
     rows = [{"topic": f.topic, "verdict": f.verdict, "detail": f.detail, "advice": f.advice} for f in findings]
@@ -211,7 +211,7 @@ def doctor(output: Output) -> None:
     ]
     emit(
         output,
-        document=lambda: {"schema": "latpred.doctor/1", "findings": rows},
+        document=lambda: {"schema": "latpred.cli.doctor/1", "findings": rows},
         rows=lambda: rows,
         page=lambda: Page("", [Table(_NO_HEADS, cells, left=_NO_HEADS, folded=_NO_HEADS[2:])]),
     )

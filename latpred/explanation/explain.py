@@ -28,7 +28,7 @@ from latpred.explanation.explanation import (
 )
 from latpred.graph.graph import ModelGraph
 from latpred.graph.widen import widened
-from latpred.prediction.crossover import Z90
+from latpred.prediction.clocks import Z90
 from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor

@@ -18,10 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.graph.features import Floats
-from latpred.graph.graph import ModelGraph
-from latpred.graph.schedule import Ints
-from latpred.ops.classes import kind_of
-from latpred.ops.families import root
+from latpred.graph.graph import Ints, ModelGraph
+from latpred.ops.families import kind_of, root
 from latpred.prediction import clocks
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor

@@ -7,18 +7,19 @@ or scikit-learn.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
-from latpred.fit import tile_fit
 from latpred.fit.residual import HYPER_POINTS, Residual, fit_residual
 from latpred.graph.features import Floats, Inputs, layout, read
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import (
+    PRIOR,
     TINY_US,
     KernelModel,
     evaluate,
@@ -27,13 +28,81 @@ from latpred.prediction.kernel_times import (
     inefficiency,
     residual_features,
     roofline,
+    tiled,
 )
 from latpred.profile.datasheet import short
 from latpred.profile.document import KernelFit
 
+FEWEST = 60  # samples below which so many constants are not to be had
+MOST = 320  # samples that are looked at; the constants change little with more
+FAMILIES = ("gemm", "bmm")
+_SOFT = 0.1  # log errors beyond which a sample pulls less than quadratically
+_TILE_RIDGE = 0.05
+_STEPS = 30
+_REACH = 5.0  # prior widths that a constant may be off
+
+
+class Constants(NamedTuple):
+    """Fitted constants, with the floor in microseconds apart, and the robust cost that is left."""
+
+    floor: float
+    values: dict[str, float]
+    cost: float
+
+
+def fit_constants(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int) -> Constants:
+    """Constants of one device and precision from products of any sizes."""
+    from scipy.optimize import least_squares
+
+    assert inputs.product is not None
+    keep = _spread_out(inputs.product, MOST)
+    work, product, taken = inputs.work[keep], inputs.product[keep], times[keep]
+    root = np.sqrt(weights[keep])
+    start = _start(work, taken)
+    middle, width = (np.array(column) for column in zip(*start.values(), strict=True))
+
+    def constants(steps: Floats) -> dict[str, float]:
+        return dict(zip(start, np.exp(np.log(middle) + width * steps).tolist(), strict=True))
+
+    def errors(steps: Floats) -> Floats:
+        values = constants(steps)
+        time = values["floor"] + tiled(values, work, product, multiprocessors).us
+        both: Floats = np.concatenate((root * np.log(time / taken), _TILE_RIDGE * steps))
+        return both
+
+    solution = least_squares(
+        errors, np.zeros(len(start)), loss="soft_l1", f_scale=_SOFT, max_nfev=_STEPS, bounds=(-_REACH, _REACH)
+    )
+    values = constants(solution.x)
+    return Constants(values.pop("floor"), values, robust_cost(errors(solution.x)[: len(taken)]))
+
+
+def robust_cost(errors: Floats) -> float:
+    """Mean cost of log errors, large ones counted less than quadratically."""
+    return float(np.mean(np.sqrt(1.0 + (errors / _SOFT) ** 2) - 1.0))
+
+
+def _start(work: Floats, times: Floats) -> dict[str, tuple[float, float]]:
+    """Starting value and width of each constant: floor and rates are the best that any sample reached."""
+    return {
+        "floor": (0.8 * float(times.min()), 0.7),
+        "rate": (1.0 / float(np.quantile(times / work[:, 0], 0.02)), 0.5),
+        "bandwidth": (1.0 / float(np.quantile(times / work[:, 1:].sum(axis=1), 0.1)), 0.5),
+        **PRIOR,
+    }
+
+
+def _spread_out(product: Floats, most: int) -> NDArray[np.int64]:
+    """Indices of at most so many products, evenly through their order of work."""
+    order = np.argsort(product.prod(axis=1), kind="stable")
+    if len(order) <= most:
+        return order
+    kept: NDArray[np.int64] = order[np.linspace(0, len(order) - 1, most).round().astype(int)]
+    return kept
+
+
 __all__ = ["RooflineRegressor", "evaluate", "scale_leaf"]
 
-_SOFT = 0.1  # log errors beyond which a sample pulls less than quadratically
 _RIDGE = 0.03  # pull of each log parameter towards its starting value, so that unseen terms stay finite
 _HALF_SIZE = 16.0  # starting value: a dimension of 16 gives half the throughput
 _OUTPUTS = 16.0  # starting value: so many results for each multiprocessor give half the throughput
@@ -166,10 +235,10 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         guess = {name: value for name, value in guess.items() if name not in _UNTOLD.get(root(self.family), ())}
         fitted = _fit_parameters(inputs, times, weights, beside, guess, self.multiprocessors, one_row)
         floor, tiling = fitted.floor, {}
-        if self.multiprocessors and root(self.family) in tile_fit.FAMILIES and len(times) >= tile_fit.FEWEST:
+        if self.multiprocessors and root(self.family) in FAMILIES and len(times) >= FEWEST:
             untiled = np.sqrt(weights) * np.log(fitted.at(inputs, self.multiprocessors, one_row) / times)
-            tiles = tile_fit.fit_constants(inputs, times, weights, self.multiprocessors)
-            if tiles.cost < _WORTH_TILES * tile_fit.robust_cost(untiled):
+            tiles = fit_constants(inputs, times, weights, self.multiprocessors)
+            if tiles.cost < _WORTH_TILES * robust_cost(untiled):
                 floor, tiling = tiles.floor, tiles.values
         return KernelFit.plain(
             family=self.family,

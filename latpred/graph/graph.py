@@ -10,9 +10,14 @@ from __future__ import annotations
 import builtins
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from latpred.caches import hash_of
 from latpred.errors import UsageError
@@ -255,3 +260,66 @@ def _bytes(ops: Iterable[Op], batch: int) -> int:
 
 def _share_left(part: int, whole: int) -> float:
     return 1.0 if whole == 0 else 1.0 - part / whole
+
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Schedule:
+    """n host steps launching m kernels, in order."""
+
+    runtime: str  # that lowered it
+    ops: tuple[Op, ...]  # the graph's
+    # Of each of the n steps: dispatch class, Python work done before it, host synchronisations.
+    host_class: tuple[str, ...]
+    module_calls: Ints
+    python_calls: Ints
+    sync: Ints
+    # Of each of the m kernels: the step that launches it, never decreasing; the op, by its index, whose work it does;
+    # its share of that work (1.0 unless an op takes several kernels); its family.
+    kernel_step: Ints
+    kernel_op: Ints
+    kernel_share: NDArray[np.float64]
+    kernel_family: tuple[str, ...]
+
+
+@lru_cache(maxsize=64)
+def numbered(names: tuple[str, ...]) -> tuple[tuple[str, ...], Ints]:
+    """Distinct names in order of appearance, and which of them each is; who prices a schedule asks several times.
+
+    >>> numbered(("view", "gemm", "view"))
+    (('view', 'gemm'), array([0, 1, 0]))
+    """
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return tuple(numbers), np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
+
+
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp64": torch.float64,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "tf32"}
+
+
+def precision_name(dtype: torch.dtype) -> str:
+    """Name of the precision that a model with weights of a dtype has: the dtype's own where it has no other.
+
+    >>> precision_name(torch.float64), precision_name(torch.complex64)
+    ('fp64', 'complex64')
+    """
+    return _NAMES.get(dtype, str(dtype).rpartition(".")[2])
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Floating-point dtype of a precision.
+
+    >>> dtype_of("tf32")
+    torch.float32
+    """
+    if precision not in DTYPES:
+        raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
+    return DTYPES[precision]

@@ -7,8 +7,7 @@ from math import prod
 from typing import Any
 
 from latpred.ops.families import CONV_DIMS
-from latpred.ops.registry import Work, cost
-from latpred.ops.shapes import Tensor, first, numel, pair
+from latpred.ops.registry import Tensor, Work, cost, first, numel, pair
 
 
 def _plane(shape: Sequence[int]) -> tuple[int, int]:

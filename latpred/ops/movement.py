@@ -10,8 +10,7 @@ from itertools import zip_longest
 from math import prod
 from typing import Any
 
-from latpred.ops.registry import Formula, Work, cost
-from latpred.ops.shapes import Tensor, first, nbytes, numel, run_length
+from latpred.ops.registry import Formula, Tensor, Work, cost, first, nbytes, numel, run_length
 
 
 def copy(source: Any, out: Any) -> Work:

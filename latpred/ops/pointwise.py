@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from latpred.ops.registry import Formula, Work, cost
-from latpred.ops.shapes import Tensor, first, is_tensor, nbytes, numel, rows_of
+from latpred.ops.registry import Formula, Tensor, Work, cost, first, is_tensor, nbytes, numel, rows_of
 
 
 def elementwise(kind: str) -> Formula:

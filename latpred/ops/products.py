@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from latpred.ops.registry import Work, cost
-from latpred.ops.shapes import Tensor, first, numel
+from latpred.ops.registry import Tensor, Work, cost, first, numel
 
 
 def gemm(m: int, n: int, k: int, family: str = "gemm") -> Work:

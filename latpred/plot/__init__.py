@@ -7,8 +7,7 @@ or measures. matplotlib is imported when something is drawn; it comes with `pip 
 from __future__ import annotations
 
 from latpred.plot.breakdown import explanation, runtimes, shares, timeline, two_clocks
-from latpred.plot.curves import curve, latencies
-from latpred.plot.error_plots import agreement, errors_by_batch, errors_by_model, validation
+from latpred.plot.curves import agreement, curve, errors_by_batch, errors_by_model, latencies, validation
 from latpred.plot.style import blank, figure, figure_of, save
 
 __all__ = [

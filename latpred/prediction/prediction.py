@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from latpred import plot
 from latpred.graph.graph import Coverage
-from latpred.prediction.crossover import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples
+from latpred.prediction.clocks import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples
 from latpred.prediction.prediction_page import curve_page, prediction_page
 from latpred.profile.document import Machine
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from latpred.plot.curves import Measured
-
 
 SCHEMA = "latpred.prediction/1"
 CURVE_SCHEMA = "latpred.curve/1"

@@ -23,7 +23,7 @@ from latpred.render import (
 from latpred.units import format_bytes
 
 if TYPE_CHECKING:
-    from latpred.prediction.crossover import BatchThreshold
+    from latpred.prediction.clocks import BatchThreshold
     from latpred.prediction.prediction import Curve, Prediction, Provenance, Setting
 
 _NAMED = 5  # classes of the breakdown that are named

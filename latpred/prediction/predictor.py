@@ -18,11 +18,10 @@ from latpred import runtimes
 from latpred.caches import IdentityCache
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.features import Floats
-from latpred.graph.graph import Coverage, ModelGraph
-from latpred.graph.schedule import Ints, Schedule
+from latpred.graph.graph import Coverage, Ints, ModelGraph, Schedule
 from latpred.host import SAME, Slowdown
-from latpred.prediction import clocks
-from latpred.prediction.crossover import Z90, BatchThresholds, CurveSamples, first_true
+from latpred.prediction import clocks, fallbacks
+from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, first_true
 from latpred.prediction.fallbacks import least_log_std
 from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
@@ -30,7 +29,7 @@ from latpred.prediction.pricing import Priced, PriceList
 from latpred.profile import datasheet, gpus
 from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile
 from latpred.query import MOST_BATCH, Options, checked_batches
-from latpred.runtimes import estimated_runtimes, lowering
+from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
 from latpred.runtimes.legacy_torch import REWRITTEN, as_run_in, traced_for
 
@@ -99,7 +98,7 @@ class Predictor:
 
     def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = (), slowdown: Slowdown = SAME) -> None:
         self.given = profile  # without estimates
-        self.profile = estimated_runtimes.with_estimates(profile)
+        self.profile = fallbacks.with_estimates(profile)
         self.caveats = tuple(caveats)
         self.slowdown = slowdown
         self.target = lowering.target_of(profile.device.kind)
@@ -384,7 +383,7 @@ class Predictor:
 
     def _setting(self, graph: ModelGraph, options: Options, priced: Priced) -> Setting:
         profile, runtime = self.profile, options.runtime
-        estimated = () if runtime in self.given.runtimes else (estimated_runtimes.caveat(runtime),)
+        estimated = () if runtime in self.given.runtimes else (fallbacks.caveat(runtime),)
         return Setting(
             model=graph.model,
             input_kind=graph.input_kind,

@@ -19,11 +19,9 @@ from latpred import runtimes
 from latpred.caches import Recent
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, WORK, Floats, kind
-from latpred.graph.graph import Affine, Op
-from latpred.graph.schedule import Ints, Schedule, numbered
+from latpred.graph.graph import Affine, Ints, Op, Schedule, numbered
 from latpred.host import SAME, Slowdown
-from latpred.ops.classes import kind_of
-from latpred.ops.families import nearest, parent, root
+from latpred.ops.families import kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from latpred.ops.classes import kind_of
+from latpred.ops.families import kind_of
 from latpred.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from latpred.graph.graph import ModelGraph
-    from latpred.graph.schedule import Schedule
+    from latpred.graph.graph import ModelGraph, Schedule
     from latpred.prediction.predictor import Predictor
     from latpred.prediction.pricing import Priced
     from latpred.profile.document import DeviceInfo

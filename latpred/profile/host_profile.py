@@ -1,7 +1,7 @@
 """HostProfile: what dispatch costs on one host, whatever device it feeds; a small JSON document beside the profiles.
 
 Reading is strict and executes nothing, writing is atomic. What a host's costs do to a prediction is
-`latpred.prediction.host_swap`'s business, measuring them `latpred.calibration.host_only`'s.
+`latpred.prediction.host_swap`'s business, measuring them `latpred.calibration.calibrator`'s.
 """
 
 from __future__ import annotations

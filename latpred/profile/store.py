@@ -16,8 +16,7 @@ from pathlib import Path
 from latpred import host, storage
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import datasheet, gpus
-from latpred.profile.codec import REPAIR, decode, encode
-from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, THREADS, DeviceProfile, Machine
+from latpred.profile.document import ADAPTED, BENCHMARK, CUDNN, REPAIR, THREADS, DeviceProfile, Machine, decode, encode
 
 MEMORY_TOLERANCE = 0.03  # kernels keep more or less of it to themselves
 

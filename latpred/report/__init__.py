@@ -6,7 +6,6 @@ Vega-Lite inside the file; both come with `pip install 'latpred[report]'`.
 
 from __future__ import annotations
 
-from latpred.report.gathering import Studied, gather
-from latpred.report.page import demand_packages, html, write
+from latpred.report.page import Studied, demand_packages, gather, html, write
 
 __all__ = ["Studied", "demand_packages", "gather", "html", "write"]

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latpred.errors import DeviceError, RuntimeRefusalError
-from latpred.graph.graph import ModelGraph, Op
-from latpred.graph.schedule import Schedule
+from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.runtimes.base import graph_in
 from latpred.runtimes.eager import Eager, one_step_per_op
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from latpred.caches import IdentityCache
-from latpred.graph.graph import ModelGraph, Op
-from latpred.graph.schedule import Schedule
+from latpred.graph.graph import ModelGraph, Op, Schedule
 
 
 class StepPerOp:

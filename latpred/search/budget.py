@@ -164,7 +164,7 @@ class LatencyBudget:
             When the device, runtime or another part of the budget is wrong.
         """
         from latpred.prediction.find import predictor_of
-        from latpred.search.candidate_rows import Evaluator
+        from latpred.search.resume import Evaluator
 
         options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)
         evaluator = Evaluator.of(predictor_of(DeviceQuery(self.device)), self.batch, self.runtime, options)

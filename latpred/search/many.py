@@ -15,7 +15,7 @@ from latpred.prediction.find import predictor_of
 from latpred.prediction.predictor import Predictor
 from latpred.progress import Listener, ProgressCounter, shown
 from latpred.query import DeviceQuery, Options
-from latpred.search.candidate_rows import CandidateRow, Evaluator, frame
+from latpred.search.resume import CandidateRow, Evaluator, frame
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from latpred.errors import WorkerError
 from latpred.progress import ProgressCounter
-from latpred.search.candidate_rows import CandidateRow, Evaluator
+from latpred.search.resume import CandidateRow, Evaluator
 
 Chunk = list[tuple[int, Any]]  # candidates with their positions
 

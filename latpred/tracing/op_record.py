@@ -17,9 +17,9 @@ from torch._ops import OpOverload
 
 from latpred.errors import UnknownOpError
 from latpred.ops import Formula, Work, checked, formula_of, generation
-from latpred.ops.classes import FREE, host_class, no_launch_class, sync_class
+from latpred.ops.families import FREE, host_class, no_launch_class, sync_class
 from latpred.ops.pointwise import elementwise
-from latpred.ops.shapes import is_tensor, stored_numel
+from latpred.ops.registry import is_tensor, stored_numel
 from latpred.tracing.meta_shapes import OVERRIDES
 
 

@@ -19,7 +19,7 @@ from latpred.calibration.fitting.dispatch_fit import NetworkRun
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, suites
-from latpred.prediction.crossover import Z90
+from latpred.prediction.clocks import Z90
 from latpred.profile import store
 
 GATE = suites.get(suites.GATE)

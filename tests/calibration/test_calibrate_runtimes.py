@@ -20,13 +20,12 @@ from latpred.calibration import calibrate, calibrator, runtime_calibration, sess
 from latpred.calibration.devices import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
-from latpred.calibration.measurement import bench
+from latpred.calibration.measurement import whole_models
 from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.calibration.session import Row, directory, read_rows
 from latpred.cli import main
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
-from latpred.graph.graph import ModelGraph
-from latpred.graph.schedule import Schedule
+from latpred.graph.graph import ModelGraph, Schedule
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo, DeviceProfile
@@ -296,7 +295,7 @@ def test_an_onnxruntime_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.Mo
     assert "has no CUDA provider" in str(calibrate_runtimes.hindrance("onnxruntime", OnGpu()))
     assert calibrate_runtimes.hindrance("onnxruntime", open_device("cpu")) is None
     with pytest.raises(MissingPackageError, match="has no CUDA provider"):
-        bench.demand_runtime("onnxruntime", OnGpu())
+        whole_models.demand_runtime("onnxruntime", OnGpu())
 
 
 def test_without_a_kernel_no_other_runtime_is_studied(latpred_home: Path) -> None:

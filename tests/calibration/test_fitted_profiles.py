@@ -10,13 +10,7 @@ from publisheddata import GPUS, MODELS, graphs, scripted, solved, table, tower, 
 
 from latpred import Predictor
 from latpred.calibration.published import leave_out
-from latpred.calibration.published.fitted_profiles import (
-    fit_profile,
-    fit_profiles,
-    profile_of,
-    shared_of,
-    without_gpu,
-)
+from latpred.calibration.published.fitted_profiles import fit_profile, fit_profiles, profile_of, shared_of, without_gpu
 from latpred.calibration.published.joint_fit import Problem
 from latpred.calibration.published.latency_model import evaluate, local_gradients
 from latpred.calibration.published.leave_out import Accuracy, HoldoutRows, evaluate_left_out

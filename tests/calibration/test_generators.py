@@ -24,9 +24,9 @@ from latpred import runtimes
 from latpred.calibration import cells, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_workloads
+from latpred.calibration.runtime_calibration.network_fit import build_network, network_inputs
 from latpred.calibration.runtime_calibration.onnx_calibrator import TINY_GRAPHS, graph_cell
 from latpred.calibration.runtime_calibration.onnx_workloads import Graph
-from latpred.calibration.runtime_calibration.timed_networks import build_network, network_inputs
 from latpred.calibration.workloads import blocks, networks, single_ops
 from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
 from latpred.errors import TraceError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latpred.calibration import host_only
+from latpred.calibration import calibrator
 from latpred.errors import CalibrationError, HostError
 from latpred.prediction import host_swap
 from latpred.profile import host_profile
@@ -12,7 +12,7 @@ from latpred.profile import host_profile
 
 def test_a_host_is_measured_and_found_again() -> None:
     told: list[tuple[int, int, str]] = []
-    made = host_only.calibrate_host("laptop", tiny=5, progress=lambda *at: told.append(at))
+    made = calibrator.calibrate_host("laptop", tiny=5, progress=lambda *at: told.append(at))
     assert host_profile.load("laptop") == made
     assert [index for index, _, _ in told] == list(range(told[0][1]))
     assert made.dispatch.costs_us[""] > 0
@@ -23,12 +23,12 @@ def test_a_host_is_measured_and_found_again() -> None:
 
 
 def test_a_bad_name_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_only, "measured", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(calibrator, "measured", lambda *_: pytest.fail("measured"))
     with pytest.raises(HostError, match="cannot name a host"):
-        host_only.calibrate_host("a/b")
+        calibrator.calibrate_host("a/b")
 
 
 def test_too_few_networks_are_said() -> None:
     with pytest.raises(CalibrationError, match="1 tiny networks"):
-        host_only.calibrate_host("laptop", tiny=1)
+        calibrator.calibrate_host("laptop", tiny=1)
     assert host_profile.names() == []

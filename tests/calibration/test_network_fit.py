@@ -14,9 +14,8 @@ from factories import add, device, dispatch, graph, kernel_fit, linear, profile,
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.fitting.linear_system import System
-from latpred.calibration.runtime_calibration import network_fit, timed_networks
-from latpred.calibration.runtime_calibration.network_fit import fit_networks, unpriced_work
-from latpred.calibration.runtime_calibration.timed_networks import TimedNetwork
+from latpred.calibration.runtime_calibration import network_fit
+from latpred.calibration.runtime_calibration.network_fit import TimedNetwork, fit_networks, unpriced_work
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
@@ -183,11 +182,11 @@ def test_on_an_asynchronous_device_hosts_come_from_issuing_and_scales_stay_toget
 
 def test_what_pushes_weights_out_of_the_cache_counts_in_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = graph(linear(), parameter_bytes=8)
-    monkeypatch.setattr(timed_networks, "of_source", lambda *_: counted)
+    monkeypatch.setattr(network_fit, "of_source", lambda *_: counted)
     warm = msgspec.structs.replace(next(schedules.holdout_networks()), cold=False)
     cold = msgspec.structs.replace(warm, cold=True)
-    assert timed_networks.graph_of(warm, "fp32", "onnxruntime", "cpu") is counted
-    pushed_out = timed_networks.graph_of(cold, "fp32", "onnxruntime", "cpu")
+    assert network_fit.graph_of(warm, "fp32", "onnxruntime", "cpu") is counted
+    pushed_out = network_fit.graph_of(cold, "fp32", "onnxruntime", "cpu")
     assert pushed_out.parameter_bytes == networks.graph(cold).parameter_bytes > networks.EVICTING_BYTES
     assert pushed_out.ops == counted.ops
 

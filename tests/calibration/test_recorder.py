@@ -17,9 +17,9 @@ from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import plans, recorder
 from latpred.calibration.measurement.plans import Plan, Setting
-from latpred.calibration.measurement.recording_journal import FOLDER, LINES, RecordingJournal
+from latpred.calibration.measurement.recorder import FOLDER, LINES, RecordingJournal
 from latpred.calibration.timing.timer import QUICK
-from latpred.calibration.workloads.base import Workload, module_workload
+from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import BusyError, DeviceError, ProfileError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
 from latpred.progress import ProgressEvent

@@ -6,7 +6,7 @@ import factories
 import msgspec
 import pytest
 
-from latpred.calibration import repeatability
+from latpred.calibration.measurement import validation
 from latpred.profile.document import DeviceProfile
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
@@ -22,9 +22,9 @@ def profile(dispatch_us: float, factor: float = 1.0) -> DeviceProfile:
 
 
 def test_a_slower_machine_is_no_shift_and_what_speed_does_not_explain_is_one() -> None:
-    (shift,) = repeatability.shifts([profile(100.0), profile(100.0, 1.5)], GRAPHS)
+    (shift,) = validation.shifts([profile(100.0), profile(100.0, 1.5)], GRAPHS)
     assert shift.p90 > 0.003
-    (shift,) = repeatability.shifts([profile(100.0), profile(150.0, 1.5)], GRAPHS)
+    (shift,) = validation.shifts([profile(100.0), profile(150.0, 1.5)], GRAPHS)
     assert (shift.median, shift.p90) == pytest.approx((0.0, 0.0), abs=1e-9)
     assert shift.common > 1.0
     assert shift.speed == {"dispatch": 1.5}
@@ -38,7 +38,7 @@ def test_each_two_calibrations_are_compared() -> None:
         asked.append(number)
         return profile(100.0)
 
-    found = repeatability.repeat(calibrate, 3, suite="ordinary")
+    found = validation.repeat(calibrate, 3, suite="ordinary")
     assert asked == [1, 2, 3]
     assert [(shift.first, shift.second) for shift in found] == [(1, 2), (1, 3), (2, 3)]
     assert all(shift.median == 0.0 for shift in found)

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from latpred.calibration import cells, choose_shapes, evaluate_kernels, sampling
+from latpred.calibration import cells, choose_shapes, evaluate_kernels, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.sampling import UncertaintySampler
+from latpred.calibration.schedules import UncertaintySampler
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import KINDS, NetworkSpec
 from latpred.errors import TableError, TraceError, UnknownGpuError, UsageError
@@ -22,7 +22,7 @@ from latpred.ops.families import DIMS
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
 
-GROUP = sampling.CANDIDATES * len(KINDS)
+GROUP = schedules.CANDIDATES * len(KINDS)
 
 
 def small(seed: int) -> NetworkSpec:
@@ -67,7 +67,7 @@ def test_after_learning_holdouts_are_kept_and_the_uncertain_come_first() -> None
     specs = [small(seed) for seed in range(50, 50 + GROUP)]  # seeds 55 to 65 are held out
     holdouts = [spec for spec in specs if spec.holdout]
     assert len(holdouts) == len(KINDS)
-    chosen = list(islice(learned(known).of_networks(iter(specs)), len(KINDS) + GROUP // sampling.CANDIDATES))
+    chosen = list(islice(learned(known).of_networks(iter(specs)), len(KINDS) + GROUP // schedules.CANDIDATES))
     assert chosen[: len(KINDS)] == holdouts
     predictor, widths = Predictor(known), []
     for spec in chosen[len(KINDS) :]:
@@ -163,7 +163,7 @@ def test_only_chosen_shapes_are_timed() -> None:
 
 def test_the_first_shapes_stand_for_all() -> None:
     logs = np.log(GRID)
-    first = sampling.farthest_points(logs, 30)
+    first = schedules.farthest_points(logs, 30)
     assert len(set(first.tolist())) == 30
     nearest = np.min(((logs[:, None, :] - logs[first]) ** 2).sum(axis=2), axis=1)
     arbitrary = np.min(((logs[:, None, :] - logs[:30]) ** 2).sum(axis=2), axis=1)

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.calibration.workloads import suites
-from latpred.calibration.workloads.base import Workload, workloads_of
+from latpred.calibration.workloads.suites import Workload, workloads_of
 from latpred.errors import UsageError
 
 SUITES = {name: suites.get(name) for name in ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed")}

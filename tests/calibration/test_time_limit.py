@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from latpred.calibration.timing.time_limit import EXIT_CODE, TimeLimitError, time_limit
+from latpred.calibration.timing.timer import EXIT_CODE, TimeLimitError, time_limit
 
 
 def test_what_is_quick_enough_gives_its_result_or_its_own_error() -> None:
@@ -47,7 +47,7 @@ def test_beside_the_main_thread_nothing_is_interrupted() -> None:
 def test_what_no_signal_interrupts_ends_the_process_with_a_sentence() -> None:
     script = (
         "import signal, time\n"
-        "from latpred.calibration.timing.time_limit import time_limit\n"
+        "from latpred.calibration.timing.timer import time_limit\n"
         "def deaf(_):\n"
         "    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
         "    time.sleep(60)\n"

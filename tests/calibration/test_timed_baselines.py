@@ -12,9 +12,9 @@ from torch import nn
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import timed_baselines
-from latpred.calibration.measurement.bench import Bench
+from latpred.calibration.measurement.whole_models import Bench
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.base import Workload, module_workload
+from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import UsageError
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from latpred.calibration.measurement import validation
 from latpred.calibration.measurement.validation import validate
 from latpred.calibration.workloads import suites
-from latpred.calibration.workloads.base import Workload, dense_inputs
+from latpred.calibration.workloads.suites import Workload, dense_inputs
 from latpred.errors import NoProfileError, ProfileError, UsageError
 
 

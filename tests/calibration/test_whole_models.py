@@ -16,10 +16,9 @@ from latpred import runtimes, tables
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import whole_models
-from latpred.calibration.measurement.bench import OUT_OF_MEMORY
-from latpred.calibration.measurement.whole_models import StoppedError, measure
+from latpred.calibration.measurement.whole_models import OUT_OF_MEMORY, StoppedError, measure
 from latpred.calibration.timing import timer
-from latpred.calibration.workloads.base import Workload, module_workload
+from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceInfo

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from latpred.calibration.workloads.base import (
+from latpred.calibration.workloads.suites import (
     Workload,
     dense_inputs,
     module_workload,

@@ -18,7 +18,7 @@ from latpred.calibration import calibrate, measure, runtime_calibration
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
 from latpred.calibration.runtime_calibration import replays
-from latpred.calibration.runtime_calibration.timed_networks import build_network, network_inputs
+from latpred.calibration.runtime_calibration.network_fit import build_network, network_inputs
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads import networks

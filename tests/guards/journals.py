@@ -21,7 +21,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.runtime_calibration.calibrate_runtimes import RuntimeSession
 from latpred.calibration.session import Session
-from latpred.profile import codec
+from latpred.profile import document as codec
 from latpred.profile.document import DeviceProfile
 
 FOLDER = Path(__file__).with_name("journals")

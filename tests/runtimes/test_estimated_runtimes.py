@@ -16,9 +16,9 @@ import latpred
 from latpred import Predictor
 from latpred.cli import main
 from latpred.errors import ProfileError
+from latpred.prediction.fallbacks import SPREAD, caveat, with_estimates
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import FITTED, DeviceProfile
-from latpred.runtimes.estimated_runtimes import SPREAD, caveat, with_estimates
 
 FITTED_GPUS = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
 DATASHEETS = ("t4", "v100", "a100", "h100", "rtx-4090")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from factories import add, view
 
 from latpred.graph.graph import Affine, Op
-from latpred.runtimes.executed_ops import first_difference, op_through, unless_affine
+from latpred.runtimes.base import first_difference, op_through, unless_affine
 
 
 def executed(batch: int, operands: int = 2, name: str = "aten::add") -> Op:

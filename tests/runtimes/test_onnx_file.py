@@ -14,8 +14,7 @@ from factories import device, dispatch, profile
 from onnx import TensorProto, helper, numpy_helper
 
 import latpred
-from latpred import doctor
-from latpred.cli import main
+from latpred.cli import doctor, main
 from latpred.errors import MissingPackageError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import latpred
 from latpred.errors import UnknownOpError, UsageError
 from latpred.ops import Work
-from latpred.ops.classes import FREE
+from latpred.ops.families import FREE
 from latpred.tracing.meta_module import fast_paths_on_meta
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.tracer import TraceRecorder

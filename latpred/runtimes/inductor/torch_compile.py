@@ -18,13 +18,11 @@ import msgspec
 
 from latpred.errors import MissingPackageError
 from latpred.graph.features import EFFORTS
-from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
-from latpred.graph.schedule import Schedule
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, Schedule
 from latpred.ops.families import root
-from latpred.runtimes.base import estimated_graph, graph_in
+from latpred.runtimes.base import estimated_graph, graph_in, kind, op_through, unless_affine
 from latpred.runtimes.cuda_graphs import NO_CUDA, replays
 from latpred.runtimes.eager import Eager
-from latpred.runtimes.executed_ops import kind, op_through, unless_affine
 from latpred.runtimes.inductor.compiled_ops import EAGER, guards
 
 if TYPE_CHECKING:

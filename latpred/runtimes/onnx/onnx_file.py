@@ -19,7 +19,7 @@ import msgspec
 from latpred.errors import LatpredError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ZERO, ModelGraph
 from latpred.runtimes import graph_store
-from latpred.runtimes.executed_ops import BATCHES
+from latpred.runtimes.base import BATCHES
 from latpred.runtimes.onnx import onnx_session
 
 SUFFIX = ".onnx"

@@ -16,19 +16,17 @@ import msgspec
 from latpred import host
 from latpred.caches import IdentityCache
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError
-from latpred.graph.graph import ModelGraph, Op
-from latpred.graph.schedule import Schedule
+from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.runtimes import graph_store
-from latpred.runtimes.base import estimated_graph
+from latpred.runtimes.base import BATCHES, estimated_graph
 from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, one_replay, refuse_uncapturable
 from latpred.runtimes.eager import StepPerOp
-from latpred.runtimes.executed_ops import BATCHES
 from latpred.runtimes.onnx import onnx_session
 
 if TYPE_CHECKING:
     import torch
 
-    from latpred.runtimes.onnx.onnx_export import Exported
+    from latpred.runtimes.onnx.onnx_session import Exported
     from latpred.runtimes.source import Source
 
 NODES = "nodes 3"  # version of what is made of a node; graphs of another one are made again
@@ -104,7 +102,7 @@ class OnnxRuntime(StepPerOp):
 
     def _export(self, source: Source, *, in_float: bool, keep: bool) -> Exported:
         """An export holds all weights, so only one that somebody else runs is kept, and no two at once."""
-        from latpred.runtimes.onnx.onnx_export import export
+        from latpred.runtimes.onnx.onnx_session import export
 
         key = f"{graph_store.structure(source.graph)} {source.code} {in_float}"
         if self._recent is not None and self._recent[0] == key:
@@ -210,7 +208,7 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
 
 def _exported(model: Any, inputs: Any) -> Exported:
     """An export at batch 2, since one at batch 1 would hold for no other."""
-    from latpred.runtimes.onnx.onnx_export import export
+    from latpred.runtimes.onnx.onnx_session import export
     from latpred.runtimes.source import tensors_of
     from latpred.tracing.inputs import from_example, placed, real
 
