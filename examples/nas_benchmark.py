@@ -50,7 +50,7 @@ STAGES = {
     "dispatch costs and distinct kernels": ("pricing.py", "price"),
     "kernel times": ("pricing.py", "rows_at"),
     "the two clocks": ("clocks.py", "latency"),
-    "rows and the table": ("many.py", "_row"),
+    "rows and the table": ("resume.py", "_row"),
 }
 
 

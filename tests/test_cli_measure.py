@@ -35,14 +35,14 @@ def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_while_measuring_gives_what_was_measured(
     form: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visit, visits = whole_models._Bench.visit, iter(range(9))
+    visit, visits = whole_models._Visits._visit, iter(range(9))
 
-    def interrupted(bench: Any, cell: Any) -> None:
+    def interrupted(visiting: Any, cell: Any) -> None:
         if next(visits) == 2:
             raise KeyboardInterrupt
-        visit(bench, cell)
+        visit(visiting, cell)
 
-    monkeypatch.setattr(whole_models._Bench, "visit", interrupted)
+    monkeypatch.setattr(whole_models._Visits, "_visit", interrupted)
     path = tmp_path / "measured.csv"
     where = ("-o", path) if form == "file" else ("--csv",)
     shown = run("measure", model, "--image", "16", "--batch", "1,2,4", "--device", "cpu", *where)

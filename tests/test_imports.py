@@ -35,9 +35,7 @@ ROWS = {
 }
 BESIDE = {"explanation": "accuracy", "search": "accuracy"}  # rooms of one row
 # Imports that go against the rows, with the circles that they close. These lists may only shrink.
-AGAINST = {
-    "report.gathering": {"api"},
-}
+AGAINST: dict[str, set[str]] = {}
 CIRCLES: tuple[str, ...] = ()
 SEPARATE = (("latpred.profile.document", "latpred.tracing"), ("latpred.prediction.prediction", "latpred.tracing"))
 ALONE = ("latpred.errors", "latpred.units")

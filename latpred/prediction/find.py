@@ -41,13 +41,13 @@ _PACKAGES = ("torch", "transformers")  # whose versions are compared with those 
 
 def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
     """The predictor of a device, kept until a profile changes on disk; it must know the runtime, if one is given."""
+    if runtime is not None:
+        runtimes.get(runtime)  # a misspelt one is said before a missing profile
     plain = replace(query, now=False) if query.now else query
     predictor: Predictor | None = None
     try:
         predictor = _remembered(plain, _state_of(query))
     except ProfileError as error:
-        if runtime is not None:
-            runtimes.get(runtime)  # a misspelt one is said before a missing profile
         unnamed = replace(plain, host=None) == DeviceQuery()
         if not isinstance(error, NoProfileError) or not unnamed or not allowed():
             raise
