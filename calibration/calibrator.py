@@ -1,4 +1,4 @@
-"""`calibrate`: measures a device, cell by cell within a time budget, and saves the profile that the cells amount to.
+"""`calibrate`: measures a device (or its host alone), cell by cell in a time budget, and saves the profile they make.
 
 Which cells come when is `schedules`' business, how they are kept `session`'s, what they amount to `fitting`'s. Other
 runtimes than eager come after it: see `runtime_calibration`.

@@ -1,4 +1,4 @@
-"""What a calibration times in eager PyTorch, in which order and how: one schedule for a CPU, one for a GPU.
+"""What a calibration times in eager PyTorch, in which order and how, and where the fit is unsure enough to time more.
 
 Networks tell of dispatch where they are tiny, of kernels where they are sized, and some are held out of every fit to
 test it. What is not known well is drawn first once a profile says what that is: see `sampling`.

@@ -1,4 +1,4 @@
-"""Which cells of a profile are timed again to see whether it drifted, and what their times say: one test for each part.
+"""`check`: which cells of a profile are timed again to see whether it drifted, and one test for each part of it.
 
 Every time is turned into a cost the way calibration does it; its log ratio to the profile's price is one sample of the
 part that prices it. `profile_check` times the cells.

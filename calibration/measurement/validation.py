@@ -1,4 +1,4 @@
-"""Validate a profile: measure a suite of whole models that no fit has seen, or replay a recording, and compare.
+"""Validate a profile on whole models that no fit has seen, and compare calibrations with each other.
 
 Only puts the pieces together: `whole_models` measures, `accuracy.predicted` predicts, `accuracy.comparison` judges.
 """

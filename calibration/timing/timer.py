@@ -1,4 +1,4 @@
-"""Times a call on any device: warm-up until stable, automatic loop count, median and interquartile range.
+"""Times a call on any device: warm-up until stable, automatic loop count, median and interquartile range, a time limit.
 
 Everything goes through the device's own `clock()` and `synchronize()`, so a virtual clock is read by the same code as
 a real one. What a call is, and what its time means, is the caller's business.

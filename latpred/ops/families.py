@@ -1,4 +1,4 @@
-"""Kernel families and the dimensions that set their time: the vocabulary that tracing, calibration and fitting share.
+"""Kernel families, the dimensions that set their time, and dispatch classes: the words that all rooms share.
 
 A family name goes from general to special: "elementwise.gelu" is fitted on its own where it was measured and falls back
 to "elementwise" where it was not. Dimensions are whole numbers, in the order given here.

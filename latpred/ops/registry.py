@@ -1,4 +1,4 @@
-"""The registry of cost formulas: which pure function of shapes says what an op does.
+"""The registry of cost formulas (which pure function of shapes says what an op does), and arithmetic on shapes.
 
 A formula is called with the op's own arguments and `out`, the op's result, and returns a `Work`. Of tensors it may use
 `.shape` and `.dtype.itemsize` only. Nothing here imports torch, so a third party can register formulas anywhere.

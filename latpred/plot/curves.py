@@ -1,4 +1,4 @@
-"""Latency against batch: one curve with what bounds it, or several runtimes over each other."""
+"""Latency against batch: one curve, several runtimes, or predicted against measured and their errors."""
 
 from __future__ import annotations
 

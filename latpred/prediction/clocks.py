@@ -1,4 +1,4 @@
-"""Two clocks over a schedule: when the host has dispatched everything, and when the device has executed it.
+"""Two clocks over a schedule, host and device, and the batch sizes at which one overtakes the other.
 
 Arrays of device times have a batch axis; host times have none but on a synchronous device. All times are microseconds.
 Nothing here knows where costs come from.

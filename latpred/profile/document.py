@@ -1,4 +1,4 @@
-"""DeviceProfile: everything measured about one device on one machine, as a JSON document of numbers.
+"""DeviceProfile: everything measured about one device on one machine, and its form as a checked JSON document.
 
 Only structures live here: `latpred.profile.store` finds, reads, checks and writes them, `calibration` measures them and
 `latpred.prediction.predictor` uses them.

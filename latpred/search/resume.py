@@ -1,4 +1,4 @@
-"""A table of finished predictions in a Parquet file, so that a run that was cut off goes on where it stopped.
+"""Rows of candidates, and the Parquet file of finished ones from which a run that was cut off goes on.
 
 Every row has a key: a digest of its candidate (see `latpred.search.resume`), of what was asked, of the profile with all
 its numbers, and of the versions of latpred, torch and transformers. Rows are read back only under the very same key;
