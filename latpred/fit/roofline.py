@@ -1,4 +1,4 @@
-"""RooflineRegressor: a scikit-learn estimator of kernel times with its numbers as a `KernelFit`; tile constants of GPUs.
+"""RooflineRegressor: a scikit-learn estimator of kernel times, its numbers as a `KernelFit`, and tile constants.
 
 The time of a kernel is a floor plus the quadrature of its compute and memory time, fitted on relative errors, times the
 exponential of a Gaussian process over log features. This module fits; `prediction.kernel_times` evaluates without scipy

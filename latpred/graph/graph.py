@@ -1,4 +1,4 @@
-"""ModelGraph: what one forward pass of a model does, op by op, as a function of batch; Schedule: its steps in a runtime.
+"""ModelGraph: what one forward pass of a model does, op by op, as a function of batch; Schedule: its steps.
 
 Work is affine in batch, not proportional (Funnel has gigaMACs that no sample adds to), so every count is an `Affine`.
 Some models differ at batch 1, where a reshape needs no copy; those carry exact rows for it. Nothing here traces a model

@@ -1,4 +1,4 @@
-"""The page of a report: what it says of each model, in a jinja2 template with tables, charts and one copy of Vega-Lite."""
+"""The page of a report: what it says of each model, in a jinja2 template with tables and charts."""
 
 from __future__ import annotations
 
