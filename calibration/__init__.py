@@ -31,9 +31,9 @@ __all__ = [
 
 _HOMES = {
     "calibrate": "calibrator",
-    "calibrate_host": "host_only",
-    "check": "measurement.profile_check",
-    "choose_shapes": "sampling",
+    "calibrate_host": "calibrator",
+    "check": "measurement.drift_test",
+    "choose_shapes": "schedules",
     "evaluate_kernels": "fitting.kernel_table",
     "fit_profile": "published.fitted_profiles",
     "fit_raw": "calibrator",
