@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from clidata import document, models_file, run
 from profiledata import profile
+from publisheddata import BATCHES, MODELS, table
 from tabledata import measured, predicted
-from tablefitdata import BATCHES, MODELS, table
 
 from latpred.accuracy.comparison import compare
 from latpred.profile import datasheet, store

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from factories import device, dispatch
 from factories import profile as asynchronous
 from profiledata import kernel, profile
-from tracing.test_generation import gpt2
+from tracing.test_text_generation import gpt2
 
 import latpred
 from latpred import tables

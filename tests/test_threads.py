@@ -20,7 +20,7 @@ from transformers import BertConfig
 
 import latpred
 from latpred.runtimes import lowering
-from latpred.runtimes.onnx import onnx_session
+from latpred.runtimes.onnx import onnx_export
 from latpred.sandbox.own_thread import replaced, silenced
 from latpred.tracing.meta_module import Seeded, Unweighted
 from latpred.zoo import names
@@ -207,7 +207,7 @@ def test_other_threads_warn_log_and_print_while_a_model_is_exported(
         return usual(*args, **options)
 
     monkeypatch.setattr(torch.onnx, "export", export)
-    onnx_session.export(nn.Linear(4, 4), (torch.zeros(2, 4),))
+    onnx_export.export(nn.Linear(4, 4), (torch.zeros(2, 4),))
     assert capsys.readouterr().out == "printed\n"
     assert [record.message for record in caplog.records] == ["logged"]
 

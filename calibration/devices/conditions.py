@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from latpred.errors import UsageError
-from latpred.graph.graph import dtype_of
+from latpred.graph.dtypes import dtype_of
 from latpred.profile.document import BENCHMARK, CUDNN, THREADS, DeviceProfile
 
 _AUTOCAST = ("cpu", "cuda")

@@ -31,8 +31,9 @@ from latpred.calibration.session import Row
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
+from latpred.graph.dtypes import dtype_of
 from latpred.graph.features import Floats
-from latpred.graph.graph import ModelGraph, Schedule, dtype_of
+from latpred.graph.graph import ModelGraph, Schedule
 from latpred.ops.families import kind_of, root
 from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.pricing import ESTIMATED_SPREAD, SUBSTITUTES, Priced, PriceList, host_cost, precision_of

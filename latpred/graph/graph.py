@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from latpred.caches import hash_of
@@ -293,33 +292,3 @@ def numbered(names: tuple[str, ...]) -> tuple[tuple[str, ...], Ints]:
     """
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return tuple(numbers), np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
-
-
-DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp64": torch.float64,
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "tf32"}
-
-
-def precision_name(dtype: torch.dtype) -> str:
-    """Name of the precision that a model with weights of a dtype has: the dtype's own where it has no other.
-
-    >>> precision_name(torch.float64), precision_name(torch.complex64)
-    ('fp64', 'complex64')
-    """
-    return _NAMES.get(dtype, str(dtype).rpartition(".")[2])
-
-
-def dtype_of(precision: str) -> torch.dtype:
-    """Floating-point dtype of a precision.
-
-    >>> dtype_of("tf32")
-    torch.float32
-    """
-    if precision not in DTYPES:
-        raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
-    return DTYPES[precision]

@@ -15,7 +15,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from latpred.errors import UsageError
-from latpred.graph.graph import DTYPES, ModelGraph
+from latpred.graph.dtypes import DTYPES
+from latpred.graph.graph import ModelGraph
 from latpred.runtimes.graph_store import digest_of
 from latpred.sandbox.copies import Copier
 from latpred.sandbox.own_thread import without_modes

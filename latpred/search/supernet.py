@@ -21,7 +21,8 @@ import torch
 
 from latpred.caches import Recent
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import DTYPES, ZERO, Affine, ModelGraph, Op, dtype_of
+from latpred.graph.dtypes import DTYPES, dtype_of
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Place, Span, shown
 from latpred.tracing.affine_ops import TracePass, closing, on_one_line

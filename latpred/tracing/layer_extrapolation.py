@@ -19,7 +19,8 @@ import torch
 
 from latpred.caches import Recent
 from latpred.errors import TraceError
-from latpred.graph.graph import COUNTS, DTYPES, ZERO, Affine, ModelGraph, Op
+from latpred.graph.dtypes import DTYPES
+from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
 from latpred.tracing.affine_ops import RETURN
 from latpred.tracing.meta_module import make_meta_module

@@ -17,7 +17,8 @@ import msgspec
 import torch
 
 from latpred.errors import UsageError
-from latpred.graph.graph import ModelGraph, Op, dtype_of
+from latpred.graph.dtypes import dtype_of
+from latpred.graph.graph import ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.affine_ops import TracePass
 from latpred.tracing.inputs import Inputs

@@ -17,7 +17,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import LatpredError, TraceError, UsageError
-from latpred.graph.graph import DTYPES, Affine, ModelGraph, Op, dtype_of, precision_name
+from latpred.graph.dtypes import DTYPES, dtype_of, precision_name
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import uncompiled, without_modes
 from latpred.sandbox.restore import put_back
 from latpred.tracing.affine_ops import (

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op, dtype_of
+from latpred.graph.dtypes import dtype_of
+from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
 from latpred.ops.families import host_class
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, example_tokens

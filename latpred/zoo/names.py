@@ -27,7 +27,7 @@ import msgspec
 import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError, UsageError
-from latpred.graph.graph import dtype_of
+from latpred.graph.dtypes import dtype_of
 from latpred.tracing.inputs import (
     cast,
     demand_one,

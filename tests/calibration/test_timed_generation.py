@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from profiledata import profile
-from tracing.test_generation import gpt2
+from tracing.test_text_generation import gpt2
 
 import latpred
 from latpred import tables

@@ -23,7 +23,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import graph_store, lowering
-from latpred.runtimes.onnx import onnx_session
+from latpred.runtimes.onnx import onnx_export, onnx_session
 from latpred.runtimes.onnx.onnx_estimate import NOTE
 from latpred.runtimes.onnx.onnx_formulas import Node, Value, work_of
 from latpred.runtimes.onnx.onnxruntime import OnnxRuntime
@@ -172,12 +172,12 @@ def test_every_architecture_runs_the_nodes_that_were_traced(name: str, tmp_path:
 
 
 @pytest.fixture
-def exports(monkeypatch: pytest.MonkeyPatch) -> list[onnx_session.Exported]:
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[onnx_export.Exported]:
     """Everything that is exported."""
-    made: list[onnx_session.Exported] = []
-    real = onnx_session.export
+    made: list[onnx_export.Exported] = []
+    real = onnx_export.export
 
-    def export(model: nn.Module, inputs: Any) -> onnx_session.Exported:
+    def export(model: nn.Module, inputs: Any) -> onnx_export.Exported:
         made.append(real(model, inputs))
         return made[-1]
 
@@ -185,7 +185,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[onnx_session.Exported]:
     return made
 
 
-def test_a_structure_is_exported_once(exports: list[onnx_session.Exported]) -> None:
+def test_a_structure_is_exported_once(exports: list[onnx_export.Exported]) -> None:
     x = torch.zeros(2, 3, 8, 8)
     first = lowering.trace_for_runtime(Net().eval(), x, runtime="onnxruntime")
     assert lowering.trace_for_runtime(Net().eval(), x[:1], runtime="onnxruntime") is first
@@ -194,7 +194,7 @@ def test_a_structure_is_exported_once(exports: list[onnx_session.Exported]) -> N
     assert len(exports) == 1
 
 
-def test_a_trace_keeps_no_weights_but_takes_an_export_that_is_kept(exports: list[onnx_session.Exported]) -> None:
+def test_a_trace_keeps_no_weights_but_takes_an_export_that_is_kept(exports: list[onnx_export.Exported]) -> None:
     source, runtime = source_of(*net()), OnnxRuntime()
     runtime.trace(source, "cpu")
     assert vars(runtime)["_recent"] is None
@@ -204,7 +204,7 @@ def test_a_trace_keeps_no_weights_but_takes_an_export_that_is_kept(exports: list
     assert len(exports) == 2
 
 
-def test_a_session_computes_what_the_model_does_and_is_made_once(exports: list[onnx_session.Exported]) -> None:
+def test_a_session_computes_what_the_model_does_and_is_made_once(exports: list[onnx_export.Exported]) -> None:
     model, runtime = Net().eval(), OnnxRuntime()
     for batch in (1, 3):
         x = torch.randn(batch, 3, 8, 8)
@@ -215,7 +215,7 @@ def test_a_session_computes_what_the_model_does_and_is_made_once(exports: list[o
     assert len(exports) == 2  # once for positional, once for named arguments
 
 
-def test_a_model_that_was_run_is_not_exported_again_to_be_traced(exports: list[onnx_session.Exported]) -> None:
+def test_a_model_that_was_run_is_not_exported_again_to_be_traced(exports: list[onnx_export.Exported]) -> None:
     model, x = net()
     source = source_of(model, x)
     OnnxRuntime().build(model, (x,))
@@ -244,10 +244,10 @@ class Bound(nn.Module):
 
 
 def test_what_can_be_exported() -> None:
-    exported = onnx_session.export(Decoder().eval(), {"x": torch.zeros(2, 4), "twice": True})
+    exported = onnx_export.export(Decoder().eval(), {"x": torch.zeros(2, 4), "twice": True})
     assert onnx_session.input_names(exported.model) == ["x"]
     with pytest.raises(RuntimeRefusalError, match=r"cannot export the model to ONNX: .*static shape of 2"):
-        onnx_session.export(Bound().eval(), (torch.zeros(2, 8),))
+        onnx_export.export(Bound().eval(), (torch.zeros(2, 8),))
 
 
 def test_what_has_no_onnx_form_is_named_and_estimated() -> None:

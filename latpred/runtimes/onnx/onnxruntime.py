@@ -26,7 +26,7 @@ from latpred.runtimes.onnx import onnx_session
 if TYPE_CHECKING:
     import torch
 
-    from latpred.runtimes.onnx.onnx_session import Exported
+    from latpred.runtimes.onnx.onnx_export import Exported
     from latpred.runtimes.source import Source
 
 NODES = "nodes 3"  # version of what is made of a node; graphs of another one are made again
@@ -102,7 +102,7 @@ class OnnxRuntime(StepPerOp):
 
     def _export(self, source: Source, *, in_float: bool, keep: bool) -> Exported:
         """An export holds all weights, so only one that somebody else runs is kept, and no two at once."""
-        from latpred.runtimes.onnx.onnx_session import export
+        from latpred.runtimes.onnx.onnx_export import export
 
         key = f"{graph_store.structure(source.graph)} {source.code} {in_float}"
         if self._recent is not None and self._recent[0] == key:
@@ -208,7 +208,7 @@ class OnnxRuntimeCudaGraphs(OnnxRuntime):
 
 def _exported(model: Any, inputs: Any) -> Exported:
     """An export at batch 2, since one at batch 1 would hold for no other."""
-    from latpred.runtimes.onnx.onnx_session import export
+    from latpred.runtimes.onnx.onnx_export import export
     from latpred.runtimes.source import tensors_of
     from latpred.tracing.inputs import from_example, placed, real
 

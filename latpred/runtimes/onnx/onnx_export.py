@@ -1,0 +1,95 @@
+"""PyTorch models as ONNX: torch.export's exporter, a dynamic batch, every other size fixed, and no chatter.
+
+The exporter of torch.jit was tried on 32 small architectures too. It is several times faster, but refuses GPT-2, Llama,
+FNet and torch's own encoder layer and exports Longformer wrongly; this one refuses only what torch.export cannot
+follow, and everything it exported agreed with PyTorch to 1e-5.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latpred.errors import RuntimeRefusalError
+from latpred.runtimes.source import FlatModel, tensors_of
+from latpred.sandbox.own_thread import silenced
+
+LARGEST_IN_MEMORY = 1_900_000_000  # bytes; a serialised model must stay below 2 GB
+_MOST_TEXT = 240
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exported:
+    """An exported model: serialised, or where it is too large for that, a path, which lives as long as `folder`."""
+
+    model: bytes | str
+    folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+def export(model: torch.nn.Module, inputs: Any) -> Exported:
+    """Export a model whose inputs have the batch, of 2 or more, as the first dimension.
+
+    A size of 1 would be taken for a constant. A model that torch cannot export is refused, with what stands in the way.
+    """
+    flat = FlatModel(model, inputs)
+    tensors = tensors_of(inputs)
+    batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
+    varying = tuple(
+        {0: torch.export.Dim.DYNAMIC} if tensor.dim() and tensor.shape[0] == batch else None for tensor in tensors
+    )
+    try:
+        with silenced(), torch.no_grad():
+            program = torch.onnx.export(
+                flat.eval(),
+                tuple(tensors),
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes={"tensors": varying},
+                input_names=_names(inputs, len(tensors)),
+            )
+    except Exception as error:  # whatever a model, torch.export or a converter raises
+        raise RuntimeRefusalError(_cause(error)) from error
+    assert program is not None
+    return _kept(program, model)
+
+
+def _names(inputs: Any, count: int) -> list[str]:
+    """Names of the inputs: those of the keyword arguments where each is one tensor."""
+    if isinstance(inputs, Mapping):
+        names = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]
+        if len(names) == count:
+            return names
+    return [f"input_{index}" for index in range(count)]
+
+
+def _kept(program: Any, model: torch.nn.Module) -> Exported:
+    held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    with silenced():
+        if held < LARGEST_IN_MEMORY:
+            return Exported(program.model_proto.SerializeToString())
+        folder = tempfile.TemporaryDirectory(prefix="latpred-", ignore_cleanup_errors=True)
+        path = Path(folder.name) / "model.onnx"
+        program.save(str(path), external_data=True)
+        return Exported(str(path), folder)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason, in a sentence: which op has no ONNX form, or what torch.export stumbled over."""
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    text = " ".join(str(chain[-1]).split())
+    for one in chain:
+        lacking = re.search(
+            r"No (?:decompositions registered|ONNX function found) for.*?<?OpOverload\(?op='([\w.:]+)", str(one)
+        )
+        if lacking:
+            return f"{lacking[1].replace('.', '::', 1)} has no ONNX form"
+    first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
+    return f"torch cannot export the model to ONNX: {type(chain[-1]).__name__}: {first[:_MOST_TEXT]}"
