@@ -181,7 +181,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[onnx_export.Exported]:
         made.append(real(model, inputs))
         return made[-1]
 
-    monkeypatch.setattr(onnx_session, "export", export)
+    monkeypatch.setattr(onnx_export, "export", export)
     return made
 
 
