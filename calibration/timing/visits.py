@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 
 import msgspec
 
@@ -21,6 +22,7 @@ from latpred.calibration.timing.reference_speed import SLOW, ReferenceTimer, Spe
 from latpred.host import SLOWED_POWER
 
 OVERTIME = 0.5  # of a budget, for visits that are lost to other work and for waiting until it ends
+COUNTED_S = 60.0  # what a run counted in cells, which has no budget, is taken to last: it waits no longer than others
 PATIENCE_S = 4.0  # waited for a calm moment at once, ahead of the next visit
 FAST_WAIT_S, FAST_POLL_S = 0.5, 0.01  # waited for full speed ahead of a visit, which takes about as long by itself
 READ_EVERY_S = 1.5  # how often all references are timed, which takes some ms
@@ -54,7 +56,7 @@ class Visits:
         self._visits: dict[str, int] = {}
         # Of each: how slow it was against the fastest moments known then, and those.
         self._believed: dict[str, tuple[Cell, Measure, float, SpeedReading]] = {}
-        self._overtime_s = OVERTIME * budget_s
+        self._overtime_s = OVERTIME * (budget_s if isfinite(budget_s) else COUNTED_S)
         self.lost_s = 0.0
 
     def run(self, cell: Cell, measure: Measure) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -121,6 +122,11 @@ def test_nothing_is_watched_on_a_simulated_device(session: Session) -> None:
     visited = Visits(session, SimulatedDevice(), threads=1, budget_s=60.0)
     row = visited.run(cell(1), Measuring())
     assert (row.speed, row.disturbed, visited.lost_s) == ({}, "", 0.0)
+
+
+def test_a_run_without_a_budget_does_not_wait_without_end(session: Session) -> None:
+    visited = Visits(session, CpuDevice(), threads=1, budget_s=math.inf)
+    assert visited._overtime_s == visits.OVERTIME * visits.COUNTED_S
 
 
 def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:
