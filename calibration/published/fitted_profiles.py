@@ -21,7 +21,7 @@ from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
 from latpred.calibration.published.joint_fit import Mask, Problem, problem
 from latpred.calibration.published.leave_out import SMALL, Accuracy, HoldoutRows
-from latpred.calibration.published.parameters import OTHER_HOST
+from latpred.calibration.published.parameters import CONTIGUOUS, OTHER_HOST
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable
 from latpred.calibration.published.row_counts import EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
 from latpred.errors import TableError
@@ -166,7 +166,7 @@ class FittedNumbers:
         self._rows = problem.rows
 
     def kernel(self, family: str, gpu: Spec, precision: str, runtime: str) -> dict[str, float]:
-        """What each slot of a family is on a GPU."""
+        """What each slot of a family is on a GPU; a precision may name its memory format, as "fp16 channels_last"."""
         return {slot: float(np.exp(sum(logs))) for slot, *logs in self._slots(family, gpu, precision, runtime)}
 
     def reached(self, family: str, gpu: Spec, precision: str) -> dict[str, float]:
@@ -175,9 +175,12 @@ class FittedNumbers:
 
     def _slots(self, family: str, gpu: Spec, precision: str, runtime: str) -> Iterator[tuple[str, float, float]]:
         """Slots, with logarithms of what is promised, and of what is reached of that."""
+        number_format, _, memory_format = precision.partition(" ")
         for slot in SLOTS:
             if multiplies(family) or slot not in PRODUCT_ONLY:
-                promised, terms = self._parameters.kernel(family, slot, gpu, precision, runtime)
+                promised, terms = self._parameters.kernel(
+                    family, slot, gpu, number_format, runtime, memory_format or CONTIGUOUS
+                )
                 yield slot, promised, self._sum(terms)
 
     def host(self, name: str, runtime: str, gpu: Spec) -> float:
@@ -186,10 +189,11 @@ class FittedNumbers:
 
     def host_factors(self, used: Mask) -> list[float]:
         """Factors of the hosts of some rows: one for each run and group of models."""
-        hosts = sorted(set(zip(self._rows.run[used], self._rows.group[used], strict=True)))
-        parameters = self._parameters
+        rows, parameters = self._rows, self._parameters
+        hosts = sorted(set(zip(rows.run[used], rows.host[used], rows.group[used], strict=True)))
         return [
-            float(np.exp(self._sum([parameters.run(run), parameters.run_group(run, group)]))) for run, group in hosts
+            float(np.exp(self._sum([*parameters.run(run, host), *parameters.run_group(run, group)])))
+            for run, host, group in hosts
         ]
 
     def host_factors_on(self, gpu: str, runtime: str) -> list[float]:
@@ -199,7 +203,7 @@ class FittedNumbers:
     @property
     def knee(self) -> float:
         """Exponent that joins the clocks."""
-        return float(np.exp(self._sum([self._parameters.knee()])))
+        return float(np.exp(self._sum(self._parameters.knee("pipelined"))))
 
     def _sum(self, terms: Sequence[int]) -> float:
         means = self._parameters.means
@@ -288,8 +292,9 @@ def dispatch(
 def _kernels(
     problem: Problem, numbers: FittedNumbers, gpu: str, runtime: str, accuracy: Accuracy | None
 ) -> dict[str, dict[str, KernelFit]]:
-    """Kernels of a runtime by precision and family, in the precisions that it was measured in."""
-    rows, spec = problem.rows, problem.gpus[gpu]
+    """Kernels of a runtime by precision and family; convolutions of a memory format that was measured are apart."""
+    spec = problem.gpus[gpu]
+    formats = set(problem.rows.memory_format[problem.rows.runtime == runtime]) - {CONTIGUOUS}
     families = {family: family for family in sorted(problem.families(runtime))}
     families |= {family: like for family, like in STAND_INS.items() if like in families and family not in families}
     error, spread = (accuracy.median, short(accuracy.large_batch / Z90)) if accuracy else (UNKNOWN, UNKNOWN)
@@ -298,7 +303,9 @@ def _kernels(
             family: kernel_fit(family, numbers.kernel(like, spec, precision, runtime), spec, error, spread)
             for family, like in families.items()
         }
-        for precision in sorted(set(rows.precision[(rows.gpu == gpu) & (rows.runtime == runtime)]))
+        for precision in (
+            *spec.precisions, *(f"{precision} {one}" for precision in spec.precisions for one in sorted(formats))
+        )
     }
 
 
@@ -359,20 +366,20 @@ def shared_of(problem: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, 
     """
     eager = problem.rows.runtime == EAGER
     numbers = FittedNumbers(problem, problem.solve(eager))
-    architectures = sorted({gpu.architecture for gpu in problem.gpus.values()})
+    designs = {gpu.design: gpu.compute_capability for gpu in problem.gpus.values()}
     families = sorted({*problem.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES})
     known = hosts_known.where("runtime", EAGER)
     small = known.frame["batch"].to_numpy() <= SMALL
     sizes = np.abs(known.log_errors)
     # Most GPUs that nobody measured have tensor cores.
     middle = float(np.median(numbers.host_factors(eager)))
-    host = dispatch(problem, numbers, EAGER, _nameless("a100", ANY), middle, None)
+    host = dispatch(problem, numbers, EAGER, _nameless("a100", (0, 0)), middle, None)
     return Shared(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         source=source,
         kernels={
-            architecture: {family: _reached(numbers, architecture, family) for family in families}
-            for architecture in (ANY, *architectures)
+            design: {family: _reached(numbers, capability, family) for family in families}
+            for design, capability in sorted({ANY: (0, 0), **designs}.items())
         },
         dispatch=msgspec.structs.replace(
             host,
@@ -394,23 +401,23 @@ def without_gpu(problem: Problem) -> HoldoutRows:
         mine, others = eager & (rows.gpu == gpu), eager & (rows.gpu != gpu)
         theta = problem.solve(others)
         middle = np.log(np.median(FittedNumbers(problem, theta).host_factors(others)))
-        for run in sorted(set(rows.run[mine]) - set(rows.run[others])):
+        for run in sorted(set(rows.run[mine & (rows.host == "")]) - set(rows.run[others])):
             theta[problem.parameters.names["run", run]] = middle
         parts.append(problem.table.cells[mine].assign(predicted_s=problem.predict(theta)[mine]))
     return HoldoutRows("a GPU left out, its host not known", pd.concat(parts))
 
 
-def _reached(numbers: FittedNumbers, architecture: str, family: str) -> dict[str, dict[str, float]]:
-    """By mode and slot, what kernels of a family reach on GPUs of an architecture; one GPU for each mode."""
+def _reached(numbers: FittedNumbers, capability: tuple[int, int], family: str) -> dict[str, dict[str, float]]:
+    """By mode and slot, what kernels of a family reach on GPUs of a compute capability; one GPU for each mode."""
     reached = {}
     for like, precisions in (("titan-x-pascal", ("fp32", "fp16")), ("a100", ("tf32", "fp16"))):
-        spec = _nameless(like, architecture)
+        spec = _nameless(like, capability)
         for precision in precisions:
             shares = numbers.reached(family, spec, precision)
             reached[mode_of(spec, precision, family)] = {slot: short(share) for slot, share in shares.items()}
     return reached
 
 
-def _nameless(like: str, architecture: str) -> Spec:
+def _nameless(like: str, capability: tuple[int, int]) -> Spec:
     """A GPU's datasheet without its name, so that nothing that the fit knows of a single GPU takes part."""
-    return msgspec.structs.replace(gpus.spec(like), name="", architecture=architecture)
+    return msgspec.structs.replace(gpus.spec(like), name="", compute_capability=capability)

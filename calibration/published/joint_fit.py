@@ -97,12 +97,8 @@ class Problem:
 
     def weights(self, keep: Mask | None = None) -> Floats:
         """Weight of each row: 0 for those left out, and models with many rows count less for each."""
-        models = self.rows.model
-        used = np.ones(len(models), bool) if keep is None else keep
-        counts = Counter(models[used].tolist())
-        usual = float(np.median(list(counts.values()))) if counts else 1.0
-        balance = np.array([(usual / max(counts.get(name, 1), 1)) ** BALANCE for name in models.tolist()])
-        weights: Floats = self.table.weight * used * balance
+        used = np.ones(len(self.rows), bool) if keep is None else keep
+        weights: Floats = self.table.weight * used * _balance(self.rows.model, used) * _balance(self.rows.source, used)
         return weights
 
     def solve(self, keep: Mask | None = None) -> Floats:
@@ -137,6 +133,13 @@ class Problem:
     def _solve(self, weights: Floats, means: Floats, widths: Floats) -> Floats:
         loss = _Loss(self.blocks, self.rows.log_us, weights, means, widths)
         return loss.lowest()
+
+
+def _balance(names: Objects, used: Mask) -> Floats:
+    """Weights by which names with many rows count less for each, those in use counted."""
+    counts = Counter(names[used].tolist())
+    usual = float(np.median(list(counts.values()))) if counts else 1.0
+    return np.array([(usual / max(counts.get(name, 1), 1)) ** BALANCE for name in names.tolist()])
 
 
 class _Point(NamedTuple):
@@ -248,14 +251,19 @@ def problem(
         _demand_models(table)
     keys, frame = published_table.keys_of(table.cells), table.cells
     cells, cell = _cells(frame, keys, graphs, datasheets)
+    run = _objects(frame["run"])
     rows = Rows(
         cell=cell,
         gpu=_objects(frame["device"]),
         precision=_objects(frame["precision"]),
         runtime=_objects(frame["runtime"]),
-        run=_objects(frame["run"]),
+        run=run,
+        host=_objects(frame["host"]),
+        protocol=_objects(frame["protocol"]),
+        memory_format=_objects(frame["memory_format"]),
         group=_objects(frame["input_kind"]),
         model=_objects(frame["model"]),
+        source=_objects(source_of(name) for name in run),
         batch=frame["batch"].to_numpy(np.int64),
         log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
     )
@@ -271,13 +279,12 @@ def _cells(
     """The cells of a table, and which of them each row measures."""
     on = [datasheets[name] for name in _objects(frame["device"])]
     wanted = [
-        # The kind of input is part of the model's name in a cell.
-        CellKey(f"{key.model} {key.kind}", key.size, key.precision, runtime, fuser_name(runtime, gpu), batch)
+        CellKey(key, runtime, fuser_name(runtime, gpu), batch)
         for key, runtime, gpu, batch in zip(keys, _objects(frame["runtime"]), on, frame["batch"].tolist(), strict=True)
     ]
     # Any GPU with the same fuser will do.
-    places = {cell[:5]: (cell.runtime, key, gpu) for cell, key, gpu in zip(wanted, keys, on, strict=True)}
-    run = {place: as_run_by(runtime, graphs[key], gpu) for place, (runtime, key, gpu) in places.items()}
+    places = {cell[:3]: gpu for cell, gpu in zip(wanted, on, strict=True)}
+    run = {place: as_run_by(place[1], graphs[place[0]], gpu) for place, gpu in places.items()}
     cells = cells_of(sorted(set(wanted)), run)
     position = {key: index for index, key in enumerate(cells.keys)}
     return cells, np.array([position[cell] for cell in wanted], dtype=np.int64)

@@ -1,11 +1,11 @@
 """The latency model: latency of each row of a table from parameters, and its derivatives.
 
-    latency = (host ^ knee + device ^ knee) ^ (1 / knee)
+    latency = (host ^ knee + device ^ knee) ^ (1 / knee), and a launch and a synchronisation where it is waited for
     host    = factor of the run · factor of the run's group · Σ count · cost(class)
     device  = Σ floor + sqrt(computing ² + memory ²), over all kernels
 
-Rows of one GPU, number format and runtime make a block, with local numbers of its own: eight slots of each kernel
-family, the host classes, the runs, the knee. A sparse matrix leads from the parameters to their logarithms, so that
+Rows of one GPU, number format, runtime, memory format and protocol make a block, with local numbers of its own: eight
+slots of each kernel family, the host classes, the runs, the knee. A sparse matrix leads from the parameters to their logarithms, so that
 derivatives are taken by few numbers.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.row_counts import Cells, FamilyWork, Ints, multiplies
 from latpred.graph.features import Floats, waves
-from latpred.profile.datasheet import SLOTS
+from latpred.profile.datasheet import LAUNCH_US, SLOTS, SYNC_US
 from latpred.profile.gpus import Spec
 
 Objects = NDArray[np.object_]
@@ -39,14 +39,28 @@ class Rows:
     precision: Objects
     runtime: Objects
     run: Objects
+    host: Objects  # its name, "" where nobody says
+    protocol: Objects
+    memory_format: Objects
     group: Objects
     model: Objects
+    source: Objects
     batch: Ints
     log_us: Floats
 
     def __len__(self) -> int:
         """How many there are."""
         return len(self.log_us)
+
+
+class Place(NamedTuple):
+    """What all rows of a block share."""
+
+    gpu: str
+    precision: str
+    runtime: str
+    memory_format: str
+    protocol: str
 
 
 class FamilyKernels(NamedTuple):
@@ -81,7 +95,7 @@ class FamilyKernels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of one GPU, number format and runtime."""
+    """Rows of one `Place`."""
 
     rows: Ints
     cell: Ints  # of each row, among the block's own cells
@@ -90,6 +104,7 @@ class Block:
     classes: slice
     run: Ints  # local number of each row's run, and of its run and group
     run_group: Ints
+    waited_us: float  # what a call that is waited for takes beyond the slower clock
     constants: Floats
     needed: Ints  # parameters that any local number has
     sums: sparse.csr_matrix  # local numbers from those
@@ -102,22 +117,25 @@ class Block:
 
 def blocks_of(cells: Cells, rows: Rows, gpus: Mapping[str, Spec], parameters: Parameters) -> list[Block]:
     """The blocks of a table; the parameters that they need are added."""
-    places = sorted(set(zip(rows.gpu, rows.precision, rows.runtime, strict=True)))
-    return [_block(cells, rows, gpus[gpu], (gpu, *rest), parameters) for gpu, *rest in places]
+    columns = [getattr(rows, name) for name in Place._fields]
+    places = sorted(map(Place._make, set(zip(*columns, strict=True))))
+    return [_block(cells, rows, gpus[place.gpu], place, parameters) for place in places]
 
 
-def _block(cells: Cells, rows: Rows, spec: Spec, place: Sequence[str], parameters: Parameters) -> Block:
-    gpu, precision, runtime = place
-    mine = np.flatnonzero((rows.gpu == gpu) & (rows.precision == precision) & (rows.runtime == runtime))
+def _block(cells: Cells, rows: Rows, spec: Spec, place: Place, parameters: Parameters) -> Block:
+    precision, runtime = place.precision, place.runtime
+    mine = np.flatnonzero(np.all([getattr(rows, name) == value for name, value in place._asdict().items()], axis=0))
     needed, cell = np.unique(rows.cell[mine], return_inverse=True)
     constants: list[float] = []
     terms: list[list[int]] = []
     kernels = []
-    for family, work in cells.kernels.items():
+    for (family, own_format), work in cells.kernels.items():
         if np.isin(work.cell, needed).any():
             kernels.append(_kernels(family, len(terms), work, needed, spec))
             for slot in SLOTS:
-                constant, added = parameters.kernel(family, slot, spec, precision, runtime)
+                constant, added = parameters.kernel(
+                    family, slot, spec, own_format or precision, runtime, place.memory_format
+                )
                 constants.append(constant)
                 terms.append(added)
     met = np.asarray(cells.counts[needed].any(axis=0))
@@ -125,9 +143,9 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: Sequence[str], parameter
     terms += [parameters.host(name, runtime, spec) for name, used in zip(cells.classes, met, strict=True) if used]
     classes = slice(first, len(terms))
     runs, groups = rows.run[mine].tolist(), rows.group[mine].tolist()
-    run = _numbered(terms, [parameters.run(name) for name in runs])
+    run = _numbered(terms, [parameters.run(*each) for each in zip(runs, rows.host[mine].tolist(), strict=True)])
     run_group = _numbered(terms, [parameters.run_group(name, group) for name, group in zip(runs, groups, strict=True)])
-    terms.append([parameters.knee()])
+    terms.append(parameters.knee(place.protocol))
     positions, sums = _sums(terms)
     return Block(
         rows=mine,
@@ -137,6 +155,7 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: Sequence[str], parameter
         classes=classes,
         run=run,
         run_group=run_group,
+        waited_us=LAUNCH_US + SYNC_US if place.protocol == "single" else 0.0,
         constants=np.array(constants + [0.0] * (len(terms) - len(constants))),
         needed=positions,
         sums=sums,
@@ -165,12 +184,11 @@ def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec
     )
 
 
-def _numbered(terms: list[list[int]], parameters: Sequence[int]) -> Ints:
-    """Local numbers of rows with one parameter each; every parameter is added once."""
-    distinct, number = np.unique(parameters, return_inverse=True)
-    first = len(terms)
-    terms += [[position] for position in distinct.tolist()]
-    return np.asarray(first + number, dtype=np.int64)
+def _numbered(terms: list[list[int]], parameters: Sequence[tuple[int, ...]]) -> Ints:
+    """Local numbers of rows; rows with the same parameters share one."""
+    number = {each: len(terms) + index for index, each in enumerate(dict.fromkeys(parameters))}
+    terms += map(list, number)
+    return np.array([number[each] for each in parameters], dtype=np.int64)
 
 
 def _sums(terms: Sequence[Sequence[int]]) -> tuple[Ints, sparse.csr_matrix]:
@@ -183,11 +201,13 @@ def _sums(terms: Sequence[Sequence[int]]) -> tuple[Ints, sparse.csr_matrix]:
 class State(NamedTuple):
     """A block at some parameters: log latency of its rows, share of the host in it, and the two clocks.
 
-    `by_*` are derivatives of each cell's log clocks by local numbers; `by_device` is empty where none were asked for.
+    `busy_share` is what the clocks make of the latency: the rest is waiting. `by_*` are derivatives of each cell's log
+    clocks by local numbers; `by_device` is empty where none were asked for.
     """
 
     log_us: Floats
     host_share: Floats
+    busy_share: Floats
     host_us: Floats
     device_us: Floats
     by_host: Floats
@@ -215,9 +235,12 @@ def evaluate(block: Block, theta: Floats, derivatives: bool = False) -> State:
     by_one, by_other = np.exp(power * below_host), np.exp(power * below_device)
     total = by_one + by_other
     share = by_one / total
+    log_busy = larger + np.log(total) / power
+    log_us = np.log(np.exp(log_busy) + block.waited_us) if block.waited_us else log_busy
     return State(
-        log_us=larger + np.log(total) / power,
+        log_us=log_us,
         host_share=share,
+        busy_share=np.exp(log_busy - log_us),
         host_us=np.exp(log_host),
         device_us=np.exp(log_device),
         by_host=priced / host[:, None],
@@ -236,6 +259,7 @@ def local_gradients(block: Block, state: State) -> Floats:
     gradients[each, block.run] = state.host_share
     gradients[each, block.run_group] = state.host_share
     gradients[:, -1] = state.by_knee
+    gradients *= state.busy_share[:, None]
     return gradients
 
 

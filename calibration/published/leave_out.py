@@ -18,6 +18,7 @@ from latpred import tables
 from latpred.accuracy import baselines, metrics
 from latpred.accuracy.metrics import Errors
 from latpred.calibration.published.joint_fit import Mask, Problem, problem
+from latpred.calibration.published.latency_model import Objects
 from latpred.calibration.published.published_table import MOST_PROCESSES, Progress
 from latpred.calibration.published.row_counts import EAGER, Ints
 from latpred.errors import UsageError
@@ -25,13 +26,16 @@ from latpred.graph.features import Floats
 from latpred.profile.gpus import Spec
 
 SCHEMA = "latpred.leave-out/1"
-BY = ("model", "gpu", "run")
+BY = ("model", "gpu", "design", "run", "source", "host")
+WHOLE = {"design": "all GPUs of a design of multiprocessors", "source": "a source", "host": "a named host"}
 SHOTS = 5
 DRAWS = 2
-RUN_FOLDS = 10
+TENTHS = 10
+MOST_FOLDS = 40  # models that are left out one by one
 KNEE = 1.2
 FACTOR = 2.0
 FEWEST_BESIDE = 40_000  # rows in all folds, below which a second process takes longer to start than it saves
+FEW = 8  # batches up to that are told apart from larger ones in reports
 SMALL, LARGE = 4, 64  # batches up to the first and from the second on are regimes of their own
 # How often the latency model was changed and judged by leaving out models of the framework-tax table before it was as
 # it is.
@@ -99,11 +103,23 @@ class HoldoutRows:
 
 
 def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[str] | None = None) -> HoldoutRows:
-    """Every model predicted from all others; with `gpus`, only the models that these have."""
+    """Every model predicted from all others; with `gpus`, only the models that these have.
+
+    Of many models a tenth is left out at a time.
+    """
     models = problem.rows.model
-    names = sorted(set(models if gpus is None else models[np.isin(problem.rows.gpu, gpus)]))
-    folds = [Fold(str(name), models != name, models == name) for name in names]
+    names = np.array(sorted(set(models if gpus is None else models[np.isin(problem.rows.gpu, gpus)])), dtype=object)
+    parts = [[name] for name in names] if len(names) <= MOST_FOLDS else _tenths(names)
+    folds = []
+    for part in parts:
+        mine = np.isin(models, part)
+        folds.append(Fold(str(part[0]) if len(part) == 1 else f"{len(part)} models", ~mine, mine))
     return _predicted(problem, "a model left out", folds, progress)
+
+
+def _tenths(names: Objects) -> list[Objects]:
+    np.random.default_rng(_SEED).shuffle(names)
+    return np.array_split(names, min(TENTHS, len(names)))
 
 
 def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> HoldoutRows:
@@ -120,12 +136,25 @@ def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> Ho
     return _predicted(problem, f"a GPU left out, {shots} models of it seen", folds, progress)
 
 
+def by_column(problem: Problem, by: str, progress: Progress | None = None) -> HoldoutRows:
+    """Every design of multiprocessors, source or named host predicted from all others.
+
+    One row of each run tells its host, unless it is hosts that are left out: those are known by their names.
+    """
+    rows = problem.rows
+    values = np.array([problem.gpus[gpu].design for gpu in rows.gpu]) if by == "design" else getattr(rows, by)
+    folds = []
+    for value in sorted(set(values) - {""}):
+        mine = values == value
+        fitted = ~mine if by == "host" else ~mine | _one_of_each_run(problem, mine)
+        folds.append(Fold(str(value), fitted, ~fitted))
+    return _predicted(problem, f"{WHOLE[by]} left out", folds, progress)
+
+
 def by_run(problem: Problem, progress: Progress | None = None) -> HoldoutRows:
     """Every run predicted from the others and one row of its own, a tenth of the runs at a time."""
-    runs = np.array(sorted(set(problem.rows.run)), dtype=object)
-    np.random.default_rng(_SEED).shuffle(runs)
     folds = []
-    for part in np.array_split(runs, min(RUN_FOLDS, len(runs))):
+    for part in _tenths(np.array(sorted(set(problem.rows.run)), dtype=object)):
         mine = np.isin(problem.rows.run, part)
         fitted = ~mine | _one_of_each_run(problem, mine)
         folds.append(Fold(f"{len(part)} runs", fitted, ~fitted))
@@ -304,7 +333,7 @@ def _features(problem: Problem) -> Floats:
             np.array([_sheet(problem.gpus[gpu]) for gpu in rows.gpu]),
             np.log(rows.batch),
             problem.table.cells["input_size"].to_numpy(float),
-            rows.precision == "fp16",
+            np.char.endswith(rows.precision.astype(str), "fp16"),
             np.unique(rows.run, return_inverse=True)[1],
         )
     ).astype(float)
@@ -379,28 +408,30 @@ def evaluate_left_out(source: tables.Source | Problem, by: str, *, progress: Pro
     if by not in BY:
         raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(BY)}.")
     whole = source if isinstance(source, Problem) else problem(source, progress=progress, partial=True)
-    values = getattr(whole.rows, by)
-    if len(set(values)) < 2:
-        raise UsageError(f"The table has one {by} only ({values[0]}): leaving it out leaves nothing to fit.")
+    values = {whole.gpus[gpu].design for gpu in whole.rows.gpu} if by == "design" else set(getattr(whole.rows, by))
+    if len(values) < 2:
+        raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
     parts = {
         "model": lambda: [by_model(whole, progress)],
         "gpu": lambda: [by_gpu(whole, shots, progress) for shots in (0, SHOTS)],
         "run": lambda: [by_run(whole, progress)],
     }
-    return _report(whole, by, parts[by]())
+    return _report(whole, by, parts[by]() if by in parts else [by_column(whole, by, progress)])
 
 
 def _report(problem: Problem, by: str, parts: list[HoldoutRows]) -> LeaveOutReport:
     """Figures of rows that were left out; the first part is looked at closely."""
     figures: dict[str, Errors] = {}
     for part in parts:
-        precisions = len(set(part.frame["precision"])) > 1
-        for columns in (("runtime",), ("runtime", "precision"))[: 1 + precisions]:
-            figures |= {f"{part.title}, {name}": errors for name, errors in part.errors(*columns).items()}
+        sized = part.frame.assign(batch=np.where(part.frame["batch"] <= FEW, f"batch 1 to {FEW}", "larger batches"))
+        for split in ("precision", "batch", "device"):
+            columns = ("runtime", split) if len(set(sized[split])) > 1 else ("runtime",)
+            errors = HoldoutRows(part.title, sized).errors
+            figures |= {f"{part.title}, {name}": one for name, one in (errors("runtime") | errors(*columns)).items()}
     first, has_eager = parts[0], bool((problem.rows.runtime == EAGER).any())
     eager = first.where("runtime", EAGER) if (first.frame["runtime"] == EAGER).any() else first
     compared: dict[str, Errors] = {}
-    if has_eager and by != "run":
+    if has_eager and by in ("model", "gpu"):
         compared = for_models(problem, eager) if by == "model" else for_gpus(problem)
     slowest = problem.slowest()[eager.frame.index]
     return LeaveOutReport(

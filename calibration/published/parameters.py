@@ -25,11 +25,13 @@ from latpred.calibration.published.row_counts import (
     multiplies,
 )
 from latpred.graph.features import Floats
+from latpred.profile import hosts
 from latpred.profile.datasheet import PRODUCT_ONLY, log_promise, mode_of
 from latpred.profile.gpus import Spec
 
 Name = tuple[str, ...]
 DEVIATING = ("floor", "compute", "activations")  # slots in which GPUs, formats and runtimes may differ
+CONTIGUOUS = "contiguous"
 
 
 class Prior(NamedTuple):
@@ -82,16 +84,19 @@ HOST: Mapping[str, float] = {
 OTHER_HOST = 9.0
 HOST_WIDTH = 0.15
 HOST_WIDTHS: Mapping[str, float] = {"module": 0.3, "python": 0.7, "fixed": 0.5, "fused": 0.25}
-KNEE = Prior(6.0, 0.3)  # exponent that joins the two clocks
+# Exponent that joins the two clocks, by protocol: calls that are waited for one by one overlap less.
+KNEE: Mapping[str, Prior] = {"pipelined": Prior(6.0, 0.3), "single": Prior(4.0, 0.3)}
 
 # Hyperparameters: prior widths of deviations, as standard deviations of logarithms.
 FORMAT = 0.3  # what a number format changes
-LEVELS = {  # what an architecture and a GPU change: in all families, in one number format, and in one family
-    "architecture": (0.3, 0.3, 0.12),
+LAYOUT = 0.3  # what channels_last changes
+LEVELS = {  # what a design of multiprocessors and a GPU change: in all families, in one number format, in one family
+    "design": (0.3, 0.3, 0.12),
     "gpu": (0.2, 0.15, 0.15),
 }
 # Hosts of one GPU are often alike, so that a narrow prior of each by itself would blame the GPU for slow ones.
 RUN = 1.0
+NAMED_HOST, NAMED_RUN = 0.15, 0.15  # what is not known of a named host, and what differs between its runs
 RUN_GROUP = 0.12  # what differs in a run's host factor between transformers and convolutional networks
 HOST_HALF, LIBRARY_HALF = 0.1, 0.35  # what half precision changes in a host class, and in library calls
 LIBRARY = ("conv", "conv_grouped", "conv_depthwise", "batch_norm")  # libraries choose an algorithm in each call
@@ -123,7 +128,9 @@ class Parameters:
         """Prior standard deviation of each."""
         return np.array([width for _, width in self._priors])
 
-    def kernel(self, family: str, slot: str, gpu: Spec, precision: str, runtime: str) -> tuple[float, list[int]]:
+    def kernel(
+        self, family: str, slot: str, gpu: Spec, precision: str, runtime: str, memory_format: str = CONTIGUOUS
+    ) -> tuple[float, list[int]]:
         """Constant and parameters of one slot of one family on one GPU."""
         if slot in PRODUCT_ONLY and not multiplies(family):
             return 0.0, []
@@ -134,6 +141,9 @@ class Parameters:
         if slot in DEVIATING:
             terms += self._of_format(family, slot, mode, precision)
             terms += self._of_gpu(family, slot, mode, gpu)
+            if memory_format != CONTIGUOUS and slot != "floor":
+                terms.append(self._deviation((memory_format, group_of(family), slot), LAYOUT))
+                terms.append(self._deviation((memory_format, group_of(family), slot, family), LAYOUT / 2))
             if runtime != EAGER:
                 terms.append(
                     self._deviation(("runtime kernel", runtime, family, slot), _runtime_width(family, runtime))
@@ -157,17 +167,22 @@ class Parameters:
             terms.append(self._deviation(("runtime host", runtime, general), RUNTIME_CLASS))
         return terms
 
-    def run(self, run: str) -> int:
-        """Parameter of a run's host factor."""
-        return self._deviation(("run", run), RUN)
+    def run(self, run: str, host: str = "") -> tuple[int, ...]:
+        """Parameters of a run's host factor: a host that is named has one, from which its runs differ little."""
+        if not host:
+            return (self._deviation(("run", run), RUN),)
+        known = hosts.find(host)
+        named = self._add(("named host", known.name), known.log_factor, max(known.log_std, NAMED_HOST))
+        return named, self._deviation(("run", run), NAMED_RUN)
 
-    def run_group(self, run: str, group: str) -> int:
+    def run_group(self, run: str, group: str) -> tuple[int, ...]:
         """Parameter of what a run's host factor is in one group of models."""
-        return self._deviation(("run", run, group), RUN_GROUP)
+        return (self._deviation(("run", run, group), RUN_GROUP),)
 
-    def knee(self) -> int:
+    def knee(self, protocol: str) -> list[int]:
         """Parameter of the exponent that joins the clocks."""
-        return self._add(("knee",), log(KNEE.median), KNEE.width)
+        prior = KNEE[protocol]
+        return [self._add(("knee", protocol), log(prior.median), prior.width)]
 
     def _of_format(self, family: str, slot: str, mode: str, precision: str) -> Iterable[int]:
         if slot == "compute":
@@ -177,7 +192,7 @@ class Parameters:
         return [self._deviation(("half", family, slot), FORMAT * (1.5 if family.startswith("conv") else 0.5))]
 
     def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> Iterable[int]:
-        for level, name in (("architecture", gpu.architecture), ("gpu", gpu.name)):
+        for level, name in (("design", gpu.design), ("gpu", gpu.name)):
             in_all, in_format, in_family = LEVELS[level]
             yield self._deviation((level, name, slot), in_all)
             yield self._deviation((level, name, slot, family), in_family)

@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from latpred.calibration.published.published_table import TraceKey
 from latpred.graph.features import CAT, Floats, kind, read
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import columns
 from latpred.profile.gpus import Spec
-from latpred.runtimes.legacy_torch import GROUP, fuser_of, scripted
+from latpred.runtimes.legacy_torch import GROUP, LIBRARY_CLASSES, fuser_of, scripted
 
 Ints = NDArray[np.int64]
 
@@ -34,17 +35,24 @@ CONVOLUTIONS, MEMORY = "convolutions", "memory-bound"
 _STAND_INS = {"factory": "elementwise", "other": "elementwise", "sort": "elementwise", "fft": "elementwise"}
 _POINTWISE = ("batch_norm", "elementwise")
 _JOINED = f"{CAT}.engine"
+AUTOCAST = "amp-"  # begins the precisions in which each op has a number format of its own
+_FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 class CellKey(NamedTuple):
-    """A model at an input size in one number format and runtime, at one batch size; `fuser` joins its kernels."""
+    """A traced model in one runtime, at one batch size; `fuser` joins its kernels."""
 
-    model: str
-    size: int
-    precision: str
+    traced: TraceKey
     runtime: str
     fuser: str
     batch: int
+
+
+class KernelGroup(NamedTuple):
+    """Kernels of one family; under autocast those of one number format, which is "" for a model that has one only."""
+
+    family: str
+    format: str
 
 
 class FamilyWork(NamedTuple):
@@ -67,7 +75,7 @@ class Cells:
     keys: tuple[CellKey, ...]
     classes: tuple[str, ...]
     counts: Floats  # shape (cells, classes)
-    kernels: Mapping[str, FamilyWork]
+    kernels: Mapping[KernelGroup, FamilyWork]
 
 
 class _Counts(NamedTuple):
@@ -77,7 +85,7 @@ class _Counts(NamedTuple):
     """
 
     hosts: Counter[str]
-    kernels: Mapping[tuple[str, str], tuple[Floats, Floats]]
+    kernels: Mapping[tuple[KernelGroup, str], tuple[Floats, Floats]]
 
 
 def group_of(family: str) -> str:
@@ -113,36 +121,36 @@ def family_of(op: Op) -> str:
 def host_class_of(op: Op) -> str:
     """The class whose cost an op has in the latency model, as "conv" or "conv.half"."""
     general, _, rest = op.host_class.partition(".")
+    general = LIBRARY_CLASSES.get(root(op.family), general)
     return general + HALF if rest.partition(".")[0] == HALF[1:] else general
 
 
-def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[str, int, str, str, str], ModelGraph]) -> Cells:
+def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[TraceKey, str, str], ModelGraph]) -> Cells:
     """Cells of traced models, by all of `CellKey` but the batch."""
     counted: dict[tuple[object, ...], _Counts] = {}
     hosts: list[Counter[str]] = []
-    kernels: dict[tuple[str, str], list[tuple[int, Floats, Floats]]] = {}
+    kernels: dict[tuple[KernelGroup, str], list[tuple[int, Floats, Floats]]] = {}
     for position, key in enumerate(keys):
-        graph = graphs[key[:5]]
-        graph_key = (*key[:5], key.batch == 1 and graph.ops_at_one is not None)
+        graph = graphs[key[:3]]
+        graph_key = (*key[:3], key.batch == 1 and graph.ops_at_one is not None)
         if graph_key not in counted:
-            counted[graph_key] = _counts(graph.at(key.batch))
+            counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.precision.startswith(AUTOCAST))
         hosts.append(counted[graph_key].hosts)
         for names, (count, affine) in counted[graph_key].kernels.items():
             values = affine[:, :, 0] + affine[:, :, 1] * key.batch
             kernels.setdefault(names, []).append((position, count, values))
     classes = tuple(sorted({name for counter in hosts for name in counter}))
     counts = np.array([[counter[name] for name in classes] for counter in hosts], dtype=float)
-    families = sorted({family for family, _ in kernels})
     work = {
-        family: _by_cell([_work(*names, kernels[names]) for names in kernels if names[0] == family])
-        for family in families
+        group: _by_cell([_work(*names, kernels[names]) for names in kernels if names[0] == group])
+        for group in sorted({group for group, _ in kernels})
     }
     return Cells(tuple(keys), classes, counts, work)
 
 
-def _counts(ops: Sequence[Op]) -> _Counts:
+def _counts(ops: Sequence[Op], *, mixed: bool) -> _Counts:
     hosts: Counter[str] = Counter({FIXED: 1})
-    kernels: dict[tuple[str, str], Counter[tuple[Affine, ...]]] = {}
+    kernels: dict[tuple[KernelGroup, str], Counter[tuple[Affine, ...]]] = {}
     for op in ops:
         hosts[MODULE] += op.module_calls
         hosts[PYTHON] += op.python_calls
@@ -150,7 +158,8 @@ def _counts(ops: Sequence[Op]) -> _Counts:
             hosts[host_class_of(op)] += 1
         if op.family and op.launches:
             base = root(op.family)
-            kernels.setdefault((family_of(op), base), Counter())[columns(op, base)] += 1
+            group = KernelGroup(family_of(op), _FORMATS.get(op.dtype, "fp32") if mixed else "")
+            kernels.setdefault((group, base), Counter())[columns(op, base)] += 1
     return _Counts(
         hosts,
         {
@@ -160,9 +169,9 @@ def _counts(ops: Sequence[Op]) -> _Counts:
     )
 
 
-def _work(family: str, base: str, cells: Sequence[tuple[int, Floats, Floats]]) -> FamilyWork:
+def _work(group: KernelGroup, base: str, cells: Sequence[tuple[int, Floats, Floats]]) -> FamilyWork:
     inputs = read(base, np.concatenate([values for _, _, values in cells]))
-    product = np.ones_like(inputs.work) if inputs.product is None or not multiplies(family) else inputs.product
+    product = np.ones_like(inputs.work) if inputs.product is None or not multiplies(group.family) else inputs.product
     return FamilyWork(
         cell=np.repeat([position for position, _, _ in cells], [len(count) for _, count, _ in cells]),
         times=np.concatenate([count for _, count, _ in cells]),

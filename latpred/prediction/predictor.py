@@ -31,7 +31,7 @@ from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
-from latpred.runtimes.legacy_torch import REWRITTEN, as_run_in, traced_for
+from latpred.runtimes.legacy_torch import as_run_in, rewrites, traced_for
 
 if TYPE_CHECKING:
     from latpred.query import Model
@@ -232,7 +232,7 @@ class Predictor:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
         traced_by = self._runtime_fit(runtime).traced_by
         if graph.runtime != traced_by or graph.target not in ("", self.target):
-            named = "eager" if self.era and traced_by == "eager" else runtime
+            named = "eager" if rewrites(self.era, runtime) else runtime
             graph = lowering.fitting(graph, named, self.target)
         if not self.era:
             return graph
@@ -257,7 +257,7 @@ class Predictor:
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
             self._runtimes[runtime] = _RuntimeFit(
                 runtime=runtimes.get(runtime),
-                traced_by="eager" if self.era and runtime in REWRITTEN else lowering.traced_by(runtime),
+                traced_by="eager" if rewrites(self.era, runtime) else lowering.traced_by(runtime),
                 device=device,
                 host_log_std=dispatch.host_spread,
                 log_std=max(dispatch.spread, least),

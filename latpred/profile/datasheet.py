@@ -24,7 +24,7 @@ from latpred.profile.document import (
     KernelFit,
     Machine,
 )
-from latpred.profile.gpus import ARCHITECTURES, GIB, Spec
+from latpred.profile.gpus import GIB, Spec
 
 # What a kernel's time is made of. floor: microseconds. compute, weights, activations: times per multiply-add or byte
 # over what the datasheet promises. waves, outputs, k, n: sizes of half use, results per multiprocessor.
@@ -79,7 +79,8 @@ COPY_BYTES_PER_US = 12_000.0  # PCIe 3.0 x16, pinned
 QUEUE = 1024
 # Standard deviation of the log of what no table tells: other years of PyTorch and architectures. Not measured.
 ELSEWHERE = 0.3
-ANY = ""  # architecture of which no GPU was measured
+ANY = ""  # design of which no GPU was measured
+_CONTINUES = {"12.0": "8.6", "10.0": "9.0", "9.0": "8.0", "6.0": "6.1"}  # a design without numbers is like an older one
 
 # Families that no table tells apart from others with the same work.
 STAND_INS = {
@@ -97,7 +98,7 @@ GUESSES = {"rnn": "gemm", "conv_transpose": "conv", "conv_native": "conv", "gene
 class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What GPUs of a table have in common, as `examples/framework_tax/datasheets.py` wrote it down.
 
-    created, source : when, and from what. kernels : by architecture (`ANY` for others), kernel family, mode and slot of
+    created, source : when, and from what. kernels : by design (`ANY` for others), kernel family, mode and slot of
     `profile.datasheet`: the slot over what a datasheet promises. dispatch : of eager, on the middle of the hosts; its
     spreads are those of GPUs left out, and how far hosts lie apart. knee : exponent that joins host and device. error :
     median error on GPUs left out, their hosts not known.
@@ -150,7 +151,7 @@ def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
 
 
 def _kernel(common: Shared, spec: Spec, precision: str, family: str) -> KernelFit:
-    measured = common.kernels[_nearest(spec.architecture, common)]
+    measured = common.kernels[_nearest(spec.design, common)]
     like = family if family in measured else (STAND_INS | GUESSES)[family]
     mode = mode_of(spec, precision, like)
     numbers = {slot: exp(log_promise(spec, mode, slot)) * share for slot, share in measured[like][mode].items()}
@@ -167,13 +168,11 @@ def _wider(spread: float) -> float:
     return short(hypot(spread, ELSEWHERE))
 
 
-def _nearest(architecture: str, common: Shared) -> str:
-    """The architecture whose numbers to take: its own, the newest for a newer one, else what all have in common."""
-    known = [name for name in ARCHITECTURES if name in common.kernels]
-    if architecture in known:
-        return architecture
-    newer = known and ARCHITECTURES.index(architecture) > ARCHITECTURES.index(known[-1])
-    return known[-1] if newer else ANY
+def _nearest(design: str, common: Shared) -> str:
+    """The design whose numbers to take: its own, else the one it continues, else what all have in common."""
+    while design not in common.kernels and design in _CONTINUES:
+        design = _CONTINUES[design]
+    return design if design in common.kernels else ANY
 
 
 def kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, error: float, spread: float) -> KernelFit:

@@ -17,6 +17,7 @@ from latpred.errors import UnknownGpuError
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 TENSOR = ("tf32", "fp16", "bf16")  # precisions that tensor cores multiply in
+_SAME_DESIGN = {(7, 5): "7.0", (8, 7): "8.6", (8, 9): "8.6"}
 ARCHITECTURES = ("Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell")  # by age
 
 
@@ -53,6 +54,16 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str  # document and year
     tensor_mhz: float = 0.0
     aliases: tuple[str, ...] = ()
+
+    @property
+    def design(self) -> str:
+        """Design of its multiprocessors, by the compute capability that first had it.
+
+        7.5 multiplies as 7.0 does, and 8.9 as 8.6, whose second fp32 path shares its issue slots with integers; 8.0
+        has none.
+        """
+        major, minor = self.compute_capability
+        return _SAME_DESIGN.get((major, minor), f"{major}.{minor}")
 
     @property
     def clock_hz(self) -> float:

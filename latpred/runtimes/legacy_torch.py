@@ -20,6 +20,7 @@ from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 
 TORCH_1_12 = "torch-1.12"
+TORCH_2 = "torch-2"  # what ran is what is installed, priced by the classes that tables of whole models tell apart
 TORCHSCRIPT = "torchscript"
 # Runtimes whose graphs of an era are made from eager's; what others' tools make of a model is of today.
 REWRITTEN = ("eager", TORCHSCRIPT, "cuda-graphs")
@@ -28,7 +29,7 @@ GROUP = "elementwise.fused"  # family of its kernel, which a code generator wrot
 _WITHOUT_NVFUSER = ("Pascal",)
 _HALVES = ("fp16", "bf16")
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
-_KINDS = {
+LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "conv_depthwise": "conv_depthwise",
     "conv_grouped": "conv_grouped",
     "batch_norm": "batch_norm",
@@ -99,15 +100,33 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
-    if era != TORCH_1_12 or graph.runtime != "eager":
+    if not era or graph.runtime != "eager":
         return graph
     graphs = _rewritten.get(graph, lambda _: {})
     fuser = NVFUSER if gpu is None else fuser_of(gpu)
-    key = era, fuser.name if runtime == TORCHSCRIPT else ""
+    fused = runtime == TORCHSCRIPT and rewrites(era, runtime)
+    key = era, fuser.name if fused else ""
     if key not in graphs:
-        older = _torch_1_12(graph)
-        graphs[key] = scripted(older, fuser) if runtime == TORCHSCRIPT else older
+        older = _torch_1_12(graph) if era == TORCH_1_12 else _torch_2(graph)
+        graphs[key] = scripted(older, fuser) if fused else older
     return graphs[key]
+
+
+def rewrites(era: str, runtime: str) -> bool:
+    """Whether a runtime's graphs of an era are made from eager's."""
+    return era == TORCH_1_12 and runtime in REWRITTEN
+
+
+def _torch_2(graph: ModelGraph) -> ModelGraph:
+    """The graph with classes that tell convolutions apart."""
+
+    def renamed(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        return tuple(msgspec.structs.replace(op, host_class=_class_of(op, half=False)) for op in ops)
+
+    exact = graph.ops_at_one
+    return msgspec.structs.replace(
+        graph, ops=renamed(graph.ops), ops_at_one=None if exact is None else renamed(exact)
+    )
 
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
@@ -158,7 +177,7 @@ def _itemsize(op: Op) -> int:
 
 
 def _class_of(op: Op, half: bool) -> str:
-    kind = _KINDS.get(root(op.family))
+    kind = LIBRARY_CLASSES.get(root(op.family))
     general, dot, leaf = op.host_class.partition(".")
     return _half(f"{kind or general}{dot}{leaf}", half)
 

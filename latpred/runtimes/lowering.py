@@ -42,7 +42,7 @@ def traced_by(runtime: str) -> str:
     'eager'
     """
     tracer = _tracer(runtime)
-    if tracer is None or (legacy_torch.current() and runtime in legacy_torch.REWRITTEN):
+    if tracer is None or legacy_torch.rewrites(legacy_torch.current(), runtime):
         return "eager"
     return tracer.traced_by
 
