@@ -1,0 +1,136 @@
+"""Hosts by name: how long their dispatch takes over that of the reference host (`models/hosts.json`).
+
+The reference is the middle of the hosts behind "The Framework Tax", whose dispatch every datasheet profile has. A
+factor is measured where published latencies name the host; else it follows from how fast one thread of the CPU is.
+`examples/published/host_factors.py` works the factors out; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from latpred.errors import HostError
+
+_FAMILIES = re.compile(r"\b(intel|amd|xeon|epyc|core|ryzen|threadripper|platinum|gold|silver)\b")
+_BASES = {
+    "measured": "measured in published latencies",
+    "rating": "estimated from its single-thread rating",
+    "clock": "estimated from its clock and architecture",
+}
+
+
+class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of one CPU as a host: a row of `models/hosts.json`.
+
+    Attributes
+    ----------
+    name : str
+        The maker's, without "Intel" or "AMD".
+    core, year : str, int
+        Microarchitecture, and when the CPU came out.
+    boost_ghz : float
+        Highest clock of one core; 0 where the maker does not say.
+    rating, rating_source : float, str
+        PassMark's single-thread rating, and who published it; 0 where nobody did.
+    rating_per_ghz : float
+        In place of a rating: that of a CPU with the same core, over its clock.
+    factor : float
+        Its dispatch over that of the reference host.
+    log_std : float
+        Standard deviation of the factor's logarithm.
+    basis : str
+        What the factor rests on: "measured", "rating", or "clock" where there is no rating either.
+    aliases : tuple[str, ...]
+        Other names that find it: machines and cloud instances that have this CPU.
+    """
+
+    name: str
+    core: str
+    year: int
+    rating_source: str
+    factor: float
+    log_std: float
+    basis: str
+    boost_ghz: float = 0.0
+    rating: float = 0.0
+    rating_per_ghz: float = 0.0
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def log_factor(self) -> float:
+        """Natural logarithm of the factor."""
+        return math.log(self.factor)
+
+    @property
+    def speed(self) -> float:
+        """The rating, or what stands for it."""
+        return self.rating or self.rating_per_ghz * self.boost_ghz
+
+    @property
+    def basis_text(self) -> str:
+        """What the factor rests on, in words."""
+        return _BASES[self.basis]
+
+
+def find(name: str) -> HostRow:
+    """A host by its CPU's name, as a maker, a kernel or a paper writes it, or by a machine that has it.
+
+    >>> find("AMD EPYC 7742 64-Core Processor").name, find("g4dn.xlarge").name
+    ('EPYC 7742', 'Xeon Platinum 8259CL')
+    """
+    host = _found(name)
+    if host is None:
+        close = nearest(name)
+        hint = f"Did you mean {', '.join(close)}?" if close else "latpred profiles list --hosts names those known."
+        raise HostError(f"no host is called {name!r}. {hint} A factor will do as well, as in --host 1.3.")
+    return host
+
+
+def known(name: str) -> bool:
+    """Whether a name finds a host.
+
+    >>> known("Intel(R) Xeon(R) CPU E5-2698 v4 @ 2.20GHz"), known("Xeon E5-2698 v3")
+    (True, False)
+    """
+    return _found(name) is not None
+
+
+def nearest(name: str) -> tuple[str, ...]:
+    """Names of hosts that look like a misspelt one, the likeliest first; may be empty."""
+    index = _index()
+    close = difflib.get_close_matches("".join(_words(name)), list(index), n=6, cutoff=0.6)
+    return tuple(dict.fromkeys(index[key].name for key in close))[:3]
+
+
+def span() -> tuple[float, float]:
+    """The smallest and the largest factor of all hosts."""
+    factors = [host.factor for host in HOSTS]
+    return min(factors), max(factors)
+
+
+def _found(name: str) -> HostRow | None:
+    """The host whose name is the longest run of words in a text: "2x Xeon Gold 6132 (lab 7)" has a Gold 6132."""
+    words, index = _words(name), _index()
+    ends = range(1, len(words) + 1)
+    runs = ("".join(words[first:last]) for last in ends for first in range(last))
+    return index.get(max((run for run in runs if run in index), key=len, default=""))
+
+
+def _words(name: str) -> list[str]:
+    """Words without punctuation and makers' families; a version belongs to the number before it, as in 2698v4."""
+    plain = _FAMILIES.sub(" ", name.lower())
+    return re.findall(r"[a-z0-9]+", re.sub(r"[\s_-]+(v\d+)\b", r"\1", plain))
+
+
+@cache
+def _index() -> dict[str, HostRow]:
+    return {"".join(_words(name)): host for host in HOSTS for name in (host.name, *host.aliases)}
+
+
+HOSTS = msgspec.json.decode((files("latpred.models") / "hosts.json").read_bytes(), type=tuple[HostRow, ...])
