@@ -29,9 +29,11 @@ Source = pd.DataFrame | str | os.PathLike[str]
 KEYS = ("machine", "device", "runtime", "precision", "model", "batch", "input_kind", "input_size", "protocol")
 """What identifies a cell. Two tables join on all of them, but for `machine` where it says so (see `join`)."""
 
-CURVE_KEYS = tuple(key for key in KEYS if key != "batch")
+FURTHER_KEYS = ("memory_format", "attention")  # which tell cells apart too, where a table has them
+CURVE_KEYS = tuple(key for key in (*KEYS, *FURTHER_KEYS) if key != "batch")
 BASELINE_PREFIX = "baseline_"
 NOTE_PREFIX = "x_"
+SOURCE = "x_source"  # where a row comes from, as of several tables read as one
 KERNELS = "x_kernels"  # of one forward pass, as a profiler counted them
 AT_SPEED = "at_speed_s"  # a prediction for the speed that the machine had while a table was measured
 OK = "ok"
@@ -70,6 +72,11 @@ _WORK_COLUMNS: dict[str, Column] = {
     "launches": _NUMBER_OR_EMPTY,
 }
 
+_SETUP_COLUMNS: dict[str, Column] = {
+    "memory_format": _TEXT,  # "contiguous" or "channels_last"
+    "attention": _TEXT,  # "eager" or "sdpa"; "" is as the model and its time have it
+    "host": _TEXT,  # the processor that dispatched; "" where nobody says
+}
 _SPEED_COLUMNS: dict[str, Column] = {COLUMN.format(kind): _NUMBER_OR_EMPTY for kind in KINDS}
 
 
@@ -106,6 +113,7 @@ MEASURED = Schema(
         "overhead_s": _SECONDS_OR_EMPTY,
         "compute_s": _SECONDS_OR_EMPTY,
         "regime": _TEXT,
+        **_SETUP_COLUMNS,
         **_WORK_COLUMNS,
         **_SPEED_COLUMNS,
         SLOWED: Column("number", empty=True, least=1.0),
@@ -123,6 +131,7 @@ PREDICTED = Schema(
         "regime": _TEXT,
         "run": _TEXT,
         "stack": _TEXT,
+        **_SETUP_COLUMNS,
         **_WORK_COLUMNS,
         AT_SPEED: _SECONDS_OR_EMPTY,
     },
@@ -144,8 +153,10 @@ DEFAULTS: dict[str, str | int | float] = {
 """What `complete` puts where an outside table is silent."""
 
 
-def check(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+def check(frame: pd.DataFrame, schema: Schema, numbers: Sequence[int] = ()) -> pd.DataFrame:
     """A copy with columns in order and typed, or an error that names the column, the row and the fix.
+
+    `numbers` are those of the rows where they came from; default: 1, 2, 3, and so on.
 
     >>> needs = Schema("list", {"model": Column("text"), "batch": Column("count")}, {})
     >>> check(pd.DataFrame({"model": ["bert"]}), needs)
@@ -161,7 +172,7 @@ def check(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
         column = schema.column(name)
         assert column is not None  # _check_columns refused every other name
         excused = failed if name == "latency_s" else np.zeros(len(frame), bool)
-        typed[name] = _typed(frame[name].reset_index(drop=True), name, column, excused, schema.title)
+        typed[name] = _typed(frame[name].reset_index(drop=True), name, column, excused, schema.title, numbers)
     return pd.DataFrame(typed, columns=order)
 
 
@@ -248,7 +259,7 @@ def join(predicted: pd.DataFrame, measured: pd.DataFrame) -> Joined:
     Where the two tables share no machine they are matched without it, and a note says so.
     """
     notes: list[str] = []
-    keys = list(KEYS)
+    keys = [*KEYS, *(name for name in FURTHER_KEYS if name in predicted and name in measured)]
     if len(measured) and len(predicted) and not set(predicted["machine"]) & set(measured["machine"]):
         keys.remove("machine")
         notes.append(
@@ -277,7 +288,7 @@ def merge_repeats(measured: pd.DataFrame) -> pd.DataFrame:
     latency_s becomes the median over runs, spread_s half their range, and repeat_ratio the slowest over the fastest.
     Rows of one cell in one run are duplicates, which `join` refuses.
     """
-    keys = [*KEYS, *(["status"] if "status" in measured else [])]
+    keys = [*KEYS, *(name for name in (*FURTHER_KEYS, "status") if name in measured)]
     distinct = measured.groupby(keys, sort=False)["run"].transform("nunique")
     count = measured.groupby(keys, sort=False)["run"].transform("size")
     repeated = (distinct == count) & (count > 1) & measured["latency_s"].notna()
@@ -344,7 +355,9 @@ def _check_columns(frame: pd.DataFrame, schema: Schema) -> None:
             )
 
 
-def _typed(values: pd.Series, name: str, column: Column, excused: np.ndarray, title: str) -> pd.Series:
+def _typed(
+    values: pd.Series, name: str, column: Column, excused: np.ndarray, title: str, numbers: Sequence[int]
+) -> pd.Series:
     text = values.map(lambda value: "" if pd.isna(value) else str(value).strip()).astype(object)
     if column.kind == "text":
         return text.astype(str)
@@ -359,7 +372,7 @@ def _typed(values: pd.Series, name: str, column: Column, excused: np.ndarray, ti
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
         raise TableError(
-            f"The {title} has {text.iloc[where]!r} as {name} in row {where + 1}. "
+            f"The {title} has {text.iloc[where]!r} as {name} in row {numbers[where] if numbers else where + 1}. "
             f"Put {_wanted(column)} there, or remove the row."
         )
     return numbers.astype(np.int64) if column.kind == "count" else numbers

@@ -40,6 +40,11 @@ MODELS = {
 }
 
 
+def key_of(name: str, precision: str) -> TraceKey:
+    """What the walk of a model goes by."""
+    return TraceKey(name, "image", 96, precision, era=TORCH_1_12)
+
+
 @cache
 def graphs() -> dict[TraceKey, ModelGraph]:
     """Walks of all models in both precisions, as PyTorch 1.12 ran them."""
@@ -47,7 +52,7 @@ def graphs() -> dict[TraceKey, ModelGraph]:
     for name, sizes in MODELS.items():
         for precision in ("fp32", "fp16"):
             graph = trace(tower(*sizes), torch.zeros(1, 3, 96, 96), precision=precision)
-            found[TraceKey(name, "image", 96, precision)] = as_run_in(TORCH_1_12, graph)
+            found[key_of(name, precision)] = as_run_in(TORCH_1_12, graph)
     return found
 
 

@@ -53,7 +53,7 @@ Accuracies = Mapping[str, Accuracy | None]  # by runtime
 
 
 def fit_profile(
-    source: tables.Source,
+    source: tables.Source | PublishedTable,
     gpu: str | None = None,
     *,
     name: str | None = None,

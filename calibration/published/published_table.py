@@ -1,14 +1,17 @@
 """Reads tables of published latencies: brings their columns to those of a measurement table and refuses what cannot be.
 
-Two forms are read: measurement tables (`latpred.tables.MEASURED`; what is missing is taken from its defaults), and the
-form of the framework-tax measurements, recognised by its column "gpu": gpu, runtime, precision, model, batch,
-input_size, input_kind ("seq_len" or "image_px"), latency_s and run, pipelined, of PyTorch 1.12.
+Two forms are read as they are: measurement tables (`latpred.tables.MEASURED`; what is missing is taken from its
+defaults), and the form of the framework-tax measurements, recognised by its column "gpu": gpu, runtime, precision,
+model, batch, input_size, input_kind ("seq_len" or "image_px"), latency_s and run, pipelined, of PyTorch 1.12. Tables of
+any other form need a mapping (`calibration.published.mapping`).
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,8 +25,11 @@ import pandas as pd
 
 import latpred
 from latpred import tables
-from latpred.errors import MissingPackageError, TableError, UnknownModelError
+from latpred.calibration.published import mapping as mappings
+from latpred.calibration.published.mapping import TableMapping
+from latpred.errors import LatpredError, MissingPackageError, TableError, UnknownGpuError, UnknownModelError
 from latpred.graph.graph import ModelGraph
+from latpred.profile import gpus
 from latpred.runtimes import graph_store
 from latpred.runtimes.legacy_torch import TORCH_1_12, as_run_in, attention_of
 
@@ -64,6 +70,16 @@ _KINDS = {"seq_len": "seq", "image_px": "image"}
 SLOWEST_S = 60.0  # a forward pass of more is either a mistake of units or not what one asks latpred
 _MILLISECONDS_AT_ONE = 0.5  # a median of batch 1 above this many seconds is one of milliseconds
 CONTRADICTION = 10.0
+UNITS_APART = 100.0  # times as long as at a larger batch: another unit
+
+
+_SETUP = {"memory_format": "contiguous", "attention": "", "host": ""}
+_WORDS = {
+    "precision": ("fp32", "tf32", "fp16", "bf16", "fp64", "amp-fp16", "amp-bf16"),
+    "protocol": ("single", "pipelined"),
+    "memory_format": ("contiguous", "channels_last"),
+    "attention": ("", "eager", "sdpa"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +89,51 @@ class PublishedTable:
     Attributes
     ----------
     cells : DataFrame
-        Columns of a measurement table; `device` names the GPU. Repeats of a cell in one run are their median.
+        Columns of a measurement table; `device` names the GPU, `x_source` where a row comes from. Repeats of a cell in
+        one run are their median, and `repeat_ratio` says how far they lie apart.
     weight : ndarray
         Of each row: below 1 where repeats contradict each other.
-    torch_version : str
-        Which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" is today's.
     notes : tuple of str
         What was found and done, as sentences.
     """
 
     cells: pd.DataFrame
     weight: np.ndarray
-    torch_version: str
     notes: tuple[str, ...]
 
     def where(self, keep: np.ndarray) -> PublishedTable:
         """Some of its rows."""
         return replace(self, cells=self.cells[keep].reset_index(drop=True), weight=self.weight[keep])
 
+    def eras(self) -> list[str]:
+        """Of each row: which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" is today's."""
+        return eras(self.cells["stack"])
 
-def read(source: tables.Source) -> PublishedTable:
-    """Read a table of latencies from a DataFrame or a CSV file (also gzipped).
+    @property
+    def torch_version(self) -> str:
+        """The era of all rows; "" where they differ."""
+        found = set(self.eras())
+        return found.pop() if len(found) == 1 else ""
+
+    def kept(self) -> list[str]:
+        """What is in it, a sentence for each source, GPU and runtime."""
+        return [
+            f"{count:,} rows of {source} on {device} in {runtime}"
+            for (source, device, runtime), count in self.cells.groupby([tables.SOURCE, "device", "runtime"]).size().items()
+        ]
+
+
+def eras(stack: pd.Series) -> list[str]:
+    """Of each row of the column stack: which PyTorch ran it.
+
+    >>> eras(pd.Series(["torch=1.13 cuda=11.7", "torch=2.4 cuda=12.4", ""]))
+    ['torch-1.12', '', '']
+    """
+    return [TORCH_1_12 if re.search(r"torch=[01]\.", str(one)) else "" for one in stack]
+
+
+def read(source: tables.Source | PublishedTable) -> PublishedTable:
+    """Read a table of latencies from a DataFrame or a CSV file (also gzipped); one that was read stays as it is.
 
     Raises
     ------
@@ -107,17 +147,97 @@ def read(source: tables.Source) -> PublishedTable:
     >>> read(pd.DataFrame([row])).cells[["device", "model", "protocol"]].iloc[0].tolist()
     ['2080Ti', 'torchvision:resnet18', 'pipelined']
     """
+    return source if isinstance(source, PublishedTable) else read_all([source])
+
+
+def read_all(
+    sources: Sequence[tables.Source], mapping: TableMapping | str | os.PathLike[str] | None = None
+) -> PublishedTable:
+    """Read several tables of latencies as one; those of another form than latpred's go through a mapping or its file.
+
+    Raises
+    ------
+    TableError
+        As for `read`; also when a mapping makes words of a row that nobody knows, and says which row and column.
+    UnknownGpuError
+        When a mapped row is of a GPU without a datasheet.
+    """
+    rules = mapping if mapping is None or isinstance(mapping, TableMapping) else mappings.load(mapping)
+    notes: list[str] = []
+    parts = [_part(source, rules, notes) for source in sources]
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        raise TableError(f"No row of the tables can be used. {' '.join(notes)}")
+    merged, weight, more = _without_repeats(pd.concat(parts, ignore_index=True))
+    return PublishedTable(merged, weight, (*notes, *more))
+
+
+def names_gpus(source: tables.Source) -> bool:
+    """Whether a table has the form of the framework-tax measurements."""
+    return "gpu" in tables.load(source).columns
+
+
+def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str]) -> pd.DataFrame:
+    """The rows of one table that can be used; sentences about others are added to the notes."""
     frame = tables.load(source)
     if len(frame) == 0:
         raise TableError("The table has no rows. Give one with measured latencies.")
-    published = "gpu" in frame.columns or "device" not in frame.columns
-    outside = _mapped(frame) if published else tables.complete(frame)
-    cells = tables.check(outside, tables.MEASURED)
+    name = "table" if isinstance(source, pd.DataFrame) else Path(source).name.partition(".")[0]
+    columns = set(map(str, frame.columns))
+    if mapping is None or columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required):
+        cells = tables.check(_mapped(frame) if _is_published(columns) else tables.complete(frame), tables.MEASURED)
+    else:
+        made = mappings.apply(mapping, frame, name)
+        notes += [f"{name}: {count:,} rows are left out: {why}" for why, count in made.omitted.most_common()]
+        if made.frame.empty:
+            return made.frame
+        cells = _settled(tables.check(tables.complete(made.frame), tables.MEASURED, made.numbers), made.numbers, name)
+    for column, value in {**_SETUP, tables.SOURCE: name}.items():
+        given = cells[column] if column in cells else pd.Series("", index=cells.index)
+        cells[column] = given.where(given != "", value)
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
     _refuse_milliseconds(cells)
-    merged, weight, notes = _without_repeats(cells.reset_index(drop=True))
-    legacy = bool(merged["stack"].str.contains(r"torch=1\.").any())
-    return PublishedTable(merged, weight, TORCH_1_12 if legacy else "", tuple(notes))
+    return cells.reset_index(drop=True)
+
+
+def _is_published(columns: set[str]) -> bool:
+    return "gpu" in columns or "device" not in columns
+
+
+def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
+    """Rows that a mapping made, if all of their words are known and no curve falls as a change of units would."""
+    for column, words in {**_WORDS, "device": None}.items():
+        for number, word in zip(numbers, cells.get(column, ()), strict=False):
+            where = f"{name}, row {number}, column {column}"
+            if words is None:
+                _demand_gpu(word, where)
+            elif word not in words and word:
+                near = difflib.get_close_matches(word, words, n=1)
+                hint = f"Did you mean {near[0]!r}? " if near else ""
+                raise TableError(
+                    f"{where}: {word!r} is not known. {hint}Let the mapping set one of {', '.join(filter(None, words))}, "
+                    "or leave the row out."
+                )
+    curves = [key for key in (*tables.CURVE_KEYS, "run") if key in cells]
+    for _, curve in cells.assign(number=numbers).sort_values("batch").groupby(curves, sort=False):
+        highest = curve["latency_s"].cummax()
+        low = curve[curve["latency_s"] * UNITS_APART < highest]
+        if len(low):
+            row = low.iloc[0]
+            raise TableError(
+                f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} s, "
+                f"a smaller batch of its curve {highest[row.name]:.3g} s, as if they were in different units. Correct "
+                "the unit in the mapping, or leave the row out."
+            )
+    # Of rows whose machine nobody names, all of one run share a host.
+    return cells.assign(machine=cells["run"].where(cells["machine"] == tables.DEFAULTS["machine"], cells["machine"]))
+
+
+def _demand_gpu(name: str, where: str) -> None:
+    try:
+        gpus.spec(name)
+    except UnknownGpuError as error:
+        raise UnknownGpuError(f"{where}: {error} Let the mapping set its name, or leave its rows out.") from None
 
 
 def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
@@ -159,7 +279,7 @@ def _refuse_milliseconds(cells: pd.DataFrame) -> None:
 
 def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, list[str]]:
     """One row for each cell of each run, less weight where rows contradict each other, and sentences about both."""
-    keys = [key for key in tables.KEYS if key != "machine"]
+    keys = [key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key != "machine"]
     of_cell = cells.groupby(keys, sort=False)["latency_s"]
     contrary = (of_cell.transform("max") >= CONTRADICTION * of_cell.transform("min")).to_numpy()
     of_run = cells.groupby([*keys, "run"], sort=False)["latency_s"]
@@ -173,7 +293,9 @@ def _without_repeats(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, lis
             f"{int(contrary.sum())} rows contradict others of their cell tenfold or more (the first: "
             f"{tables.cell_name(worst)}, run {worst['run']}); they count a tenth"
         )
-    merged = cells.assign(latency_s=of_run.transform("median"))[first].reset_index(drop=True)
+    ratio = (of_run.transform("max") / of_run.transform("min")).where(of_run.transform("size") > 1)
+    merged = cells.assign(latency_s=of_run.transform("median"), n=of_run.transform("size"), repeat_ratio=ratio)
+    merged = merged[first].reset_index(drop=True)
     return merged, np.where(contrary[first], 0.1, 1.0), notes
 
 
@@ -185,92 +307,110 @@ MOST_PROCESSES = 4
 
 
 class TraceKey(NamedTuple):
-    """A model at an input size, in a number format."""
+    """A model at an input size, in a number format and everything else that its graph depends on.
+
+    attention : "eager" or "sdpa"; "" as the model and its era have it. era : see `PublishedTable.eras`.
+    """
 
     model: str
     kind: str
     size: int
     precision: str
+    memory_format: str = "contiguous"
+    attention: str = ""
+    era: str = ""
 
 
 Graphs = MutableMapping[TraceKey, ModelGraph]
-_Traced = dict[TraceKey, ModelGraph] | MissingPackageError
+_Traced = dict[TraceKey, ModelGraph] | LatpredError
 
 
 def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
     """What the rows of a table need, row by row."""
-    columns = (cells["model"], cells["input_kind"], cells["input_size"], cells["precision"])
-    return [TraceKey(str(m), str(k), int(s), str(p)) for m, k, s, p in zip(*columns, strict=True)]
+    columns = [cells[name] for name in ("model", "input_kind", "input_size", "precision", "memory_format", "attention")]
+    rows = zip(*columns, eras(cells["stack"]), strict=True)
+    return [TraceKey(str(m), str(k), int(s), str(p), str(f), str(a), e) for m, k, s, p, f, a, e in rows]
 
 
 def trace_all(
     keys: Iterable[TraceKey],
-    torch_version: str,
+    torch_version: str = "",
     graphs: Graphs | None = None,
     progress: Progress | None = None,
     lacking: MutableMapping[str, str] | None = None,
 ) -> Graphs:
-    """Eager graphs of models, as a version of PyTorch ran them.
+    """Eager graphs of models, as the PyTorch of each key ran them; `torch_version` is that of keys which name none.
 
-    Graphs there are already are not traced again; new ones are added to them. Models that need a package which is not
-    there are put into `lacking`, with the reason; without it they end everything with a MissingPackageError.
+    Graphs there are already are not traced again; new ones are added to them. Models that cannot be traced are put into
+    `lacking`, with the reason; without it they end everything with an error.
     """
     graphs = {} if graphs is None else graphs
+    eras = {key: key.era or torch_version for key in keys if key not in graphs}
+    plain = {key: as_traced(key, era) for key, era in eras.items()}
+    traced: dict[TraceKey, ModelGraph] = {}
     missing: dict[str, list[TraceKey]] = {}
-    for key in dict.fromkeys(keys):
-        if key not in graphs:
-            stored = graph_store.look_up(_store_key(key, torch_version)) if _lasting(key.model) else None
-            if stored is None:
-                missing.setdefault(key.model, []).append(key)
-            else:
-                graphs[key] = stored
-    for name, traced in _traced(missing, torch_version, progress or (lambda _: None)):
-        if isinstance(traced, MissingPackageError):
+    for key in dict.fromkeys(plain.values()):
+        stored = graph_store.look_up(_store_key(key)) if _lasting(key.model) else None
+        if stored is None:
+            missing.setdefault(key.model, []).append(key)
+        else:
+            traced[key] = stored
+    for name, made in _traced(missing, progress or (lambda _: None)):
+        if isinstance(made, LatpredError):
             if lacking is None:
-                raise traced
-            lacking[name] = str(traced)
+                raise made
+            lacking[name] = str(made)
             continue
-        for key, graph in traced.items():
+        for key, graph in made.items():
             if _lasting(key.model):
-                graph_store.keep(_store_key(key, torch_version), graph)
-            graphs[key] = graph
+                graph_store.keep(_store_key(key), graph)
+        traced |= made
+    graphs.update({key: as_run_in(era, traced[plain[key]]) for key, era in eras.items() if plain[key] in traced})
     return graphs
 
 
-def _traced(
-    models: Mapping[str, Sequence[TraceKey]], torch_version: str, progress: Progress
-) -> Iterator[tuple[str, _Traced]]:
+def as_traced(key: TraceKey, era: str) -> TraceKey:
+    """What is traced with today's PyTorch for a key: of an era, only transformers have to be built differently."""
+    from latpred.zoo.names import full_name
+
+    of_era = attention_of(era) if full_name(key.model) else None
+    return key._replace(attention=key.attention or of_era or "", era="")
+
+
+def _traced(models: Mapping[str, Sequence[TraceKey]], progress: Progress) -> Iterator[tuple[str, _Traced]]:
     """Graphs of models, one model after the other; where there are many, several at a time."""
     processes = min(joblib.cpu_count(), MOST_PROCESSES) if sum(map(len, models.values())) >= FEWEST_BESIDE else 1
     # The models with most graphs come first, lest one process be left with one of them.
     ordered = sorted(models.values(), key=len, reverse=True)
-    calls = (joblib.delayed(_trace_model)(keys, torch_version) for keys in ordered)
+    calls = (joblib.delayed(_trace_model)(keys) for keys in ordered)
     for name, traced in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
-        if not isinstance(traced, MissingPackageError):
+        if not isinstance(traced, LatpredError):
             progress(f"walked {name} ({len(traced)} combinations of input size and precision)")
         yield name, traced
 
 
-def _trace_model(keys: Sequence[TraceKey], torch_version: str) -> tuple[str, _Traced]:
+def _trace_model(keys: Sequence[TraceKey]) -> tuple[str, _Traced]:
     name = keys[0].model
     try:
-        return name, {key: as_run_in(torch_version, _trace(key, torch_version)) for key in keys}
-    except MissingPackageError as error:
-        return name, MissingPackageError(str(error))  # without what it was raised from, which may not leave a process
+        return name, {key: _trace(key) for key in keys}
+    except LatpredError as error:
+        return name, type(error)(str(error))  # without what it was raised from, which may not leave a process
 
 
-def _trace(key: TraceKey, torch_version: str) -> ModelGraph:
-    from latpred.tracing import trace
+def _trace(key: TraceKey) -> ModelGraph:
+    from latpred.runtimes.lowering import trace_for_runtime
     from latpred.zoo.names import attention
 
     size = key.size or None
     try:
-        with attention(attention_of(torch_version)):
-            return trace(
+        with attention(key.attention or None):
+            return trace_for_runtime(
                 key.model,
+                target="cuda",
                 seq=size if key.kind == "seq" else None,
                 image=size if key.kind == "image" else None,
                 precision=key.precision,
+                memory_format=key.memory_format,
             )
     except UnknownModelError as error:
         raise UnknownModelError(f"the table's column model: {error}") from error
@@ -281,9 +421,9 @@ def _lasting(name: str) -> bool:
     return ".py:" not in name
 
 
-def _store_key(key: TraceKey, torch_version: str) -> tuple[str, ...]:
+def _store_key(key: TraceKey) -> tuple[str, ...]:
     """Everything that the graph of a published model depends on."""
-    return (key.model, key.kind, str(key.size), key.precision, torch_version, *_software())
+    return (*map(str, key), *_software())
 
 
 @cache
@@ -298,6 +438,5 @@ def _software() -> tuple[str, ...]:
     root = Path(latpred.__file__).parent
     folders = ("tracing", "ops", "graph", "sandbox", "zoo")
     sources = sorted(file for folder in folders for file in root.glob(f"{folder}/*.py"))
-    sources.append(root / "runtimes" / "legacy_torch.py")
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
     return (*versions, digest.hexdigest())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = 8  # cells without a partner that are named
+_MODELS = 40  # models whose errors are shown
 _HEADS = ("cells", "median", "p90", "within 10 %", "bias")
 
 
@@ -30,19 +31,31 @@ def report_page(report: Report) -> Page:
 
 
 def _tables(report: Report) -> Iterator[Table]:
-    by_model = dict(sorted(report.by_model.items(), key=lambda item: -round(item[1].median, 6)))
+    by_model = dict(sorted(report.by_model.items(), key=lambda item: -round(item[1].median, 6))[:_MODELS])
     taus = {batch: rank.tau for batch, rank in report.rank_by_batch.items()}
     scores = {score.name: score for score in report.baselines if score.errors is not None and score.rank is not None}
+    if report.blocks:
+        yield _blocks(report.blocks)
     yield _table("runtime", report.by_runtime)
     yield _table("batch 1 to 8", report.small_by_runtime)
     yield _table("batch", report.by_batch, taus)
     yield _table("batches", report.by_decade)
-    yield _table("model", by_model)
+    yield _table("model" if len(by_model) == len(report.by_model) else "worst models", by_model)
     yield _table(
         "predictor",
         {"latpred": report.overall, **{name: score.errors for name, score in scores.items() if score.errors}},
         {"latpred": report.rank.tau, **{name: score.rank.tau for name, score in scores.items() if score.rank}},
     )
+
+
+def _blocks(blocks: Sequence[Block]) -> Table:
+    rows: list[Row] = []
+    for block in blocks:
+        e = block.errors
+        shares = (_percent(e.median), _percent(e.p90), _percent(e.near), _signed(e.bias), _percent(block.noise))
+        rows.append((block.source, block.device, block.runtime, block.precision, block.batches, str(e.cells), *shares))
+    keys = ("source", "device", "runtime", "precision", "batches")
+    return Table((*keys, *_HEADS, "noise"), rows, left=keys, folded=("source", "device", "runtime"))
 
 
 def _table(head: str, groups: Mapping[str, Errors], taus: Mapping[str, float] | None = None) -> Table:
@@ -167,6 +180,22 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Errors of the cells that one source measured on a device in one way, at small or at large batches.
+
+    noise : median repeat noise; NaN where nothing was repeated.
+    """
+
+    source: str
+    device: str
+    runtime: str
+    precision: str
+    batches: str
+    errors: Errors
+    noise: float
+
+
+@dataclass(frozen=True, slots=True)
 class Targets:
     """What a report is held to: shares for errors, and the least Kendall tau within each batch."""
 
@@ -185,6 +214,7 @@ class Report:
     by_batch: dict[str, Errors]
     by_decade: dict[str, Errors]
     by_model: dict[str, Errors]
+    blocks: tuple[Block, ...]  # of cells that say where they come from
     small_by_runtime: dict[str, Errors]  # batches 1 to 8, where the host's share of latency is large
     rank: Rank  # over pairs of models at one batch size, pooled over batch sizes
     rank_by_batch: dict[str, Rank]

@@ -14,7 +14,7 @@ import pandas as pd
 
 from latpred import tables
 from latpred.accuracy import baselines, metrics
-from latpred.accuracy.accuracy_report import CAPTURED, Report, Score
+from latpred.accuracy.accuracy_report import CAPTURED, Block, Report, Score
 from latpred.accuracy.metrics import Coverage, CurvePoint, Errors, Noise, Rank
 from latpred.errors import MissingPackageError, TableError
 
@@ -27,9 +27,12 @@ __all__ = ["Report", "compare", "evaluate"]
 
 OFF = 5.0  # times as long: two tables in one unit are hardly ever further apart, nor two units nearer
 SMALL_BATCH = 8  # up to which the host's share of latency is large
+LARGE_BATCH = 16  # from which it is small
+_SIZES = (f"up to {SMALL_BATCH}", f"{LARGE_BATCH} and more", "between")
 _SIDES = ("predicted", "measured")
 _GROUP = ("machine", "device", "runtime", "precision", "protocol")
 _BUT_RUNTIME = ("machine", "device", "precision", "protocol", "model", "input_kind", "input_size", "batch")
+_BUT_RUNTIME += tables.FURTHER_KEYS
 
 
 def compare(
@@ -125,6 +128,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         by_batch=_errors_by(by_batch, by_batch["batch"]),
         by_decade=_errors_by(by_batch, by_batch["batch"].map(metrics.decade)),
         by_model=_errors_by(cells, cells["model"]),
+        blocks=tuple(_blocks(cells)),
         small_by_runtime=_errors_by(small, small["runtime"]),
         rank=_rank(cells, tolerance),
         rank_by_batch={str(batch): _rank(group, tolerance) for batch, group in cells.groupby("batch", sort=True)},
@@ -172,6 +176,16 @@ def _errors_at_speed(cells: pd.DataFrame) -> Errors | None:
 
 def _errors_by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
     return {str(name): _errors(group) for name, group in cells.groupby(key, sort=False)}
+
+
+def _blocks(cells: pd.DataFrame) -> Iterator[Block]:
+    """Errors by source, device, runtime, precision and small or large batch, where rows say where they come from."""
+    if tables.SOURCE not in cells:
+        return
+    batch = cells["batch"]
+    size = np.select([batch <= SMALL_BATCH, batch >= LARGE_BATCH], _SIZES[:2], _SIZES[2])
+    for keys, group in cells.groupby([tables.SOURCE, "device", "runtime", "precision", size], sort=True):
+        yield Block(*map(str, keys), _errors(group), _noise(group).median)
 
 
 def _groups(cells: pd.DataFrame, names: Sequence[str]) -> pd.Series[int]:

@@ -132,17 +132,19 @@ def rank(predicted: ArrayLike, measured: ArrayLike, noise: float, groups: ArrayL
     """
     p, m = np.log(np.asarray(predicted, float)), np.log(np.asarray(measured, float))
     g = np.zeros(p.size) if groups is None else np.asarray(groups)
-    i, j = np.triu_indices(p.size, k=1)
-    same = g[i] == g[j]
-    i, j = i[same], j[same]
-    gap = m[i] - m[j]
-    agree = np.sign(p[i] - p[j]) * np.sign(gap)
-    clear = np.abs(gap) > np.log1p(noise)
+    agree, gap = [np.empty(0)], [np.empty(0)]
+    for name in np.unique(g):  # one after the other: pairs of all cells of a large table would not fit into memory
+        own = np.flatnonzero(g == name)
+        i, j = (own[side] for side in np.triu_indices(own.size, k=1))
+        gap.append(m[i] - m[j])
+        agree.append(np.sign(p[i] - p[j]) * np.sign(gap[-1]))
+    agrees, gaps = np.concatenate(agree), np.concatenate(gap)
+    clear = np.abs(gaps) > np.log1p(noise)
     return Rank(
-        tau=_mean(agree[clear]),
+        tau=_mean(agrees[clear]),
         pairs=int(clear.sum()),
         left_out=int((~clear).sum()),
-        all_pairs=_mean(agree[gap != 0]),
+        all_pairs=_mean(agrees[gaps != 0]),
     )
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from latpred.profile.document import DeviceProfile
 
 
+_SHOWN = 8  # models that are named of those left out
+
+
 class GraphKey(NamedTuple):
     """What a traced model is found by; all precisions that compute in one dtype have traces of their own."""
 
@@ -28,13 +31,20 @@ class GraphKey(NamedTuple):
     input_size: int
     precision: str
     runtime: str = "eager"  # whose trace it is
+    memory_format: str = "contiguous"
+    attention: str = ""  # as the model has it, unless the table says otherwise
 
 
 def graph_key(cell: Mapping[Any, Any]) -> GraphKey:
     """The key of the traced model that a row of a table needs."""
-    runtime = lowering.traced_by(str(cell["runtime"]))
     return GraphKey(
-        str(cell["model"]), str(cell["input_kind"]), int(cell["input_size"]), str(cell["precision"]), runtime
+        model=str(cell["model"]),
+        input_kind=str(cell["input_kind"]),
+        input_size=int(cell["input_size"]),
+        precision=str(cell["precision"]),
+        runtime=lowering.traced_by(str(cell["runtime"])),
+        memory_format=str(cell.get("memory_format") or "contiguous"),
+        attention=str(cell.get("attention") or ""),
     )
 
 
@@ -67,7 +77,7 @@ def predict_table(
         options["inputs_on"] = inputs_on
         prediction = predictor.predict(graph, batch, **options)
         row = {
-            **{name: cell[name] for name in tables.KEYS},
+            **{name: cell[name] for name in (*tables.KEYS, *tables.FURTHER_KEYS) if name in cell},
             "machine": tables.machine_name(profile.machine),
             "device": profile.device.name,
             "latency_s": prediction.latency_ms / 1e3,
@@ -86,7 +96,8 @@ def predict_table(
             latency_ms = at_speed.predict(graph, batch, **options).latency_ms
             row[tables.AT_SPEED] = latency_ms / 1e3 * slow**host.SLOWED_POWER
         rows.append(row)
-    left_out = {"run", "stack", *(() if at_speed is not None else (tables.AT_SPEED,))}
+    left_out = {"run", "stack", "host", *(() if at_speed is not None else (tables.AT_SPEED,))}
+    left_out |= {name for name in tables.FURTHER_KEYS if name not in cells}
     columns = [*tables.PREDICTED.required, *(c for c in tables.PREDICTED.optional if c not in left_out)]
     return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
 
@@ -124,6 +135,7 @@ def trace_models(
                 seq=size if key.input_kind == "seq" else None,
                 image=size if key.input_kind == "image" else None,
                 precision=key.precision,
+                memory_format=key.memory_format,
             )
         except MissingPackageError as error:
             if lacking is None:
@@ -143,9 +155,15 @@ def left_out(models: Sequence[str], reasons: Sequence[str]) -> tuple[str, ...]:
         by_reason.setdefault(reason, []).append(model)
     return tuple(
         f"{_counted(len(rows), 'row')} of {_counted(len(set(rows)), 'model')} are left out "
-        f"({', '.join(dict.fromkeys(rows))}): {reason.removesuffix('.')}."
+        f"({_named(rows)}): {reason.removesuffix('.')}."
         for reason, rows in by_reason.items()
     )
+
+
+def _named(models: Sequence[str]) -> str:
+    names = list(dict.fromkeys(models))
+    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join([*names[:_SHOWN], *more])
 
 
 def _counted(count: int, what: str) -> str:

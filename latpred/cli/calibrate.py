@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred.cli.main import state
-from latpred.cli.options import PRECISIONS, Output, examples, output_options, parse_seconds, parsed_by, takes
+from latpred.cli.options import PRECISIONS, TABLES, Output, examples, output_options, parse_seconds, parsed_by, takes
 from latpred.cli.output import Show, emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
@@ -242,9 +242,11 @@ def _shifts_page(rows: list[dict[str, Any]]) -> Page:
     epilog=examples(
         "latpred fit --raw calibration/cuda-0/ --name nvidia-h200",
         "latpred fit measured.csv --gpu RTX-8000 -o rtx-8000.json",
+        "latpred fit a100.csv t4.csv --mapping mapping.json --gpu a100",
     )
 )
-@click.argument("table", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@TABLES
+@takes("mapping")
 @click.option(
     "--raw",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -254,21 +256,28 @@ def _shifts_page(rows: list[dict[str, Any]]) -> Page:
 @click.option("--gpu", metavar="NAME", help="Which GPU of a table.  [default: the only one]")
 @click.option("--name", help="Name of the profile.  [default: the device's]")
 @output_options
-def fit(table: Path | None, raw: Path | None, gpu: str | None, name: str | None, output: Output) -> None:
-    """Fit a profile from a calibration's journal, or from a TABLE of published latencies, and keep it."""
+def fit(
+    sources: tuple[Path, ...], mapping: Path | None, raw: Path | None, gpu: str | None, name: str | None, output: Output
+) -> None:
+    """Fit a profile from a calibration's journal, or from tables of published latencies, and keep it."""
     from latpred.calibration import fit_profile, fit_raw
     from latpred.profile import store
 
-    if table is not None and raw is None:
+    if sources and raw is None:
+        from latpred.calibration.published.published_table import read_all
+
+        table = read_all(sources, mapping)
+        for line in table.kept():
+            notice(line)
         profile = fit_profile(table, gpu, name=name, progress=notice)
         notice(f"saved {store.save(profile, output.path)}")
         output = output._replace(path=None)  # which is where the profile went
-    elif raw is not None and table is None:
+    elif raw is not None and not sources and mapping is None:
         profile = fit_raw(raw, name=name)
         _refuse_to_replace_anothers(profile)
         notice(f"saved {store.save(profile)}")
     else:
-        raise UsageError("Give either a TABLE of latencies or --raw DIR with the journal of a calibration.")
+        raise UsageError("Give either tables of latencies or --raw DIR with the journal of a calibration.")
     show_profile(profile, output)
     if not profile.acceptance.passed:
         click.get_current_context().exit(1)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import PRECISIONS, Output, batch_option, examples, output_options, takes
+from latpred.cli.options import PRECISIONS, TABLES, Output, batch_option, examples, output_options, takes
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
 
 if TYPE_CHECKING:
     from latpred.accuracy.accuracy_report import Report
+    from latpred.calibration.published.published_table import PublishedTable
 
 TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -49,33 +50,69 @@ def compare(predicted: Path, measured: Path, plot: Path | None, output: Output) 
     epilog=examples(
         "latpred evaluate measured.csv --device cpu",
         "latpred evaluate measured.csv --leave-out model",
+        "latpred evaluate a100.csv t4.csv --mapping mapping.json --host-row -o predicted.csv",
     )
 )
-@click.argument("table", type=TABLE)
-@takes("device")
+@TABLES
+@takes("mapping", "device")
+@click.option("--host-row", is_flag=True, help="Let one row of each run tell how fast its host is; others are judged.")
 @click.option(
     "--leave-out",
     type=click.Choice(["model", "gpu", "run"]),
-    help="Fit the table itself without one of these at a time, and predict what was left out.",
+    help="Fit the tables themselves without one of these at a time, and predict what was left out.",
 )
 @takes("plot")
 @output_options
-def evaluate(table: Path, device: str | None, leave_out: str | None, plot: Path | None, output: Output) -> None:
-    """Predict every cell of a measurement table made elsewhere, and say how far off that is."""
-    if leave_out is None:
-        from latpred.accuracy.comparison import evaluate as evaluate_table
-        from latpred.profile import store
+def evaluate(
+    sources: tuple[Path, ...],
+    mapping: Path | None,
+    device: str | None,
+    host_row: bool,
+    leave_out: str | None,
+    plot: Path | None,
+    output: Output,
+) -> None:
+    """Predict every cell of measurement tables made elsewhere, and say how far off that is.
 
-        show_report(evaluate_table(table, store.find(device), progress=notice), output, plot)
-        return
-    if device is not None:
-        raise UsageError("--leave-out fits profiles from the table itself; leave out --device.")
-    if plot is not None:
-        raise UsageError("--leave-out has a table for each part it left out, and no figure; leave out --plot.")
+    Rows of tables that name GPUs, or that go through a --mapping, are each predicted with the profile of their GPU,
+    else from its datasheet; --device predicts all rows with one profile.
+    """
+    from latpred.calibration.published import published_table
+    from latpred.profile import store
+
+    if not sources:
+        raise UsageError("There is no table to evaluate. Name at least one CSV file.")
+    if leave_out is not None:
+        _evaluate_left_out(published_table.read_all(sources, mapping), leave_out, device, host_row, plot, output)
+    elif len(sources) > 1 or mapping is not None or published_table.names_gpus(sources[0]):
+        from latpred.calibration.published.evaluation import evaluate as evaluate_published
+
+        table = published_table.read_all(sources, mapping)
+        for line in table.kept():
+            notice(line)
+        profile = None if device is None else store.find(device)
+        show_report(evaluate_published(table, profile, host_row=host_row, progress=notice), output, plot)
+    else:
+        from latpred.accuracy.comparison import evaluate as evaluate_table
+
+        if host_row:
+            raise UsageError("--host-row is for tables that name GPUs; leave it out.")
+        show_report(evaluate_table(sources[0], store.find(device), progress=notice), output, plot)
+
+
+def _evaluate_left_out(
+    table: PublishedTable, by: str, device: str | None, host_row: bool, plot: Path | None, output: Output
+) -> None:
+    """Fit a table without parts of it, and show how far off these are."""
+    given = {"--device": device is not None, "--host-row": host_row, "--plot": plot is not None}
+    for option in (name for name, there in given.items() if there):
+        why = "has a table for each part, and no figure" if option == "--plot" else "fits profiles from the table itself"
+        raise UsageError(f"--leave-out {why}; leave out {option}.")
+    from latpred.calibration.published.joint_fit import problem
     from latpred.calibration.published.leave_out import evaluate_left_out
     from latpred.render import Page
 
-    left_out = evaluate_left_out(table, leave_out, progress=notice)
+    left_out = evaluate_left_out(problem(table, progress=notice, partial=True), by, progress=notice)
     emit(output, document=left_out.to_dict, rows=left_out.to_frame, page=lambda: Page("", [left_out.text()]))
 
 

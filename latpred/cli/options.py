@@ -178,6 +178,11 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         callback=parsed_by(parse_seconds),
         help="Start nothing later than this, as 90s or 5m.",
     ),
+    "mapping": click.option(
+        "--mapping",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="JSON file of rules that bring the columns of tables to those of a measurement table.",
+    ),
     "plot": click.option(
         "--plot",
         type=click.Path(dir_okay=False, path_type=Path),
@@ -185,6 +190,9 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         help="Draw a figure into this file too: .png, .svg or .pdf.",
     ),
 }
+TABLES = click.argument(
+    "sources", metavar="TABLE...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
 INPUTS = ("seq", "image", "precision")
 TARGET = ("device", "runtime", "protocol", "host")
 SETUP = ("memory_format", "threads", "cudnn_benchmark")

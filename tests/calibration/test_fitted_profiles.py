@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from publisheddata import GPUS, MODELS, graphs, scripted, solved, table, tower, truth
+from publisheddata import GPUS, MODELS, graphs, key_of, scripted, solved, table, tower, truth
 
 from latpred import Predictor
 from latpred.calibration.published import leave_out
@@ -15,7 +15,6 @@ from latpred.calibration.published.joint_fit import Problem
 from latpred.calibration.published.latency_model import evaluate, local_gradients
 from latpred.calibration.published.leave_out import Accuracy, HoldoutRows, evaluate_left_out
 from latpred.calibration.published.parameters import Parameters
-from latpred.calibration.published.published_table import TraceKey
 from latpred.calibration.published.row_counts import as_run_by, family_of
 from latpred.errors import TableError, UsageError
 from latpred.graph.graph import ModelGraph
@@ -145,7 +144,7 @@ def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu
     """A profile predicts the two clocks of the latency model that it was fitted from."""
     problem, theta = profile_theta
     for precision in ("fp32", "fp16"):
-        graph = today(graphs()[TraceKey(model, "image", 96, precision)], model)
+        graph = today(graphs()[key_of(model, precision)], model)
         curve = predictor.curve(graph, (1, 256), runtime=runtime, protocol="pipelined")
         (block,) = (
             block
@@ -174,7 +173,7 @@ def test_a_profile_predicts_what_the_latency_model_does(fitted: Fit) -> None:
     # Each GPU's four runs were on hosts of 0.8 and 1.6: from the middle of the others any is a factor of 2 away.
     assert profile.runtimes["eager"].host_spread == pytest.approx(np.log(2.0) / 1.645, rel=0.1)
     apart = 1.645 * profile.runtimes["eager"].host_spread
-    graph = today(graphs()[TraceKey("wide", "image", 96, "fp16")], "wide")
+    graph = today(graphs()[key_of("wide", "fp16")], "wide")
     curve = predictor.curve(graph, (1, 256), protocol="pipelined")
     width = np.log(curve.interval_ms[0, 1] / curve.latency_ms[0])
     assert np.hypot(0.1, 0.7 * apart) < width <= 1.02 * np.hypot(0.1, apart)  # as far as the host rules
@@ -280,7 +279,7 @@ def test_a_profile_predicts_torchscript_as_the_latency_model_does() -> None:
     assert GROUP not in profile.kernels["fp32"]  # eager has no groups, and no row tells of them
     predictor = Predictor(store.load(store.save(profile)))
     demand_same_clocks((both, theta), predictor, "normed", "2080Ti", "torchscript")
-    graph = today(graphs()[TraceKey("normed", "image", 96, "fp32")], "normed")
+    graph = today(graphs()[key_of("normed", "fp32")], "normed")
     eager, joined = (predictor.predict(graph, runtime=name, protocol="pipelined") for name in ("eager", "torchscript"))
     assert joined.costs.ops.sum() < eager.costs.ops.sum()
 
@@ -304,7 +303,7 @@ def test_torchscript_of_another_torch_is_left_out_of_a_profile() -> None:
 
 
 def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
-    graph, halves = (graphs()[TraceKey("normed", "image", 96, precision)] for precision in ("fp32", "fp16"))
+    graph, halves = (graphs()[key_of("normed", precision)] for precision in ("fp32", "fp16"))
     gpu = gpus.spec("rtx-8000")
     plain, joined, engine = (as_run_by(name, graph, gpu) for name in ("eager", "torchscript", "tensorrt"))
     assert plain is graph

@@ -1,0 +1,162 @@
+"""Predicts every row of published tables with the profile of its GPU, and holds that against what was measured.
+
+Only puts the pieces together: `published_table` reads and traces, `accuracy.predicted` predicts, `accuracy.comparison`
+judges. Nothing is fitted but, where it is asked for, one factor for each host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from latpred.accuracy.comparison import Report, compare
+from latpred.accuracy.predicted import GraphKey, graph_key, left_out, predict_table
+from latpred.calibration.published import published_table
+from latpred.calibration.published.published_table import Progress, PublishedTable
+from latpred.calibration.published.row_counts import EAGER
+from latpred.errors import LatpredError, MissingPackageError
+from latpred.graph.graph import ModelGraph
+from latpred.prediction import host_swap
+from latpred.prediction.host_swap import Swap
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.profile.document import DeviceProfile
+
+FRAMEWORK_BOUND = "framework"
+LEAST, MOST = 0.1, 10.0  # a host whose dispatch differs by more was not what made the row differ
+_EXACT = 1e-3  # of the logarithm of a factor
+
+Graphs = dict[GraphKey, ModelGraph]
+
+
+def evaluate(
+    table: PublishedTable,
+    profile: DeviceProfile | None = None,
+    *,
+    host_row: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Predict every row of a table and report how far off that is.
+
+    Parameters
+    ----------
+    table : PublishedTable
+        What `published_table.read_all` gives.
+    profile : DeviceProfile, optional
+        What to predict all rows with; default: of each row, the profile of its GPU, else its datasheet.
+    host_row : bool
+        Let one framework-bound row of each run tell the speed of its host; it is not judged then.
+    progress : callable, optional
+        Told what is being done.
+
+    Raises
+    ------
+    MissingPackageError
+        When no row can be predicted; the message says why the first cannot.
+    """
+    judged, predicted, notes = [], [], list(table.notes)
+    for name, cells in table.cells.groupby("device", sort=True):
+        own = profile or store.load(str(name))
+        graphs, usable = _traced(cells, own, progress, notes)
+        if usable.empty:
+            continue
+        rows = _predicted(usable, graphs, own, progress)
+        if host_row:
+            usable, rows = _with_hosts(usable, rows, graphs, own, notes)
+        judged.append(usable)
+        predicted.append(rows)
+    if not judged:
+        raise MissingPackageError(f"no row of the table can be predicted: {' '.join(notes[len(table.notes) :])}")
+    return compare(pd.concat(predicted, ignore_index=True), pd.concat(judged, ignore_index=True), notes=notes)
+
+
+def _traced(
+    cells: pd.DataFrame, profile: DeviceProfile, progress: Progress | None, notes: list[str]
+) -> tuple[Graphs, pd.DataFrame]:
+    """Eager traces, of the time that a profile is of, and the rows that it can predict; the notes say about others."""
+    predictor = Predictor(profile)
+    setups = cells[["runtime", "precision"]].drop_duplicates()
+    refused = {tuple(setup): _refusal(predictor, *setup) for setup in setups.itertuples(index=False, name=None)}
+    reasons = [refused[setup] for setup in zip(cells["runtime"], cells["precision"], strict=True)]
+    keys = [published_table.as_traced(key, predictor.era) for key in published_table.keys_of(cells)]
+    lacking: dict[str, str] = {}
+    wanted = [key for key, reason in zip(keys, reasons, strict=True) if not reason]
+    traced = published_table.trace_all(wanted, progress=progress, lacking=lacking)
+    reasons = [reason or lacking.get(key.model, "") for key, reason in zip(keys, reasons, strict=True)]
+    out = np.array([bool(reason) for reason in reasons])
+    notes += left_out(cells["model"][out].tolist(), [f"{profile.name}: {reason}" for reason in reasons if reason])
+    usable = cells[~out].reset_index(drop=True)
+    graphs = {
+        graph_key(cell)._replace(runtime=EAGER): traced[key]
+        for cell, key in zip(usable.to_dict("records"), np.array(keys, object)[~out], strict=True)
+    }
+    return graphs, usable
+
+
+def _refusal(predictor: Predictor, runtime: str, precision: str) -> str:
+    """Why a profile cannot predict a runtime in a precision; "" where it can."""
+    try:
+        predictor.check(runtime, precision)
+    except LatpredError as error:
+        return str(error)
+    return ""
+
+
+def _predicted(
+    cells: pd.DataFrame, graphs: Graphs, profile: DeviceProfile, progress: Progress | None = None
+) -> pd.DataFrame:
+    """A predicted table of the rows, which keep the names of their machine and device."""
+    if progress is not None:
+        progress(f"predicting {len(cells):,} rows of {profile.name}")
+    rows = predict_table(cells, graphs, profile)
+    return rows.assign(machine=cells["machine"].to_numpy(), device=cells["device"].to_numpy())
+
+
+def _with_hosts(
+    cells: pd.DataFrame, rows: pd.DataFrame, graphs: Graphs, profile: DeviceProfile, notes: list[str]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows without one of each run, and predictions for the host that this one tells."""
+    judged, predicted, told = [], [], []
+    for run, own in cells.groupby("run", sort=True):
+        place = _telling(own, rows.loc[own.index])
+        factor = None if place is None else _host_factor(cells.loc[[place]], graphs, profile)
+        if place is None or factor is None:
+            judged.append(own)
+            predicted.append(rows.loc[own.index])
+            continue
+        told.append(f"{run}: x{factor:.2f} by {cells['model'][place]} batch {cells['batch'][place]}")
+        rest = own.drop(place).reset_index(drop=True)
+        judged.append(rest)
+        swapped = host_swap.swapped(profile, Swap(factor, host_swap.LEAST_LOG_STD, run))
+        predicted.append(_predicted(rest, graphs, swapped) if len(rest) else rows.iloc[:0])
+    notes += [f"dispatch on {profile.name}, told by one row of each run: {'; '.join(told)}"] if told else []
+    return pd.concat(judged, ignore_index=True), pd.concat(predicted, ignore_index=True)
+
+
+def _telling(cells: pd.DataFrame, rows: pd.DataFrame) -> int | None:
+    """Index of the row that tells the host of its run: of the smallest batch, in eager, of the model with most rows."""
+    bound = cells[rows["regime"].str.startswith(FRAMEWORK_BOUND).to_numpy()]
+    if bound.empty:
+        return None
+    common = cells.groupby("model")["model"].transform("size")[bound.index]
+    order = np.lexsort((bound["model"], -common, bound["runtime"] != EAGER, bound["batch"]))
+    return int(bound.index[order[0]])
+
+
+def _host_factor(row: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> float | None:
+    """Dispatch of a row's host over the profile's, so that the row comes out right; None where none does that."""
+    from scipy.optimize import brentq
+
+    measured = math.log(row["latency_s"].iloc[0])
+
+    def too_slow(log_factor: float) -> float:
+        swapped = host_swap.swapped(profile, Swap(math.exp(log_factor), host_swap.LEAST_LOG_STD, ""))
+        return math.log(predict_table(row, graphs, swapped)["latency_s"].iloc[0]) - measured
+
+    low, high = math.log(LEAST), math.log(MOST)
+    if too_slow(low) >= 0 or too_slow(high) <= 0:
+        return None
+    return math.exp(brentq(too_slow, low, high, xtol=_EXACT))

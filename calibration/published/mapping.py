@@ -1,0 +1,146 @@
+"""Brings tables of any columns to those of a measurement table, by rules that are data: a JSON file of the user's.
+
+A rule says which rows it is for (`where`: a regular expression for each column, found anywhere in its text), and what
+columns of a measurement table they get (`set`) or why they are left out (`omit`). Rules are tried in their order on
+every row, and a later one overrides an earlier one. What a rule sets may contain columns of the table and named groups
+of its own expressions in braces; the table's own columns stay what they were for all rules.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import pandas as pd
+
+from latpred import tables
+from latpred.errors import TableError
+
+SOURCE = "source"  # column that a rule sets to name where a row comes from
+TABLE = "table"  # name of the file, and
+FOLDER = "folder"  # folder of the mapping: columns that every table has
+_TIME = re.compile(r"\s*(?P<number>[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)\s*(?P<unit>[a-zµ]*)\s*")
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rule; without `where` it is for every row. `why` is for whoever reads the file."""
+
+    where: dict[str, str] = {}
+    set: dict[str, str] = {}
+    omit: str = ""
+    why: str = ""
+
+
+class TableMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rules of a file, in their order, and the folder it lies in."""
+
+    schema: Literal["latpred.mapping/1"]
+    rules: tuple[Rule, ...]
+    folder: str = ""
+
+
+class Mapped(NamedTuple):
+    """What a mapping makes of a table.
+
+    frame : columns of a measurement table, as text, and `source`. numbers : of its rows in the table, from 1 on.
+    omitted : how many rows were left out for each reason.
+    """
+
+    frame: pd.DataFrame
+    numbers: list[int]
+    omitted: Counter[str]
+
+
+def load(path: str | os.PathLike[str]) -> TableMapping:
+    """Read a mapping and check that everything in it can be meant."""
+    try:
+        mapping = msgspec.json.decode(Path(path).read_bytes(), type=TableMapping)
+    except OSError as error:
+        raise TableError(f"cannot read the mapping {path}: {error.strerror or error}. Give a JSON file.") from None
+    except msgspec.DecodeError as error:
+        raise TableError(f"{path} is not a mapping: {error}. See docs/profile-format.md for what stands in one.") from None
+    for number, rule in enumerate(mapping.rules, 1):
+        for column, pattern in rule.where.items():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise TableError(
+                    f"{path}, rule {number}: {pattern!r} for the column {column} is no regular expression: {error}."
+                ) from None
+        for column in rule.set:
+            if column != SOURCE and tables.MEASURED.column(column) is None:
+                near = difflib.get_close_matches(column, [*tables.MEASURED.required, *tables.MEASURED.optional], n=1)
+                hint = f"Did you mean {near[0]}? " if near else ""
+                raise TableError(
+                    f"{path}, rule {number} sets {column}, which no measurement table has. {hint}"
+                    f"Its columns are {', '.join((*tables.MEASURED.required, *tables.MEASURED.optional))}."
+                )
+    return msgspec.structs.replace(mapping, folder=os.fspath(Path(path).parent))
+
+
+def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> Mapped:
+    """The rows of a table that no rule leaves out, in the columns of a measurement table.
+
+    Columns that no rule sets stay where a measurement table has one of that name.
+    """
+    rows: list[dict[str, str]] = []
+    numbers: list[int] = []
+    omitted: Counter[str] = Counter()
+    own = [column for column in frame.columns if tables.MEASURED.column(str(column)) is not None]
+    for number, given in enumerate(frame.fillna("").astype(str).to_dict("records"), 1):
+        given |= {TABLE: name, FOLDER: mapping.folder}
+        made, reason = _ruled(mapping, given, f"{name}, row {number}")
+        if reason:
+            omitted[reason] += 1
+            continue
+        row = {column: given[column] for column in own} | made
+        rows.append({column: _in_seconds(column, text, name, number) for column, text in row.items()})
+        numbers.append(number)
+    return Mapped(pd.DataFrame(rows).fillna(""), numbers, omitted)
+
+
+def _ruled(mapping: TableMapping, given: dict[str, str], where: str) -> tuple[dict[str, str], str]:
+    """What the rules set of a row, and why they leave it out; "" where they do not."""
+    made: dict[str, str] = {}
+    reason = ""
+    for rule in mapping.rules:
+        matches = [_found(pattern, given.get(column)) for column, pattern in rule.where.items()]
+        if any(match is None for match in matches):
+            continue
+        known = given | {key: value or "" for match in matches if match for key, value in match.groupdict().items()}
+        reason = rule.omit or reason
+        for column, template in rule.set.items():
+            try:
+                made[column] = template.format_map(known).strip()
+            except (KeyError, IndexError, ValueError) as error:
+                near = difflib.get_close_matches(str(error).strip("'"), list(known), n=1)
+                hint = f" Did you mean {near[0]}?" if near else ""
+                raise TableError(
+                    f"{where}: the mapping sets {column} to {template!r}, of which the row has no {error}.{hint}"
+                ) from None
+    return made, reason
+
+
+@lru_cache(1 << 16)
+def _found(pattern: str, text: str | None) -> re.Match[str] | None:
+    return None if text is None else re.search(pattern, text)
+
+
+def _in_seconds(column: str, text: str, name: str, number: int) -> str:
+    """A time with its unit as a number of seconds; what stands in other columns as it is."""
+    if not column.endswith("_s") or not text:
+        return text
+    match = _TIME.fullmatch(text)
+    if match is None or match["unit"] not in _SECONDS:
+        raise TableError(
+            f"{name}, row {number}: {text!r} as {column} is no time. Let the mapping set a number with its unit, as "
+            f"'{{latency}} ms'; units are {', '.join(filter(None, _SECONDS))}."
+        )
+    return text if not match["unit"] else repr(float(match["number"]) * _SECONDS[match["unit"]])

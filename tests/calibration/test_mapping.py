@@ -1,0 +1,161 @@
+"""Tables of any columns: what rules make of them, what is left out, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from publisheddata import frame as tax_frame
+
+from latpred.calibration.published import mapping, published_table
+from latpred.calibration.published.published_table import keys_of, read_all, trace_all
+from latpred.errors import LatpredError, TableError, UnknownGpuError
+from latpred.runtimes.legacy_torch import TORCH_1_12
+
+COMMON = {
+    "where": {"ms": "."},
+    "set": {
+        "device": "{card}",
+        "latency_s": "{ms} ms",
+        "source": "{site}",
+        "run": "{site} {card}",
+        "input_kind": "image",
+        "input_size": "64",
+    },
+}
+RULES: list[dict[str, Any]] = [
+    COMMON,
+    {"where": {"software": r"torch (?P<torch>[\d.]+)"}, "set": {"stack": "torch={torch}"}},
+    {"where": {"runtime": "^JIT"}, "set": {"runtime": "torchscript"}},
+    {"where": {"runtime": "other"}, "omit": "nobody predicts their runtime"},
+    {"where": {"precision": "nhwc"}, "set": {"memory_format": "channels_last", "precision": "fp16"}},
+]
+ROW = {
+    "site": "lab",
+    "card": "Tesla T4",
+    "software": "torch 2.1.0",
+    "runtime": "eager",
+    "precision": "fp32",
+    "model": "torchvision:alexnet",
+    "batch": "1",
+    "ms": "3.5",
+}
+
+
+def table(*changes: dict[str, str]) -> pd.DataFrame:
+    return pd.DataFrame([{**ROW, **change} for change in changes])
+
+
+def rules(folder: Path, extra: list[dict[str, Any]] | None = None, **document: Any) -> Path:
+    path = folder / "mapping.json"
+    content = {"schema": "latpred.mapping/1", "rules": [*RULES, *(extra or [])], **document}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_rules_make_a_measurement_table(tmp_path: Path) -> None:
+    given = table({}, {"runtime": "JIT (trace)", "software": "torch 1.9"}, {"batch": "2", "precision": "fp16, nhwc"})
+    extra = [{"where": {"runtime": "JIT"}, "set": {"latency_s": "{ms} us", "model": "{folder}/m.py:build"}}]
+    cells = read_all([given], rules(tmp_path, extra)).cells
+    assert cells["latency_s"].tolist() == pytest.approx([3.5e-3, 3.5e-6, 3.5e-3])
+    assert cells["runtime"].tolist() == ["eager", "torchscript", "eager"]
+    assert cells["model"].tolist() == ["torchvision:alexnet", f"{tmp_path}/m.py:build", "torchvision:alexnet"]
+    assert cells["stack"].tolist() == ["torch=2.1.0", "torch=1.9", "torch=2.1.0"]
+    assert cells["memory_format"].tolist() == ["contiguous", "contiguous", "channels_last"]
+    assert set(cells["machine"]) == {"lab Tesla T4"}
+    assert cells["protocol"].tolist() == ["single"] * 3
+
+
+def test_rows_left_out_are_counted_by_reason(tmp_path: Path) -> None:
+    given = table({}, {"runtime": "other one"}, {"runtime": "another"}, {"batch": "2", "card": "A100"})
+    found = read_all([given], rules(tmp_path))
+    assert found.notes == ("table: 2 rows are left out: nobody predicts their runtime",)
+    assert found.kept() == ["1 rows of lab on A100 in eager", "1 rows of lab on Tesla T4 in eager"]
+    with pytest.raises(TableError, match="No row of the tables can be used. table: 1 rows are left out: nobody"):
+        read_all([table({"runtime": "other"})], rules(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"card": "T44"}, UnknownGpuError, r"row 3, column device: no datasheet.*'T44'. Did you mean t4\?.*mapping"),
+        ({"precision": "fp-16"}, TableError, r"row 3, column precision: 'fp-16' is not known. Did you mean 'fp16'\?"),
+        ({"batch": "eight"}, TableError, r"'eight' as batch in row 3"),
+        ({"batch": ""}, TableError, r"'' as batch in row 3"),
+        ({"ms": "3.5 parsecs"}, TableError, r"row 3: '3.5 parsecs ms' as latency_s is no time.*units are s, ms, us"),
+        ({"ms": "-3"}, TableError, r"as latency_s in row 3.*above 0"),
+        (
+            {"batch": "8", "ms": "0.0035"},
+            TableError,
+            r"row 3, column latency_s: .*alexnet batch 8 .* takes 3.5e-06 s, a smaller batch .* 0.0035 s.* unit",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_meant_is_named(
+    change: dict[str, str], error: type[LatpredError], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=said):
+        read_all([table({}, {"runtime": "other"}, {"batch": "2", **change})], rules(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"set": {"latency_s": "{msec} ms"}}, r"row 1: the mapping sets latency_s .* no 'msec'. Did you mean ms\?"),
+        ({"set": {"precison": "fp32"}}, r"rule 6 sets precison, which no measurement table has. Did you mean precision"),
+        ({"where": {"ms": "("}}, r"rule 6: '\(' for the column ms is no regular expression"),
+        ({"were": {}}, r"is not a mapping: .*`were`"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_named(extra: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=said):
+        read_all([table({})], rules(tmp_path, [extra]))
+
+
+def test_a_mapping_that_is_not_there_or_of_another_schema(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="cannot read the mapping .*gone.json: No such file"):
+        mapping.load(tmp_path / "gone.json")
+    with pytest.raises(TableError, match="is not a mapping: Invalid enum value"):
+        mapping.load(rules(tmp_path, schema="latpred.mapping/9"))
+
+
+def test_tables_of_several_forms_are_read_as_one(tmp_path: Path) -> None:
+    (tmp_path / "tax.csv").write_text(tax_frame().head(2).to_csv(index=False))
+    table({}, {"batch": "2", "software": "torch 1.13.1"}).to_csv(tmp_path / "lab.csv.gz", index=False)
+    found = read_all([tmp_path / "tax.csv", tmp_path / "lab.csv.gz"], rules(tmp_path))
+    assert found.cells["x_source"].tolist() == ["tax", "tax", "lab", "lab"]
+    assert found.eras() == [TORCH_1_12, TORCH_1_12, "", TORCH_1_12]
+    assert (found.torch_version, read_all([tmp_path / "tax.csv"]).torch_version) == ("", TORCH_1_12)
+    assert published_table.read(found) is found
+
+
+def test_repeats_tell_their_noise(tmp_path: Path) -> None:
+    cells = read_all([table({}, {"ms": "3.85"}, {"precision": "fp16, nhwc"})], rules(tmp_path)).cells
+    assert cells["latency_s"].tolist() == pytest.approx([3.675e-3, 3.5e-3])
+    assert cells["repeat_ratio"].iloc[0] == pytest.approx(1.1)
+    assert (cells["n"].tolist(), cells["repeat_ratio"].isna().tolist()) == ([2, 1], [False, True])
+
+
+def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
+    given = table({}, {"software": "torch 1.9"}, {"precision": "fp16, nhwc", "model": "torchvision:squeezenet1_0"})
+    keys = keys_of(read_all([given], rules(tmp_path)).cells)
+    assert [(key.memory_format, key.era) for key in keys] == [
+        ("contiguous", ""),
+        ("contiguous", TORCH_1_12),
+        ("channels_last", ""),
+    ]
+    graphs = trace_all(keys)
+    today, then, last = (graphs[key] for key in keys)
+    assert then.launches() > today.launches()  # a convolution's bias was a kernel of its own
+    assert (today.memory_format, last.memory_format) == ("contiguous", "channels_last")
+
+
+def test_a_model_that_cannot_be_built_is_left_out_where_that_is_wanted() -> None:
+    frame = pd.DataFrame([{"model": name, "batch": 1, "latency_s": 0.01} for name in ("berd", "bert")])
+    keys = keys_of(published_table.read(frame).cells)
+    lacking: dict[str, str] = {}
+    assert [key.model for key in trace_all(keys, lacking=lacking)] == ["bert"]
+    assert "no model is called 'berd'" in lacking["berd"]
