@@ -30,6 +30,7 @@ def predict(
     host: float | str | None = None,
     precision: str | None = None,
     memory_format: str | None = None,
+    attention: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
@@ -51,6 +52,7 @@ def predict(
     host: float | str | None = None,
     precision: str | None = None,
     memory_format: str | None = None,
+    attention: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
@@ -71,6 +73,7 @@ def predict(
     host: float | str | None = None,
     precision: str | None = None,
     memory_format: str | None = None,
+    attention: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
@@ -106,9 +109,13 @@ def predict(
         Another host than the profile's: its dispatch over the profile's host's, "this" for the host that asks, or the
         name of a host profile (`latpred calibrate --host-only`). Kernel times stay.
     precision : str, optional
-        fp32, tf32, fp16, bf16 or fp64; without it, that of the model's parameters.
+        fp32, tf32, fp16, bf16 or fp64; without it, that of the model's parameters. amp-fp16 or amp-bf16: weights in
+        fp32, each forward pass in a `torch.autocast` of its own (eager, cuda-graphs and compile).
     memory_format : str, optional
         "contiguous" or "channels_last"; without it, contiguous or that of the graph.
+    attention : str, optional
+        How attention is computed: "eager", as products and softmax, or "sdpa", in one call; without it, as the model
+        does, or did with the PyTorch that the profile is of.
     threads : int, optional
         Threads that an op may use on the CPU: asks for a profile measured with so many.
     cudnn_benchmark : bool, optional
@@ -140,7 +147,8 @@ def predict(
     >>> predict("bert-base-uncased", batch=[1, 8, 32])  # doctest: +SKIP
     """
     sizes = checked_batches(batch)
-    options = Options(inputs, seq, image, precision, memory_format, lengths, execution, runtime, protocol, inputs_on)
+    given = (inputs, seq, image, precision, memory_format, attention, lengths, execution)
+    options = Options(*given, runtime, protocol, inputs_on)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark, now), runtime)
     curve = curve_of(predictor, model, sizes, options)
     return curve[0] if is_one(batch) else curve
@@ -195,6 +203,7 @@ def max_batch(
     host: float | str | None = None,
     precision: str | None = None,
     memory_format: str | None = None,
+    attention: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
@@ -203,7 +212,7 @@ def max_batch(
 
     Parameters
     ----------
-    model, runtime, inputs, seq, image, device, host, precision, memory_format, threads, cudnn_benchmark, protocol
+    model, runtime, inputs, seq, image, device, host, precision, memory_format, attention, threads, cudnn_benchmark, protocol
         As for `predict`.
     latency_ms : float
         The limit in milliseconds.
@@ -217,6 +226,6 @@ def max_batch(
     --------
     >>> max_batch("resnet50", latency_ms=50)  # doctest: +SKIP
     """
-    options = Options(inputs, seq, image, precision, memory_format, runtime=runtime, protocol=protocol)
+    options = Options(inputs, seq, image, precision, memory_format, attention, runtime=runtime, protocol=protocol)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
     return predictor.max_batch(predictor.trace(model, options), latency_ms, runtime=runtime, protocol=protocol)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PROTOCOLS = ("single", "pipelined")
 PLACES = ("device", "host")
 EXECUTIONS = ("padded", "nested", "packed")
+AMP = {"amp-fp16": "fp16", "amp-bf16": "bf16"}  # torch.autocast over weights in fp32, and to what it casts
+ATTENTIONS = ("eager", "sdpa")
 MOST_BATCH = 2**20
 _PAIR = re.compile(r"(?P<name>[a-z]+)=(?P<value>\d+(?:\.\d+)?)")
 
@@ -40,6 +42,7 @@ class Options:
     image: int | None = None
     precision: str | None = None
     memory_format: str | None = None
+    attention: str | None = None
     lengths: Lengths | GivenLengths | Sequence[int] | None = None
     execution: str = "padded"
     runtime: str = "eager"
@@ -50,13 +53,15 @@ class Options:
         """Refuse what is no choice, and lengths beside other inputs."""
         _check_choice("protocol", self.protocol, PROTOCOLS)
         _check_choice("inputs_on", self.inputs_on, PLACES)
+        check_attention(self.attention)
         if self.lengths is None:
             if self.execution != "padded":
                 raise UsageError(
                     f"execution={self.execution!r} says what is done about unequal lengths; give lengths= too."
                 )
             return
-        extra = [name for name in ("inputs", "seq", "image", "memory_format") if getattr(self, name) is not None]
+        named = ("inputs", "seq", "image", "memory_format", "attention")
+        extra = [name for name in named if getattr(self, name) is not None]
         if extra:
             raise UsageError(f"lengths= says what the inputs are; leave out {', '.join(extra)}.")
         _check_choice("execution", self.execution, EXECUTIONS)
@@ -70,6 +75,7 @@ class Options:
             "image": self.image,
             "precision": self.precision,
             "memory_format": self.memory_format or "contiguous",
+            "attention": self.attention,
         }
 
     def checked(self, graph: ModelGraph) -> ModelGraph:
@@ -115,6 +121,12 @@ class DeviceQuery:
                 "to one."
             )
         object.__setattr__(self, "device", name)
+
+
+def check_attention(attention: str | None) -> None:
+    """Refuse what is no way to compute attention."""
+    if attention is not None:
+        _check_choice("attention", attention, ATTENTIONS)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

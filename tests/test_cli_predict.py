@@ -201,6 +201,22 @@ def test_channels_last_is_another_walk_with_a_caveat(model: str) -> None:
     assert "contiguous format" not in run("predict", model, "--image", "8").stdout
 
 
+def test_autocast_and_attention_are_options(model: str) -> None:
+    half, mixed = (
+        document("predict", model, "--image", "8", "--device", "a100", "--precision", precision)["points"][0]
+        for precision in ("fp16", "amp-fp16")
+    )
+    assert mixed["latency_ms"] > half["latency_ms"]
+    mixed_script = ("--precision", "amp-fp16", "--runtime", "torchscript")
+    refused = run("predict", model, "--image", "8", "--device", "a100", *mixed_script)
+    assert "does not run models under autocast" in refused.stderr
+    fused, parts = (
+        document("predict", "distilbert-base-uncased", "--seq", "16", "--device", "rtx-8000", "--attention", attention)
+        for attention in ("sdpa", "eager")
+    )
+    assert fused["points"][0]["latency_ms"] < parts["points"][0]["latency_ms"]
+
+
 def damaged(kind: str) -> bytes:
     good = store.save(profile()).read_bytes()
     return {

@@ -43,9 +43,18 @@ def test_trace_shows_what_a_runtime_does(model: str) -> None:
     assert channels_last["graph"]["memory_format"] == "channels_last"
 
 
+def test_trace_shows_the_casts_of_autocast(model: str) -> None:
+    plain = document("trace", model, "--image", "8", "--target", "cuda")["totals"][0]
+    found = document("trace", model, "--image", "8", "--precision", "amp-fp16")
+    assert (found["graph"]["precision"], found["graph"]["target"]) == ("amp-fp16", "cuda")
+    assert found["totals"][0]["launches"] == plain["launches"] + 5, "the image, and weight and bias of two layers"
+    assert "amp-fp16" in run("trace", model, "--image", "8", "--precision", "amp-fp16").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("--precision", "amp-fp16", "--check"), "of which autocast changes none"),
         (("--runtime", "cuda-graphs", "--target", "cpu"), "cuda-graphs needs a CUDA device"),
         (("--runtime", "torchscrip"), "Did you mean 'torchscript'"),
         (("--runtime", "torchscript", "--check"), "--check counts what eager does"),

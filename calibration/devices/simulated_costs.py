@@ -17,6 +17,7 @@ from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.ops.families import parent, root
+from latpred.query import AMP
 
 T = TypeVar("T")
 
@@ -209,7 +210,7 @@ class TrueCosts:
     def kernel_us(self, family: str, work: Work, precision: str, share: float = 1.0) -> float:
         """Device microseconds of a kernel that does a share of some work."""
         costs = self.kernel(family)
-        rate = self.macs_per_us[precision] * costs.compute
+        rate = self.macs_per_us[AMP.get(precision, precision)] * costs.compute
         depth = work.macs / work.outputs if work.outputs else 0.0
         compute = work.macs * share / rate + (depth * self.depth_us if work.macs else 0.0)
         activations = work.read_bytes + work.write_bytes
@@ -342,7 +343,12 @@ def _runtime_step(costs: TrueCosts, runtime_costs: RuntimeCosts, op: Op, batch: 
 
 def _kernels(costs: TrueCosts, op: Op, batch: int, precision: str) -> tuple[float, ...]:
     share = 1 / op.launches if op.launches else 0.0
-    return (costs.kernel_us(op.family, op_work(op, batch), precision, share),) * op.launches
+    return (costs.kernel_us(op.family, op_work(op, batch), _format(op, precision), share),) * op.launches
+
+
+def _format(op: Op, precision: str) -> str:
+    """What an op computes in: under autocast some do in single precision."""
+    return "fp32" if precision in AMP and op.dtype == "float32" else precision
 
 
 def _scheduled(costs: TrueCosts, schedule: Schedule, graph: ModelGraph, batch: int) -> Program:
@@ -359,7 +365,7 @@ def _scheduled(costs: TrueCosts, schedule: Schedule, graph: ModelGraph, batch: i
             costs.kernel_us(
                 schedule.kernel_family[number],
                 op_work(schedule.ops[int(schedule.kernel_op[number])], batch),
-                graph.precision,
+                _format(schedule.ops[int(schedule.kernel_op[number])], graph.precision),
                 float(schedule.kernel_share[number]),
             )
             for number in range(first[index], first[index + 1])

@@ -37,8 +37,9 @@ from latpred.calibration.workloads.suites import Models, Workload, workloads_of
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
-from latpred.runtimes.lowering import lacking, target_of
+from latpred.runtimes.lowering import demand_autocast, lacking, target_of
 from latpred.sandbox.own_thread import without_modes
+from latpred.tracing.autocast import under_autocast
 
 OUT_OF_MEMORY = "out of memory"
 REFUSED = "refused: "
@@ -64,7 +65,8 @@ class Bench:
         """A model on the device and its inputs at a batch size; built once as long as it is not let go."""
         key = (workload, precision)
         if key not in self._built:
-            self._built[key] = workload.make(self.device.name, precision)
+            model, inputs = workload.make(self.device.name, precision)
+            self._built[key] = under_autocast(model, precision, self.target), inputs
         model, inputs = self._built[key]
         return model, inputs(batch, self.device.name)
 
@@ -72,6 +74,7 @@ class Bench:
         self, workload: Workload, batch: int, runtime: str, precision: str, graph: ModelGraph | None = None
     ) -> Call:
         """A forward pass as a runtime issues it; on the simulated device, that of its graph."""
+        demand_autocast(runtime, precision)
         with self.device.errors():
             if self.simulated:
                 graph = graph or workload.trace(precision, runtime, self.target)
@@ -218,7 +221,7 @@ def measure(
     seq, image : int, optional
         Tokens or pixels of the inputs.
     precision : str
-        fp32, tf32, fp16, bf16 or fp64.
+        fp32, tf32, fp16, bf16, fp64, amp-fp16 or amp-bf16: fp32, each pass in a `torch.autocast` of its own.
     threads : int, optional
         Threads that an op may use on the CPU; default: as many as PyTorch uses now.
     budget_s : float, optional

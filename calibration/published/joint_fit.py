@@ -243,7 +243,7 @@ def problem(
     _demand_models(table)
     lacking: dict[str, str] = {}
     graphs = published_table.trace_all(
-        published_table.keys_of(table.cells), table.torch_version, graphs, progress, lacking if partial else None
+        published_table.keys_of(table.cells), "", graphs, progress, lacking if partial else None
     )
     if lacking:
         table = _without(table, lacking)
@@ -251,19 +251,18 @@ def problem(
         _demand_models(table)
     keys, frame = published_table.keys_of(table.cells), table.cells
     cells, cell = _cells(frame, keys, graphs, datasheets)
-    run = _objects(frame["run"])
     rows = Rows(
         cell=cell,
         gpu=_objects(frame["device"]),
         precision=_objects(frame["precision"]),
         runtime=_objects(frame["runtime"]),
-        run=run,
+        run=_objects(frame["run"]),
         host=_objects(frame["host"]),
         protocol=_objects(frame["protocol"]),
         memory_format=_objects(frame["memory_format"]),
         group=_objects(frame["input_kind"]),
         model=_objects(frame["model"]),
-        source=_objects(source_of(name) for name in run),
+        source=_objects(frame[published_table.SOURCE]),
         batch=frame["batch"].to_numpy(np.int64),
         log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
     )

@@ -72,7 +72,7 @@ class Workload:
         from latpred.tracing import trace
 
         model, inputs = self.make("meta", precision)
-        graph = trace(model, lambda batch: inputs(batch, "meta"), precision=precision)
+        graph = trace(model, lambda batch: inputs(batch, "meta"), precision=precision, target=target)
         graph = msgspec.structs.replace(graph, model=self.name, input_kind=self.input_kind, input_size=self.input_size)
 
         def real_inputs(batch: int) -> Any:

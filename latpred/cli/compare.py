@@ -10,6 +10,7 @@ import click
 from latpred.cli.options import PRECISIONS, TABLES, Output, batch_option, examples, output_options, takes
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
+from latpred.query import AMP
 
 if TYPE_CHECKING:
     from latpred.accuracy.accuracy_report import Report
@@ -131,7 +132,13 @@ def _evaluate_left_out(
     help="Which models: cpu, unseen, fresh, blind, ordinary, sealed or heldout.",
 )
 @batch_option(None, shown="the suite's")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Number format.")
+@click.option(
+    "--precision",
+    type=click.Choice((*PRECISIONS, *AMP)),
+    default="fp32",
+    show_default=True,
+    help="Number format; amp-: fp32 under torch.autocast.",
+)
 @click.option("--runtime", "runtimes", multiple=True, default=("eager",), show_default=True, help="May be given again.")
 @takes("protocol", "repeats", "threads_to_measure", "budget_s")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this folder, to replay it.")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from latpred.cli.main import only_results, state
+from latpred.query import AMP, ATTENTIONS
 
 Command = Callable[..., Any]
 
@@ -127,7 +128,9 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "seq": click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
     "image": click.option("--image", type=click.IntRange(1), help="Pixels per side of the image."),
     "precision": click.option(
-        "--precision", type=click.Choice((*PRECISIONS, "fp64")), help="Number format.  [default: the model's own]"
+        "--precision",
+        type=click.Choice((*PRECISIONS, "fp64", *AMP)),
+        help="Number format; amp-: fp32 under torch.autocast.  [default: the model's own]",
     ),
     "device": click.option(
         "--device",
@@ -155,6 +158,9 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         is_flag=True,
         callback=lambda _context, _parameter, given: "channels_last" if given else "contiguous",
         help="Images and convolutions in the channels_last format.",
+    ),
+    "attention": click.option(
+        "--attention", type=click.Choice(ATTENTIONS), help="As products and softmax, or fused.  [default: the model's own]"
     ),
     "threads": click.option(
         "--threads", type=click.IntRange(1), help="Use a profile measured with so many threads per op."
@@ -195,7 +201,7 @@ TABLES = click.argument(
 )
 INPUTS = ("seq", "image", "precision")
 TARGET = ("device", "runtime", "protocol", "host")
-SETUP = ("memory_format", "threads", "cudnn_benchmark")
+SETUP = ("memory_format", "attention", "threads", "cudnn_benchmark")
 
 
 def takes(*names: str) -> Callable[[Command], Command]:

@@ -178,17 +178,17 @@ def graph_of(
     from latpred.runtimes.legacy_torch import traced_for
     from latpred.runtimes.lowering import target_of, trace_for_runtime, traced_by
 
-    inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format")} | {"batches": batches}
+    inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")} | {"batches": batches}
     graph = demand_model(model, runtime, strict=strict, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
     era = predictor.profile.protocol.get("era", "")
     eager = traced_by(runtime) == "eager"
-    if graph is not None and eager and not era:
+    target = target_of(predictor.profile.device.kind)
+    if graph is not None and eager and not era and graph.target in ("", target):
         return graph
     if not eager:
         notice(_asking(runtime, model))
-    target = target_of(predictor.profile.device.kind)
     with traced_for(era):  # of older software, as `latpred.predict` does it
         return trace_for_runtime(model, runtime=runtime, target=target, **inputs)
 

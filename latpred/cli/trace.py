@@ -11,6 +11,7 @@ import click
 from latpred.cli.options import INPUTS, Output, batch_option, examples, output_options, takes
 from latpred.cli.output import emit, notice
 from latpred.errors import UnknownModelError, UsageError
+from latpred.query import AMP
 from latpred.render import Page, Table
 from latpred.units import format_bytes, format_count
 
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 )
 @click.argument("model")
 @batch_option("1")
-@takes(*INPUTS, "memory_format")
+@takes(*INPUTS, "memory_format", "attention")
 @click.option("--runtime", default="eager", show_default=True, help="Whose steps to show.")
 @click.option(
     "--target",
     type=click.Choice(("cpu", "cuda")),
-    help="Kind of device.  [default: cpu, where the runtime runs on it]",
+    help="Kind of device.  [default: cpu, where the runtime runs on it; cuda under autocast]",
 )
 @click.option("--check", is_flag=True, help="Count multiply-adds with torch's FlopCounterMode and fvcore too; runs it.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an op that no formula knows.")
@@ -57,7 +58,10 @@ def trace(
 
     if check and runtime != "eager":
         raise UsageError("--check counts what eager does; leave out --runtime.")
-    target = target or str(getattr(runtimes.get(runtime), "needs", "cpu"))
+    if check and asked["precision"] in AMP:
+        raise UsageError("--check counts multiply-adds, of which autocast changes none; leave out --precision.")
+    usual = "cuda" if asked["precision"] in AMP else "cpu"
+    target = target or str(getattr(runtimes.get(runtime), "needs", usual))
     graph = trace_for_runtime(model, runtime=runtime, target=target, batches=batches, **asked)
     differences = _other_counts(model, graph, batches[0], **asked) if check else ()
 

@@ -63,6 +63,7 @@ def explain(
     host: float | str | None = None,
     precision: str | None = None,
     memory_format: str | None = None,
+    attention: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
@@ -72,7 +73,7 @@ def explain(
 
     Parameters
     ----------
-    model, inputs, seq, image, device, host, precision, memory_format, threads, cudnn_benchmark, protocol
+    model, inputs, seq, image, device, host, precision, memory_format, attention, threads, cudnn_benchmark, protocol
         As for `latpred.predict`.
     batch : int
         Batch size.
@@ -99,7 +100,7 @@ def explain(
         known_runtimes.get(name)  # a misspelt one is said before anything takes time
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
     target = lowering.target_of(predictor.profile.device.kind)
-    traces = _Traces(model, Options(inputs, seq, image, precision, memory_format), size, target)
+    traces = _Traces(model, Options(inputs, seq, image, precision, memory_format, attention), size, target)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
     with traced_for(predictor.profile.protocol.get("era", "")):
         choices, excluded = _Comparison(predictor, traces, size, protocol, progress).of(names)
@@ -141,7 +142,8 @@ class _Traces:
 
     def _lowered(self, runtime: str) -> ModelGraph:
         if isinstance(self._model, ModelGraph):
-            return lowering.fitting(self._asked.checked(self._model), runtime, self._target)
+            graph = attended(self._asked.checked(self._model), self._asked.attention)
+            return lowering.fitting(graph, runtime, self._target)
         if self._is_file or lowering.traced_by(runtime) == "eager":
             return self._trace(runtime)
         return lowering.of_source(self._source, runtime, self._target)
@@ -160,7 +162,7 @@ class _Traces:
     def _source(self) -> Source:
         from latpred.runtimes.source import source_of
 
-        return source_of(self._model, **self._options)  # type: ignore[arg-type]
+        return source_of(self._model, target=self._target, **self._options)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

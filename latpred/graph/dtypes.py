@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from latpred.errors import UsageError
+from latpred.query import AMP
 
 DTYPES = {
     "fp32": torch.float32,
@@ -12,8 +13,10 @@ DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp64": torch.float64,
+    **dict.fromkeys(AMP, torch.float32),
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "tf32"}
+AUTOCAST = {name: DTYPES[half] for name, half in AMP.items()}  # what torch.autocast casts to
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in ("tf32", *AMP)}
 
 
 def precision_name(dtype: torch.dtype) -> str:
@@ -26,7 +29,7 @@ def precision_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Floating-point dtype of a precision.
+    """Floating-point dtype of weights and inputs in a precision.
 
     >>> dtype_of("tf32")
     torch.float32
@@ -34,3 +37,9 @@ def dtype_of(precision: str) -> torch.dtype:
     if precision not in DTYPES:
         raise UsageError(f"precision {precision!r} is not known; choose one of {', '.join(DTYPES)}")
     return DTYPES[precision]
+
+
+def refuse_autocast(precision: str | None, what: str) -> None:
+    """Refuse a precision under torch.autocast where that is not predicted."""
+    if precision in AMP:
+        raise UsageError(f"{what} is not predicted under autocast; ask for precision={AMP[precision]!r} instead.")

@@ -144,13 +144,13 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     A model that takes certain batch sizes alone has these in `only`, and no line at all.
 
     The ops are what `runtime` runs: aten ops in eager, nodes or fused kernels elsewhere. Where those depend on the kind
-    of device, `target` says which it is ("cpu" or "cuda"). `notes` are sentences about what in it is an estimate.
+    of device, as they do under autocast, `target` says which it is ("cpu" or "cuda"). `notes` are sentences about what in it is an estimate.
     """
 
     model: str
     input_kind: str  # "seq", "image", "audio" or "custom"
     input_size: int  # tokens, pixels or samples; 0 for custom inputs
-    precision: str  # fp32, tf32, fp16, bf16
+    precision: str  # fp32, tf32, fp16, bf16; amp-fp16 and amp-bf16 under autocast
     memory_format: str  # contiguous or channels_last
     parameters: int
     parameter_bytes: int
@@ -163,6 +163,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     notes: tuple[str, ...] = ()
     only: tuple[int, ...] = ()  # the batch sizes that it holds for; empty where it holds for all
     walked: dict[int, ModelGraph] = {}  # graphs of single batch sizes, where the line does not serve them
+    attention: str = ""  # "eager" or "sdpa", where that was asked for
 
     def __hash__(self) -> int:
         """Of what tells it from others without looking at all of its ops."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.caches import IdentityCache
 from latpred.errors import ProfileError, UsageError
+from latpred.graph.attention import attended
 from latpred.graph.features import Floats
 from latpred.graph.graph import Coverage, Ints, ModelGraph, Schedule
 from latpred.host import SAME, Slowdown
@@ -112,7 +113,7 @@ class Predictor:
         """The graph that the runtime of `options` lowers on this device, with the PyTorch that the profile is of."""
         options = options or Options()
         if isinstance(model, ModelGraph):
-            return options.checked(model)
+            return attended(options.checked(model), options.attention)
         with traced_for(self.era):
             return lowering.trace_for_runtime(
                 model, runtime=options.runtime, target=self.target, batches=batches, **options.tracing
@@ -230,6 +231,7 @@ class Predictor:
 
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
+        lowering.demand_autocast(runtime, graph.precision)
         traced_by = self._runtime_fit(runtime).traced_by
         if graph.runtime != traced_by or graph.target not in ("", self.target):
             named = "eager" if rewrites(self.era, runtime) else runtime

@@ -26,6 +26,7 @@ from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
+from latpred.query import AMP
 
 MOST_CLASSES = 64  # sequences of host classes whose costs are kept
 MOST_OPS = 20_000  # ops whose row is kept
@@ -381,6 +382,7 @@ class PriceList:
 
     def fits(self, precision: str) -> dict[str, KernelFit]:
         """Kernel fits of a precision, by family; an error where the profile has none."""
+        precision = AMP.get(precision, precision)
         fits = self._profile.kernels.get(precision) or self._profile.kernels.get(STAND_INS.get(precision, precision))
         if not fits:
             known = ", ".join(self._profile.kernels) or "none"
@@ -513,6 +515,7 @@ def _classes(schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.int64], ND
 
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:
     """The precision whose fits an op's dtype needs: masks and positions in a half-precision model are not halves."""
+    precision = AMP.get(precision, precision)
     single = precision if precision in ("fp32", "tf32") else "fp32"
     wanted = single if dtype in _SINGLE else _PRECISIONS.get(dtype, precision)
     return wanted if profile.kernels.get(wanted) else precision

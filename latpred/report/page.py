@@ -309,6 +309,7 @@ def gather(
     host: float | str | None = None,
     precision: str | None = None,
     memory_format: str | None = None,
+    attention: str | None = None,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
     protocol: str = "single",
@@ -318,7 +319,7 @@ def gather(
 
     Parameters
     ----------
-    model, inputs, seq, image, device, host, precision, memory_format, threads, cudnn_benchmark, protocol
+    model, inputs, seq, image, device, host, precision, memory_format, attention, threads, cudnn_benchmark, protocol
         As for `latpred.predict`.
     batches : sequence of int
         Of the curves; the runtimes are compared at the smallest of them.
@@ -331,7 +332,8 @@ def gather(
         As for `latpred.explain`.
     """
     where: dict[str, Any] = {"device": device, "host": host, "threads": threads, "cudnn_benchmark": cudnn_benchmark}
-    given = {"inputs": inputs, "seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
+    given: dict[str, Any] = {"inputs": inputs, "seq": seq, "image": image, "precision": precision}
+    given |= {"memory_format": memory_format, "attention": attention}
     asked = {**where, **given, "protocol": protocol}
     found = explain(model, min(batches), runtimes=runtimes, progress=progress, **asked)
     advised_first = sorted(found.choices, key=lambda choice: choice is not recommended(found))

@@ -34,6 +34,8 @@ class Runtime(Protocol):
         Classes of steps that a model may take even where no network that it was calibrated on does.
     waits : bool, optional
         On CUDA a call of what it builds may return only when the device is done.
+    autocast : bool, optional
+        Whether it runs models under torch.autocast; without it, a runtime that has graphs of its own does not.
     available_on : callable, optional
         As `available`, for a kind of device ("cpu" or "cuda") that not every installation serves.
     """

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latpred.errors import DeviceError, RuntimeRefusalError
+from latpred.graph.attention import attended
 from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.runtimes.base import graph_in
 from latpred.runtimes.eager import Eager, one_step_per_op
@@ -87,6 +88,7 @@ class CudaGraphs(Eager):
 
     name = traced_by = "cuda-graphs"
     needs = "cuda"
+    autocast = True
 
     @property
     def options(self) -> str:
@@ -107,7 +109,8 @@ class CudaGraphs(Eager):
         from latpred.tracing import trace
 
         with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
-            seen = trace(source.model(), source.inputs, precision=eager.precision, memory_format=eager.memory_format)
+            given = {"precision": eager.precision, "memory_format": eager.memory_format, "target": target}
+            seen = attended(trace(source.model(), source.inputs, **given), eager.attention or None)
         return self._graph(eager, seen, target)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:

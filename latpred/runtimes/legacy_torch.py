@@ -15,9 +15,11 @@ from typing import NamedTuple
 import msgspec
 
 from latpred.caches import IdentityCache
+from latpred.graph.attention import elementwise, itemsize, unfused, view
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
+from latpred.query import AMP
 
 TORCH_1_12 = "torch-1.12"
 TORCH_2 = "torch-2"  # what ran is what is installed, priced by the classes that tables of whole models tell apart
@@ -27,8 +29,7 @@ REWRITTEN = ("eager", TORCHSCRIPT, "cuda-graphs")
 FUSED = "fused"  # host class of a group of several: guards are asked before its kernel is launched
 GROUP = "elementwise.fused"  # family of its kernel, which a code generator wrote
 _WITHOUT_NVFUSER = ("Pascal",)
-_HALVES = ("fp16", "bf16")
-_ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
+_HALVES, _HALF_DTYPES = ("fp16", "bf16"), ("float16", "bfloat16")
 LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "conv_depthwise": "conv_depthwise",
     "conv_grouped": "conv_grouped",
@@ -130,50 +131,45 @@ def _torch_2(graph: ModelGraph) -> ModelGraph:
 
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
-    half = graph.precision in _HALVES
+    def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        return tuple(older for op in ops for older in _older(op, graph.precision))
 
-    def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
-        return tuple(new for op in ops for plain in unfused(op, at_one=at_one) for new in _older(plain, half))
-
-    exact = graph.ops_at_one
-    if exact is None and any(map(is_fused, graph.ops)):
-        exact = graph.ops  # the products of a single sample need no copies
-    at_one = None if exact is None else rewrite(exact, at_one=True)
-    return msgspec.structs.replace(graph, ops=rewrite(graph.ops, at_one=False), ops_at_one=at_one)
+    plain = graph if graph.attention == "sdpa" else unfused(graph)
+    exact = plain.ops_at_one
+    return msgspec.structs.replace(plain, ops=rewrite(plain.ops), ops_at_one=None if exact is None else rewrite(exact))
 
 
-def _older(op: Op, half: bool) -> Iterator[Op]:
+def _older(op: Op, precision: str) -> Iterator[Op]:
     """An op as PyTorch 1.12 ran it: the bias of a convolution is added by itself, a flat one has two dimensions."""
+    # Under autocast some ops are in half precision, and filters and biases are copies, which count as activations.
+    half = op.dtype in _HALF_DTYPES if precision in AMP else precision in _HALVES
+    held = "read_bytes" if precision in AMP else "weight_bytes"
     named = msgspec.structs.replace(op, host_class=_class_of(op, half), syncs=0)
     if not root(op.family).startswith("conv"):
         yield named
         return
     flat = op.name == "aten::conv1d"
     if flat:
-        unsqueeze = _view(op, "unsqueeze", _half("view.unsqueeze", half))
+        unsqueeze = view(op, "unsqueeze", _half("view.unsqueeze", half))
         yield msgspec.structs.replace(unsqueeze, module_calls=op.module_calls, python_calls=op.python_calls)
         yield unsqueeze
         named = msgspec.structs.replace(named, module_calls=0, python_calls=0)
-    bias = _bias_bytes(op)
-    yield msgspec.structs.replace(named, weight_bytes=op.weight_bytes - Affine(bias))
+    bias = _bias_bytes(op, getattr(op, held).constant)
+    yield msgspec.structs.replace(named, **{held: getattr(op, held) - Affine(bias)})
     if bias:
-        elements = op.write_bytes // _itemsize(op)
-        added = _elementwise(op, "add_", _half("elementwise.add", half), elements)
+        elements = op.write_bytes // itemsize(op)
+        added = elementwise(op, "add_", _half("elementwise.add", half), elements)
         yield msgspec.structs.replace(added, weight_bytes=Affine(bias))
     if flat:
-        yield _view(op, "squeeze", _half("view.squeeze", half))
+        yield view(op, "squeeze", _half("view.squeeze", half))
 
 
-def _bias_bytes(op: Op) -> int:
-    """Bytes of parameters beyond the filters."""
+def _bias_bytes(op: Op, held: int) -> int:
+    """Bytes beyond the filters of what a convolution holds, which may be its input too."""
     # At batch 1: where each sample makes filters of its own, channels and groups are proportional to the batch.
     size = {name: op.dims[name].at(1) for name in ("c_in", "c_out", "groups", "kernel_h", "kernel_w")}
     filters = size["c_out"] * size["c_in"] // size["groups"] * size["kernel_h"] * size["kernel_w"]
-    return max(0, op.weight_bytes.constant - filters * _itemsize(op))
-
-
-def _itemsize(op: Op) -> int:
-    return _ELEMENT_BYTES.get(op.dtype, 4)
+    return max(0, min(held - filters * itemsize(op), size["c_out"] * itemsize(op)))
 
 
 def _class_of(op: Op, half: bool) -> str:
@@ -186,96 +182,6 @@ def _half(name: str, half: bool) -> str:
     """Class of an op in a half-precision model: "conv.half.conv2d" falls back to "conv"."""
     general, dot, leaf = name.partition(".")
     return f"{general}.half{dot}{leaf}" if half else name
-
-
-def is_fused(op: Op) -> bool:
-    """Whether an op is attention in one call."""
-    return "scaled_dot_product_" in op.name and op.dims.keys() >= {"batch", "heads", "queries", "keys", "head_dim"}
-
-
-def unfused(op: Op, *, at_one: bool) -> Iterator[Op]:
-    """The ops that did the work of one call of attention; any other op as it is.
-
-    Heads lie beside each other in queries, keys and values. A batch of several is copied to where the products want it,
-    and what they give is copied back; a batch of one (`at_one`) has those products without copies.
-    """
-    if not is_fused(op):
-        yield op
-        return
-    heads, head_dim = op.dims["batch"] * op.dims["heads"], op.dims["head_dim"]
-    queries, keys = (heads * op.dims[rows] * head_dim for rows in ("queries", "keys"))
-    scores = heads * op.dims["queries"] * op.dims["keys"]
-    scaled = _elementwise(op, "mul", "elementwise.mul", queries)
-    yield msgspec.structs.replace(scaled, module_calls=op.module_calls, python_calls=op.python_calls)
-    yield _view(op, "transpose", "view.transpose")
-    if at_one:
-        yield _product(op, "matmul", "keys", "head_dim")
-    else:
-        yield _view(op, "expand", "view.expand")
-        yield _copy(op, "nested.reshape", queries, head_dim)
-        yield _view(op, "expand", "view.nested.expand")
-        yield _copy(op, "nested.reshape", keys, Affine(1))
-        yield _product(op, "nested.bmm", "keys", "head_dim")
-        yield _view(op, "view", "view.nested.view")
-    if op.dims.get("masked", Affine(0)).constant:
-        yield _elementwise(op, "add", "elementwise.add", scores)
-    rows = {"rows": heads * op.dims["queries"], "cols": op.dims["keys"]}
-    softmax = _kernel(op, "softmax", "softmax.softmax", "softmax.softmax", rows, scores, scores)
-    both = scores * (2 * _itemsize(op))  # scores and result are there at once
-    yield msgspec.structs.replace(softmax, live_bytes=op.live_bytes + both)
-    if at_one:
-        yield _product(op, "matmul", "head_dim", "keys")
-    else:
-        yield _view(op, "expand", "view.expand")
-        yield _view(op, "reshape", "view.nested.reshape")
-        yield _view(op, "expand", "view.nested.expand")
-        yield _copy(op, "nested.reshape", keys, head_dim)
-        yield _product(op, "nested.bmm", "head_dim", "keys")
-        yield _view(op, "view", "view.nested.view")
-    yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
-
-
-def _view(op: Op, name: str, host_class: str) -> Op:
-    """Another look at a tensor of an op."""
-    return Op(f"aten::{name}", op.module, host_class, "", "", {}, live_bytes=op.live_bytes)
-
-
-def _elementwise(op: Op, name: str, host_class: str, elements: Affine) -> Op:
-    """One pass over elements of an op."""
-    family = f"elementwise.{name.rstrip('_')}"
-    return _kernel(op, name, host_class, family, {"numel": elements, "operands": Affine(1)}, elements, elements)
-
-
-def _copy(op: Op, leaf: str, elements: Affine, run: Affine) -> Op:
-    """A copy of elements of an op to contiguous memory."""
-    return _kernel(op, "reshape", f"copy.{leaf}", "copy.strided", {"numel": elements, "run": run}, elements, elements)
-
-
-def _product(op: Op, leaf: str, columns: str, inner: str) -> Op:
-    """A product for each head, of as many columns as one dimension of an op and summed over another."""
-    heads, m, n, k = op.dims["batch"] * op.dims["heads"], op.dims["queries"], op.dims[columns], op.dims[inner]
-    dims = {"batch": heads, "m": m, "n": n, "k": k}
-    read, written = heads * m * k + heads * n * k, heads * m * n
-    made = _kernel(op, leaf.rpartition(".")[2], f"bmm.{leaf}", "bmm", dims, read, written)
-    return msgspec.structs.replace(made, macs=heads * m * n * k)
-
-
-def _kernel(
-    op: Op, name: str, host_class: str, family: str, dims: dict[str, Affine], read: Affine, written: Affine
-) -> Op:
-    """A kernel that reads and writes so many elements, in the place and precision of an op."""
-    return Op(
-        name=f"aten::{name}",
-        module=op.module,
-        host_class=host_class,
-        family=family,
-        dtype=op.dtype,
-        dims=dims,
-        read_bytes=read * _itemsize(op),
-        write_bytes=written * _itemsize(op),
-        live_bytes=op.live_bytes,
-        launches=1,
-    )
 
 
 def scripted(graph: ModelGraph, fuser: Fuser) -> ModelGraph:

@@ -17,7 +17,9 @@ import msgspec
 from latpred import runtimes
 from latpred.caches import IdentityCache
 from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.graph.attention import REWRITTEN
 from latpred.graph.graph import ModelGraph
+from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
 from latpred.runtimes.base import RuntimeTracer
 from latpred.runtimes.onnx import onnx_file
@@ -110,12 +112,13 @@ def trace_for_runtime(
     memory_format: str = "contiguous",
     strict: bool = False,
     batches: Sequence[int] = (),
+    attention: str | None = None,
 ) -> ModelGraph:
     """What a runtime runs for a model.
 
     Parameters
     ----------
-    model, inputs, seq, image, precision, memory_format, strict, batches
+    model, inputs, seq, image, precision, memory_format, strict, batches, attention
         As for `latpred.trace`; for a runtime that runs ONNX also the path of an .onnx file.
     runtime : str
         Name of a runtime.
@@ -142,12 +145,16 @@ def trace_for_runtime(
     given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
     with without_modes():
         demand_suited(runtime, target)  # said before anything takes time
+        demand_autocast(runtime, precision)
         if isinstance(model, str) and onnx_file.is_file(model):
             tracer = _tracer(runtime)
             if tracer is None or tracer.traced_by != "onnxruntime":
                 raise onnx_file.refuse(model, runtime)
+            if attention is not None:
+                raise UsageError(f"{model} computes attention as it was exported; leave attention out.")
             return onnx_file.trace_file(model, inputs, target=target, options=tracer.options, **given)
         given |= {"memory_format": memory_format, "strict": strict, "batches": batches}
+        given |= {"attention": attention, "target": target}
         if traced_by(runtime) == "eager":
             from latpred.tracing import trace
 
@@ -165,8 +172,11 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     """
     demand_suited(runtime, target)
     tracer, eager = _tracer(runtime), source.graph
+    demand_autocast(runtime, eager.precision)
     if tracer is None:
         return eager
+    if REWRITTEN in eager.notes:  # the runtime's own tools would find the fused calls
+        return tracer.estimate(eager, target)
     if eager.walked:
         return _at_each(source, runtime, target)
     if eager.only:
@@ -214,11 +224,11 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     """
     demand_suited(runtime, target)
     wanted = traced_by(runtime)
+    if graph.target not in ("", target):
+        raise UsageError(
+            f"This graph is what {graph.runtime} runs on a {graph.target} device; trace the model for {target}."
+        )
     if graph.runtime == wanted:
-        if graph.target not in ("", target):
-            raise UsageError(
-                f"This graph is what {graph.runtime} runs on a {graph.target} device; trace the model for {target}."
-            )
         return graph
     if graph.runtime != "eager":
         raise UsageError(
@@ -229,6 +239,7 @@ def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:
     if (wanted, target) not in estimates:
         tracer = _tracer(runtime)
         assert tracer is not None
+        demand_autocast(runtime, graph.precision)
         from latpred.tracing.tracer import as_written
 
         estimates[wanted, target] = tracer.estimate(as_written(graph), target)
@@ -243,6 +254,15 @@ def refusal(graph: ModelGraph) -> str | None:
     True
     """
     return next((note.removeprefix(_REFUSED) for note in graph.notes if note.startswith(_REFUSED)), None)
+
+
+def demand_autocast(runtime: str, precision: str | None) -> None:
+    """Refuse autocast in a runtime whose tools take a model apart as it is written."""
+    if precision in AMP and not getattr(runtimes.get(runtime), "autocast", _tracer(runtime) is None):
+        raise RuntimeRefusalError(
+            f"{runtime} does not run models under autocast; ask for precision={AMP[precision]!r}, or for eager, "
+            "cuda-graphs or compile."
+        )
 
 
 def _is_passing(error: RuntimeRefusalError) -> bool:

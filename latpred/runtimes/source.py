@@ -22,9 +22,10 @@ from latpred.sandbox.copies import Copier
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing import trace
 from latpred.tracing.inputs import Inputs, derived, from_example, real
-from latpred.tracing.meta_module import Seeded, make_meta_module, usual_dtype
+from latpred.tracing.meta_module import Seeded, attend, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
-from latpred.zoo.names import build
+from latpred.zoo.names import attention as built_with
+from latpred.zoo.names import attention_asked, build
 
 SEED = 0
 
@@ -65,9 +66,12 @@ def source_of(
     memory_format: str = "contiguous",
     strict: bool = False,
     batches: Sequence[int] = (),
+    attention: str | None = None,
+    target: str = "cuda",
 ) -> Source:
     """A source from whatever `latpred.trace` takes but a graph; parameters and errors are those of `latpred.trace`."""
     given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision, "memory_format": memory_format}
+    given |= {"attention": attention, "target": target}
     # The runtime that was asked for compiles it, or not.
     graph = as_written(trace(model, inputs, **given, strict=strict, batches=batches))
     roots: tuple[Any, ...] = ()
@@ -78,7 +82,7 @@ def source_of(
         usual = Inputs(lambda batch: shape.inputs(batch, "meta"), shape.input_kind, shape.input_size)
 
         def make() -> torch.nn.Module:
-            with Seeded(SEED), usual_dtype():
+            with Seeded(SEED), usual_dtype(), built_with(attention or attention_asked()):
                 return build(name, seq=seq, image=image, device="cpu", precision=graph.precision).model
 
     elif isinstance(model, torch.nn.Module):
@@ -87,7 +91,9 @@ def source_of(
         usual = derived(module, seq, image) if inputs is None else from_example(inputs)
 
         def make() -> torch.nn.Module:
-            return on_cpu(module, dtype)
+            copied = on_cpu(module, dtype)
+            attend(copied, attention)
+            return copied
 
     else:
         raise UsageError(f"an object of type {type(model).__name__} is no model; give an nn.Module or a model's name")

@@ -8,6 +8,7 @@ it and passes everybody else through. No torch here.
 from __future__ import annotations
 
 import dis
+import gc
 import logging
 import sys
 import threading
@@ -268,3 +269,35 @@ def uncompiled() -> Iterator[set[str]]:
 
     with replaced(frames, "_callback_from_stance", eager):
         yield met
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector away for a few milliseconds: what it frees, and when, would be counted as the model's.
+
+    It has one switch for all threads, so the first who asks turns it off and the last who leaves turns it on again.
+    """
+    with _COLLECTION.lock:
+        if not _COLLECTION.passes:
+            _COLLECTION.enabled_before = gc.isenabled()
+            gc.disable()
+        _COLLECTION.passes += 1
+    try:
+        yield
+    finally:
+        with _COLLECTION.lock:
+            _COLLECTION.passes -= 1
+            if not _COLLECTION.passes and _COLLECTION.enabled_before:
+                gc.enable()
+
+
+class _Collection:
+    """How many passes want no collection, and whether there was any before."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.passes = 0
+        self.enabled_before = True
+
+
+_COLLECTION = _Collection()

@@ -33,6 +33,7 @@ def predict_many(
     runtime: str | Sequence[str] = "eager",
     device: Device | Predictor | None = None,
     precision: str | None = None,
+    attention: str | None = None,
     protocol: str = "single",
     inputs: Any = None,
     seq: int | None = None,
@@ -54,7 +55,7 @@ def predict_many(
         Batch sizes.
     runtime : str or sequence of str
         Runtimes.
-    device, precision, protocol, inputs, seq, image
+    device, precision, attention, protocol, inputs, seq, image
         As for `predict`; they hold for all candidates. A `latpred.Predictor` may stand for the device.
     errors : {"record", "raise"}
         A candidate that cannot be built, walked or predicted gets rows that say why ("record"), or ends everything.
@@ -99,7 +100,7 @@ def predict_many(
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
     predictor = device if isinstance(device, Predictor) else predictor_of(DeviceQuery(device))
-    options = Options(inputs, seq, image, precision, protocol=protocol)
+    options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
     evaluator = Evaluator.of(predictor, batch, runtime, options)
     if n_jobs == 0:
         raise UsageError("n_jobs=0 leaves nobody to work. Give a number of workers, or -1 for one on each core.")

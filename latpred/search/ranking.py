@@ -27,6 +27,7 @@ def rank(
     runtime: str | Sequence[str] = "eager",
     device: Device | Predictor | None = None,
     precision: str | None = None,
+    attention: str | None = None,
     protocol: str = "single",
     inputs: Any = None,
     seq: int | None = None,
@@ -38,7 +39,7 @@ def rank(
     ----------
     candidates : iterable or DataFrame
         What `latpred.predict_many` takes, or a table that it gave; the other parameters are then ignored.
-    batch, runtime, device, precision, protocol, inputs, seq, image
+    batch, runtime, device, precision, attention, protocol, inputs, seq, image
         As for `latpred.predict_many`.
 
     Returns
@@ -71,6 +72,7 @@ def rank(
             runtime=runtime,
             device=device,
             precision=precision,
+            attention=attention,
             protocol=protocol,
             inputs=inputs,
             seq=seq,

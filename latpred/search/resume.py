@@ -179,7 +179,8 @@ class Evaluator:
 
         def graph_in(runtime: str) -> ModelGraph:
             if options.inputs is None and lowering.traced_by(runtime) == "eager" and is_config(candidate):
-                graph = STACKS.graph(candidate, seq=options.seq, image=options.image, precision=options.precision)
+                asked = {name: getattr(options, name) for name in ("seq", "image", "precision", "attention")}
+                graph = STACKS.graph(candidate, target=self.predictor.target, **asked)
                 if not (graph.walked or graph.only):
                     return graph
             if not built:
@@ -509,7 +510,8 @@ def _question_key(evaluator: Evaluator) -> str | None:
     inputs = fingerprint(options.inputs)
     if inputs is None:
         return None
-    asked = [evaluator.batches, evaluator.runtimes, options.precision, options.protocol, options.seq, options.image]
+    settings = ("precision", "attention", "protocol", "seq", "image")
+    asked = [evaluator.batches, evaluator.runtimes, *(getattr(options, name) for name in settings)]
     versions = [metadata.version(name) if find_spec(name) else "" for name in _PACKAGES]
     digest = hashlib.sha256(document.encode(evaluator.predictor.profile))
     digest.update(msgspec.json.encode([asked, versions, inputs]))

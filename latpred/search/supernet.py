@@ -21,7 +21,7 @@ import torch
 
 from latpred.caches import Recent
 from latpred.errors import TraceError, UsageError
-from latpred.graph.dtypes import DTYPES, dtype_of
+from latpred.graph.dtypes import DTYPES, dtype_of, refuse_autocast
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Place, Span, shown
@@ -273,6 +273,7 @@ class Supernet:
             raise UsageError(f"{model!r} is no network with choices; give an nn.Module or a function that builds one")
         if precision is not None:
             dtype_of(precision)  # which says when there is no such precision
+            refuse_autocast(precision, "a supernet")  # whose choices would share the casts of weights
         demand_one(inputs, seq, image)
         given = derived(network, seq, image) if inputs is None else from_example(inputs)
         meta_module = make_meta_module(network, DTYPES.get(precision or ""))

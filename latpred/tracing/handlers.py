@@ -233,7 +233,12 @@ def move(recorder: TraceRecorder, call: Call) -> Any:
         out = torch.empty_like(x, dtype=dtype, memory_format=layout)
     else:
         out = x.to(dtype, copy=True, memory_format=layout)
-    return recorder.record(call._replace(args=(x,), options={}).launching(out), out)
+    call = call._replace(args=(x,), options={})
+    key = (call.signature()[0], dtype, layout)
+    record = recorder.known.get(key)
+    if record is None:
+        record = recorder.known[key] = call.launching(out)
+    return recorder.record(record, out)
 
 
 def dropout(recorder: TraceRecorder, call: Call) -> Any:

@@ -83,10 +83,22 @@ class LayerExtrapolation:
         self._lock = threading.RLock()
 
     def graph(
-        self, config: Any, *, seq: int | None = None, image: int | None = None, precision: str | None = None
+        self,
+        config: Any,
+        *,
+        seq: int | None = None,
+        image: int | None = None,
+        precision: str | None = None,
+        attention: str | None = None,
+        target: str = "cuda",
     ) -> ModelGraph:
         """What `latpred.trace` gives for a config's base model."""
         options: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
+        options |= {"attention": attention, "target": target}
+        with names.attention(attention or names.attention_asked()):
+            return self._graph(config, options)
+
+    def _graph(self, config: Any, options: dict[str, Any]) -> ModelGraph:
         depth, fields = getattr(config, "num_hidden_layers", None), _fields(config)
         if fields is None or type(depth) is not int:
             return trace(names.build_config(config), **options)

@@ -74,6 +74,15 @@ def make_meta_module(
     )
 
 
+def attend(module: torch.nn.Module, implementation: str | None) -> None:
+    """Have models of transformers in a copy compute attention in a way, where they ask their config for it."""
+    for part in module.modules() if implementation else ():
+        config: Any = getattr(part, "config", None)
+        able = implementation != "sdpa" or getattr(part, "_supports_sdpa", True)
+        if able and getattr(config, "_attn_implementation", None) not in (None, implementation):
+            config._attn_implementation = implementation
+
+
 def _named(module: torch.nn.Module, path: str, paths: dict[int, str]) -> list[torch.nn.Module]:
     """The modules of a tree, each once and in the order of `named_modules`; their paths go into `paths`."""
     paths[id(module)] = path
@@ -123,7 +132,9 @@ class _OnMeta:
             )
         demand_dense(source, "the model holds")
         made = self._made(source, _SMALL_NUMEL if within_object else 0)
-        return torch.nn.Parameter(made, requires_grad=False) if isinstance(source, torch.nn.Parameter) else made
+        if not isinstance(source, torch.nn.Parameter):
+            return made
+        return torch.nn.Parameter(made, requires_grad=source.requires_grad)  # autocast keeps casts of what requires it
 
     def _made(self, source: Tensor, keep: int) -> Tensor:
         dtype = source.dtype

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from latpred.errors import UsageError
-from latpred.graph.dtypes import dtype_of
+from latpred.graph.dtypes import dtype_of, refuse_autocast
 from latpred.graph.graph import ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.affine_ops import TracePass
@@ -188,6 +188,7 @@ def trace_generation(
     if cache not in CACHES:
         raise UsageError(f"cache {cache!r} is not known; choose one of {', '.join(CACHES)}")
     dtype = None if precision is None else dtype_of(precision)
+    refuse_autocast(precision, "generation")
     name, module = decoder(model)
     demand_room(name, module, prompt, new_tokens)
     naming = Naming(name, precision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +16,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import LatpredError, TraceError, UsageError
-from latpred.graph.dtypes import DTYPES, dtype_of, precision_name
+from latpred.graph.attention import attended
+from latpred.graph.dtypes import AUTOCAST, DTYPES, dtype_of, precision_name
 from latpred.graph.graph import Affine, ModelGraph, Op
-from latpred.sandbox.own_thread import uncompiled, without_modes
+from latpred.query import check_attention
+from latpred.sandbox.own_thread import no_collection, uncompiled, without_modes
 from latpred.sandbox.restore import put_back
 from latpred.tracing.affine_ops import (
     TracePass,
@@ -30,6 +31,7 @@ from latpred.tracing.affine_ops import (
     ops_through,
     same_ops,
 )
+from latpred.tracing.autocast import OWN, Autocast
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
 from latpred.tracing.inputs import (
     Inputs,
@@ -44,7 +46,7 @@ from latpred.tracing.inputs import (
     sequence_first,
     tensors_in,
 )
-from latpred.tracing.meta_module import MetaModule, fast_paths_on_meta, make_meta_module, usual_dtype
+from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
 from latpred.tracing.op_record import CACHE, Kind, OpRecord, describe, place, unknown
 from latpred.tracing.python_calls import PassWatcher
 from latpred.zoo import names
@@ -116,6 +118,13 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether what is handled is part of another op."""
         return self._depth > 0
 
+    def route(self, handle: Callable[[OpOverload[..., Any], Sequence[Any], dict[str, Any]], Any] | None) -> None:
+        """Have calls handled by something else, which hands them on to `_handle` of the class; None: by that itself."""
+        if handle is None:
+            self.__dict__.pop("_handle", None)
+        else:
+            self.__dict__["_handle"] = handle
+
     def record(self, record: OpRecord, out: Any) -> Any:
         """Keep the record of one op and pass its result on."""
         self.records.append(record)
@@ -168,6 +177,8 @@ def trace(
     memory_format: str = "contiguous",
     strict: bool = False,
     batches: Sequence[int] = (),
+    attention: str | None = None,
+    target: str = "cuda",
 ) -> ModelGraph:
     """Trace a model without computing anything and say what one forward pass does, for every batch size.
 
@@ -188,8 +199,9 @@ def trace(
         Tokens, or samples of audio, when `inputs` is not given.
     image : int, optional
         Pixels of an image's side, when `inputs` is not given.
-    precision : {"fp32", "tf32", "fp16", "bf16", "fp64"}, optional
-        As what the weights and floating-point inputs count; the model's own by default.
+    precision : {"fp32", "tf32", "fp16", "bf16", "fp64", "amp-fp16", "amp-bf16"}, optional
+        As what the weights and floating-point inputs count; the model's own by default. "amp-fp16" and "amp-bf16":
+        fp32, and the forward pass under `torch.autocast`, entered for each pass.
     memory_format : {"contiguous", "channels_last"}
         Layout of 4-d weights and inputs.
     strict : bool
@@ -197,6 +209,11 @@ def trace(
     batches : sequence of int
         Batch sizes that will be asked for. A model whose work is no line in batch, or that takes certain batch sizes
         alone, is traced at each of them.
+    attention : {"eager", "sdpa"}, optional
+        How attention is computed, in the words of transformers: as products and softmax, or in one call. By default as
+        the model does.
+    target : {"cuda", "cpu"}
+        Kind of device whose rules autocast follows; of no consequence without.
 
     Returns
     -------
@@ -225,12 +242,15 @@ def trace(
     if isinstance(model, ModelGraph):
         return model
     _check(precision, memory_format, seq, image)
+    check_attention(attention)
     demand_one(inputs, seq, None if isinstance(model, str) else image)  # by its name a model is built for a size
     name = model if isinstance(model, str) else type(model).__name__
+    naming = Naming(name, precision, memory_format, target, attention)
     with usual_dtype() if isinstance(model, str) and not names.is_file(model) else nullcontext():
-        module, given = _with_inputs(model, inputs, seq, image)
-        with _no_collection():
-            graph = _graph(module, given, Naming(name, precision, memory_format), batches)
+        with names.attention(attention or names.attention_asked()):
+            module, given = _with_inputs(model, inputs, seq, image)
+        with no_collection():
+            graph = attended(_graph(module, given, naming, batches), attention)
     if strict:
         _demand_known(graph)
     if inputs is not None and not is_function(inputs) and sequence_first(module):
@@ -264,7 +284,9 @@ def _graph(model: torch.nn.Module, given: Inputs, naming: Naming, batches: Seque
     """
 
     def renew() -> MetaModule:
-        return make_meta_module(model, DTYPES.get(naming.precision or ""), naming.channels_last)
+        made = make_meta_module(model, DTYPES.get(naming.precision or ""), naming.channels_last)
+        attend(made.module, naming.attention)
+        return made
 
     for each_anew in (None, renew):
         tracer = Tracer(renew(), given, naming, each_anew)
@@ -290,6 +312,8 @@ class Naming:
     model: str
     precision: str | None = None  # the weights' own where it is None
     memory_format: str = "contiguous"
+    target: str = "cuda"  # kind of device whose autocast is meant
+    attention: str | None = None
 
     @property
     def channels_last(self) -> bool:
@@ -312,6 +336,7 @@ class Tracer:
         self._renew = renew  # makes the meta module of the next pass, where each is to have its own
         self._inputs = inputs
         self._naming = naming
+        self._autocast = Autocast(naming.target)
         self.compiled = meta_module.compiled  # whether some of it would run under torch.compile
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
@@ -406,13 +431,16 @@ class Tracer:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep everything away from some passes, and their traces from everything outside the meta module."""
-        with _LOCK, _no_collection(), put_back(self._meta_module.reached.roots), uncompiled() as met:
-            yield
+        with _LOCK, no_collection(), put_back(self._meta_module.reached.roots), uncompiled() as met:
+            with self._autocast.followed():
+                yield
         self.compiled = self.compiled or bool(met)
 
     def noted(self, graph: ModelGraph) -> ModelGraph:
-        """The graph, with a word on torch.compile where that would run some of the model."""
-        return msgspec.structs.replace(graph, notes=(*graph.notes, COMPILED)) if self.compiled else graph
+        """The graph, with a word on torch.compile and autocast where the model itself makes use of them."""
+        own = self._autocast.entered and self._naming.precision not in AUTOCAST
+        notes = (*[COMPILED] * self.compiled, *[OWN.format(self._naming.target)] * own)
+        return msgspec.structs.replace(graph, notes=(*graph.notes, *notes)) if notes else graph
 
     def _made(
         self,
@@ -433,14 +461,15 @@ class Tracer:
             ops=ops,
             ops_at_one=ops_at_one,
             stack=stack(),
+            target=self._naming.target if self._autocast.entered else "",
             only=only,
         )
 
     def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
         """One forward pass at one batch size."""
         recorder = self.recorder(PassWatcher(self._meta_module.paths) if watched else None)
-        target = self.target()
-        with torch.inference_mode(), _LOCK, fast_paths_on_meta(), _no_collection():
+        target, dtype = self.target(), AUTOCAST.get(self._naming.precision or "")
+        with torch.inference_mode(), _LOCK, self._autocast.of(recorder, dtype), fast_paths_on_meta(), no_collection():
             args, options = self._arguments(batch)
             try:
                 with recorder, recorder.watcher or nullcontext():
@@ -511,38 +540,6 @@ _OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 def _input_bytes(two: TracePass, other: TracePass) -> Affine:
     return Affine.through((2, two.input_bytes), (other.batch, other.input_bytes))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector away for a few milliseconds: what it frees, and when, would be counted as the model's.
-
-    It has one switch for all threads, so the first who asks turns it off and the last who leaves turns it on again.
-    """
-    with _COLLECTION.lock:
-        if not _COLLECTION.passes:
-            _COLLECTION.enabled_before = gc.isenabled()
-            gc.disable()
-        _COLLECTION.passes += 1
-    try:
-        yield
-    finally:
-        with _COLLECTION.lock:
-            _COLLECTION.passes -= 1
-            if not _COLLECTION.passes and _COLLECTION.enabled_before:
-                gc.enable()
-
-
-class _Collection:
-    """How many passes want no collection, and whether there was any before."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.passes = 0
-        self.enabled_before = True
-
-
-_COLLECTION = _Collection()
 
 
 def _listed(batches: Iterable[int]) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.dtypes import dtype_of
+from latpred.graph.dtypes import dtype_of, refuse_autocast
 from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
 from latpred.ops.families import host_class
 from latpred.sandbox.own_thread import without_modes
@@ -39,6 +39,7 @@ def trace_nested(
     encoder: nn.TransformerEncoder, lengths: Sequence[int], padded_to: int, *, target: str, precision: str | None = None
 ) -> ModelGraph:
     """Trace an encoder on sequences of these lengths, given padded."""
+    refuse_autocast(precision, "execution='nested'")
     reason = _why_not(encoder)
     if reason:
         raise UsageError(
@@ -322,10 +323,11 @@ def trace_lengths(
     """
     name = model if isinstance(model, str) else type(model).__name__
     module = names.build(model).model if isinstance(model, str) else model
+    traced: dict[str, Any] = {"precision": precision, "target": target}
     if isinstance(module, nn.TransformerEncoder):
         if execution == "padded":
             given = padded_inputs(module, sorted(lengths), padded_to)
-            graph = _sized(trace(without_nested(module), given, precision=precision), padded_to)
+            graph = _sized(trace(without_nested(module), given, **traced), padded_to)
         elif execution == "nested":
             graph = trace_nested(module, lengths, padded_to, target=target, precision=precision)
         else:
@@ -334,7 +336,8 @@ def trace_lengths(
     _demand_tokens(name, module, padded_to)
     if execution == "padded":
         inputs = _masked(module, sorted(lengths), padded_to)
-        return _sized(msgspec.structs.replace(trace(module, inputs, precision=precision), model=name), padded_to)
+        return _sized(msgspec.structs.replace(trace(module, inputs, **traced), model=name), padded_to)
+    refuse_autocast(precision, f"execution={execution!r}")
     graph = _packed(module, lengths, padded_to, precision)
     said = ("transformers runs nothing nested",) if execution == "nested" else ()
     return msgspec.structs.replace(graph, model=name, input_size=padded_to, notes=(*said, PACKED))

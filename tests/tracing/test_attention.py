@@ -12,6 +12,12 @@ from smallmodels import Function
 from torch import nn
 
 import latpred
+from latpred.errors import UsageError
+from latpred.graph.attention import attended
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.profile import store
+from latpred.query import Options
 
 Tensor = torch.Tensor
 B, HEADS, TOKENS, SIZE = 1, 4, 10, 8
@@ -122,3 +128,68 @@ def test_fused_attention_is_followed_by_no_copy_that_no_device_makes() -> None:
         return out.transpose(1, 2).reshape(out.shape[0], TOKENS, HEADS * SIZE)
 
     assert latpred.trace(Function(merge), (heads(2), heads(2), heads(2))).launches(2) == 1
+
+
+def small_bert(attention: str) -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    return BertModel(BertConfig(**sizes, vocab_size=100, attn_implementation=attention)).eval()
+
+
+def launched(graph: ModelGraph) -> list[str]:
+    return [op.name for op in graph.at(2) if op.launches]
+
+
+@pytest.mark.parametrize(("written", "asked"), [("sdpa", "eager"), ("eager", "sdpa"), ("sdpa", "sdpa")])
+def test_a_model_of_transformers_computes_attention_as_asked(written: str, asked: str) -> None:
+    model = small_bert(written)
+    graph = latpred.trace(model, seq=16, attention=asked)
+    assert launched(graph) == launched(latpred.trace(small_bert(asked), seq=16))
+    assert graph.attention == asked
+    assert not graph.notes
+    assert model.config._attn_implementation == written, "the user's model is left alone"
+
+
+def test_a_named_model_is_built_with_the_attention_asked_for() -> None:
+    fused, parts = (latpred.trace("distilbert-base-uncased", seq=16, attention=asked) for asked in ("sdpa", "eager"))
+    assert "aten::scaled_dot_product_attention" in launched(fused)
+    assert "aten::softmax" in launched(parts)
+
+
+def attend_in_parts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+
+def test_calls_of_fused_attention_are_taken_apart() -> None:
+    inputs = (heads(2), heads(2), heads(2))
+    fused = latpred.trace(Function(F.scaled_dot_product_attention), inputs)
+    graph = latpred.trace(Function(F.scaled_dot_product_attention), inputs, attention="eager")
+    assert launched(graph).count("aten::softmax") == 1
+    assert graph.macs(2) == fused.macs(2)
+    assert any("worked out from the fused calls" in note for note in graph.notes)
+    assert attended(fused, "eager") == graph
+    assert attended(fused, "sdpa").ops == fused.ops
+    for batch in (1, 2):
+        times = [latpred.predict(fused, batch, device="a100", attention=how).latency_ms for how in ("sdpa", "eager")]
+        assert times[0] < times[1]
+
+
+def test_attention_in_parts_is_not_fused_by_latpred() -> None:
+    inputs = (heads(2), heads(2), heads(2))
+    with pytest.raises(UsageError, match="scaled_dot_product_attention"):
+        latpred.trace(Function(attend_in_parts), inputs, attention="sdpa")
+    with pytest.raises(UsageError, match="attention='flash'"):
+        latpred.trace(Function(attend_in_parts), inputs, attention="flash")
+    assert latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4), attention="sdpa").launches() == 1
+
+
+def test_an_option_overrides_the_attention_of_an_era() -> None:
+    predictor = Predictor(store.load("rtx-8000"))
+    names = {}
+    for asked in (None, "eager", "sdpa"):
+        graph = predictor.trace("distilbert-base-uncased", Options(seq=16, attention=asked))
+        names[asked] = [op.name for op in predictor.lowered(graph, "eager").ops]
+    assert names[None] == names["eager"]
+    assert "aten::softmax" in names["eager"]
+    assert "aten::scaled_dot_product_attention" in names["sdpa"]

@@ -20,6 +20,7 @@ from latpred.errors import MissingPackageError
 from latpred.graph.features import EFFORTS
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, Schedule
 from latpred.ops.families import root
+from latpred.query import AMP
 from latpred.runtimes.base import estimated_graph, graph_in, kind, op_through, unless_affine
 from latpred.runtimes.cuda_graphs import NO_CUDA, replays
 from latpred.runtimes.eager import Eager
@@ -34,6 +35,7 @@ NOTE = (
     "What torch.compile runs is estimated from the eager graph: "
     "one generated kernel for all ops between two library calls."
 )
+CASTS = "autocast's rules are those of a CPU: on a GPU it runs norms and softmax in fp32, which the kernels then write"
 _KEPT = "_latpred_compiled"
 _GROWING = frozenset(EFFORTS["generated"])  # dimensions that say what the loops of a generated kernel do
 _LIBRARY = frozenset(
@@ -51,6 +53,7 @@ class Compile(Eager):
     name = "compile"
     traced_by = "compile"
     options = VERSION
+    autocast = True
     mode: str | None = None
     warm_ups = 2
 
@@ -59,18 +62,19 @@ class Compile(Eager):
         from latpred.runtimes.inductor import front_end
 
         front_end.supported()
-        model = source.model()
+        model = _as_run(source)
         two, three, one = (front_end.forward(model, source.inputs(batch), target) for batch in (2, 3, 1))
         ops, note = ops_through(two, three)
-        return graph_in(self.traced_by, target, source.graph, ops, unless_affine(one, ops), note)
+        graph = graph_in(self.traced_by, target, source.graph, ops, unless_affine(one, ops), note)
+        return _noted(graph)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
         """As `trace`, for one batch size alone: a third of the time."""
         from latpred.runtimes.inductor import front_end
 
         front_end.supported()
-        ops = front_end.forward(source.model(), source.inputs(batch), target)
-        return graph_in(self.traced_by, target, source.graph, ops)
+        ops = front_end.forward(_as_run(source), source.inputs(batch), target)
+        return _noted(graph_in(self.traced_by, target, source.graph, ops))
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """Library calls as in eager, and one generated kernel between two of them."""
@@ -100,6 +104,20 @@ class Compile(Eager):
         if self.name not in kept.by_runtime:
             kept.by_runtime[self.name] = front_end.compiled(model, MOST_SHAPES, mode=self.mode)
         return kept.by_runtime[self.name]
+
+
+def _as_run(source: Source) -> Any:
+    """A source's model on the CPU, under autocast where that is asked for."""
+    from latpred.tracing.autocast import under_autocast
+
+    return under_autocast(source.model(), source.graph.precision, "cpu")
+
+
+def _noted(graph: ModelGraph) -> ModelGraph:
+    """The graph, with a word where its casts are those of another kind of device."""
+    if graph.precision not in AMP or graph.target == "cpu":
+        return graph
+    return msgspec.structs.replace(graph, notes=(*graph.notes, CASTS))
 
 
 class CompileReduceOverhead(Compile):

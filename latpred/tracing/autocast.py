@@ -1,0 +1,297 @@
+"""torch.autocast in a trace: which ops it casts the arguments of, and its casts, which are ops like any other.
+
+The meta device has no dispatch key for autocast, so what the keys of CPU and CUDA do is done here, at the ops that they
+do it at: those that Python or a composite op calls, and nothing inside of these. Which ops are known to a key, the
+installed torch says; what is done about them is `aten/src/ATen/autocast_mode.h`'s. torch's own switches are followed
+while a model is traced, so that a model that enters autocast in its forward pass is traced as it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+from latpred.graph.dtypes import AUTOCAST
+from latpred.sandbox.own_thread import replaced
+
+if TYPE_CHECKING:
+    from latpred.tracing.tracer import TraceRecorder
+
+Tensor = torch.Tensor
+Call = tuple[OpOverload[..., Any], Sequence[Any], dict[str, Any]]
+aten = torch.ops.aten
+
+OWN = "the model enters torch.autocast in its own forward pass: its casts are those of a {} device"
+_USUAL = {"cpu": torch.bfloat16, "cuda": torch.float16}
+_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+# Run in the lower precision.
+_LOWER = frozenset(
+    {
+        *("conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        *("_convolution", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "prelu"),
+        *("linear", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "addr", "addbmm", "baddbmm", "_addmm_activation"),
+        *("einsum", "chain_matmul", "linalg_multi_dot", "linalg_vecdot", "_thnn_fused_lstm_cell"),
+        *("_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "mkldnn_rnn_layer"),
+        *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_native_multi_head_attention"),
+    }
+)
+# Composite ops that a trace keeps whole though no key knows them: what they consist of is run in the lower precision.
+_LAYERS = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_LOWER_WITHIN = _LAYERS | {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
+# Are told to give fp32 where nothing else is said; most read the lower precision and convert as they go.
+_STATED = frozenset(
+    {
+        *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"),
+        *("linalg_vector_norm", "linalg_matrix_norm"),
+    }
+)
+# Run in the widest precision among their arguments. All others that a key knows run in fp32.
+_WIDEST = {
+    "cpu": frozenset({"stack", "cat", "index_copy"}),
+    "cuda": frozenset(
+        {
+            *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put"),
+            *("tensordot", "scatter_add"),
+        }
+    ),
+}
+
+
+class Autocast:
+    """What torch.autocast is set to on one kind of device, and what it then does to the ops of a pass.
+
+    Attributes
+    ----------
+    target : str
+        Kind of device: "cpu" or "cuda".
+    entered : bool
+        Whether it was ever switched on.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target, self.entered = target, False
+        self._enabled, self._dtype, self._caching = False, _USUAL[target], True
+        self._nesting = 0
+        self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # weights by their identity, and what they were cast to
+        self._recorder: TraceRecorder | None = None
+        self._within = False  # whether an op is at work inside of which nothing is cast
+
+    @contextmanager
+    def of(self, recorder: TraceRecorder, dtype: torch.dtype | None) -> Iterator[None]:
+        """The context of one pass; within it everything runs under autocast to `dtype`, if that is given."""
+        self._recorder, self._dtype = recorder, dtype or _USUAL[self.target]
+        self._switch(dtype is not None)
+        try:
+            yield
+        finally:
+            self._switch(False)
+            self._recorder, self._nesting, self._caching = None, 0, True
+            self._casts.clear()
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Within it, this thread's calls of torch's switches come here, and the meta device stands for the target."""
+        with ExitStack() as stack:
+            for owner, name, function in self._switches():
+                stack.enter_context(replaced(owner, name, function))
+            yield
+
+    def _switches(self) -> list[tuple[Any, str, Callable[..., Any]]]:
+        mine = (self.target, "meta")
+
+        def is_enabled(device: str = "cuda") -> bool:
+            return self._enabled and device in mine
+
+        def set_enabled(device: str, enabled: bool) -> None:
+            if device in mine:
+                self._switch(enabled)
+
+        def dtype(device: str) -> torch.dtype:
+            return self._dtype if device in mine else _USUAL.get(device, torch.bfloat16)
+
+        def set_dtype(device: str, value: torch.dtype) -> None:
+            if device in mine:
+                self._dtype = value
+
+        def is_caching() -> bool:
+            return self._caching
+
+        def set_caching(enabled: bool) -> None:
+            self._caching = enabled
+
+        def deeper() -> int:
+            self._nesting += 1
+            return self._nesting
+
+        def back() -> int:
+            self._nesting -= 1
+            return self._nesting
+
+        def is_available(device: str) -> bool:
+            return device == "meta" or torch._C._is_autocast_available(device)
+
+        # transformers leaves autocast as it is on the meta device where it would switch it off.
+        def off() -> Any:
+            return torch.autocast("meta", enabled=False) if self._enabled else nullcontext()
+
+        generic = sys.modules.get("transformers.utils.generic")
+        found = [
+            (torch, "is_autocast_enabled", is_enabled),
+            (torch, "set_autocast_enabled", set_enabled),
+            (torch, "get_autocast_dtype", dtype),
+            (torch, "set_autocast_dtype", set_dtype),
+            (torch, "is_autocast_cache_enabled", is_caching),
+            (torch, "set_autocast_cache_enabled", set_caching),
+            (torch, "autocast_increment_nesting", deeper),
+            (torch, "autocast_decrement_nesting", back),
+            (torch, "clear_autocast_cache", self._casts.clear),
+            (torch.amp.autocast_mode, "is_autocast_available", is_available),
+            (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
+            (torch.cuda, "is_bf16_supported", lambda: True),
+            (generic, "nullcontext", off),
+        ]
+        return [row for row in found if hasattr(row[0], row[1])]
+
+    def _switch(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self.entered = self.entered or enabled
+        if self._recorder is not None:
+            self._recorder.route(self._handle if enabled else None)
+
+    def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Record the casts of an op's arguments, then the op."""
+        rule = None if self._within else _rule(func, self.target)
+        if rule is None:
+            return self._record(func, args, options)
+        self._within = True
+        try:
+            return self._record(*rule(self, func, args, options))
+        finally:
+            self._within = False
+
+    def _record(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        recorder = self._recorder
+        assert recorder is not None
+        return type(recorder)._handle(recorder, func, args, options)
+
+    def lower(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+        """The call in the lower precision."""
+        return self._all_in(self._dtype, func, args, options)
+
+    def flattened(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+        """The call of recurrent layers in the lower precision: cudnn wants weights of its own, which are not kept."""
+        caching, self._caching = self._caching, False
+        try:
+            return self.lower(func, args, options)
+        finally:
+            self._caching = caching
+
+    def single(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+        """The call in fp32."""
+        return self._all_in(torch.float32, func, args, options)
+
+    def widest(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+        """The call in fp32 where an argument is, else in the lower precision."""
+        given = [leaf for value in (*args, *options.values()) for leaf in _leaves(value)]
+        wide = any(tensor.dtype is torch.float32 for tensor in given)
+        return self._all_in(torch.float32 if wide else self._dtype, func, args, options)
+
+    def stated(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
+        """The call with fp32 as what it is to give; softmax converts fp16 itself, and nothing else."""
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | options
+        x = args[0]
+        if not _eligible(x) or given.get("dtype") is not None:
+            return func, args, options
+        if x.dtype is torch.bfloat16 and func._schema.name.endswith("softmax"):
+            x = self._cast(x, torch.float32)
+        return func, (x, *args[1 : names.index("dtype")]), options | {"dtype": torch.float32}
+
+    def _all_in(
+        self, dtype: torch.dtype, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]
+    ) -> Call:
+        given = {name: self._in(value, dtype) for name, value in options.items()}
+        return func, [self._in(value, dtype) for value in args], given
+
+    def _in(self, value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, Tensor):
+            return self._cast(value, dtype)
+        return [self._in(item, dtype) for item in value] if isinstance(value, (list, tuple)) else value
+
+    def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        if not _eligible(tensor) or tensor.dtype is dtype:
+            return tensor
+        # torch asks nothing about inference mode: a weight that could be trained is kept without gradients as well.
+        kept = self._caching and dtype is self._dtype and tensor.dtype is torch.float32 and tensor.requires_grad
+        if not kept or not tensor.is_leaf or tensor._is_view():
+            return self._recorded(tensor, dtype)
+        if id(tensor) not in self._casts:
+            self._casts[id(tensor)] = tensor, self._recorded(tensor, dtype)
+        return self._casts[id(tensor)][1]
+
+    def _recorded(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        made: Tensor = self._record(aten.to.dtype, (tensor, dtype), {})
+        assert self._recorder is not None
+        self._recorder.nested[-1] = True  # no Python calls it
+        return made
+
+
+class UnderAutocast(torch.nn.Module):
+    """A model whose every forward pass runs in a `torch.autocast` of its own."""
+
+    def __init__(self, model: torch.nn.Module, device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self._context = model, (device, dtype)
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """What the model gives."""
+        with torch.autocast(*self._context):
+            return self.model(*args, **options)
+
+
+def under_autocast(model: torch.nn.Module, precision: str, device: str) -> torch.nn.Module:
+    """The model as a precision has it run on a kind of device: itself, but for those under autocast.
+
+    >>> under_autocast(torch.nn.Linear(4, 4), "amp-bf16", "cpu")(torch.zeros(1, 4)).dtype
+    torch.bfloat16
+    """
+    dtype = AUTOCAST.get(precision)
+    return model if dtype is None else UnderAutocast(model, device, dtype).eval()
+
+
+def _eligible(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype.is_floating_point and value.dtype is not torch.float64
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in values if _eligible(item)]
+
+
+@cache
+def _rule(
+    func: OpOverload[..., Any], target: str
+) -> Callable[[Autocast, OpOverload[..., Any], Sequence[Any], dict[str, Any]], Call] | None:
+    """What autocast does to calls of an op on a kind of device; None where it leaves them alone."""
+    name, overload = func._schema.name, func._schema.overload_name
+    short = name.removeprefix("aten::")
+    if short in _LAYERS and target == "cuda":
+        return Autocast.flattened
+    if short in _LOWER_WITHIN or (short in _LOWER and overload == "padding"):
+        return Autocast.lower
+    if short == "square" and target == "cuda":
+        return Autocast.single  # which is pow
+    full = f"{name}.{overload}" if overload else name
+    if short == "norm" or not torch._C._dispatch_has_kernel_for_dispatch_key(full, _KEYS[target]):
+        return None
+    if short in _LOWER:
+        return Autocast.lower
+    if short in _WIDEST[target]:
+        return Autocast.widest
+    return Autocast.stated if short in _STATED and target == "cuda" else Autocast.single

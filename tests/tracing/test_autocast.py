@@ -1,0 +1,162 @@
+"""Casts of torch.autocast, against what it does on the CPU and against the rules of CUDA, op by op."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from smallmodels import Function, build_small, inputs_of
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import latpred
+from latpred.errors import RuntimeRefusalError, UsageError
+from latpred.graph.graph import ModelGraph, Op
+from latpred.tracing.autocast import under_autocast
+
+BATCH = 2
+AMP: dict[str, Any] = {"precision": "amp-fp16", "target": "cuda"}
+ARCHITECTURES = (
+    *("bert", "albert", "deberta", "gpt2", "llama", "t5", "vit", "swin", "resnet", "convnext", "efficientnet"),
+    *("wav2vec2", "lstm"),
+)
+
+
+def casts(ops: tuple[Op, ...]) -> Counter[int]:
+    """Sizes of the tensors that were cast, and how often."""
+    return Counter(op.dims["numel"].at(BATCH) for op in ops if op.name == "aten::to" and op.family == "copy.cast")
+
+
+def real_casts(model: nn.Module, inputs: Any) -> Counter[int]:
+    """The same, as torch's own profiler saw them on the CPU."""
+    positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen, torch.inference_mode():
+        under_autocast(model.eval(), "amp-bf16", "cpu")(*positional, **named)
+    return Counter(prod(event.input_shapes[0]) for event in seen.events() if event.name == "aten::_to_copy")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_casts_are_those_of_the_cpu(name: str) -> None:
+    model = build_small(name, "cpu")
+    graph = latpred.trace(model, lambda batch: inputs_of(name, batch), precision="amp-bf16", target="cpu")
+    assert casts(graph.at(BATCH)) == real_casts(model, inputs_of(name, BATCH))
+
+
+def rows(graph: ModelGraph) -> list[tuple[str, str]]:
+    return [(op.name.removeprefix("aten::"), op.dtype) for op in graph.at(1) if op.launches]
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(torch.softmax(self.first(x), -1)))
+
+
+CASTS = [("to", "float32")] * 3  # input, weight and bias
+
+
+@pytest.mark.parametrize(
+    ("precision", "target", "expected"),
+    [
+        # On CUDA softmax and norms are in fp32, and softmax converts fp16 while it reads.
+        (
+            "amp-fp16",
+            "cuda",
+            [*CASTS, ("linear", "float16"), ("softmax", "float16"), ("layer_norm", "float32"), *CASTS]
+            + [("linear", "float16")],
+        ),
+        (
+            "amp-bf16",
+            "cuda",
+            [*CASTS, ("linear", "bfloat16"), ("to", "bfloat16"), ("softmax", "float32"), ("layer_norm", "float32")]
+            + [*CASTS, ("linear", "bfloat16")],
+        ),
+        # On the CPU both run in what they are given.
+        (
+            "amp-bf16",
+            "cpu",
+            [*CASTS, ("linear", "bfloat16"), ("softmax", "bfloat16"), ("layer_norm", "bfloat16")]
+            + [*CASTS[:2], ("linear", "bfloat16")],
+        ),
+    ],
+)
+def test_each_op_runs_in_its_own_precision(precision: str, target: str, expected: list[tuple[str, str]]) -> None:
+    graph = latpred.trace(Mixed(), torch.zeros(1, 8), precision=precision, target=target)
+    assert rows(graph) == expected
+    assert (graph.precision, graph.target) == (precision, target)
+    linear = next(op for op in graph.ops if op.name == "aten::linear")
+    assert (linear.weight_bytes.at(1), linear.read_bytes.at(3)) == (0, 2 * (64 + 8 + 3 * 8)), "copies were just written"
+
+
+def test_a_weight_is_cast_once_in_each_pass() -> None:
+    shared = nn.Linear(8, 8)
+    model = nn.Sequential(shared, shared)
+    graph = latpred.trace(model, torch.zeros(1, 8), **AMP)
+    assert rows(graph) == [*CASTS, ("linear", "float16"), ("linear", "float16")]
+    kept = latpred.trace(model.requires_grad_(False), torch.zeros(1, 8), **AMP)
+    assert rows(kept).count(("to", "float32")) == 5, "torch keeps casts of what requires a gradient alone"
+    assert graph.peak_bytes(1) > latpred.trace(model, torch.zeros(1, 8)).peak_bytes(1) + 2 * (64 + 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x, h: x + h, [("add", "float32")]),
+        (lambda x, h: torch.cat([x, h]), [("cat", "float32")]),
+        (lambda x, h: torch.addcmul(x, h, h), [("to", "float16"), ("to", "float16"), ("addcmul", "float32")]),
+        (lambda x, h: h.exp(), [("to", "float16"), ("exp", "float32")]),
+        (lambda x, h: h.square(), [("to", "float16"), ("square", "float32")]),
+        (lambda x, h: F.gelu(h), [("gelu", "float16")]),
+        (lambda x, h: h.sum(-1), [("sum", "float16")]),
+        (lambda x, h: h.double() @ x.double(), [("to", "float16"), ("to", "float32"), ("matmul", "float64")]),
+        (lambda x, h: torch.einsum("ab,bc->ac", x, x), [("to", "float32"), ("to", "float32"), ("bmm", "float16")]),
+    ],
+)
+def test_rules_of_cuda(function: Callable[..., Any], expected: list[tuple[str, str]]) -> None:
+    model = Function(lambda x: function(x, x.half()))
+    graph = latpred.trace(model, lambda batch: (torch.zeros(8, 8, device="meta"),), batches=[1], **AMP)
+    assert rows(graph) == [("to", "float32"), *expected]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", None])
+def test_a_model_may_enter_autocast_itself(device: str | None) -> None:
+    class Own(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(device or x.device.type, dtype=torch.bfloat16):
+                y = super().forward(x)
+                with torch.autocast(device or x.device.type, enabled=False):
+                    return super().forward(y.float())
+
+    graph = latpred.trace(Own(8, 8), torch.zeros(1, 8))
+    single = ("linear", "float32")
+    if device == "cpu":  # which on a GPU does nothing
+        assert (rows(graph), graph.target, graph.notes) == ([single, single], "", ())
+        return
+    assert rows(graph) == [*CASTS, ("linear", "bfloat16"), ("to", "bfloat16"), single]
+    assert (graph.precision, graph.target) == ("fp32", "cuda")
+    assert "torch.autocast" in graph.notes[0]
+    assert not torch.is_autocast_enabled("cuda")
+
+
+def test_fast_paths_are_not_taken_under_autocast() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    names = [name for name, _ in rows(latpred.trace(layer, torch.zeros(2, 4, 16), **AMP))]
+    assert "scaled_dot_product_attention" in names
+    assert names.count("linear") == 4
+
+
+def test_runtimes_that_take_models_apart_refuse_autocast() -> None:
+    graph = latpred.trace(Mixed(), torch.zeros(1, 8), **AMP)
+    assert latpred.predict(graph, runtime="cuda-graphs", device="a100").latency_ms > 0
+    with pytest.raises(RuntimeRefusalError, match="precision='fp16'"):
+        latpred.predict(graph, runtime="torchscript", device="a100")
+    with pytest.raises(UsageError, match="trace the model for cpu"):
+        latpred.predict(graph, device="epyc-shared")
