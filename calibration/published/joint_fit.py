@@ -96,10 +96,10 @@ class Problem:
         return names
 
     def weights(self, keep: Mask | None = None) -> Floats:
-        """Weight of each row: 0 for those left out, and models with many rows count less for each."""
+        """Weight of each row: 0 for those left out; models and sources with many rows count less for each."""
         used = np.ones(len(self.rows), bool) if keep is None else keep
         weights: Floats = self.table.weight * used * _balance(self.rows.model, used) * _balance(self.rows.source, used)
-        return weights
+        return weights * used.sum() / weights.sum()  # so that priors weigh against rows as in any other table
 
     def solve(self, keep: Mask | None = None) -> Floats:
         """Parameters fitted to all rows, or to those of a mask."""
@@ -262,7 +262,7 @@ def problem(
         memory_format=_objects(frame["memory_format"]),
         group=_objects(frame["input_kind"]),
         model=_objects(frame["model"]),
-        source=_objects(frame[published_table.SOURCE]),
+        source=_objects(frame[tables.SOURCE]),
         batch=frame["batch"].to_numpy(np.int64),
         log_us=np.log(frame["latency_s"].to_numpy(float) * US_PER_S),
     )

@@ -169,7 +169,7 @@ class Parameters:
 
     def run(self, run: str, host: str = "") -> tuple[int, ...]:
         """Parameters of a run's host factor: a host that is named has one, from which its runs differ little."""
-        if not host:
+        if not hosts.known(host):
             return (self._deviation(("run", run), RUN),)
         known = hosts.find(host)
         named = self._add(("named host", known.name), known.log_factor, max(known.log_std, NAMED_HOST))

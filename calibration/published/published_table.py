@@ -170,8 +170,15 @@ def read_all(
     parts = [part for part in parts if len(part)]
     if not parts:
         raise TableError(f"No row of the tables can be used. {' '.join(notes)}")
-    merged, weight, more = _without_repeats(pd.concat(parts, ignore_index=True))
+    merged, weight, more = _without_repeats(_one_name_each(pd.concat(parts, ignore_index=True)))
     return PublishedTable(merged, weight, (*notes, *more))
+
+
+def _one_name_each(cells: pd.DataFrame) -> pd.DataFrame:
+    """The rows, every GPU under the first of the names that the tables have for it."""
+    names: dict[str, str] = {}
+    first = {name: names.setdefault(gpus.spec(name).name, name) for name in cells["device"].unique() if gpus.known(name)}
+    return cells.assign(device=cells["device"].replace(first))
 
 
 def names_gpus(source: tables.Source) -> bool:
