@@ -153,10 +153,10 @@ DEFAULTS: dict[str, str | int | float] = {
 """What `complete` puts where an outside table is silent."""
 
 
-def check(frame: pd.DataFrame, schema: Schema, numbers: Sequence[int] = ()) -> pd.DataFrame:
+def check(frame: pd.DataFrame, schema: Schema, rows: Sequence[int] = ()) -> pd.DataFrame:
     """A copy with columns in order and typed, or an error that names the column, the row and the fix.
 
-    `numbers` are those of the rows where they came from; default: 1, 2, 3, and so on.
+    `rows` are their numbers where they came from; default: 1, 2, 3, and so on.
 
     >>> needs = Schema("list", {"model": Column("text"), "batch": Column("count")}, {})
     >>> check(pd.DataFrame({"model": ["bert"]}), needs)
@@ -172,7 +172,7 @@ def check(frame: pd.DataFrame, schema: Schema, numbers: Sequence[int] = ()) -> p
         column = schema.column(name)
         assert column is not None  # _check_columns refused every other name
         excused = failed if name == "latency_s" else np.zeros(len(frame), bool)
-        typed[name] = _typed(frame[name].reset_index(drop=True), name, column, excused, schema.title, numbers)
+        typed[name] = _typed(frame[name].reset_index(drop=True), name, column, excused, schema.title, rows)
     return pd.DataFrame(typed, columns=order)
 
 
@@ -356,7 +356,7 @@ def _check_columns(frame: pd.DataFrame, schema: Schema) -> None:
 
 
 def _typed(
-    values: pd.Series, name: str, column: Column, excused: np.ndarray, title: str, numbers: Sequence[int]
+    values: pd.Series, name: str, column: Column, excused: np.ndarray, title: str, rows: Sequence[int]
 ) -> pd.Series:
     text = values.map(lambda value: "" if pd.isna(value) else str(value).strip()).astype(object)
     if column.kind == "text":
@@ -372,7 +372,7 @@ def _typed(
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
         raise TableError(
-            f"The {title} has {text.iloc[where]!r} as {name} in row {numbers[where] if numbers else where + 1}. "
+            f"The {title} has {text.iloc[where]!r} as {name} in row {rows[where] if rows else where + 1}. "
             f"Put {_wanted(column)} there, or remove the row."
         )
     return numbers.astype(np.int64) if column.kind == "count" else numbers

@@ -7,7 +7,6 @@ judges. Nothing is fitted but, where it is asked for, one factor for each host.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -86,12 +85,13 @@ def _traced(
     wanted = [key for key, reason in zip(keys, reasons, strict=True) if not reason]
     traced = published_table.trace_all(wanted, progress=progress, lacking=lacking)
     reasons = [reason or lacking.get(key.model, "") for key, reason in zip(keys, reasons, strict=True)]
-    out = np.array([bool(reason) for reason in reasons])
+    out = np.array(reasons) != ""
     notes += left_out(cells["model"][out].tolist(), [f"{profile.name}: {reason}" for reason in reasons if reason])
     usable = cells[~out].reset_index(drop=True)
     graphs = {
         graph_key(cell)._replace(runtime=EAGER): traced[key]
-        for cell, key in zip(usable.to_dict("records"), np.array(keys, object)[~out], strict=True)
+        for cell, key, reason in zip(cells.to_dict("records"), keys, reasons, strict=True)
+        if not reason
     }
     return graphs, usable
 

@@ -65,7 +65,9 @@ def load(path: str | os.PathLike[str]) -> TableMapping:
     except OSError as error:
         raise TableError(f"cannot read the mapping {path}: {error.strerror or error}. Give a JSON file.") from None
     except msgspec.DecodeError as error:
-        raise TableError(f"{path} is not a mapping: {error}. See docs/profile-format.md for what stands in one.") from None
+        raise TableError(
+            f"{path} is not a mapping: {error}. See docs/profile-format.md for what stands in one."
+        ) from None
     for number, rule in enumerate(mapping.rules, 1):
         for column, pattern in rule.where.items():
             try:
@@ -115,17 +117,19 @@ def _ruled(mapping: TableMapping, given: dict[str, str], where: str) -> tuple[di
         if any(match is None for match in matches):
             continue
         known = given | {key: value or "" for match in matches if match for key, value in match.groupdict().items()}
-        reason = rule.omit or reason
-        for column, template in rule.set.items():
-            try:
-                made[column] = template.format_map(known).strip()
-            except (KeyError, IndexError, ValueError) as error:
-                near = difflib.get_close_matches(str(error).strip("'"), list(known), n=1)
-                hint = f" Did you mean {near[0]}?" if near else ""
-                raise TableError(
-                    f"{where}: the mapping sets {column} to {template!r}, of which the row has no {error}.{hint}"
-                ) from None
+        made |= {column: _filled(template, known, f"{where}, column {column}") for column, template in rule.set.items()}
+        reason = _filled(rule.omit, known, where) or reason
     return made, reason
+
+
+def _filled(template: str, known: dict[str, str], where: str) -> str:
+    """A template with what a row has in the place of names in braces."""
+    try:
+        return template.format_map(known).strip()
+    except (KeyError, IndexError, ValueError) as error:
+        near = difflib.get_close_matches(str(error).strip("'"), list(known), n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise TableError(f"{where}: the row has no {error} for the mapping's {template!r}.{hint}") from None
 
 
 @lru_cache(1 << 16)

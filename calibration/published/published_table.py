@@ -27,11 +27,11 @@ import latpred
 from latpred import tables
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
-from latpred.errors import LatpredError, MissingPackageError, TableError, UnknownGpuError, UnknownModelError
+from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
 from latpred.graph.graph import ModelGraph
 from latpred.profile import gpus
 from latpred.runtimes import graph_store
-from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
+from latpred.runtimes.legacy_torch import TORCH_1_12, as_run_in, attention_of
 
 MODELS = {
     "albert": "albert-base-v2",
@@ -73,13 +73,12 @@ CONTRADICTION = 10.0
 UNITS_APART = 100.0  # times as long as at a larger batch: another unit
 
 
-_ERAS = {"0": TORCH_1_12, "1": TORCH_1_12}  # by the first number of the version
 _SETUP = {"memory_format": "contiguous", "attention": "", "host": ""}
 _WORDS = {
     "precision": ("fp32", "tf32", "fp16", "bf16", "fp64", "amp-fp16", "amp-bf16"),
     "protocol": ("single", "pipelined"),
     "memory_format": ("contiguous", "channels_last"),
-    "attention": ("", "eager", "sdpa"),
+    "attention": ("eager", "sdpa"),
 }
 
 
@@ -120,18 +119,19 @@ class PublishedTable:
         """What is in it, a sentence for each source, GPU and runtime."""
         return [
             f"{count:,} rows of {source} on {device} in {runtime}"
-            for (source, device, runtime), count in self.cells.groupby([tables.SOURCE, "device", "runtime"]).size().items()
+            for (source, device, runtime), count in self.cells.groupby([tables.SOURCE, "device", "runtime"])
+            .size()
+            .items()
         ]
 
 
 def eras(stack: pd.Series) -> list[str]:
-    """Of each row of the column stack: which PyTorch ran it; "" where nobody says.
+    """Of each row of the column stack: which PyTorch ran it.
 
     >>> eras(pd.Series(["torch=1.13 cuda=11.7", "torch=2.4 cuda=12.4", ""]))
-    ['torch-1.12', 'torch-2', '']
+    ['torch-1.12', '', '']
     """
-    major = stack.astype(str).str.extract(r"torch=(\d+)\.", expand=False)
-    return [_ERAS.get(one, TORCH_2) if isinstance(one, str) else "" for one in major]
+    return [TORCH_1_12 if re.search(r"torch=[01]\.", str(one)) else "" for one in stack]
 
 
 def read(source: tables.Source | PublishedTable) -> PublishedTable:
@@ -175,10 +175,12 @@ def read_all(
 
 
 def _one_name_each(cells: pd.DataFrame) -> pd.DataFrame:
-    """The rows, every GPU under the first of the names that the tables have for it."""
-    names: dict[str, str] = {}
-    first = {name: names.setdefault(gpus.spec(name).name, name) for name in cells["device"].unique() if gpus.known(name)}
-    return cells.assign(device=cells["device"].replace(first))
+    """Every GPU by the first of its names that the rows use."""
+    first: dict[str, str] = {}
+    names = {name: name for name in cells["device"].unique()}
+    for name in filter(gpus.known, names):
+        names[name] = first.setdefault(gpus.spec(name).name, name)
+    return cells.assign(device=cells["device"].map(names))
 
 
 def names_gpus(source: tables.Source) -> bool:
@@ -215,18 +217,22 @@ def _is_published(columns: set[str]) -> bool:
 
 def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
     """Rows that a mapping made, if all of their words are known and no curve falls as a change of units would."""
-    for column, words in {**_WORDS, "device": None}.items():
-        for number, word in zip(numbers, cells.get(column, ()), strict=False):
-            where = f"{name}, row {number}, column {column}"
-            if words is None:
-                _demand_gpu(word, where)
-            elif word not in words and word:
+    for number, cell in zip(numbers, cells.to_dict("records"), strict=True):
+        for column, words in _WORDS.items():
+            word = str(cell.get(column, ""))
+            if word and word not in words:
                 near = difflib.get_close_matches(word, words, n=1)
                 hint = f"Did you mean {near[0]!r}? " if near else ""
                 raise TableError(
-                    f"{where}: {word!r} is not known. {hint}Let the mapping set one of {', '.join(filter(None, words))}, "
-                    "or leave the row out."
+                    f"{name}, row {number}, column {column}: {word!r} is not known. {hint}Let the mapping set one of "
+                    f"{', '.join(words)}, or leave the row out."
                 )
+        try:
+            gpus.spec(str(cell["device"]))
+        except UnknownGpuError as error:
+            raise UnknownGpuError(
+                f"{name}, row {number}, column device: {error} Let the mapping set its name, or leave its rows out."
+            ) from None
     curves = [key for key in (*tables.CURVE_KEYS, "run") if key in cells]
     for _, curve in cells.assign(number=numbers).sort_values("batch").groupby(curves, sort=False):
         highest = curve["latency_s"].cummax()
@@ -234,19 +240,12 @@ def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataF
         if len(low):
             row = low.iloc[0]
             raise TableError(
-                f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} s, "
-                f"a smaller batch of its curve {highest[row.name]:.3g} s, as if they were in different units. Correct "
-                "the unit in the mapping, or leave the row out."
+                f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} "
+                f"s, a smaller batch of its curve {highest[row.name]:.3g} s, as if they were in different units. "
+                "Correct the unit in the mapping, or leave the row out."
             )
     # Of rows whose machine nobody names, all of one run share a host.
     return cells.assign(machine=cells["run"].where(cells["machine"] == tables.DEFAULTS["machine"], cells["machine"]))
-
-
-def _demand_gpu(name: str, where: str) -> None:
-    try:
-        gpus.spec(name)
-    except UnknownGpuError as error:
-        raise UnknownGpuError(f"{where}: {error} Let the mapping set its name, or leave its rows out.") from None
 
 
 def _mapped(frame: pd.DataFrame) -> pd.DataFrame:

@@ -107,7 +107,7 @@ def _evaluate_left_out(
     """Fit a table without parts of it, and show how far off these are."""
     given = {"--device": device is not None, "--host-row": host_row, "--plot": plot is not None}
     for option in (name for name, there in given.items() if there):
-        why = "has a table for each part, and no figure" if option == "--plot" else "fits profiles from the table itself"
+        why = "has a table for each part, and no figure" if option == "--plot" else "fits profiles from the tables"
         raise UsageError(f"--leave-out {why}; leave out {option}.")
     from latpred.calibration.published.joint_fit import problem
     from latpred.calibration.published.leave_out import evaluate_left_out

@@ -39,7 +39,7 @@ BATCHES = (1, 16, 4096)
 
 @pytest.fixture
 def sheet(tmp_path: Path) -> pd.DataFrame:
-    """Latencies as the datasheets of two GPUs have them, on hosts that differ from the datasheet's by a known factor."""
+    """Latencies as the datasheets of two GPUs have them, on hosts that differ by a known factor."""
     (tmp_path / "models.py").write_text(SOURCE)
     rows = []
     for gpu in ("t4", "a100"):
@@ -84,7 +84,7 @@ def test_rows_that_nobody_can_predict_are_left_out_and_counted(sheet: pd.DataFra
     assert left_out[0].startswith("2 rows of 1 model are left out")
     assert "No runtime is called 'quickest'" in left_out[0]
     assert left_out[1].startswith("1 row of 1 model are left out (berd): ")
-    with pytest.raises(MissingPackageError, match="no row of the table can be predicted: .*quickest"):
+    with pytest.raises(MissingPackageError, match=r"no row of the table can be predicted: .*quickest"):
         evaluate(read_all([strange]))
 
 
@@ -117,4 +117,4 @@ def test_tables_are_evaluated_and_fitted_from_the_command_line(sheet: pd.DataFra
     assert "saved" in fitted.stderr, fitted.stderr
     assert run("evaluate").exit_code == 2
     refused = run("evaluate", parts[0], "--mapping", rules, "--leave-out", "model", "--host-row")
-    assert (refused.exit_code, "fits profiles from the table itself; leave out --host-row" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "fits profiles from the tables; leave out --host-row" in refused.stderr) == (2, True)
