@@ -52,18 +52,20 @@ def attention_of(era: str) -> str | None:
 
 @contextmanager
 def traced_for(era: str) -> Iterator[None]:
-    """Within it, models are traced for an era: with its attention, and eagerly for the runtimes in `REWRITTEN`."""
+    """Within it, models are traced for an era: with its attention and autocast, eagerly for runtimes in `REWRITTEN`."""
     if not era:
         yield
         return
+    from latpred.tracing.autocast import KEEPS
     from latpred.zoo.names import attention
 
-    token = _ERA.set(era)
+    token, kept = _ERA.set(era), KEEPS.set(True)
     try:
         with attention(attention_of(era)):
             yield
     finally:
         _ERA.reset(token)
+        KEEPS.reset(kept)
 
 
 def current() -> str:

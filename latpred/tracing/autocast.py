@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,9 @@ Call = tuple[OpOverload[..., Any], Sequence[Any], dict[str, Any]]
 aten = torch.ops.aten
 
 OWN = "the model enters torch.autocast in its own forward pass: its casts are those of a {} device"
+# Whether casts of weights are kept until the context ends. In inference mode the torch of today casts at each use; that
+# of other times kept what requires gradients there too, as today's does under no_grad.
+KEEPS: ContextVar[bool] = ContextVar("keeps", default=False)
 _USUAL = {"cpu": torch.bfloat16, "cuda": torch.float16}
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 # Run in the lower precision.
@@ -119,44 +123,30 @@ class Autocast:
             if device in mine:
                 self._dtype = value
 
-        def is_caching() -> bool:
-            return self._caching
-
-        def set_caching(enabled: bool) -> None:
-            self._caching = enabled
-
-        def deeper() -> int:
-            self._nesting += 1
-            return self._nesting
-
-        def back() -> int:
-            self._nesting -= 1
-            return self._nesting
-
-        def is_available(device: str) -> bool:
-            return device == "meta" or torch._C._is_autocast_available(device)
-
         # transformers leaves autocast as it is on the meta device where it would switch it off.
         def off() -> Any:
             return torch.autocast("meta", enabled=False) if self._enabled else nullcontext()
 
-        generic = sys.modules.get("transformers.utils.generic")
-        found = [
+        found: list[tuple[Any, str, Callable[..., Any]]] = [
             (torch, "is_autocast_enabled", is_enabled),
             (torch, "set_autocast_enabled", set_enabled),
             (torch, "get_autocast_dtype", dtype),
             (torch, "set_autocast_dtype", set_dtype),
-            (torch, "is_autocast_cache_enabled", is_caching),
-            (torch, "set_autocast_cache_enabled", set_caching),
-            (torch, "autocast_increment_nesting", deeper),
-            (torch, "autocast_decrement_nesting", back),
+            (torch, "is_autocast_cache_enabled", lambda: self._caching),
+            (torch, "set_autocast_cache_enabled", partial(setattr, self, "_caching")),
+            (torch, "autocast_increment_nesting", partial(self._nest, 1)),
+            (torch, "autocast_decrement_nesting", partial(self._nest, -1)),
             (torch, "clear_autocast_cache", self._casts.clear),
-            (torch.amp.autocast_mode, "is_autocast_available", is_available),
+            (torch.amp.autocast_mode, "is_autocast_available", lambda device: device in (*_USUAL, "meta")),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
             (torch.cuda, "is_bf16_supported", lambda: True),
-            (generic, "nullcontext", off),
+            (sys.modules.get("transformers.utils.generic"), "nullcontext", off),
         ]
         return [row for row in found if hasattr(row[0], row[1])]
+
+    def _nest(self, more: int) -> int:
+        self._nesting += more
+        return self._nesting
 
     def _switch(self, enabled: bool) -> None:
         self._enabled = enabled
@@ -227,9 +217,8 @@ class Autocast:
     def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if not _eligible(tensor) or tensor.dtype is dtype:
             return tensor
-        # torch asks nothing about inference mode: a weight that could be trained is kept without gradients as well.
-        kept = self._caching and dtype is self._dtype and tensor.dtype is torch.float32 and tensor.requires_grad
-        if not kept or not tensor.is_leaf or tensor._is_view():
+        kept = KEEPS.get() and self._caching and dtype is self._dtype and tensor.dtype is torch.float32
+        if not (kept and tensor.requires_grad and tensor.is_leaf) or tensor._is_view():
             return self._recorded(tensor, dtype)
         if id(tensor) not in self._casts:
             self._casts[id(tensor)] = tensor, self._recorded(tensor, dtype)
