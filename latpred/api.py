@@ -106,8 +106,9 @@ def predict(
         machine's own GPU if it was calibrated, else its CPU. A GPU without a profile is predicted from its datasheet;
         a machine without any is calibrated first, its CPU for under a minute (LATPRED_CALIBRATE=never prevents it).
     host : float or str, optional
-        Another host than the profile's: its dispatch over the profile's host's, "this" for the host that asks, or the
-        name of a host profile (`latpred calibrate --host-only`). Kernel times stay.
+        Another host than the profile's: its dispatch over the profile's host's, "this" for the host that asks, the name
+        of a host profile (`latpred calibrate --host-only`), or of a CPU that latpred knows, as in host="EPYC 7742"
+        (`latpred profiles list --hosts`). Kernel times stay.
     precision : str, optional
         fp32, tf32, fp16, bf16 or fp64; without it, that of the model's parameters. amp-fp16 or amp-bf16: weights in
         fp32, each forward pass in a `torch.autocast` of its own (eager, cuda-graphs and compile).

@@ -14,6 +14,7 @@ from profiledata import machine, profile
 
 from latpred.profile import gpus, host_profile, store
 from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
+from latpred.profile.hosts import HOSTS
 
 
 def test_profiles_without_any_of_this_machine() -> None:
@@ -63,11 +64,16 @@ def test_datasheets_are_listed() -> None:
 
 
 def test_hosts_are_listed() -> None:
-    assert "latpred calibrate --host-only" in run("profiles", "list", "--hosts").stdout
+    shown = run("profiles", "list", "--hosts").stdout
+    assert "EPYC 7742" in shown
+    assert "PassMark" in shown
     measured = (factories.machine(), factories.dispatch(), 4.0)
     host_profile.save(HostProfile("laptop", "host", HOST_SCHEMA, "2026-01-02T03:04:05+00:00", *measured))
     rows = document("profiles", "list", "--hosts")["hosts"]
-    assert [(row["name"], row["cpu"]) for row in rows] == [("laptop", "Example 9000")]
+    assert (rows[0]["name"], rows[0]["cpu"]) == ("laptop", "Example 9000")
+    assert [row["name"] for row in rows[1:]] == [host.name for host in HOSTS]
+    assert all(row["interval"][0] < row["factor"] < row["interval"][1] and row["source"] for row in rows[1:])
+    assert "measured by you, 2026-01-02" in run("profiles", "list", "--hosts").stdout
 
 
 def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import factories
 import msgspec
 import pytest
@@ -9,7 +11,7 @@ import pytest
 import latpred
 from latpred.errors import HostError, UsageError
 from latpred.prediction import host_swap
-from latpred.profile import host_profile, store
+from latpred.profile import datasheet, host_profile, hosts, store
 from latpred.profile.document import DispatchFit
 from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 
@@ -98,6 +100,63 @@ def test_a_device_profile_s_host_can_be_meant() -> None:
     assert host_swap.find("example", device_profile(dispatch())).factor == pytest.approx(2.5)
 
 
+def test_a_host_by_name_dispatches_alike_whatever_gpu_it_feeds() -> None:
+    """Each fitted GPU has a middle host of its own; these differ by a third."""
+    unnamed, named = [], []
+    for device in ("rtx-3090", "rtx-2080ti"):
+        plain = latpred.predict("resnet-18", device=device)
+        found = latpred.predict("resnet-18", device=device, host="AMD EPYC 7742 64-Core Processor")
+        assert found.compute_ms == pytest.approx(plain.compute_ms)
+        assert "EPYC 7742 (measured in published latencies)" in found.provenance.caveats[0]
+        unnamed.append(plain.overhead_ms)
+        named.append(found.overhead_ms)
+    assert unnamed[0] < 0.8 * unnamed[1]
+    assert named[0] == pytest.approx(named[1], rel=1e-3)
+    factor = host_swap.find("EPYC 7742", store.load("a100")).factor
+    assert factor == pytest.approx(hosts.find("EPYC 7742").factor)
+
+
+def test_the_interval_of_a_named_host_covers_what_its_factor_leaves_open() -> None:
+    profile, row = store.load("rtx-8000"), hosts.find("EPYC 7742")
+    swapped = host_swap.swapped(profile, host_swap.find("EPYC 7742", profile))
+    assert {fit.host_spread for fit in swapped.runtimes.values()} == {row.log_std}
+    assert row.log_std < profile.runtimes["eager"].host_spread
+
+
+def test_a_user_s_own_name_comes_first() -> None:
+    measured("EPYC 7742", dispatch(1.7))
+    assert host_swap.find("EPYC 7742", device_profile(dispatch())).factor == pytest.approx(1.7)
+
+
+def test_a_measured_profile_is_compared_by_its_own_cpu() -> None:
+    profile = device_profile(dispatch())
+    with pytest.raises(HostError, match=r"Example 9000\) is not among the known hosts.*--host 1\.3"):
+        host_swap.find("EPYC 7742", profile)
+    known = msgspec.structs.replace(profile, machine=factories.machine(cpu="Intel(R) Xeon(R) CPU E5-2698 v4 @ 2.20GHz"))
+    swap = host_swap.find("g4dn", known)
+    mine, theirs = hosts.find("g4dn"), hosts.find("DGX-1")
+    assert swap.factor == pytest.approx(mine.factor / theirs.factor)
+    assert swap.log_std == pytest.approx(math.hypot(mine.log_std, theirs.log_std))
+
+
+def test_an_unnamed_host_is_said_where_a_host_may_set_the_latency() -> None:
+    def said(batch: int = 1, **asked: object) -> str:
+        found = latpred.predict("resnet-18", batch=batch, device="rtx-8000", **asked)
+        return " | ".join(caveat for caveat in found.provenance.caveats if "--host" in caveat)
+
+    caveat = said()
+    assert caveat.startswith("dispatch is that of the middle of 17 published hosts; hosts known by name take ")
+    low, high = hosts.span()
+    level = store.load("rtx-8000").runtimes["eager"].fixed_us / datasheet.shared().dispatch.fixed_us
+    assert f"take {low / level:.1f} to {high / level:.1f} times as long" in caveat
+    assert said(batch=[1, 512]) == caveat
+    assert not said(batch=512)
+    assert not said(runtime="cuda-graphs")
+    assert not said(host=1.0)
+    assert not said(host="EPYC 7742")
+    assert "middle of the published hosts" in latpred.predict("resnet-18", device="a100").provenance.caveats[0]
+
+
 def test_factors_and_names_that_are_none() -> None:
     profile = device_profile(dispatch())
     for wrong in (0.0, -1.0, "nan", 1e6):
@@ -106,6 +165,8 @@ def test_factors_and_names_that_are_none() -> None:
     measured("old-server", dispatch(1.7))
     with pytest.raises(HostError, match=r"'old-sever'\. Did you mean old-server\?"):
         host_swap.find("old-sever", profile)
+    with pytest.raises(HostError, match=r"'EPYC 7743'\. Did you mean .*EPYC 7742.*--host 1\.3.*calibrate --host-only"):
+        host_swap.find("EPYC 7743", profile)
     with pytest.raises(HostError, match="share 3 dispatch classes"):
         host_swap.ratio(msgspec.structs.replace(dispatch(), costs_us={"view.transpose": 1.0}), dispatch(), quiet=True)
 

@@ -150,7 +150,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     ),
     "host": click.option(
         "--host",
-        help="Another host: its dispatch over the profile's host's, as 1.3, or a measured one's name, or this.",
+        help="Another host: its dispatch over the profile's host's, as 1.3, a CPU's or measured host's name, or this.",
     ),
     "memory_format": click.option(
         "--channels-last",

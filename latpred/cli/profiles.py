@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from latpred.profile.document import DeviceProfile
     from latpred.profile.gpus import Spec
     from latpred.profile.host_profile import HostProfile
+    from latpred.profile.hosts import HostRow
     from latpred.profile.store import Entry
 
 _NO_HEADS = ("", " ", "  ")
@@ -28,9 +30,9 @@ def profiles() -> None:
     """List, show and locate device profiles."""
 
 
-@profiles.command(name="list", epilog=examples("latpred profiles list --json", "latpred profiles list --datasheets"))
+@profiles.command(name="list", epilog=examples("latpred profiles list --json", "latpred profiles list --hosts"))
 @click.option("--datasheets", is_flag=True, help="List the GPUs that are known from their datasheets instead.")
-@click.option("--hosts", is_flag=True, help="List the hosts whose dispatch was measured alone instead.")
+@click.option("--hosts", is_flag=True, help="List the hosts that --host knows by name instead: yours, and CPUs.")
 @output_options
 def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
     """List the profiles calibrated here and those shipped."""
@@ -38,13 +40,10 @@ def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
         from latpred.profile.gpus import SPECS
 
         columns = ("name", "sms", "memory_gib", "gb_per_s", "fp32_tmacs", "fp16_tmacs", "year")
-        _emit_rows("datasheets", [_datasheet_fields(spec) for spec in SPECS], columns, output)
+        rows = [_datasheet_fields(spec) for spec in SPECS]
+        _emit_rows("datasheets", rows, table_of(rows, columns), output)
     elif hosts:
-        from latpred.profile import host_profile
-
-        rows = [host_fields(host) for host in host_profile.listing()]
-        nothing = "no host was measured yet; measure this one with: latpred calibrate --host-only"
-        _emit_rows("hosts", rows, ("name", "cpu", "measured"), output, note="" if rows else nothing)
+        _list_hosts(output)
     else:
         from latpred.profile.store import directory, listing
 
@@ -66,13 +65,40 @@ def list_profiles(datasheets: bool, hosts: bool, output: Output) -> None:
         )
 
 
-def _emit_rows(name: str, rows: list[dict[str, Any]], columns: tuple[str, ...], output: Output, note: str = "") -> None:
-    """Print some columns of rows, all of which JSON and CSV give."""
+def _list_hosts(output: Output) -> None:
+    """Print hosts that this user measured, then those that others' figures tell of."""
+    from latpred.profile import host_profile
+    from latpred.profile.hosts import HOSTS
+
+    rows = [*map(host_fields, host_profile.listing()), *map(_known_host_fields, HOSTS)]
+    heads = ("name", "factor", "90 % interval", "basis", "source")
+    table = Table(heads, [_host_row(row) for row in rows], left=("name", "basis", "source"), folded=heads)
+    _emit_rows("hosts", rows, table, output)
+
+
+def _host_row(fields: dict[str, Any]) -> tuple[str, ...]:
+    if "factor" not in fields:
+        return fields["name"], "", "", f"measured by you, {fields['measured']}", fields["cpu"]
+    low, high = fields["interval"]
+    return fields["name"], f"{fields['factor']:.2f}", f"{low:.2f} to {high:.2f}", fields["basis"], fields["source"]
+
+
+def _known_host_fields(host: HostRow) -> dict[str, Any]:
+    from latpred.prediction.clocks import Z90
+
+    names = ("name", "architecture", "year", "factor", "log_std", "basis", "source", "boost_ghz", "rating", "aliases")
+    ratio = math.exp(Z90 * host.log_std)
+    interval = [host.factor / ratio, host.factor * ratio]
+    return {**{name: getattr(host, name) for name in names}, "interval": interval}
+
+
+def _emit_rows(name: str, rows: list[dict[str, Any]], table: Table, output: Output) -> None:
+    """Print a table of rows, all of which JSON and CSV give."""
     emit(
         output,
         document=lambda: {"schema": f"latpred.{name}/1", name: rows},
         rows=lambda: rows,
-        page=lambda: Page("", [table_of(rows, columns), note]),
+        page=lambda: Page("", [table]),
     )
 
 

@@ -6,7 +6,6 @@ A machine that has no profile yet is calibrated where no device is named (`LATPR
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -228,22 +227,11 @@ def _threads_now() -> int:
 
 
 def _fitted(profile: DeviceProfile, swapped: bool) -> str:
-    """Where the latencies come from that a profile was fitted to, and what that says of the host that asks."""
-    machine = profile.machine
+    """Where the latencies come from that a profile was fitted to."""
+    of = f"fitted to published latencies of a {profile.machine.accelerator}"
     if swapped:
-        return f"kernel times were fitted to published latencies of a {machine.accelerator}"
-    if ADAPTED in profile.protocol:
-        return f"fitted to published latencies of a {machine.accelerator}, then adapted to those measured on one host"
-    hosts = re.match(r"\D*(\d+) published hosts", machine.cpu)
-    if hosts is None:
-        return (
-            f"fitted to published latencies of a {machine.accelerator} on one host: dispatch is that host's; give "
-            "yours with --host"
-        )
-    return (
-        f"fitted to published latencies of a {machine.accelerator} on {hosts[1]} hosts: dispatch is that of the median "
-        "host, and the interval covers all of them; give yours with --host"
-    )
+        return f"kernel times were {of}"
+    return f"{of}, then adapted to those measured on one host" if ADAPTED in profile.protocol else of
 
 
 def _version(package: str) -> str:

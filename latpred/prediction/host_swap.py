@@ -1,12 +1,14 @@
-"""Swaps the host of a profile: its dispatch costs are scaled by a measured factor, its kernels stay as they are.
+"""Swaps the host of a profile: its dispatch costs are scaled by a factor, its kernels stay as they are.
 
-A factor comes as a number, or from two hosts whose dispatch was measured. Nothing is measured here.
+A factor comes as a number, from two hosts whose dispatch was measured, or from the table of known hosts. Nothing is
+measured here.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -15,8 +17,8 @@ import numpy as np
 from latpred.errors import HostError, NoProfileError, UsageError
 from latpred.ops.families import root
 from latpred.prediction.pricing import host_cost
-from latpred.profile import host_profile, store
-from latpred.profile.document import DeviceProfile, DispatchFit
+from latpred.profile import datasheet, host_profile, hosts, store
+from latpred.profile.document import ADAPTED, FITTED, HOST, DeviceProfile, DispatchFit
 from latpred.profile.store import Owner, owner
 
 THIS = "this"
@@ -27,6 +29,7 @@ SMALLEST, LARGEST = 0.05, 20.0
 # Standard deviations of a log factor: of a given number, and of what one factor for all classes leaves out.
 NUMBER_LOG_STD = 0.10
 LEAST_LOG_STD = 0.05
+_UNKNOWN_HOST = (FITTED, datasheet.PROVENANCE)  # provenances whose dispatch is that of a middle host
 
 
 class Swap(NamedTuple):
@@ -50,9 +53,10 @@ class Swap(NamedTuple):
 
 
 def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
-    """What `--host` stands for: a factor, "this" for the host that asks, or the name or file of a measured one.
+    """What `--host` stands for: a factor, "this" for the host that asks, a measured one's name or file, or a CPU's name.
 
-    A factor is this host's dispatch over the profile's. Of a device profile its host is meant.
+    A factor is this host's dispatch over the profile's. Of a device profile its host is meant. Names that the user gave
+    come before those of `latpred.profile.hosts`.
 
     >>> find(1.3, profile).factor  # doctest: +SKIP
     1.3
@@ -66,7 +70,10 @@ def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
             )
         return Swap(number, NUMBER_LOG_STD, "a host of the factor given")
     name = str(host) if isinstance(host, str | float) else os.fspath(host)
-    dispatch, label = _measured(name)
+    measured = _measured(name)
+    if measured is None:
+        return _published(name, profile)
+    dispatch, label = measured
     factor, log_std = ratio(dispatch, _eager(profile), quiet=profile.device.asynchronous)
     return Swap(factor, log_std, label)
 
@@ -102,7 +109,55 @@ def ratio(host: DispatchFit, other: DispatchFit, *, quiet: bool) -> tuple[float,
 def swapped(profile: DeviceProfile, swap: Swap) -> DeviceProfile:
     """The profile on another host: dispatch of every runtime scaled, intervals as wide as the factor may be off."""
     runtimes = {name: _scaled(fit, swap) for name, fit in profile.runtimes.items()}
-    return msgspec.structs.replace(profile, runtimes=runtimes)
+    return msgspec.structs.replace(profile, runtimes=runtimes, protocol={**profile.protocol, HOST: swap.label})
+
+
+class Unnamed(NamedTuple):
+    """A host that nobody named.
+
+    caveat : what a prediction says of it where it matters. slowest : the slowest host known, over it.
+    """
+
+    caveat: str
+    slowest: float
+
+
+def unnamed(profile: DeviceProfile) -> Unnamed | None:
+    """The host of a profile that many hosts may stand behind; None where it is known which."""
+    if profile.provenance not in _UNKNOWN_HOST or ADAPTED in profile.protocol or HOST in profile.protocol:
+        return None
+    level, _ = _level(profile)
+    fastest, slowest = (factor / level for factor in hosts.span())
+    count = re.match(r"\d+ published hosts", profile.machine.cpu)
+    many = count is not None or profile.provenance == datasheet.PROVENANCE
+    which = f"the middle of {count[0] if count else 'the published hosts'}" if many else "one published host"
+    caveat = (
+        f"dispatch is that of {which}; hosts known by name take {fastest:.1f} to {slowest:.1f} times as long: name yours "
+        "with --host"
+    )
+    return Unnamed(caveat, slowest)
+
+
+def _published(name: str, profile: DeviceProfile) -> Swap:
+    """A host that the table of hosts knows."""
+    host, (level, log_std) = hosts.find(name), _level(profile)
+    return Swap(host.factor / level, math.hypot(host.log_std, log_std), f"{host.name} ({host.basis_text})")
+
+
+def _level(profile: DeviceProfile) -> tuple[float, float]:
+    """Dispatch of a profile's host over that of the reference host, and the standard deviation of its log."""
+    if profile.provenance in _UNKNOWN_HOST:
+        own, reference = _eager(profile), datasheet.shared().dispatch
+        shared = [own.costs_us[name] / us for name, us in reference.costs_us.items() if own.costs_us.get(name)]
+        return float(np.median(shared)) * own.scale, 0.0
+    if not hosts.known(profile.machine.cpu):
+        raise HostError(
+            f"profile {profile.name!r} was measured on a host whose CPU ({profile.machine.cpu}) is not among the known "
+            "hosts, so it cannot be compared with them. Give the factor itself, as in --host 1.3, or measure the other "
+            "host where it is: latpred calibrate --host-only"
+        )
+    host = hosts.find(profile.machine.cpu)
+    return host.factor, host.log_std
 
 
 def _scaled(fit: DispatchFit, swap: Swap) -> DispatchFit:
@@ -123,8 +178,8 @@ def _number(host: float | str | os.PathLike[str]) -> float | None:
         return None
 
 
-def _measured(name: str) -> tuple[DispatchFit, str]:
-    """A host's dispatch by name, and what to call it."""
+def _measured(name: str) -> tuple[DispatchFit, str] | None:
+    """A host's dispatch by name, and what to call it; None where the table of hosts alone knows it."""
     if name == THIS:
         return _this()
     if name in host_profile.names() or name.endswith(host_profile.SUFFIX) or os.sep in name:
@@ -133,6 +188,8 @@ def _measured(name: str) -> tuple[DispatchFit, str]:
     if any(entry.name == name and entry.profile is not None for entry in store.listing()):
         device = store.load(name)
         return _eager(device), f"that of profile {name} ({device.machine.cpu})"
+    if hosts.known(name):
+        return None
     return host_profile.load(name).dispatch, name  # raises, with what is near
 
 

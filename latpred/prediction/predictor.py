@@ -21,7 +21,7 @@ from latpred.graph.attention import attended
 from latpred.graph.features import Floats
 from latpred.graph.graph import Coverage, Ints, ModelGraph, Schedule
 from latpred.host import SAME, Slowdown
-from latpred.prediction import clocks, fallbacks
+from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, first_true
 from latpred.prediction.fallbacks import least_log_std
 from latpred.prediction.kernel_times import resident_share
@@ -270,13 +270,11 @@ class Predictor:
     def _curve(self, graph: ModelGraph, sizes: Sequence[int], options: Options) -> Curve:
         """The curve of one graph that serves all of its batches."""
         points: dict[int, Prediction] = {}
-        setting: Setting | None = None
         batches = np.array(sizes, dtype=np.int64)
-        for positions, passes in self._passes(graph, batches, options):
-            if setting is None:
-                setting = self._setting(graph, options, passes.priced)
+        served = list(self._passes(graph, batches, options))
+        setting = self._setting(graph, options, [passes for _, passes in served])
+        for positions, passes in served:
             points |= zip(positions, self._points(setting, graph, passes, batches[positions]), strict=True)
-        assert setting is not None
         return Curve(setting, tuple(points[position] for position in range(len(sizes))))
 
     def _samples(self, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> CurveSamples:
@@ -383,8 +381,8 @@ class Predictor:
                 ),
             )
 
-    def _setting(self, graph: ModelGraph, options: Options, priced: Priced) -> Setting:
-        profile, runtime = self.profile, options.runtime
+    def _setting(self, graph: ModelGraph, options: Options, served: Sequence[_Passes]) -> Setting:
+        profile, runtime, priced = self.profile, options.runtime, served[0].priced
         estimated = () if runtime in self.given.runtimes else (fallbacks.caveat(runtime),)
         return Setting(
             model=graph.model,
@@ -400,10 +398,27 @@ class Predictor:
                 source=f"{profile.provenance}, adapted" if ADAPTED in profile.protocol else profile.provenance,
                 created=profile.created,
                 machine=profile.machine,
-                caveats=(*self.caveats, *_caveats(profile, graph, runtime, priced), *estimated),
+                caveats=(
+                    *self.caveats,
+                    *self._host_caveat(served),
+                    *_caveats(profile, graph, runtime, priced),
+                    *estimated,
+                ),
             ),
             thresholds=BatchThresholds(lambda batches, shift: self._samples(graph, batches, options, shift)),
         )
+
+    def _host_caveat(self, served: Sequence[_Passes]) -> list[str]:
+        """Whose dispatch it is, where nobody said and a host would set one of the latencies."""
+        host = self._unnamed_host
+        if host is None:
+            return []
+        slow = any((passes.overhead_us * host.slowest > passes.compute_us).any() for passes in served)
+        return [host.caveat] if slow else []
+
+    @cached_property
+    def _unnamed_host(self) -> host_swap.Unnamed | None:
+        return host_swap.unnamed(self.given)
 
 
 @lru_cache(maxsize=_MOST_UNPICKLED)

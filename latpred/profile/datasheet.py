@@ -71,7 +71,7 @@ def macs_per_us(gpu: Spec, mode: str) -> float:
 
 
 PROVENANCE = "datasheet"
-CAVEAT = "nothing was measured: datasheet peaks with typical efficiencies, and dispatch of a typical server CPU"
+CAVEAT = "nothing was measured: datasheet peaks with typical efficiencies"
 ADVICE = "latpred calibrate on a machine that has one"
 
 LAUNCH_US, SYNC_US = 5.0, 10.0

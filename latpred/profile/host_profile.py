@@ -14,6 +14,7 @@ import msgspec
 
 from latpred import storage
 from latpred.errors import HostError
+from latpred.profile import hosts
 from latpred.profile.document import DispatchFit, Machine
 
 HOST_SCHEMA = 1
@@ -99,7 +100,9 @@ def save(profile: HostProfile) -> Path:
 
 
 def _unknown(name: str) -> str:
-    known = names()
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"Did you mean {', '.join(near)}?" if near else f"There are: {', '.join(known) or 'none'}."
-    return f"no host profile is called {name!r}. {hint} Measure this host with: latpred calibrate --host-only"
+    near = (*difflib.get_close_matches(name, names(), n=3, cutoff=0.5), *hosts.nearest(name))
+    hint = f"Did you mean {', '.join(near[:3])}?" if near else "latpred profiles list --hosts names those known."
+    return (
+        f"no host is called {name!r}. {hint} Give its factor, as in --host 1.3, or measure it where it is: "
+        "latpred calibrate --host-only"
+    )

@@ -32,34 +32,35 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ----------
     name : str
         The maker's, without "Intel" or "AMD".
-    core, year : str, int
+    architecture, year : str, int
         Microarchitecture, and when the CPU came out.
-    boost_ghz : float
-        Highest clock of one core; 0 where the maker does not say.
-    rating, rating_source : float, str
-        PassMark's single-thread rating, and who published it; 0 where nobody did.
-    rating_per_ghz : float
+    boost_ghz : float or None
+        Highest clock of one core; None where the maker does not say.
+    rating, rating_source : float or None, str
+        PassMark's single-thread rating, and who published it; None where no publication was found.
+    rating_per_ghz : float or None
         In place of a rating: that of a CPU with the same core, over its clock.
     factor : float
         Its dispatch over that of the reference host.
     log_std : float
         Standard deviation of the factor's logarithm.
-    basis : str
-        What the factor rests on: "measured", "rating", or "clock" where there is no rating either.
+    basis, measured_in : str, str
+        What the factor rests on: "measured", with whose latencies, "rating", or "clock" where there is no rating either.
     aliases : tuple[str, ...]
         Other names that find it: machines and cloud instances that have this CPU.
     """
 
     name: str
-    core: str
+    architecture: str
     year: int
     rating_source: str
     factor: float
     log_std: float
     basis: str
-    boost_ghz: float = 0.0
-    rating: float = 0.0
-    rating_per_ghz: float = 0.0
+    boost_ghz: float | None = None
+    rating: float | None = None
+    rating_per_ghz: float | None = None
+    measured_in: str = ""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -70,7 +71,12 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def speed(self) -> float:
         """The rating, or what stands for it."""
-        return self.rating or self.rating_per_ghz * self.boost_ghz
+        return self.rating or (self.rating_per_ghz or 0.0) * (self.boost_ghz or 0.0)
+
+    @property
+    def source(self) -> str:
+        """Who published what the factor rests on."""
+        return self.measured_in or self.rating_source
 
     @property
     def basis_text(self) -> str:
@@ -88,7 +94,7 @@ def find(name: str) -> HostRow:
     if host is None:
         close = nearest(name)
         hint = f"Did you mean {', '.join(close)}?" if close else "latpred profiles list --hosts names those known."
-        raise HostError(f"no host is called {name!r}. {hint} A factor will do as well, as in --host 1.3.")
+        raise HostError(f"no host is called {name!r}. {hint}")
     return host
 
 

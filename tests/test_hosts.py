@@ -1,0 +1,94 @@
+"""Hosts by name: found as makers, kernels, papers and clouds write them, with figures that agree with each other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from latpred.errors import HostError
+from latpred.profile import hosts
+from latpred.profile.hosts import HOSTS, HostRow
+
+EACH = pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("EPYC 7742", "EPYC 7742"),
+        ("amd epyc-7742", "EPYC 7742"),
+        ("AMD EPYC 7742 64-Core Processor", "EPYC 7742"),
+        ("DGX A100 (datasheet: 2x EPYC 7742)", "EPYC 7742"),
+        ("Intel(R) Xeon(R) CPU E5-2698 v4 @ 2.20GHz", "Xeon E5-2698 v4"),
+        ("DGX-1", "Xeon E5-2698 v4"),
+        ("Intel(R) Xeon(R) CPU E5-2670 0 @ 2.60GHz", "Xeon E5-2670"),
+        ("xeon e5 2670 V2", "Xeon E5-2670 v2"),
+        ("AWS g4dn.metal (2x Xeon Platinum 8259CL)", "Xeon Platinum 8259CL"),
+        ("g4dn.xlarge", "Xeon Platinum 8259CL"),
+        ("Standard_NC4as_T4_v3", "EPYC 7V12"),
+        ("a2-highgpu-1g", "Xeon Platinum 8273CL"),
+        ("Intel(R) Core(TM) i9-9900K CPU @ 3.60GHz", "Core i9-9900K"),
+        ("13th Gen Intel(R) Core(TM) i9-13900K", "Core i9-13900K"),
+        ("AMD Ryzen 9 5950X 16-Core Processor", "Ryzen 9 5950X"),
+        ("AMD Ryzen Threadripper 3970X 32-Core Processor", "Ryzen Threadripper 3970X"),
+        ("Intel(R) Xeon(R) Platinum 8480C", "Xeon Platinum 8480+"),
+    ],
+)
+def test_a_host_has_many_names(asked: str, name: str) -> None:
+    assert hosts.find(asked).name == name
+    assert hosts.known(asked)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["Xeon E5-2670 v3", "Ryzen 9 7950X3D", "Intel(R) Xeon(R) CPU @ 2.20GHz", "AMD EPYC", "12-core Intel CPU", ""],
+)
+def test_what_only_looks_like_a_host_is_none(asked: str) -> None:
+    assert not hosts.known(asked)
+
+
+def test_an_unknown_host_is_told_what_is_near() -> None:
+    with pytest.raises(HostError, match=r"'EPYC 7743'\. Did you mean .*EPYC 7742"):
+        hosts.find("EPYC 7743")
+    with pytest.raises(HostError, match="latpred profiles list --hosts"):
+        hosts.find("a toaster")
+
+
+def test_no_name_stands_for_two_hosts() -> None:
+    for host in HOSTS:
+        assert {hosts.find(name).name for name in (host.name, *host.aliases)} == {host.name}
+
+
+@EACH
+def test_what_a_factor_rests_on_is_there(host: HostRow) -> None:
+    assert host.basis_text
+    assert (host.basis == "measured") == bool(host.measured_in)
+    assert host.source
+    assert (host.rating is None) == (host.rating_per_ghz is not None)
+    if host.rating is None:
+        assert host.boost_ghz
+        assert host.basis in ("clock", "measured")
+    assert 1000 < host.speed < 5000
+    assert 2010 < host.year < 2030
+    assert host.boost_ghz is None or 2.5 < host.boost_ghz < 6.5
+
+
+@EACH
+def test_factors_are_those_of_hosts(host: HostRow) -> None:
+    low, high = hosts.span()
+    assert 0.3 < low <= host.factor <= high < 3.0
+    assert host.log_factor == pytest.approx(math.log(host.factor))
+    assert 0.05 < host.log_std < 0.6
+
+
+def test_one_relation_gives_all_factors_that_were_not_measured() -> None:
+    """A CPU that is twice as fast takes half as long to dispatch."""
+    products = [host.factor * host.speed for host in HOSTS if host.basis != "measured"]
+    assert max(products) / min(products) < 1.02
+
+
+def test_estimates_say_how_sure_they_are() -> None:
+    spread = {host.basis: host.log_std for host in HOSTS}
+    assert 0.15 < spread["rating"] < spread["clock"]
+    assert {host.log_std for host in HOSTS if host.basis == "rating"} == {spread["rating"]}
