@@ -31,7 +31,7 @@ from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownMod
 from latpred.graph.graph import ModelGraph
 from latpred.profile import gpus
 from latpred.runtimes import graph_store
-from latpred.runtimes.legacy_torch import TORCH_1_12, as_run_in, attention_of
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
 
 MODELS = {
     "albert": "albert-base-v2",
@@ -126,12 +126,13 @@ class PublishedTable:
 
 
 def eras(stack: pd.Series) -> list[str]:
-    """Of each row of the column stack: which PyTorch ran it.
+    """Of each row of the column stack: which PyTorch ran it; "" where nobody says.
 
     >>> eras(pd.Series(["torch=1.13 cuda=11.7", "torch=2.4 cuda=12.4", ""]))
-    ['torch-1.12', '', '']
+    ['torch-1.12', 'torch-2', '']
     """
-    return [TORCH_1_12 if re.search(r"torch=[01]\.", str(one)) else "" for one in stack]
+    major = stack.astype(str).str.extract(r"torch=(\d+)\.", expand=False)
+    return [(TORCH_1_12 if one in "01" else TORCH_2) if isinstance(one, str) else "" for one in major]
 
 
 def read(source: tables.Source | PublishedTable) -> PublishedTable:
