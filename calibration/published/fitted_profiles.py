@@ -21,11 +21,12 @@ from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
 from latpred.calibration.published.joint_fit import Mask, Problem, problem
 from latpred.calibration.published.leave_out import SMALL, Accuracy, HoldoutRows
-from latpred.calibration.published.parameters import CONTIGUOUS, OTHER_HOST
+from latpred.calibration.published.parameters import OTHER_HOST
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable
 from latpred.calibration.published.row_counts import EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
 from latpred.errors import TableError
 from latpred.graph.features import Floats
+from latpred.graph.graph import CONTIGUOUS
 from latpred.ops.families import DIMS
 from latpred.prediction.clocks import Z90
 from latpred.profile import gpus

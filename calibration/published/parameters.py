@@ -25,13 +25,13 @@ from latpred.calibration.published.row_counts import (
     multiplies,
 )
 from latpred.graph.features import Floats
+from latpred.graph.graph import CONTIGUOUS
 from latpred.profile import hosts
 from latpred.profile.datasheet import PRODUCT_ONLY, log_promise, mode_of
 from latpred.profile.gpus import Spec
 
 Name = tuple[str, ...]
 DEVIATING = ("floor", "compute", "activations")  # slots in which GPUs, formats and runtimes may differ
-CONTIGUOUS = "contiguous"
 
 
 class Prior(NamedTuple):

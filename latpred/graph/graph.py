@@ -66,6 +66,7 @@ class Affine(NamedTuple):
 
 
 ZERO = Affine(0, 0)
+CONTIGUOUS = "contiguous"
 COUNTS = ("macs", "weight_bytes", "read_bytes", "write_bytes", "live_bytes")  # fields of an op that are affine in batch
 
 
@@ -151,7 +152,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     input_kind: str  # "seq", "image", "audio" or "custom"
     input_size: int  # tokens, pixels or samples; 0 for custom inputs
     precision: str  # fp32, tf32, fp16, bf16; amp-fp16 and amp-bf16 under autocast
-    memory_format: str  # contiguous or channels_last
+    memory_format: str  # `CONTIGUOUS` or channels_last
     parameters: int
     parameter_bytes: int
     input_bytes: Affine

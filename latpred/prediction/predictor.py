@@ -19,7 +19,7 @@ from latpred.caches import IdentityCache
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.attention import attended
 from latpred.graph.features import Floats
-from latpred.graph.graph import Coverage, Ints, ModelGraph, Schedule
+from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule
 from latpred.host import SAME, Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, first_true
@@ -308,8 +308,9 @@ class Predictor:
         return resident_share(graph.parameter_bytes, constant + per_sample * batch, device)
 
     def _price(self, schedule: Schedule, graph: ModelGraph, resident: float) -> Priced:
-        cache = self._priced.setdefault((graph.precision, resident), IdentityCache())
-        return cache.get(schedule, lambda new: self._prices.price(new, graph.precision, resident=resident))
+        precision = graph.precision if graph.memory_format == CONTIGUOUS else f"{graph.precision} {graph.memory_format}"
+        cache = self._priced.setdefault((precision, resident), IdentityCache())
+        return cache.get(schedule, lambda new: self._prices.price(new, precision, resident=resident))
 
     def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
         fit = self._runtime_fit(options.runtime)
@@ -468,8 +469,9 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, priced: Pr
     if untested:
         models = f"{untested} measured architecture{'s' * (untested != 1)}"
         said.append(f"corrected by {models}, too few to leave one out: nothing vouches for the correction")
-    if graph.memory_format == "channels_last" and "channels_last" not in profile.protocol.get("memory_format", ""):
-        said.append("convolutions were measured in the contiguous format: in channels_last they may differ")
+    measured = (profile.protocol.get("memory_format", ""), *profile.kernels)
+    if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
+        said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")
     said += priced.caveats
     if priced.estimated:
         names = sorted({op.name for op in graph.ops if op.estimated})

@@ -381,16 +381,22 @@ class PriceList:
             ) from None
 
     def fits(self, precision: str) -> dict[str, KernelFit]:
-        """Kernel fits of a precision, by family; an error where the profile has none."""
-        precision = AMP.get(precision, precision)
-        fits = self._profile.kernels.get(precision) or self._profile.kernels.get(STAND_INS.get(precision, precision))
+        """Kernel fits of a precision, by family; an error where the profile has none.
+
+        The precision of a model in another memory format names it, as "fp16 channels_last"; only what differs there has
+        fits of its own.
+        """
+        number_format, _, memory_format = precision.partition(" ")
+        precision = AMP.get(number_format, number_format)
+        kernels = self._profile.kernels
+        fits = kernels.get(precision) or kernels.get(STAND_INS.get(precision, precision))
         if not fits:
             known = ", ".join(self._profile.kernels) or "none"
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no kernels in {precision} (it has: {known}). "
                 "Ask for one of those, or calibrate a device that does this one well."
             )
-        return fits
+        return fits | kernels.get(f"{precision} {memory_format}", {}) if memory_format else fits
 
     def _host_us(self, schedule: Schedule, fit: DispatchFit) -> Floats:
         """What the host takes for the call itself and for each step, with the module and Python calls before it."""
@@ -425,8 +431,9 @@ class PriceList:
 
     def _fitted(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
         """The fit of a kernel's family, or of the nearest like it: the runtime's own, else the profile's."""
-        wanted = precision_of(op.dtype, precision, self._profile)
-        dispatch, fits = self.dispatch(runtime), self.fits(wanted)
+        asked, space, memory_format = precision.partition(" ")
+        wanted = precision_of(op.dtype, asked, self._profile)
+        dispatch, fits = self.dispatch(runtime), self.fits(f"{wanted}{space}{memory_format}")
         runtime_fits = dispatch.kernels.get(wanted, {})
         scale = dispatch.kernel_scales.get(root(family), dispatch.kernel_scales.get("", 1.0))
         by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
