@@ -42,7 +42,8 @@ from latpred.units import US_PER_S
 FEWEST_MODELS = 2
 NOISE = 0.12  # log error that one row may have; rows of a model err together, so it exceeds the repeat noise
 SOFT = 0.1  # log error from which on a row pulls less than quadratically
-BALANCE = 0.5  # 0 counts every row alike, 1 every model
+# 0 counts every row alike, 1 every model of a source, or every source; no row counts more or less than that.
+BALANCE, SOURCE_BALANCE, LIGHTEST, HEAVIEST = 0.35, 0.15, 0.2, 5.0
 HELD = 0.003  # standard deviation of what is as good as known
 MOST_STEPS = 40
 _MOST_TRIES = 8
@@ -97,9 +98,14 @@ class Problem:
 
     def weights(self, keep: Mask | None = None) -> Floats:
         """Weight of each row: 0 for those left out; models and sources with many rows count less for each."""
-        used = np.ones(len(self.rows), bool) if keep is None else keep
-        weights: Floats = self.table.weight * used * _balance(self.rows.model, used) * _balance(self.rows.source, used)
-        return weights * used.sum() / weights.sum()  # so that priors weigh against rows as in any other table
+        rows = self.rows
+        used = np.ones(len(rows), bool) if keep is None else keep
+        models = np.array([f"{source}, {model}" for source, model in zip(rows.source, rows.model, strict=True)], object)
+        balance = _balance(models, used, BALANCE) * _balance(rows.source, used, SOURCE_BALANCE)
+        balance = np.clip(balance / balance[used].mean(), LIGHTEST, HEAVIEST)
+        # Of mean 1, so that priors weigh against rows as in any other table.
+        weights: Floats = self.table.weight * used * balance / balance[used].mean()
+        return weights
 
     def solve(self, keep: Mask | None = None) -> Floats:
         """Parameters fitted to all rows, or to those of a mask."""
@@ -135,11 +141,11 @@ class Problem:
         return loss.lowest()
 
 
-def _balance(names: Objects, used: Mask) -> Floats:
+def _balance(names: Objects, used: Mask, power: float) -> Floats:
     """Weights by which names with many rows count less for each, those in use counted."""
     counts = Counter(names[used].tolist())
     usual = float(np.median(list(counts.values()))) if counts else 1.0
-    return np.array([(usual / max(counts.get(name, 1), 1)) ** BALANCE for name in names.tolist()])
+    return np.array([(usual / max(counts.get(name, 1), 1)) ** power for name in names.tolist()])
 
 
 class _Point(NamedTuple):

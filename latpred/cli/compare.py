@@ -59,7 +59,7 @@ def compare(predicted: Path, measured: Path, plot: Path | None, output: Output) 
 @click.option("--host-row", is_flag=True, help="Let one row of each run tell how fast its host is; others are judged.")
 @click.option(
     "--leave-out",
-    type=click.Choice(["model", "gpu", "run"]),
+    type=click.Choice(["model", "gpu", "design", "run", "source", "host"]),
     help="Fit the tables themselves without one of these at a time, and predict what was left out.",
 )
 @takes("plot")
