@@ -134,7 +134,8 @@ def _fitted_rows(table: PublishedTable) -> PublishedTable:
     runtime = table.cells["runtime"]
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
-    used = runtime.isin((EAGER, *SCRIPTED) if table.torch_version == TORCH_1_12 else (EAGER,)).to_numpy()
+    older = np.array(table.eras()) == TORCH_1_12
+    used = (runtime.isin((EAGER,)) | (runtime.isin(SCRIPTED) & older)).to_numpy()
     others = sorted(set(runtime[~used]))
     notes = (f"rows of {', '.join(others)} were left out of the profile",) if others else ()
     return replace(table.where(used), notes=(*table.notes, *notes))
@@ -224,6 +225,9 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
             kernels = _kernels(problem, own, gpu, runtime, accuracies[runtime])
             runtimes[runtime] = msgspec.structs.replace(plain, kernels=kernels)
     spread = host_spread(problem, numbers[EAGER]) if len(factors) > 1 else 0.0
+    era = _era(problem, gpu)
+    if era != TORCH_1_12:  # today's TorchScript has steps of its own
+        runtimes = {EAGER: runtimes[EAGER]}
     here = {runtime: accuracies[runtime] for runtime in runtimes}
     return DeviceProfile(
         name=spec.name,
@@ -232,7 +236,7 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         provenance=FITTED,
         machine=_machine(problem, spec, len(factors)),
         device=device_of(spec, numbers[EAGER].knee),
-        protocol=_protocol(problem.table, factors, here),
+        protocol=_protocol(problem.table, era, factors, here),
         runtimes={name: msgspec.structs.replace(fit, host_spread=spread) for name, fit in runtimes.items()},
         kernels=_kernels(problem, numbers[EAGER], gpu, EAGER, accuracies[EAGER]),
         samples=(),
@@ -326,7 +330,13 @@ def _machine(problem: Problem, spec: Spec, hosts: int) -> Machine:
     )
 
 
-def _protocol(table: PublishedTable, factors: list[float], accuracies: Accuracies) -> dict[str, str]:
+def _era(problem: Problem, gpu: str) -> str:
+    """The PyTorch that most of a GPU's eager rows are of."""
+    eras = np.array(problem.table.eras())[(problem.rows.gpu == gpu) & (problem.rows.runtime == EAGER)]
+    return max(sorted(set(eras)), key=eras.tolist().count)
+
+
+def _protocol(table: PublishedTable, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:
     low, high = min(factors) / float(np.median(factors)), max(factors) / float(np.median(factors))
     return {
         "latency": "pipelined: mean over forward passes issued back to back",
@@ -334,7 +344,7 @@ def _protocol(table: PublishedTable, factors: list[float], accuracies: Accuracie
         "source": "fitted to published end-to-end latencies; no kernel or op was timed by itself",
         "hosts": f"dispatch of the middle host; those of the table took {low:.2f} to {high:.2f} times that",
         "assumed": "launch latency, synchronisation and copies are typical values",
-        **({"era": table.torch_version} if table.torch_version else {}),
+        **({"era": era} if era else {}),
         **{
             "leave-one-model-out" if runtime == EAGER else f"leave-one-model-out, {runtime}": accuracy.text
             for runtime, accuracy in accuracies.items()
