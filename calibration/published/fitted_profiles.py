@@ -234,7 +234,7 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=FITTED,
-        machine=_machine(problem, spec, len(factors)),
+        machine=_machine(problem, gpu, len(factors)),
         device=device_of(spec, numbers[EAGER].knee),
         protocol=_protocol(problem.table, era, factors, here),
         runtimes={name: msgspec.structs.replace(fit, host_spread=spread) for name, fit in runtimes.items()},
@@ -314,9 +314,9 @@ def _kernels(
     }
 
 
-def _machine(problem: Problem, spec: Spec, hosts: int) -> Machine:
-    stacks = sorted(set(problem.table.cells["stack"].astype(str)))
-    stack = dict(re.findall(r"(\w+)=([\w.+-]+)", stacks[0])) if stacks else {}
+def _machine(problem: Problem, gpu: str, hosts: int) -> Machine:
+    spec, stacks = problem.gpus[gpu], problem.table.cells["stack"][problem.rows.gpu == gpu].astype(str)
+    stack = dict(re.findall(r"(\w+)=([\w.+-]+)", stacks.mode()[0]))
     return Machine(
         hostname_hash="",
         cpu="a published host" if hosts == 1 else f"{hosts} published hosts",
