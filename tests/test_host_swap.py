@@ -140,9 +140,9 @@ def test_a_measured_profile_is_compared_by_its_own_cpu() -> None:
 
 
 def test_an_unnamed_host_is_said_where_a_host_may_set_the_latency() -> None:
-    def said(batch: int = 1, **asked: object) -> str:
+    def said(batch: object = 1, **asked: object) -> str:
         found = latpred.predict("resnet-18", batch=batch, device="rtx-8000", **asked)
-        return " | ".join(caveat for caveat in found.provenance.caveats if "--host" in caveat)
+        return " | ".join(caveat for caveat in found.setting.provenance.caveats if "--host" in caveat)
 
     caveat = said()
     assert caveat.startswith("dispatch is that of the middle of 17 published hosts; hosts known by name take ")

@@ -68,7 +68,7 @@ def test_what_a_factor_rests_on_is_there(host: HostRow) -> None:
     assert (host.rating is None) == (host.rating_per_ghz is not None)
     if host.rating is None:
         assert host.boost_ghz
-        assert host.basis in ("clock", "measured")
+        assert host.basis == "clock"
     assert 1000 < host.speed < 5000
     assert 2010 < host.year < 2030
     assert host.boost_ghz is None or 2.5 < host.boost_ghz < 6.5
@@ -82,13 +82,24 @@ def test_factors_are_those_of_hosts(host: HostRow) -> None:
     assert 0.05 < host.log_std < 0.6
 
 
-def test_one_relation_gives_all_factors_that_were_not_measured() -> None:
-    """A CPU that is twice as fast takes half as long to dispatch."""
-    products = [host.factor * host.speed for host in HOSTS if host.basis != "measured"]
-    assert max(products) / min(products) < 1.02
+def test_twice_the_rating_is_half_the_factor() -> None:
+    for makers in (("EPYC", "Ryzen"), ("Xeon", "Core")):
+        rated = [host for host in HOSTS if not (host.measured_in or host.like) and host.name.startswith(makers)]
+        products = [host.factor * host.speed for host in rated]
+        assert max(products) / min(products) < 1.02
 
 
-def test_estimates_say_how_sure_they_are() -> None:
-    spread = {host.basis: host.log_std for host in HOSTS}
-    assert 0.15 < spread["rating"] < spread["clock"]
-    assert {host.log_std for host in HOSTS if host.basis == "rating"} == {spread["rating"]}
+def test_hosts_of_one_architecture_differ_by_their_clocks() -> None:
+    siblings = [host for host in HOSTS if host.like]
+    assert {"EPYC 7232P", "EPYC 7V12"} < {host.name for host in siblings}
+    for host in siblings:
+        like = hosts.find(host.like)
+        assert (like.basis, like.architecture) == ("measured", host.architecture)
+        assert host.factor * (host.boost_ghz or 0) == pytest.approx(like.factor * (like.boost_ghz or 0), rel=0.01)
+        assert host.log_std > like.log_std
+
+
+def test_estimates_by_rating_say_how_sure_they_are() -> None:
+    rated = {host.log_std for host in HOSTS if host.basis == "rating"}
+    assert len(rated) == 1
+    assert 0.15 < rated.pop() < 0.5

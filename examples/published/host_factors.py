@@ -34,7 +34,7 @@ ROOM = 1.7  # the reference host takes that many times what the GPU needs, lest 
 FEWEST = 2  # rows that a block must have
 USUAL = 2  # blocks that the usual spread between blocks counts as
 LOCKED = {"T4 (locked 900 MHz)": 1590 / 900}  # clocks that were held down
-SAME_CORE_LOG_STD = 0.05  # what a core's rating per GHz leaves open on another CPU
+CLOCK_LOG_STD = 0.1  # what clocks leave open of two CPUs of one architecture
 Row = pd.Series
 
 
@@ -156,7 +156,7 @@ def factors(folder: Path) -> pd.DataFrame:
 
 def _lines(folder: Path, measured: Measured) -> Iterator[tuple[Any, ...]]:
     table = pd.read_csv(folder / f"{measured.table}.csv.gz")
-    named = table.host.fillna("").map(hosts.known)
+    named = table.host.fillna("").map(hosts.known).astype(bool)
     for row in table[measured.wanted(table) & named & table.batch.notna()].itertuples():
         runtime = "torchscript" if "TorchScript" in row.runtime else "eager"
         predictor = _predictor(row.gpu.split("(")[0].strip())
@@ -192,28 +192,29 @@ def _traced(predictor: Predictor, model: Any, options: Options) -> ModelGraph:
     return _GRAPHS[key]
 
 
-class Relation(NamedTuple):
-    """log factor = at_one - slope * log(rating), and the error that it has on blocks of hosts left out."""
+def by_rating(means: pd.Series, host: hosts.HostRow, slope: float = 1.0) -> float:
+    """Log factor of a host by its rating: twice the rating is half the factor.
 
-    at_one: float
-    slope: float
-    log_std: float
+    Ratings flatter one maker's CPUs: how much is told by its measured hosts, and less the fewer there are.
+    """
+    at_one = pd.Series({name: log + slope * np.log(hosts.find(name).speed) for name, log in means.items()})
+    own = at_one[[_maker(name) == _maker(host.name) for name in at_one.index]]
+    trust = len(own) / (len(own) + 1)
+    middle = at_one.mean() + (trust * (own.mean() - at_one.mean()) if len(own) else 0.0)
+    return float(middle - slope * np.log(host.speed))
 
 
-def relation(blocks: pd.Series, slope: float | None = None) -> Relation:
-    """What ratings tell of the factors of blocks: a line through the means of hosts, or one of a given slope."""
+def _maker(name: str) -> str:
+    return "AMD" if name.startswith(("EPYC", "Ryzen")) else "Intel"
 
-    def line(means: pd.Series) -> tuple[float, float]:
-        speeds = np.log([hosts.find(name).speed for name in means.index])
-        falling = -np.polyfit(speeds, means, 1)[0] if slope is None else slope
-        return float(np.mean(means + falling * speeds)), float(falling)
 
+def rating_error(blocks: pd.Series, slope: float = 1.0) -> float:
+    """How far the blocks of each measured host are from what the ratings of the others say, as a standard deviation."""
     means = blocks.groupby("host").mean()
-    squares = []
-    for name in means.index:
-        at_one, falling = line(means.drop(name))
-        squares.append(np.mean((blocks[name] - at_one + falling * np.log(hosts.find(name).speed)) ** 2))
-    return Relation(*line(means), float(np.sqrt(np.mean(squares))))
+    squares = [
+        np.mean((blocks[name] - by_rating(means.drop(name), hosts.find(name), slope)) ** 2) for name in means.index
+    ]
+    return float(np.sqrt(np.mean(squares)))
 
 
 def spreads(blocks: pd.Series) -> pd.Series:
@@ -241,29 +242,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(pd.DataFrame({"factor": np.exp(middles), "rows": blocks.size()}).round(2).to_string())
     means, log_stds = middles.groupby("host").mean(), spreads(middles)
     print(pd.DataFrame({"factor": np.exp(means), "log_std": log_stds}).round(3).to_string())
-    for slope in (None, 1.0):
-        fitted = relation(middles, slope)
-        print(f"slope {fitted.slope:.2f}: hosts left out are off by {fitted.log_std:.2f} in the logarithm")
+    for slope in (0.0, 0.5, 1.0, 1.5):
+        print(f"rating to the power of {-slope:g}: hosts left out are off by {rating_error(middles, slope):.2f}")
     if asked.output:
         sources = rows.groupby("host").source.agg(lambda names: ", ".join(dict.fromkeys(names)))
-        _write(asked.output, means, log_stds, sources, relation(middles, 1.0))
+        _write(asked.output, means, log_stds, sources, rating_error(middles))
 
 
-def _write(path: Path, means: pd.Series, log_stds: pd.Series, sources: pd.Series, rated: Relation) -> None:
-    """Rewrite factors in place; a CPU without measurements has that of its rating."""
+def _write(path: Path, means: pd.Series, log_stds: pd.Series, sources: pd.Series, rated: float) -> None:
+    """Rewrite factors in place: measured, by the clock of a measured host of the same architecture, or by rating."""
+    measured = {hosts.find(name).architecture: hosts.find(name) for name in means.index}
     lines = []
     for row in msgspec.json.decode(path.read_bytes()):
         host = hosts.find(row["name"])
+        like = measured.get(host.architecture)
+        row |= {"measured_in": sources.get(host.name, ""), "like": "", "basis": "measured"}
         if host.name in means:
-            row |= {"factor": np.exp(means[host.name]), "log_std": log_stds[host.name], "basis": "measured"}
-            row["measured_in"] = sources[host.name]
+            factor, log_std = np.exp(means[host.name]), log_stds[host.name]
+        elif like is not None and like.boost_ghz and host.boost_ghz:
+            factor = np.exp(means[like.name]) * like.boost_ghz / host.boost_ghz
+            log_std = np.hypot(log_stds[like.name], CLOCK_LOG_STD)
+            row |= {"like": like.name, "basis": "clock"}
         else:
-            log_std = rated.log_std if host.rating else float(np.hypot(rated.log_std, SAME_CORE_LOG_STD))
-            factor = np.exp(rated.at_one) * host.speed**-rated.slope
-            row |= {"factor": factor, "log_std": log_std, "basis": "rating" if host.rating else "clock"}
-            row.pop("measured_in", None)
-        row |= {name: float(f"{row[name]:.3g}") for name in ("factor", "log_std")}
-        lines.append(" " + msgspec.json.format(msgspec.json.encode(row), indent=0).decode())
+            factor = np.exp(by_rating(means, host))
+            log_std = rated if host.rating else np.hypot(rated, CLOCK_LOG_STD)
+            row["basis"] = "rating" if host.rating else "clock"
+        row |= {"factor": float(f"{factor:.3g}"), "log_std": float(f"{log_std:.3g}")}
+        kept = {name: value for name, value in row.items() if value not in ("", [])}
+        lines.append(" " + msgspec.json.format(msgspec.json.encode(kept), indent=0).decode())
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
     print(f"written to {path}")
 

@@ -78,7 +78,7 @@ def _list_hosts(output: Output) -> None:
 
 def _host_row(fields: dict[str, Any]) -> tuple[str, ...]:
     if "factor" not in fields:
-        return fields["name"], "", "", f"measured by you, {fields['measured']}", fields["cpu"]
+        return fields["name"], "", "", "measured", f"by you on {fields['measured']}: {fields['cpu']}"
     low, high = fields["interval"]
     return fields["name"], f"{fields['factor']:.2f}", f"{low:.2f} to {high:.2f}", fields["basis"], fields["source"]
 

@@ -53,7 +53,7 @@ class Swap(NamedTuple):
 
 
 def find(host: float | str | os.PathLike[str], profile: DeviceProfile) -> Swap:
-    """What `--host` stands for: a factor, "this" for the host that asks, a measured one's name or file, or a CPU's name.
+    """What `--host` stands for: a factor, "this" for the host that asks, a measured one's name or file, or a CPU's.
 
     A factor is this host's dispatch over the profile's. Of a device profile its host is meant. Names that the user gave
     come before those of `latpred.profile.hosts`.
@@ -132,8 +132,8 @@ def unnamed(profile: DeviceProfile) -> Unnamed | None:
     many = count is not None or profile.provenance == datasheet.PROVENANCE
     which = f"the middle of {count[0] if count else 'the published hosts'}" if many else "one published host"
     caveat = (
-        f"dispatch is that of {which}; hosts known by name take {fastest:.1f} to {slowest:.1f} times as long: name yours "
-        "with --host"
+        f"dispatch is that of {which}; hosts known by name take {fastest:.1f} to {slowest:.1f} times as long: name "
+        "yours with --host"
     )
     return Unnamed(caveat, slowest)
 

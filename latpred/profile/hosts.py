@@ -44,8 +44,10 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Its dispatch over that of the reference host.
     log_std : float
         Standard deviation of the factor's logarithm.
-    basis, measured_in : str, str
-        What the factor rests on: "measured", with whose latencies, "rating", or "clock" where there is no rating either.
+    basis : str
+        What the factor rests on: "measured", "clock" (with the architecture) or "rating".
+    measured_in, like : str
+        Whose latencies a measured factor is from; the measured host of the same architecture that another rests on.
     aliases : tuple[str, ...]
         Other names that find it: machines and cloud instances that have this CPU.
     """
@@ -61,6 +63,7 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rating: float | None = None
     rating_per_ghz: float | None = None
     measured_in: str = ""
+    like: str = ""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -76,7 +79,7 @@ class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def source(self) -> str:
         """Who published what the factor rests on."""
-        return self.measured_in or self.rating_source
+        return self.measured_in or (f"{self.like}, by clock" if self.like else self.rating_source)
 
     @property
     def basis_text(self) -> str:
