@@ -213,10 +213,12 @@ def max_batch(
 
     Parameters
     ----------
-    model, runtime, inputs, seq, image, device, host, precision, memory_format, attention, threads, cudnn_benchmark, protocol
+    model, runtime, inputs, seq, image, device, host, precision, memory_format, attention, protocol
         As for `predict`.
     latency_ms : float
         The limit in milliseconds.
+    threads, cudnn_benchmark
+        As for `predict`.
 
     Raises
     ------

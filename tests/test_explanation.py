@@ -220,3 +220,12 @@ def test_this_machines_own_profile_is_the_default() -> None:
     found = latpred.explain(network())
     assert found.fastest.prediction.device == "cpu"
     assert found.eager is found.fastest
+
+
+def test_runtimes_that_do_not_run_autocast_are_excluded() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    names = ["cuda-graphs", "torchscript"]
+    inputs = torch.zeros(1, 8)
+    found = latpred.explain(model, 2, runtimes=names, inputs=inputs, device="a100", precision="amp-fp16")
+    assert {choice.runtime for choice in found.choices} == {"eager", "cuda-graphs"}
+    assert [one.runtime for one in found.excluded] == ["torchscript"]

@@ -7,12 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from latpred.errors import ProfileError
 from latpred.graph.features import Floats
 from latpred.graph.graph import Affine, ModelGraph, Op, Schedule
 from latpred.host import SAME
 from latpred.prediction import pricing
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.pricing import ColdDispatch, PriceList
+from latpred.prediction.pricing import ColdDispatch, PriceList, precision_of
 from latpred.prediction.timeline import forward_pass
 from latpred.runtimes.eager import one_step_per_op
 
@@ -113,3 +114,25 @@ def test_a_slower_machine_takes_as_many_times_longer(graph: ModelGraph) -> None:
     assert Predictor(profile, slowdown=slower).predict(graph, 16).overhead_ms == pytest.approx(
         2.0 * Predictor(profile).predict(graph, 16).overhead_ms
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "expected"),
+    [
+        ("float32", "amp-fp16", "fp32"),
+        ("float16", "amp-fp16", "fp16"),
+        ("int64", "amp-fp16", "fp16"),
+        ("bfloat16", "amp-bf16", "bf16"),
+        ("float32", "amp-bf16", "fp32"),
+        ("float32", "fp16", "fp32"),
+    ],
+)
+def test_under_autocast_each_op_is_priced_in_its_own_format(dtype: str, precision: str, expected: str) -> None:
+    known = factories.profile()
+    fits = dict.fromkeys(("fp32", "fp16", "bf16"), known.kernels["fp32"])
+    assert precision_of(dtype, precision, msgspec.structs.replace(known, kernels=fits)) == expected
+
+
+def test_autocast_needs_the_format_that_it_casts_to() -> None:
+    with pytest.raises(ProfileError, match="no kernels in fp16"):
+        PriceList(factories.profile()).fits("amp-fp16")

@@ -160,7 +160,9 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         help="Images and convolutions in the channels_last format.",
     ),
     "attention": click.option(
-        "--attention", type=click.Choice(ATTENTIONS), help="As products and softmax, or fused.  [default: the model's own]"
+        "--attention",
+        type=click.Choice(ATTENTIONS),
+        help="As products and softmax, or fused.  [default: the model's own]",
     ),
     "threads": click.option(
         "--threads", type=click.IntRange(1), help="Use a profile measured with so many threads per op."

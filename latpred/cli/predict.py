@@ -178,7 +178,8 @@ def graph_of(
     from latpred.runtimes.legacy_torch import traced_for
     from latpred.runtimes.lowering import target_of, trace_for_runtime, traced_by
 
-    inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")} | {"batches": batches}
+    named = (*INPUTS, "memory_format", "attention")
+    inputs: dict[str, Any] = {name: asked[name] for name in named} | {"batches": batches}
     graph = demand_model(model, runtime, strict=strict, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)

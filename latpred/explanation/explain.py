@@ -26,6 +26,7 @@ from latpred.explanation.explanation import (
     Headroom,
     ratio,
 )
+from latpred.graph.attention import attended
 from latpred.graph.graph import ModelGraph
 from latpred.graph.widen import widened
 from latpred.prediction.clocks import Z90

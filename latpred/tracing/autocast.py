@@ -90,6 +90,7 @@ class Autocast:
     def of(self, recorder: TraceRecorder, dtype: torch.dtype | None) -> Iterator[None]:
         """The context of one pass; within it everything runs under autocast to `dtype`, if that is given."""
         self._recorder, self._dtype = recorder, dtype or _USUAL[self.target]
+        self._nesting = int(dtype is not None)
         self._switch(dtype is not None)
         try:
             yield

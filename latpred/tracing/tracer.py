@@ -431,9 +431,9 @@ class Tracer:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep everything away from some passes, and their traces from everything outside the meta module."""
-        with _LOCK, no_collection(), put_back(self._meta_module.reached.roots), uncompiled() as met:
-            with self._autocast.followed():
-                yield
+        reached, switches = self._meta_module.reached.roots, self._autocast.followed()
+        with _LOCK, no_collection(), put_back(reached), switches, uncompiled() as met:
+            yield
         self.compiled = self.compiled or bool(met)
 
     def noted(self, graph: ModelGraph) -> ModelGraph:

@@ -269,3 +269,37 @@ def test_runtimes_side_by_side_and_one_that_refuses(monkeypatch: pytest.MonkeyPa
     refused = {status for (runtime, _), status in rows.items() if runtime == "refusing"}
     assert refused == {"refused: refusing runs nothing at all"}
     assert refusing.asked == 1  # not again for every batch and round
+
+
+class Noting(nn.Linear):
+    """Notes the formats of what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.formats: set[torch.dtype] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        self.formats.add(out.dtype)
+        return out
+
+
+def test_models_are_measured_under_autocast() -> None:
+    model = Noting().eval()
+    noting = module_workload("noting", model, (torch.zeros(1, 4),))
+    table = measure(noting, [2], precision="amp-bf16", runtime=["eager", "torchscript"], plan=FAST, repeats=1)
+    assert model.formats == {torch.bfloat16}
+    assert model.weight.dtype is torch.float32
+    assert table["precision"].unique().tolist() == ["amp-bf16"]
+    assert table["status"][0] == "ok"
+    assert "does not run models under autocast" in table["status"][1]
+
+
+def test_the_simulated_device_runs_each_op_of_autocast_in_its_own_format() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 256)).eval()
+    wide = module_workload("wide", model, (torch.zeros(1, 256),))
+    mixed, half = (
+        measure(wide, [4], device="simulated", precision=precision, plan=FAST, repeats=1)["latency_s"][0]
+        for precision in ("amp-fp16", "fp16")
+    )
+    assert mixed > half

@@ -160,3 +160,17 @@ def test_vision_transformers_of_all_libraries_have_attention_in_parts() -> None:
         assert sum(op.family.startswith("softmax") for op in older.ops) == 12
         scripted = as_run_in(TORCH_1_12, trace(name), "torchscript")
         assert sum(op.family.startswith("softmax") for op in scripted.ops) == 12
+
+
+def test_under_autocast_each_op_has_a_host_class_of_its_own_format() -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8))
+    graph = trace(layers, torch.zeros(1, 3, 16, 16), precision="amp-fp16")
+    older = as_run_in(TORCH_1_12, graph)
+    names = [(op.host_class, op.dtype) for op in older.ops if op.launches]
+    cast = ("copy.nested.to", "float32")
+    bias = ("elementwise.half.add", "float16")
+    assert names[:6] == [cast, cast, cast, ("conv.half.conv2d", "float16"), bias, ("copy.half.nested.to", "float16")]
+    assert names[6:] == [("norm.group_norm", "float32")]
+    convolution, added = (op for op in older.ops if op.host_class in ("conv.half.conv2d", bias[0]))
+    assert convolution.read_bytes.constant == 3 * 8 * 9 * 2
+    assert added.weight_bytes.constant == 8 * 2

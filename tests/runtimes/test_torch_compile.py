@@ -23,7 +23,7 @@ from latpred import runtimes
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
 from latpred.runtimes.inductor import fake_cuda, front_end
-from latpred.runtimes.inductor.torch_compile import NOTE, Compile, CompileReduceOverhead, ops_through
+from latpred.runtimes.inductor.torch_compile import CASTS, NOTE, Compile, CompileReduceOverhead, ops_through
 from latpred.runtimes.lowering import trace_for_runtime
 
 # Small models whose real wrapper is read; those after the first are left to the slow run. Architectures that cannot be
@@ -298,3 +298,16 @@ def test_a_built_model_runs_and_is_kept() -> None:
     runtimes.get("compile").build(model, {"input": torch.randn(5, 32)})
     assert model.__dict__["_latpred_compiled"].by_runtime["compile"] is kept
     assert not copy.deepcopy(model).__dict__["_latpred_compiled"].by_runtime
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_model_under_autocast_is_compiled_with_its_casts(target: str) -> None:
+    options = {"runtime": "compile", "target": target}
+    single, mixed = (
+        trace_for_runtime(pair(), torch.zeros(1, 32), precision=precision, **options)  # type: ignore[arg-type]
+        for precision in ("fp32", "amp-bf16")
+    )
+    assert {op.dtype for op in mixed.at(2) if op.family.startswith("gemm")} == {"bfloat16"}
+    assert mixed.launches(2) > single.launches(2), "weights are cast in each pass"
+    assert (CASTS in mixed.notes) == (target == "cuda")
+    assert not any(note.startswith("an estimate only") for note in mixed.notes)
