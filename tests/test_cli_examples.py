@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -63,6 +64,9 @@ def _folder(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [(name, batch, 0.02 * batch) for name in ("resnet18", "resnet34") for batch in (1, 8)]
     table = measured(cells, input_kind="image", input_size=224)
     table.to_csv("measured.csv", index=False)
+    table.assign(device="t4").rename(columns={"latency_s": "seconds"}).to_csv("published.csv", index=False)
+    rule = {"set": {"latency_s": "{seconds} s"}}
+    Path("mapping.json").write_text(json.dumps({"schema": "latpred.mapping/1", "rules": [rule]}))
     assert run("predict", "resnet18", "--batch", "1,8", "--csv", "-o", "predicted.csv").exit_code == 0
     assert run("adapt", "measured.csv", "-o", "adapted.json").exit_code == 0
 

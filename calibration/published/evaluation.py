@@ -24,7 +24,7 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
 
-FRAMEWORK_BOUND = "framework"
+CLEARLY = 1.5  # times the device's work that dispatch takes at least where a row tells of the host
 LEAST, MOST = 0.1, 10.0  # a host whose dispatch differs by more was not what made the row differ
 _EXACT = 1e-3  # of the logarithm of a factor
 
@@ -137,13 +137,13 @@ def _with_hosts(
 
 
 def _telling(cells: pd.DataFrame, rows: pd.DataFrame) -> int | None:
-    """Index of the row that tells the host of its run: of the smallest batch, in eager, of the model with most rows."""
-    bound = cells[rows["regime"].str.startswith(FRAMEWORK_BOUND).to_numpy()]
-    if bound.empty:
+    """Index of the row that tells the host of its run, in eager if there is one: where the host is slowest by most."""
+    ratio = (rows["overhead_s"] / rows["compute_s"]).to_numpy()
+    clear = np.flatnonzero(ratio > CLEARLY)
+    if not len(clear):
         return None
-    common = cells.groupby("model")["model"].transform("size")[bound.index]
-    order = np.lexsort((bound["model"], -common, bound["runtime"] != EAGER, bound["batch"]))
-    return int(bound.index[order[0]])
+    order = np.lexsort((-ratio[clear], cells["runtime"].iloc[clear] != EAGER))
+    return int(cells.index[clear[order[0]]])
 
 
 def _host_factor(row: pd.DataFrame, graphs: Graphs, profile: DeviceProfile) -> float | None:

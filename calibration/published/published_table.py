@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
@@ -71,6 +71,7 @@ SLOWEST_S = 60.0  # a forward pass of more is either a mistake of units or not w
 _MILLISECONDS_AT_ONE = 0.5  # a median of batch 1 above this many seconds is one of milliseconds
 CONTRADICTION = 10.0
 UNITS_APART = 100.0  # times as long as at a larger batch: another unit
+FASTEST_S = 1e-6  # no forward pass takes less
 
 
 _SETUP = {"memory_format": "contiguous", "attention": "", "host": ""}
@@ -118,7 +119,7 @@ class PublishedTable:
     def kept(self) -> list[str]:
         """What is in it, a sentence for each source, GPU and runtime."""
         return [
-            f"{count:,} rows of {source} on {device} in {runtime}"
+            f"{count:,} row{'s' * (count != 1)} of {source} on {device} in {runtime}"
             for (source, device, runtime), count in self.cells.groupby([tables.SOURCE, "device", "runtime"])
             .size()
             .items()
@@ -217,36 +218,42 @@ def _is_published(columns: set[str]) -> bool:
 
 
 def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
-    """Rows that a mapping made, if all of their words are known and no curve falls as a change of units would."""
+    """Rows that a mapping made, if they can be meant; those of one run share a machine where none is named."""
     for number, cell in zip(numbers, cells.to_dict("records"), strict=True):
-        for column, words in _WORDS.items():
-            word = str(cell.get(column, ""))
-            if word and word not in words:
-                near = difflib.get_close_matches(word, words, n=1)
-                hint = f"Did you mean {near[0]!r}? " if near else ""
-                raise TableError(
-                    f"{name}, row {number}, column {column}: {word!r} is not known. {hint}Let the mapping set one of "
-                    f"{', '.join(words)}, or leave the row out."
-                )
-        try:
-            gpus.spec(str(cell["device"]))
-        except UnknownGpuError as error:
-            raise UnknownGpuError(
-                f"{name}, row {number}, column device: {error} Let the mapping set its name, or leave its rows out."
-            ) from None
-    curves = [key for key in (*tables.CURVE_KEYS, "run") if key in cells]
-    for _, curve in cells.assign(number=numbers).sort_values("batch").groupby(curves, sort=False):
-        highest = curve["latency_s"].cummax()
-        low = curve[curve["latency_s"] * UNITS_APART < highest]
-        if len(low):
-            row = low.iloc[0]
+        _demand_known(cell, f"{name}, row {number}, column")
+    _demand_one_unit(cells.assign(number=numbers), name)
+    return cells.assign(machine=cells["machine"].where(cells["machine"] != tables.DEFAULTS["machine"], cells["run"]))
+
+
+def _demand_known(cell: Mapping[Any, Any], where: str) -> None:
+    for column, words in _WORDS.items():
+        word = str(cell.get(column, ""))
+        if word and word not in words:
+            near = difflib.get_close_matches(word, words, n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
             raise TableError(
-                f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} "
-                f"s, a smaller batch of its curve {highest[row.name]:.3g} s, as if they were in different units. "
-                "Correct the unit in the mapping, or leave the row out."
+                f"{where} {column}: {word!r} is not known. {hint}Let the mapping set one of {', '.join(words)}, or "
+                "leave the row out."
             )
-    # Of rows whose machine nobody names, all of one run share a host.
-    return cells.assign(machine=cells["run"].where(cells["machine"] == tables.DEFAULTS["machine"], cells["machine"]))
+    try:
+        gpus.spec(str(cell["device"]))
+    except UnknownGpuError as error:
+        raise UnknownGpuError(f"{where} device: {error} Let the mapping set its name, or leave its rows out.") from None
+
+
+def _demand_one_unit(cells: pd.DataFrame, name: str) -> None:
+    """Refuse a latency that no forward pass has, or that is far below that of a smaller batch."""
+    curves = [key for key in (*tables.CURVE_KEYS, "run") if key in cells]
+    cells = cells.sort_values("batch", kind="stable")
+    least_s = (cells.groupby(curves, sort=False)["latency_s"].cummax() / UNITS_APART).clip(lower=FASTEST_S)
+    low = cells[cells["latency_s"] < least_s]
+    if len(low):
+        row = low.iloc[0]
+        raise TableError(
+            f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} s, "
+            f"where at least {least_s[row.name]:.3g} s can be, as if the unit were another. Correct the unit in the "
+            "mapping, or leave the row out."
+        )
 
 
 def _mapped(frame: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,8 +35,7 @@ def _tables(report: Report) -> Iterator[Table]:
     by_model = dict(sorted(report.by_model.items(), key=lambda item: -round(item[1].median, 6))[:_MODELS])
     taus = {batch: rank.tau for batch, rank in report.rank_by_batch.items()}
     scores = {score.name: score for score in report.baselines if score.errors is not None and score.rank is not None}
-    if report.blocks:
-        yield _blocks(report.blocks)
+    yield from _blocks(report.blocks)
     yield _table("runtime", report.by_runtime)
     yield _table("batch 1 to 8", report.small_by_runtime)
     yield _table("batch", report.by_batch, taus)
@@ -48,22 +48,24 @@ def _tables(report: Report) -> Iterator[Table]:
     )
 
 
-def _blocks(blocks: Sequence[Block]) -> Table:
-    rows: list[Row] = []
-    for block in blocks:
-        e = block.errors
-        shares = (_percent(e.median), _percent(e.p90), _percent(e.near), _signed(e.bias), _percent(block.noise))
-        rows.append((block.source, block.device, block.runtime, block.precision, block.batches, str(e.cells), *shares))
-    keys = ("source", "device", "runtime", "precision", "batches")
-    return Table((*keys, *_HEADS, "noise"), rows, left=keys, folded=("source", "device", "runtime"))
+def _blocks(blocks: Sequence[Block]) -> Iterator[Table]:
+    keys = ("device", "runtime", "precision", "batches")
+    for source, own in groupby(blocks, lambda block: block.source):
+        rows = [
+            (*(getattr(block, key) for key in keys), *_figures(block.errors), _percent(block.noise)) for block in own
+        ]
+        yield Table((*keys, *_HEADS, "noise"), rows, left=keys, title=source)
+
+
+def _figures(e: Errors) -> tuple[str, ...]:
+    return (str(e.cells), _percent(e.median), _percent(e.p90), _percent(e.near), _signed(e.bias))
 
 
 def _table(head: str, groups: Mapping[str, Errors], taus: Mapping[str, float] | None = None) -> Table:
     rows: list[Row] = []
     for group, e in groups.items():
-        shares = (_percent(e.median), _percent(e.p90), _percent(e.near), _signed(e.bias))
         tau = () if taus is None else (_number(taus.get(group, math.nan)),)
-        rows.append((group, str(e.cells), *shares, *tau))
+        rows.append((group, *_figures(e), *tau))
     return Table((head, *_HEADS, *([] if taus is None else ["Kendall tau"])), rows)
 
 

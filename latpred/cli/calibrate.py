@@ -242,7 +242,7 @@ def _shifts_page(rows: list[dict[str, Any]]) -> Page:
     epilog=examples(
         "latpred fit --raw calibration/cuda-0/ --name nvidia-h200",
         "latpred fit measured.csv --gpu RTX-8000 -o rtx-8000.json",
-        "latpred fit a100.csv t4.csv --mapping mapping.json --gpu a100",
+        "latpred fit published.csv --mapping mapping.json --gpu t4",
     )
 )
 @TABLES

@@ -51,7 +51,7 @@ def compare(predicted: Path, measured: Path, plot: Path | None, output: Output) 
     epilog=examples(
         "latpred evaluate measured.csv --device cpu",
         "latpred evaluate measured.csv --leave-out model",
-        "latpred evaluate a100.csv t4.csv --mapping mapping.json --host-row -o predicted.csv",
+        "latpred evaluate published.csv --mapping mapping.json --host-row -o predicted.csv",
     )
 )
 @TABLES
