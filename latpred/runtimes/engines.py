@@ -1,0 +1,169 @@
+"""Engines: what TensorRT and ONNX Runtime's transformer optimizer make of a model, by rule. For predicting only.
+
+Both read a whole graph and replace what stands together by kernels of their own: attention is one call, queries, keys
+and values one product, and pointwise ops part of the kernel before them. Neither is run here, so nothing is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latpred.errors import MissingPackageError
+from latpred.graph.features import CAT
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
+from latpred.ops.families import root
+from latpred.runtimes.base import estimated_graph
+from latpred.runtimes.eager import StepPerOp
+
+if TYPE_CHECKING:
+    from latpred.runtimes.source import Source
+
+JOINED = f"{CAT}.engine"  # however many tensors an engine joins, it is not PyTorch's kernel that does it
+_POINTWISE = frozenset({"batch_norm", "elementwise"})
+_IN_ATTENTION = frozenset({"bmm", "softmax", "attention"})
+_MOST_PROJECTIONS = 3  # of queries, keys and values
+
+
+class Engine(StepPerOp):
+    """A runtime whose kernels are told from the eager graph, and that latpred does not run.
+
+    Attributes
+    ----------
+    predicted_only : bool
+        That it cannot be calibrated or measured, whatever is installed.
+    apart : collection of str
+        Kernel families of pointwise ops that stay kernels of their own.
+    steps : str
+        First part of its host classes.
+    """
+
+    traced_by = name = ""
+    needs = "cuda"
+    options = "1"
+    predicted_only = True
+    apart: Collection[str] = ()
+    steps = "kernel"
+    how_to = ""
+
+    def trace(self, source: Source, target: str) -> ModelGraph:
+        """The estimate: nothing else is known of it."""
+        return self.estimate(source.graph, target)
+
+    def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
+        """What an engine makes of the eager graph."""
+
+        def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+            made = as_engine(ops, self.apart)
+            return tuple(
+                msgspec.structs.replace(op, host_class=f"{self.steps}.{root(op.family)}", launches=1, syncs=0)
+                for op in made
+            )
+
+        note = f"{self.name} was not asked: its kernels are estimated from the eager graph, by its usual fusions"
+        return estimated_graph(self.traced_by, target, graph, rewrite, note)
+
+    def available(self) -> str | None:
+        """How to run it without latpred."""
+        return f"latpred predicts {self.name} for GPUs that were not measured, and does not run it. {self.how_to}"
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """Refuse: there is nothing to measure."""
+        raise MissingPackageError(f"{self.available()}.")
+
+
+class TensorRT(Engine):
+    """An engine that TensorRT builds of the whole model."""
+
+    name = traced_by = "tensorrt"
+    how_to = "To run it: pip install torch_tensorrt, then torch_tensorrt.compile(model, inputs=...)"
+
+
+class OnnxRuntimeOptimized(Engine):
+    """ONNX Runtime on a graph that its transformer optimizer fused: attention, layer norm, GELU and biases."""
+
+    name = traced_by = "onnxruntime-optimized"
+    steps = "node"
+    # A GELU takes its bias along, but stays a node, as do functions that no product ends in.
+    apart = frozenset(f"elementwise.{name}" for name in ("gelu", "tanh", "silu", "sigmoid", "hardswish", "mish"))
+    how_to = "To run it: python -m onnxruntime.transformers.optimizer --input model.onnx --output optimized.onnx"
+
+
+def as_engine(ops: Sequence[Op], apart: Collection[str] = ()) -> tuple[Op, ...]:
+    """The kernels of an engine for eager ops; pointwise ones of a family in `apart` stay kernels.
+
+    >>> two = Affine(2)
+    >>> product = Op("aten::linear", "", "gemm", "gemm", "float16", {"m": two, "n": two, "k": two}, launches=1)
+    >>> gelu = Op("aten::gelu", "", "elementwise", "elementwise.gelu", "float16", {"numel": two}, launches=1)
+    >>> [len(as_engine([product, gelu], apart)) for apart in ((), ("elementwise.gelu",))]
+    [1, 2]
+    """
+    made: list[Op] = []
+    for op in ops:
+        general = root(op.family)
+        if not op.launches or not op.family or general == "factory":  # views, and what is computed once
+            continue
+        if made and general in _POINTWISE and op.family not in apart:
+            continue
+        if general == "copy" and made and root(made[-1].family) in _IN_ATTENTION:
+            continue  # kernels of attention read and write in any order
+        if general in _IN_ATTENTION:
+            while made and root(made[-1].family) == "copy":
+                made.pop()
+        family = JOINED if general == CAT else op.family
+        made.append(msgspec.structs.replace(op, family=family, module_calls=0, python_calls=0))
+        if _ends_attention(made):
+            made[-3:] = [_attention(made[-3], made[-1])]
+        if general in _IN_ATTENTION and root(made[-1].family) == "attention":
+            _join_projections(made)
+    return tuple(made)
+
+
+def _ends_attention(made: Sequence[Op]) -> bool:
+    """Whether the last kernel weighs values by a softmax of scores."""
+    return [root(op.family) for op in made[-3:]] == ["bmm", "softmax", "bmm"]
+
+
+def _attention(scores: Op, values: Op) -> Op:
+    """One kernel in place of the products of attention and what lies between them."""
+    dims = scores.dims
+    return msgspec.structs.replace(
+        values,
+        name="engine::attention",
+        family="attention",
+        dims={
+            **{"batch": dims["batch"], "heads": Affine(1), "queries": dims["m"], "keys": dims["n"]},
+            **{"head_dim": dims["k"], "masked": ZERO},
+        },
+        macs=scores.macs + values.macs,
+        read_bytes=scores.read_bytes + values.read_bytes - scores.write_bytes,
+    )
+
+
+def _join_projections(made: list[Op]) -> None:
+    """Make one product of those right before an attention that read the same rows."""
+    first = len(made) - 1
+    while first and len(made) - first <= _MOST_PROJECTIONS and _alike(made[first - 1], made[-2]):
+        first -= 1
+    projections = made[first:-1]
+    if len(projections) < 2:
+        return
+    one = projections[0]
+    joined = msgspec.structs.replace(
+        one,
+        dims={**one.dims, "n": sum((op.dims["n"] for op in projections), ZERO)},
+        **{
+            name: sum((getattr(op, name) for op in projections), ZERO)
+            for name in ("macs", "weight_bytes", "write_bytes")
+        },
+    )
+    made[first:-1] = [joined]
+
+
+def _alike(one: Op, other: Op) -> bool:
+    """Whether two kernels are products of equally many rows that are equally long."""
+    return all(root(op.family) == "gemm" for op in (one, other)) and all(
+        one.dims[name] == other.dims[name] for name in ("m", "k")
+    )
