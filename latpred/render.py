@@ -87,7 +87,8 @@ class Table:
         most = max((_LONG_HEAD, *(len(row[column]) for row in self.rows)))
         if not column or len(head) <= most:
             return head
-        return "\n".join(part for line in head.split(" ", 1) for part in textwrap.wrap(line, most, break_long_words=False))
+        wrapped = (textwrap.wrap(line, most, break_long_words=False) for line in head.split(" ", 1))
+        return "\n".join(part for parts in wrapped for part in parts)
 
     def html(self) -> str:
         """The table for a notebook."""

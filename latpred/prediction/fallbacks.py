@@ -177,20 +177,22 @@ def guess(profile: DeviceProfile, fits: dict[str, KernelFit], log_std: float) ->
 
 EAGER, TORCHSCRIPT = "eager", "torchscript"
 # Standard deviation of the log error that an estimate has beside eager's, as published rows show; see
-# docs/published-tables.md. Runtimes without rows of their own have that of their like.
-SPREADS = {"": 0.25}
+# docs/published-tables.md.
+SPREADS = {"": 0.25, "compile": 0.35, "compile-reduce-overhead": 0.35, "onnxruntime-optimized": 0.4, "tensorrt": 0.4}
 # What a node that launches nothing costs onnxruntime, over a view in eager: both measured on one CPU.
 HOST_NODE = 0.15
 HOST_NODES = ("node.view", "node.host", "node.shape")
-# Of compiled graphs, over what an elementwise op takes eager's host: checks before a graph, each input of it (measured
-# on one CPU), and a call that hands an engine its buffers.
-GUARDED, GUARDED_INPUT, ENQUEUED = 4.0, 0.04, 2.0
+# Over what an elementwise op takes eager's host: the checks before a compiled graph, 35 us where a launch through the
+# wrapper takes 9 (torch.compile on a GB200, meta-pytorch/tritonbench#1017), and each of its inputs (as on one CPU).
+GUARDED, GUARDED_INPUT = 4.0, 0.04
 # A launch in an engine, which has its arguments ready, over an elementwise op in eager.
 BARE_LAUNCH = 0.25
 # Any fit knows what TorchScript takes over eager: the fits share one ratio for each class of ops.
 _RATIOS_FROM = "rtx-8000.json"
 # Classes of a scripted graph whose costs the published tables do not tell apart from others.
 _LIKE = {"bmm": "gemm", "attention": "gemm", "embedding": "index"}
+_HALVES = ("fp16", "bf16")
+_OWN_KERNELS = {"compile", "compile-reduce-overhead", "tensorrt"}
 # Kernels that a compiler writes, and eager's that move as many bytes in the same way.
 _WRITTEN = {"generated": "elementwise", "generated.reduction": "norm", "generated.softmax": "norm"}
 
@@ -199,7 +201,7 @@ _BASIS = {
     "cuda-graphs": "eager's kernels, launched together",
     "onnxruntime": "its own graph, eager's kernels, and for each node the dispatch of an elementwise op in eager",
     "onnxruntime-cuda-graphs": "the graph of onnxruntime and eager's kernels, launched together",
-    "onnxruntime-optimized": "eager's kernels, fused as its optimizer does, each with the dispatch of an elementwise op",
+    "onnxruntime-optimized": "eager's kernels, fused as its optimizer does, each dispatched as an elementwise op",
     "compile": "its own graph, eager's kernels, TorchScript's dispatch of library calls, and for each generated kernel "
     "that of an elementwise op",
     "compile-reduce-overhead": "the graph of compile and eager's kernels, launched together",
@@ -231,8 +233,9 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
         "tensorrt": _engine,
     }
     missing = {name: _wider(make(eager), name) for name, make in estimates.items() if name not in profile.runtimes}
-    kernels = {precision: {**_written(fits), **fits} for precision, fits in profile.kernels.items()}
-    return msgspec.structs.replace(profile, runtimes={**profile.runtimes, **missing}, kernels=kernels)
+    own = {precision: _own_kernels(fits, eager, precision) for precision, fits in profile.kernels.items()}
+    missing |= {name: msgspec.structs.replace(missing[name], kernels=own) for name in _OWN_KERNELS & missing.keys()}
+    return msgspec.structs.replace(profile, runtimes={**profile.runtimes, **missing})
 
 
 def caveat(runtime: str) -> str:
@@ -257,8 +260,7 @@ def _onnxruntime(eager: DispatchFit) -> DispatchFit:
 
 def _engine(eager: DispatchFit) -> DispatchFit:
     """One call, and a bare launch of each kernel."""
-    launch = _launch(eager)
-    return _like(eager, {"": short(BARE_LAUNCH * launch)}, ENQUEUED * launch)
+    return _like(eager, {"": short(BARE_LAUNCH * _launch(eager))}, eager.fixed_us)
 
 
 def _compiled(eager: DispatchFit) -> DispatchFit:
@@ -291,12 +293,24 @@ def _launch(eager: DispatchFit) -> float:
     return nearest(eager.costs_us, "elementwise")
 
 
-def _written(fits: dict[str, KernelFit]) -> dict[str, KernelFit]:
-    """Fits of kernels that a compiler writes, from those of eager's."""
+def _own_kernels(fits: dict[str, KernelFit], eager: DispatchFit, precision: str) -> dict[str, KernelFit]:
+    """Fits of kernels that eager has none of, from those of its own.
+
+    What a compiler writes moves bytes as eager's kernels do. In half precision, eager's convolutions copy their tensors
+    to where tensor cores read them, and back; a runtime that lays tensors out itself saves that.
+    """
+    own = {name: (like, fits[like]) for name, like in _WRITTEN.items() if like in fits}
+    if precision in _HALVES and "elementwise" in fits:
+        least = fits["elementwise"].activation_bytes_per_us
+        for name, fit in fits.items():
+            if root(name).startswith("conv") and fit.activation_bytes_per_us < least:
+                own[name] = root(name), msgspec.structs.replace(fit, activation_bytes_per_us=least)
+    scales = eager.kernel_scales
     return {
-        name: msgspec.structs.replace(fits[like], family=name, leaf_scales={})
-        for name, like in _WRITTEN.items()
-        if like in fits
+        name: msgspec.structs.replace(
+            fit, family=name, leaf_scales={}, scale=fit.scale * scales.get(like, scales.get("", 1.0))
+        )
+        for name, (like, fit) in own.items()
     }
 
 
