@@ -82,10 +82,13 @@ class Table:
         return grid
 
     def _head(self, column: int) -> str:
-        """A head in two lines where it has two words and is wider than what stands under it."""
+        """A head in two lines where it has two words and is wider than what stands under it, long names in more."""
         head = self.heads[column]
-        under = max((len(row[column]) for row in self.rows), default=0)
-        return head.replace(" ", "\n", 1) if column and len(head) > max(under, _LONG_HEAD) else head
+        most = max((_LONG_HEAD, *(len(row[column]) for row in self.rows)))
+        if not column or len(head) <= most:
+            return head
+        wrapped = (textwrap.wrap(line, most, break_long_words=False) for line in head.split(" ", 1))
+        return "\n".join(part for parts in wrapped for part in parts)
 
     def html(self) -> str:
         """The table for a notebook."""

@@ -185,6 +185,7 @@ def test_the_text_fits_a_terminal() -> None:
         headrooms={"onnxruntime-cuda-graphs": headroom(), "eager": headroom(None, None)},
     )
     assert max(len(line) for line in repr(long).splitlines()) <= 80
+    assert "…" not in repr(long)
 
 
 def test_a_notebook_gets_tables_without_anything_unescaped() -> None:

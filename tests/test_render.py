@@ -35,6 +35,13 @@ def test_a_wide_table_draws_its_columns_together_before_it_cuts_a_cell() -> None
     assert max(map(len, folded.splitlines())) <= 60
 
 
+def test_a_head_with_a_long_name_breaks_at_its_hyphens_before_it_is_cut() -> None:
+    heads = ("ops", "onnxruntime-cuda-graphs host", "onnxruntime-cuda-graphs device", "eager host")
+    shown = Page("", [Table(heads, [("gemm", "1.00 ms", "2.00 ms", "3.00 ms")])]).text(50).splitlines()
+    heads = [["onnxruntime-"] * 2, ["cuda-graphs"] * 2, ["ops", "host", "device", "eager", "host"]]
+    assert [line.split() for line in shown[:3]] == heads
+
+
 def test_sentences_are_wrapped_in_prose_alone() -> None:
     sentence = "caveat: " + "word " * 30
     assert len(Page("", [sentence]).text().splitlines()) == 1

@@ -53,7 +53,8 @@ def hindrance(name: str, device: Device) -> str | None:
     runtime = runtimes.get(name)
     reason = unsuited(name, target_of(kind))
     if reason is None and kind == "simulated":
-        return None if hasattr(runtime, "needs") else runtime.available()
+        real = getattr(runtime, "predicted_only", False) or not hasattr(runtime, "needs")
+        return runtime.available() if real else None
     return reason or lacking(name, target_of(kind))
 
 

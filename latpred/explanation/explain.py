@@ -219,7 +219,7 @@ class _Comparison:
     def _kernel_error(self, prediction: Prediction) -> float:
         """What of an interval comes from kernel times that other runtimes rest on as well."""
         fit = self.predictor.profile.runtimes[prediction.runtime]
-        if fit.kernels:
+        if fit.kernels and prediction.runtime in self.predictor.given.runtimes:
             return 0.0
         whole = math.log(prediction.interval_ms[1] / prediction.latency_ms)
         return math.sqrt(max(whole**2 - (Z90 * fit.spread) ** 2, 0.0))

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from latpred import runtimes
 from latpred.errors import ProfileError
 from latpred.graph.features import Floats, layout, read
 from latpred.graph.graph import Op
-from latpred.ops.families import root
+from latpred.ops.families import nearest, root
 from latpred.prediction.clocks import Z90
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, roofline
 from latpred.profile import gpus
@@ -175,22 +176,36 @@ def guess(profile: DeviceProfile, fits: dict[str, KernelFit], log_std: float) ->
 
 
 EAGER, TORCHSCRIPT = "eager", "torchscript"
-# Standard deviation of the log error that an estimate has beside eager's, as published rows of ONNX Runtime and of
-# captured graphs show (transformer-deploy, kernl and optimum-benchmark; see docs/published-tables.md).
-SPREAD = 0.25
+# Standard deviation of the log error that an estimate has beside eager's, as published rows show; see
+# docs/published-tables.md.
+SPREADS = {"": 0.25, "compile": 0.35, "compile-reduce-overhead": 0.35, "onnxruntime-optimized": 0.4, "tensorrt": 0.4}
 # What a node that launches nothing costs onnxruntime, over a view in eager: both measured on one CPU.
 HOST_NODE = 0.15
 HOST_NODES = ("node.view", "node.host", "node.shape")
+# Over what an elementwise op takes eager's host: the checks before a compiled graph, 35 us where a launch through the
+# wrapper takes 9 (torch.compile on a GB200, meta-pytorch/tritonbench#1017), and each of its inputs (as on one CPU).
+GUARDED, GUARDED_INPUT = 4.0, 0.04
+# A launch in an engine, which has its arguments ready, over an elementwise op in eager.
+BARE_LAUNCH = 0.25
 # Any fit knows what TorchScript takes over eager: the fits share one ratio for each class of ops.
 _RATIOS_FROM = "rtx-8000.json"
 # Classes of a scripted graph whose costs the published tables do not tell apart from others.
 _LIKE = {"bmm": "gemm", "attention": "gemm", "embedding": "index"}
+_HALVES = ("fp16", "bf16")
+_OWN_KERNELS = {"compile", "compile-reduce-overhead", "tensorrt"}
+# Kernels that a compiler writes, and eager's that move as many bytes in the same way.
+_WRITTEN = {"generated": "elementwise", "generated.reduction": "norm", "generated.softmax": "norm"}
 
 _BASIS = {
     TORCHSCRIPT: "eager's dispatch times what TorchScript took of it on five other GPUs, and eager's kernels",
     "cuda-graphs": "eager's kernels, launched together",
     "onnxruntime": "its own graph, eager's kernels, and for each node the dispatch of an elementwise op in eager",
     "onnxruntime-cuda-graphs": "the graph of onnxruntime and eager's kernels, launched together",
+    "onnxruntime-optimized": "eager's kernels, fused as its optimizer does, each dispatched as an elementwise op",
+    "compile": "its own graph, eager's kernels, TorchScript's dispatch of library calls, and for each generated kernel "
+    "that of an elementwise op",
+    "compile-reduce-overhead": "the graph of compile and eager's kernels, launched together",
+    "tensorrt": "eager's kernels, fused as an engine does, each with a bare launch",
 }
 
 
@@ -200,8 +215,9 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
     Examples
     --------
     >>> from latpred.profile import load
-    >>> sorted(with_estimates(load("a100")).runtimes)
-    ['cuda-graphs', 'eager', 'onnxruntime', 'onnxruntime-cuda-graphs', 'torchscript']
+    >>> estimated = with_estimates(load("a100")).runtimes
+    >>> sorted(estimated.keys() - {"eager"})[:3]
+    ['compile', 'compile-reduce-overhead', 'cuda-graphs']
     """
     if profile.provenance not in (FITTED, PROVENANCE) or EAGER not in profile.runtimes:
         return profile
@@ -211,17 +227,23 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
         "cuda-graphs": _replayed,
         "onnxruntime": _onnxruntime,
         "onnxruntime-cuda-graphs": _replayed,
+        "onnxruntime-optimized": _onnxruntime,
+        "compile": _compiled,
+        "compile-reduce-overhead": _compiled,
+        "tensorrt": _engine,
     }
-    missing = {name: make(eager) for name, make in estimates.items() if name not in profile.runtimes}
+    missing = {name: _wider(make(eager), name) for name, make in estimates.items() if name not in profile.runtimes}
+    own = {precision: _own_kernels(fits, eager, precision) for precision, fits in profile.kernels.items()}
+    missing |= {name: msgspec.structs.replace(missing[name], kernels=own) for name in _OWN_KERNELS & missing.keys()}
     return msgspec.structs.replace(profile, runtimes={**profile.runtimes, **missing})
 
 
 def caveat(runtime: str) -> str:
     """What a prediction says of a runtime that is estimated."""
-    return (
-        f"{runtime} was not measured on this GPU: estimated from {_BASIS[runtime]}. "
-        f"Where the GPU is, measure it: latpred calibrate --device cuda:0 --runtimes {runtime}"
-    )
+    said = f"{runtime} was not measured on this GPU: estimated from {_BASIS[runtime]}."
+    if getattr(runtimes.get(runtime), "predicted_only", False):
+        return said
+    return f"{said} Where the GPU is, measure it: latpred calibrate --device cuda:0 --runtimes {runtime}"
 
 
 def _replayed(eager: DispatchFit) -> DispatchFit:
@@ -231,9 +253,29 @@ def _replayed(eager: DispatchFit) -> DispatchFit:
 
 def _onnxruntime(eager: DispatchFit) -> DispatchFit:
     """Each node launches as an elementwise op does, without Python; nodes of shapes stay on the host."""
-    launch, view = (eager.costs_us.get(name, eager.costs_us.get("", 0.0)) for name in ("elementwise", "view"))
+    launch, view = _launch(eager), nearest(eager.costs_us, "view")
     costs = {"": launch, "node": launch, **dict.fromkeys(HOST_NODES, short(HOST_NODE * view))}
     return _like(eager, costs, eager.fixed_us)
+
+
+def _engine(eager: DispatchFit) -> DispatchFit:
+    """One call, and a bare launch of each kernel."""
+    return _like(eager, {"": short(BARE_LAUNCH * _launch(eager))}, eager.fixed_us)
+
+
+def _compiled(eager: DispatchFit) -> DispatchFit:
+    """Guards, generated kernels that launch as elementwise ops do, and library calls without the Python around them.
+
+    What runs between two graphs is eager's. A graph that is captured copies its inputs, then it is one launch.
+    """
+    launch, scripted = _launch(eager), _torchscript(eager).costs_us
+    costs = {
+        **{"": launch, "guards": short(GUARDED * launch), REPLAY: short(LAUNCH_US + launch)},
+        **{f"kernel.extern.{name}".rstrip("."): scripted[name] for name in scripted if not name.startswith("node")},
+        **{f"eager.{name}".rstrip("."): cost for name, cost in eager.costs_us.items()},
+    }
+    compiled = _like(eager, costs, eager.fixed_us)
+    return msgspec.structs.replace(compiled, python_call_us=short(GUARDED_INPUT * launch))
 
 
 def _torchscript(eager: DispatchFit) -> DispatchFit:
@@ -246,17 +288,44 @@ def _torchscript(eager: DispatchFit) -> DispatchFit:
     return _like(eager, {**costs, **nodes, "node.interpreter": 0.0}, eager.fixed_us * ratios["fixed"])
 
 
+def _launch(eager: DispatchFit) -> float:
+    """What an op with the least around its launch takes."""
+    return nearest(eager.costs_us, "elementwise")
+
+
+def _own_kernels(fits: dict[str, KernelFit], eager: DispatchFit, precision: str) -> dict[str, KernelFit]:
+    """Fits of kernels that eager has none of, from those of its own.
+
+    What a compiler writes moves bytes as eager's kernels do. In half precision, eager's convolutions copy their tensors
+    to where tensor cores read them, and back; a runtime that lays tensors out itself saves that.
+    """
+    own = {name: (like, fits[like]) for name, like in _WRITTEN.items() if like in fits}
+    if precision in _HALVES and "elementwise" in fits:
+        least = fits["elementwise"].activation_bytes_per_us
+        for name, fit in fits.items():
+            if root(name).startswith("conv") and fit.activation_bytes_per_us < least:
+                own[name] = root(name), msgspec.structs.replace(fit, activation_bytes_per_us=least)
+    scales = eager.kernel_scales
+    return {
+        name: msgspec.structs.replace(
+            fit, family=name, leaf_scales={}, scale=fit.scale * scales.get(like, scales.get("", 1.0))
+        )
+        for name, (like, fit) in own.items()
+    }
+
+
 def _like(eager: DispatchFit, costs_us: dict[str, float], fixed_us: float) -> DispatchFit:
-    """Dispatch without Python, over eager's kernels, with a wider interval than eager's."""
-    busy = eager.spread if eager.busy_spread is None else eager.busy_spread
+    """Dispatch without Python, over eager's kernels."""
+    changes = {"module_call_us": 0.0, "python_call_us": 0.0, "fixed_us": short(fixed_us)}
+    return msgspec.structs.replace(eager, costs_us=costs_us, **changes)
+
+
+def _wider(fit: DispatchFit, runtime: str) -> DispatchFit:
+    """The same with a wider interval than eager's."""
+    own = SPREADS.get(runtime, SPREADS[""])
+    busy = fit.spread if fit.busy_spread is None else fit.busy_spread
     return msgspec.structs.replace(
-        eager,
-        costs_us=costs_us,
-        module_call_us=0.0,
-        python_call_us=0.0,
-        fixed_us=short(fixed_us),
-        spread=short(hypot(eager.spread, SPREAD)),
-        busy_spread=short(hypot(busy, SPREAD)),
+        fit, spread=short(hypot(fit.spread, own)), busy_spread=short(hypot(busy, own))
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -370,10 +371,13 @@ class PriceList:
         try:
             return self._profile.runtimes[runtime]
         except KeyError:
+            named: Any = runtimes.get(runtime)
+            if getattr(named, "predicted_only", False):
+                raise ProfileError(f"Profile {self._profile.name!r} was measured. {named.available()}.") from None
             known = ", ".join(self._profile.runtimes) or "none"
             kind = self._profile.device.kind
             where = {"cpu": "", "cuda": " --device cuda:0"}.get(kind, f" --device {kind}")
-            missing = None if kind == "simulated" else runtimes.get(runtime).available()
+            missing = None if kind == "simulated" else named.available()
             first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "

@@ -20,8 +20,10 @@ _BUILT_IN = {
     "onnxruntime": "latpred.runtimes.onnx.onnxruntime:OnnxRuntime",
     "cuda-graphs": "latpred.runtimes.cuda_graphs:CudaGraphs",
     "onnxruntime-cuda-graphs": "latpred.runtimes.onnx.onnxruntime:OnnxRuntimeCudaGraphs",
+    "onnxruntime-optimized": "latpred.runtimes.engines:OnnxRuntimeOptimized",
     "compile": "latpred.runtimes.inductor.torch_compile:Compile",
     "compile-reduce-overhead": "latpred.runtimes.inductor.torch_compile:CompileReduceOverhead",
+    "tensorrt": "latpred.runtimes.engines:TensorRT",
 }
 
 

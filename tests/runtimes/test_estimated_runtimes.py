@@ -16,13 +16,18 @@ import latpred
 from latpred import Predictor
 from latpred.cli import main
 from latpred.errors import ProfileError
-from latpred.prediction.fallbacks import SPREAD, caveat, with_estimates
+from latpred.ops.families import nearest
+from latpred.prediction.fallbacks import SPREADS, caveat, with_estimates
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import FITTED, DeviceProfile
+from latpred.runtimes.inductor import compiled_ops
 
 FITTED_GPUS = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
 DATASHEETS = ("t4", "v100", "a100", "h100", "rtx-4090")
-RUNTIMES = ("torchscript", "cuda-graphs", "onnxruntime", "onnxruntime-cuda-graphs")
+RUNTIMES = (
+    *("torchscript", "cuda-graphs", "onnxruntime", "onnxruntime-cuda-graphs", "onnxruntime-optimized"),
+    *("compile", "compile-reduce-overhead", "tensorrt"),
+)
 
 SOURCE = """
 import torch
@@ -53,7 +58,7 @@ def test_every_gpu_answers_for_every_runtime(device: str, model: str) -> None:
         assert (caveat(runtime) in small.provenance.caveats) == (runtime not in known)
         if runtime not in known:
             half_width = math.log(large.interval_ms[1] / large.latency_ms) / 1.645
-            assert half_width > SPREAD  # wider than what the device's kernels alone deserve
+            assert half_width > SPREADS.get(runtime, SPREADS[""])  # wider than what kernels alone deserve
 
 
 def test_the_command_says_what_an_estimate_rests_on(model: str) -> None:
@@ -83,6 +88,7 @@ def test_estimates_follow_from_eagers_costs() -> None:
     eager = fitted().runtimes["eager"]
     found = with_estimates(fitted()).runtimes
     assert found["eager"] == eager
+    assert set(found) == {"eager", *RUNTIMES}
     assert found["cuda-graphs"].fixed_us == datasheet.LAUNCH_US
     assert set(found["cuda-graphs"].costs_us.values()) == {0.0}
     assert found["onnxruntime"].costs_us["node"] == eager.costs_us["elementwise"]
@@ -91,10 +97,16 @@ def test_estimates_follow_from_eagers_costs() -> None:
     ratio = shipped["torchscript"].costs_us["gemm"] / shipped["eager"].costs_us["gemm"]
     assert found["torchscript"].costs_us["node.gemm"] == pytest.approx(20.0 * ratio, rel=1e-4)
     assert found["torchscript"].costs_us["node.bmm"] == found["torchscript"].costs_us["node.gemm"]
+    compiled = found["compile"]
+    assert nearest(compiled.costs_us, f"{compiled_ops.EXTERN_CLASS}.gemm") == found["torchscript"].costs_us["gemm"]
+    assert nearest(compiled.costs_us, compiled_ops.GENERATED_CLASS) == eager.costs_us["elementwise"]
+    assert nearest(compiled.costs_us, f"{compiled_ops.EAGER}.gemm.linear") == eager.costs_us["gemm"]
+    assert nearest(compiled.costs_us, compiled_ops.GUARDS) > eager.costs_us["elementwise"]
+    assert found["tensorrt"].costs_us[""] < found["onnxruntime"].costs_us["node"]
     for name in RUNTIMES:
-        assert found[name].module_call_us == found[name].python_call_us == 0.0
+        assert found[name].module_call_us == 0.0
         assert found[name].host_spread == eager.host_spread
-        assert found[name].spread == pytest.approx(math.hypot(0.1, SPREAD), rel=1e-4)
+        assert found[name].spread == pytest.approx(math.hypot(0.1, SPREADS.get(name, SPREADS[""])), rel=1e-4)
 
 
 def test_what_is_known_is_not_estimated() -> None:

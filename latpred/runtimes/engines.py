@@ -1,0 +1,162 @@
+"""Engines: what TensorRT and ONNX Runtime's transformer optimizer make of a model, by rule. For predicting only.
+
+Both read a whole graph and replace what stands together by kernels of their own: queries, keys and values are one
+product, pointwise ops part of the kernel before them, and TensorRT has one kernel for attention. Neither is run here,
+so nothing is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from latpred.errors import MissingPackageError
+from latpred.graph.features import CAT
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
+from latpred.ops.families import root
+from latpred.runtimes.base import estimated_graph
+from latpred.runtimes.eager import StepPerOp
+from latpred.runtimes.legacy_torch import unfused
+
+if TYPE_CHECKING:
+    from latpred.runtimes.source import Source
+
+JOINED = f"{CAT}.engine"  # however many tensors an engine joins, it is not PyTorch's kernel that does it
+_POINTWISE = frozenset({"batch_norm", "elementwise"})
+_MOST_PROJECTIONS = 3  # of queries, keys and values
+
+
+class Engine(StepPerOp):
+    """A runtime whose kernels are told from the eager graph, and that latpred does not run.
+
+    Attributes
+    ----------
+    predicted_only : bool
+        That it cannot be calibrated or measured, whatever is installed.
+    apart : collection of str
+        Kernel families of pointwise ops that stay kernels of their own.
+    fuses_attention : bool
+        Whether attention is one kernel, instead of two products and a softmax.
+    steps : str
+        First part of its host classes.
+    """
+
+    traced_by = name = ""
+    needs = "cuda"
+    options = "3"  # version of the rules: graphs by others are made again
+    predicted_only = True
+    apart: Collection[str] = ()
+    fuses_attention = True
+    steps = "kernel"
+    how_to = ""
+
+    def trace(self, source: Source, target: str) -> ModelGraph:
+        """The estimate: nothing else is known of it."""
+        return self.estimate(source.graph, target)
+
+    def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
+        """What an engine makes of the eager graph."""
+
+        def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+            made = as_engine(ops, self.apart, fuses_attention=self.fuses_attention)
+            return tuple(
+                msgspec.structs.replace(op, host_class=f"{self.steps}.{root(op.family)}", syncs=0) for op in made
+            )
+
+        note = f"{self.name} was not asked: its kernels are estimated from the eager graph, by its usual fusions"
+        return estimated_graph(self.traced_by, target, graph, rewrite, note)
+
+    def available(self) -> str | None:
+        """How to run it without latpred."""
+        return f"latpred predicts {self.name} for GPUs that were not measured, and does not run it. {self.how_to}"
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """Refuse: there is nothing to measure."""
+        raise MissingPackageError(f"{self.available()}.")
+
+
+class TensorRT(Engine):
+    """An engine that TensorRT builds of the whole model."""
+
+    name = traced_by = "tensorrt"
+    how_to = "To run it: pip install torch_tensorrt, then torch_tensorrt.compile(model, inputs=...)"
+
+
+class OnnxRuntimeOptimized(Engine):
+    """ONNX Runtime on a graph that its transformer optimizer fused: attention, layer norm, GELU and biases."""
+
+    name = traced_by = "onnxruntime-optimized"
+    fuses_attention = False  # its node of attention launches these
+    steps = "node"
+    # A GELU takes its bias along, but stays a node, as do functions that no product ends in.
+    apart = frozenset(f"elementwise.{name}" for name in ("gelu", "tanh", "silu", "sigmoid", "hardswish", "mish"))
+    how_to = "To run it: python -m onnxruntime.transformers.optimizer --input model.onnx --output optimized.onnx"
+
+
+def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention: bool = True) -> tuple[Op, ...]:
+    """The kernels of an engine for eager ops; pointwise ones of a family in `apart` stay kernels.
+
+    >>> two = Affine(2)
+    >>> product = Op("aten::linear", "", "gemm", "gemm", "float16", {"m": two, "n": two, "k": two}, launches=1)
+    >>> gelu = Op("aten::gelu", "", "elementwise", "elementwise.gelu", "float16", {"numel": two}, launches=1)
+    >>> [len(as_engine([product, gelu], apart)) for apart in ((), ("elementwise.gelu",))]
+    [1, 2]
+    """
+    made: list[Op] = []
+    for op in ops:
+        # As a batch of one has its parts: an engine's products read in any order.
+        for part in (op,) if fuses_attention else unfused(op, at_one=True):
+            general = root(part.family)
+            if not part.launches or not part.family or general == "factory":  # views, and what is computed once
+                continue
+            if made and general in _POINTWISE and part.family not in apart:
+                continue
+            if general in ("bmm", "attention"):
+                while made and root(made[-1].family) == "copy":
+                    made.pop()
+                _join_projections(made)
+            if general == "copy" and made and root(made[-1].family) == "attention":
+                continue
+            family = JOINED if general == CAT else part.family
+            made.append(msgspec.structs.replace(part, family=family, module_calls=0, python_calls=0))
+            if fuses_attention and [root(one.family) for one in made[-3:]] == ["bmm", "softmax", "bmm"]:
+                made[-3:] = [_attention(made[-3], made[-1])]
+    return tuple(made)
+
+
+def _attention(scores: Op, values: Op) -> Op:
+    """One kernel in place of the products of attention and what lies between them."""
+    sizes = {"batch": "batch", "queries": "m", "keys": "n", "head_dim": "k"}
+    dims = {name: scores.dims[size] for name, size in sizes.items()}
+    return msgspec.structs.replace(
+        values,
+        name="engine::attention",
+        family="attention",
+        dims={**dims, "heads": Affine(1), "masked": ZERO},
+        macs=scores.macs + values.macs,
+        read_bytes=scores.read_bytes + values.read_bytes - scores.write_bytes,
+    )
+
+
+def _join_projections(made: list[Op]) -> None:
+    """Make one product of the last ones where they read the same rows: queries, keys and values."""
+    first = len(made)
+    while first and len(made) - first < _MOST_PROJECTIONS and _alike(made[first - 1], made[-1]):
+        first -= 1
+    projections = made[first:]
+    if len(projections) < 2:
+        return
+    summed = {
+        name: sum((getattr(op, name) for op in projections), ZERO) for name in ("macs", "weight_bytes", "write_bytes")
+    }
+    columns = sum((op.dims["n"] for op in projections), ZERO)
+    made[first:] = [msgspec.structs.replace(made[first], dims={**made[first].dims, "n": columns}, **summed)]
+
+
+def _alike(one: Op, other: Op) -> bool:
+    """Whether two kernels are products of equally many rows that are equally long."""
+    return all(root(op.family) == "gemm" for op in (one, other)) and all(
+        one.dims[name] == other.dims[name] for name in ("m", "k")
+    )
