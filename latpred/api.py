@@ -131,7 +131,7 @@ def predict(
     UsageError
         When an argument is wrong.
     TraceError
-        When the model cannot be walked.
+        When the model cannot be traced.
     ProfileError
         When there is no profile of the device, or it does not cover what was asked.
 
@@ -161,7 +161,7 @@ def _curve_of_lengths(predictor: Predictor, model: Any, batches: Sequence[int], 
     from latpred.tracing.unequal_lengths import trace_lengths
 
     if not isinstance(model, str) and not hasattr(model, "named_modules"):
-        raise UsageError("lengths= needs the model itself: a graph was walked with the inputs it has.")
+        raise UsageError("lengths= needs the model itself: a graph was traced with the inputs it has.")
     execution, lengths = options.execution, checked_lengths(options.lengths)
     if isinstance(lengths, GivenLengths) and list(batches) == [1]:
         batches = [len(lengths.values)]

@@ -1,6 +1,6 @@
 """Caches that stay small: by an object's identity for as long as it lives, and of what was asked for most recently.
 
-The first is for large frozen records whose hash would walk everything they hold, or that cannot be hashed at all.
+The first is for large frozen records whose hash would look at everything they hold, or that cannot be hashed at all.
 """
 
 from __future__ import annotations

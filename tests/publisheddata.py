@@ -42,7 +42,7 @@ MODELS = {
 
 @cache
 def graphs() -> dict[TraceKey, ModelGraph]:
-    """Walks of all models in both precisions, as PyTorch 1.12 ran them."""
+    """Traces of all models in both precisions, as PyTorch 1.12 ran them."""
     found = {}
     for name, sizes in MODELS.items():
         for precision in ("fp32", "fp16"):

@@ -195,7 +195,7 @@ def test_predictions_use_the_profile_of_as_many_threads(model: str) -> None:
 
 
 @pytest.mark.usefixtures("calibrated")
-def test_channels_last_is_another_walk_with_a_caveat(model: str) -> None:
+def test_channels_last_is_another_trace_with_a_caveat(model: str) -> None:
     shown = run("predict", model, "--image", "8", "--channels-last")
     assert "caveat: convolutions were measured in the contiguous format" in shown.stdout
     assert "contiguous format" not in run("predict", model, "--image", "8").stdout

@@ -203,7 +203,7 @@ def _make(machine: Machine) -> tuple[object, ...]:
 ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
 """Effort of timing one side alone; few calls in a row, so that they fit the device's launch queue."""
 
-NOT_TRACED = "not walked: "
+NOT_TRACED = "not traced: "
 MOST_ENDS = 3  # runs that may end in one and the same setting before it is passed over
 
 

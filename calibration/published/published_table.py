@@ -247,7 +247,7 @@ def _traced(
     calls = (joblib.delayed(_trace_model)(keys, torch_version) for keys in ordered)
     for name, traced in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
         if not isinstance(traced, MissingPackageError):
-            progress(f"walked {name} ({len(traced)} combinations of input size and precision)")
+            progress(f"traced {name} ({len(traced)} combinations of input size and precision)")
         yield name, traced
 
 

@@ -5,7 +5,7 @@
 
 Each GPU of the table is left out with all its rows, and predicted from the others and its datasheet, on the middle of
 the others' hosts: all that is known of a GPU that somebody else has. Then all GPUs are fitted together. Models of
-torchvision and timm are walked, so both are needed where the table has any.
+torchvision and timm are traced, so both are needed where the table has any.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, o
 def _predicted(
     model: str, batches: Sequence[int], runtime: str, *, strict: bool, yes: bool, **asked: Any
 ) -> tuple[Curve, ModelGraph | None]:
-    """Walk the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
+    """Trace the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
     from latpred import api
     from latpred.query import GivenLengths
 
@@ -194,7 +194,7 @@ def graph_of(
 
 
 def demand_model(model: str, runtime: str | None = None, **inputs: Any) -> ModelGraph | None:
-    """Walk a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
+    """Trace a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
     from latpred.runtimes.onnx import onnx_file
     from latpred.tracing import trace
 

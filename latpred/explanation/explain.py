@@ -228,7 +228,7 @@ def _headrooms(explanation: Explanation, predictor: Predictor, traces: _Traces) 
     headrooms = {}
     for choice in {choice.runtime: choice for choice in shown}.values():
         graph = traces.of(choice.runtime)
-        if not graph.walked and not graph.only:  # else no batch can be predicted that was not traced
+        if not graph.exact and not graph.only:  # else no batch can be predicted that was not traced
             headrooms[choice.runtime] = _headroom(predictor, graph, choice.prediction, traces)
     return headrooms
 

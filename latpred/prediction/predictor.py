@@ -164,11 +164,11 @@ class Predictor:
         sizes = checked_batches(batches)
         graph.check_batches(sizes)
         options = Options(runtime=runtime, protocol=protocol, inputs_on=inputs_on)
-        if not (graph.walked or graph.only):
+        if not (graph.exact or graph.only):
             return self._curve(self.lowered(graph, runtime), sizes, options)
         points = []
         for batch in sizes:
-            alone = self.lowered(graph.walked.get(batch, graph), runtime)
+            alone = self.lowered(graph.exact.get(batch, graph), runtime)
             points.append(self._curve(alone, (batch,), options)[0])
         return joined(points, graph.notes)
 
@@ -198,7 +198,7 @@ class Predictor:
         """
         if not (isinstance(latency_ms, int | float) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
-        if graph.walked:
+        if graph.exact:
             raise UsageError(
                 f"The work of {graph.model} is no line in batch, so no largest batch can be worked out. "
                 "Predict the batches in question: latpred.predict(model, batch=[...])."
@@ -223,7 +223,7 @@ class Predictor:
     ) -> tuple[Schedule, Priced, DeviceInfo]:
         """What one forward pass is made of: a runtime's schedule at a batch size, its costs, and the device's clock."""
         graph.check_batches([batch])
-        lowered = self.lowered(graph.walked.get(batch, graph), runtime)
+        lowered = self.lowered(graph.exact.get(batch, graph), runtime)
         fit = self._runtime_fit(runtime)
         schedule = fit.runtime.lower(lowered, batch)
         return schedule, self._price(schedule, lowered, self._resident(schedule, lowered, batch)), fit.device

@@ -167,7 +167,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
     tracer, eager = _tracer(runtime), source.graph
     if tracer is None:
         return eager
-    if eager.walked:
+    if eager.exact:
         return _at_each(source, runtime, target)
     if eager.only:
         (batch,) = eager.only
@@ -200,11 +200,11 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
 
 def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
     """The graphs of the batches at which a model was traced eagerly whose work is not affine in batch."""
-    alone = {batch: replace(source, graph=graph) for batch, graph in source.graph.walked.items()}
+    alone = {batch: replace(source, graph=graph) for batch, graph in source.graph.exact.items()}
     graphs = {batch: of_source(given, runtime, target) for batch, given in alone.items()}
     first = graphs[min(graphs)]
     notes = dict.fromkeys([*source.graph.notes, *(note for graph in graphs.values() for note in graph.notes)])
-    return msgspec.structs.replace(first, only=source.graph.only, walked=graphs, notes=tuple(notes))
+    return msgspec.structs.replace(first, only=source.graph.only, exact=graphs, notes=tuple(notes))
 
 
 def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:

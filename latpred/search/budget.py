@@ -159,7 +159,7 @@ class LatencyBudget:
         Raises
         ------
         CandidateError
-            When it cannot be built, walked or predicted.
+            When it cannot be built, traced or predicted.
         UsageError, ProfileError
             When the device, runtime or another part of the budget is wrong.
         """

@@ -57,7 +57,7 @@ def predict_many(
     device, precision, protocol, inputs, seq, image
         As for `predict`; they hold for all candidates. A `latpred.Predictor` may stand for the device.
     errors : {"record", "raise"}
-        A candidate that cannot be built, walked or predicted gets rows that say why ("record"), or ends everything.
+        A candidate that cannot be built, traced or predicted gets rows that say why ("record"), or ends everything.
     n_jobs : int, optional
         Processes that share the work, -1 for one on each core; without it, this process alone, or the workers of a
         `joblib.parallel_config` that the call stands in, as backend="dask" or "ray". The table is the same to the bit.

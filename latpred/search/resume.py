@@ -180,7 +180,7 @@ class Evaluator:
         def graph_in(runtime: str) -> ModelGraph:
             if options.inputs is None and lowering.traced_by(runtime) == "eager" and is_config(candidate):
                 graph = STACKS.graph(candidate, seq=options.seq, image=options.image, precision=options.precision)
-                if not (graph.walked or graph.only):
+                if not (graph.exact or graph.only):
                     return graph
             if not built:
                 built.append(traceable(candidate))
