@@ -194,6 +194,24 @@ def test_predictions_use_the_profile_of_as_many_threads(model: str) -> None:
     assert run(*common, "--cudnn-benchmark", "--device", "cpu").exit_code == 3
 
 
+HEAVY = """
+import sys
+from latpred.cli import main
+main(sys.argv[1:], standalone_mode=False)
+print({"torch", "transformers"} & set(sys.modules), file=sys.stderr)
+"""
+
+
+@pytest.mark.usefixtures("calibrated")
+@pytest.mark.parametrize("device", ["rtx-8000", "cpu"])
+def test_the_second_prediction_of_a_name_needs_no_pytorch(device: str) -> None:
+    asked = [sys.executable, "-c", HEAVY, "predict", "bert-base-uncased", "--device", device, "--json"]
+    first, second = (subprocess.run(asked, capture_output=True, text=True, check=True) for _ in range(2))
+    assert first.stdout == second.stdout
+    assert "torch" in first.stderr
+    assert second.stderr == "set()\n"
+
+
 @pytest.mark.usefixtures("calibrated")
 def test_channels_last_is_another_trace_with_a_caveat(model: str) -> None:
     shown = run("predict", model, "--image", "8", "--channels-last")

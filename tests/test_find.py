@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import msgspec
@@ -135,3 +136,19 @@ def test_for_real(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(line.startswith("latpred: ") for line in done.stderr.splitlines())
     assert msgspec.structs.asdict(store.find("cpu"))["provenance"] == "measured"
     assert latpred_home in store.path("cpu").parents
+
+
+def test_before_pytorch_is_loaded_its_threads_are_those_of_the_last_process_alike(
+    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(find, "sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr(find, "_threads_of_torch", lambda: asked.append(1) or 3)
+    assert [find._threads_now(), find._threads_now(), len(asked)] == [3, 3, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # which PyTorch heeds
+    assert [find._threads_now(), find._threads_now(), len(asked)] == [3, 3, 2]
+    for remembered in (latpred_home / "cache" / "threads").iterdir():
+        remembered.write_text("many")
+    assert [find._threads_now(), len(asked)] == [3, 3]
+    monkeypatch.setattr(find, "sys", SimpleNamespace(modules={"torch": None}))
+    assert [find._threads_now(), len(asked)] == [3, 4]

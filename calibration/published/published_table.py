@@ -8,19 +8,14 @@ input_size, input_kind ("seq_len" or "image_px"), latency_s and run, pipelined, 
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 import joblib
 import numpy as np
 import pandas as pd
 
-import latpred
 from latpred import tables
 from latpred.errors import MissingPackageError, TableError, UnknownModelError
 from latpred.graph.graph import ModelGraph
@@ -219,7 +214,7 @@ def trace_all(
     missing: dict[str, list[TraceKey]] = {}
     for key in dict.fromkeys(keys):
         if key not in graphs:
-            stored = graph_store.look_up(_store_key(key, torch_version)) if _lasting(key.model) else None
+            stored = graph_store.look_up(_store_key(key, torch_version))
             if stored is None:
                 missing.setdefault(key.model, []).append(key)
             else:
@@ -231,8 +226,7 @@ def trace_all(
             lacking[name] = str(traced)
             continue
         for key, graph in traced.items():
-            if _lasting(key.model):
-                graph_store.keep(_store_key(key, torch_version), graph)
+            graph_store.keep(_store_key(key, torch_version), graph)
             graphs[key] = graph
     return graphs
 
@@ -276,28 +270,5 @@ def _trace(key: TraceKey, torch_version: str) -> ModelGraph:
         raise UnknownModelError(f"the table's column model: {error}") from error
 
 
-def _lasting(name: str) -> bool:
-    """Whether a name means the same tomorrow: one of a function in a user's file does not."""
-    return ".py:" not in name
-
-
-def _store_key(key: TraceKey, torch_version: str) -> tuple[str, ...]:
-    """Everything that the graph of a published model depends on."""
-    return (key.model, key.kind, str(key.size), key.precision, torch_version, *_software())
-
-
-@cache
-def _software() -> tuple[str, ...]:
-    """Versions of the packages that models come from, and a digest of the code that traces them."""
-    versions = []
-    for name in ("torch", "transformers", "torchvision", "timm"):
-        try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            versions.append(f"no {name}")
-    root = Path(latpred.__file__).parent
-    folders = ("tracing", "ops", "graph", "sandbox", "zoo")
-    sources = sorted(file for folder in folders for file in root.glob(f"{folder}/*.py"))
-    sources.append(root / "runtimes" / "legacy_torch.py")
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
-    return (*versions, digest.hexdigest())
+def _store_key(key: TraceKey, torch_version: str) -> tuple[str, ...] | None:
+    return graph_store.key_of(key.model, kind=key.kind, size=key.size, precision=key.precision, run_in=torch_version)

@@ -150,12 +150,15 @@ def _predicted(
         graph = graph_of(model, runtime, batches, strict=strict, yes=yes, **asked)
         place = ("device", "host", "threads", "cudnn_benchmark", "protocol", "now")
         return api.predict(graph, batches, runtime, **{name: asked[name] for name in place}), graph
+    if asked.pop("memory_format") == "channels_last":
+        raise UsageError("--lengths are of sequences, which have no channels; leave out --channels-last.")
+    if strict:
+        raise UsageError("--strict looks at models whose inputs are alike; leave it out, or --lengths.")
     ensure_profile(runtimes=(runtime,), yes=yes, **asked)
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.
     given_batches = click.get_current_context().get_parameter_source("batches") is not ParameterSource.DEFAULT
     if isinstance(lengths, GivenLengths) and not given_batches:
         batches = (len(lengths.values),)
-    del asked["memory_format"]
     return api.predict(model, batches, runtime, **asked), None
 
 
@@ -174,32 +177,37 @@ def graph_of(
 ) -> ModelGraph:
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
     from latpred.prediction.find import predictor_of
-    from latpred.query import DeviceQuery
-    from latpred.runtimes.legacy_torch import traced_for
-    from latpred.runtimes.lowering import target_of, trace_for_runtime, traced_by
+    from latpred.query import DeviceQuery, Options
 
-    inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format")} | {"batches": batches}
-    graph = demand_model(model, runtime, strict=strict, **inputs)
+    inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format")}
+    era = _era(device, threads, cudnn_benchmark)
+    graph = demand_model(model, runtime, era, strict=strict, batches=batches, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
-    era = predictor.profile.protocol.get("era", "")
-    eager = traced_by(runtime) == "eager"
-    if graph is not None and eager and not era:
+    if graph is not None and predictor.traced_by(runtime) == "eager":
         return graph
-    if not eager:
-        notice(_asking(runtime, model))
-    target = target_of(predictor.profile.device.kind)
-    with traced_for(era):  # of older software, as `latpred.predict` does it
-        return trace_for_runtime(model, runtime=runtime, target=target, **inputs)
+    notice(_asking(runtime, model))
+    return predictor.trace(model, Options(runtime=runtime, **inputs), batches)
 
 
-def demand_model(model: str, runtime: str | None = None, **inputs: Any) -> ModelGraph | None:
+def _era(device: str | None, threads: int | None, cudnn_benchmark: bool | None) -> str:
+    """Which PyTorch the profile is of; "" for the one installed, and where there is no profile yet."""
+    from latpred.errors import ProfileError
+    from latpred.profile import store
+
+    try:
+        return store.find(device, threads=threads, cudnn_benchmark=cudnn_benchmark).protocol.get("era", "")
+    except ProfileError:  # `ensure_profile` says so, once the model is known to be one
+        return ""
+
+
+def demand_model(model: str, runtime: str | None = None, era: str = "", **inputs: Any) -> ModelGraph | None:
     """Trace a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
+    from latpred.runtimes.graph_store import trace_by_name
     from latpred.runtimes.onnx import onnx_file
-    from latpred.tracing import trace
 
     if not onnx_file.is_file(model):
-        return trace(model, **inputs)
+        return trace_by_name(model, era, **inputs)
     if runtime is not None:
         onnx_file.check_file(model, runtime)
     return None

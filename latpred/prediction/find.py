@@ -5,11 +5,12 @@ A machine that has no profile yet is calibrated where no device is named (`LATPR
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
@@ -36,6 +37,7 @@ _BUSY = (
     f"another process has been calibrating this machine for more than {WAIT_S / 60:.0f} minutes. "
     "Stop it, or calibrate once before starting many: latpred calibrate --quick"
 )
+_THREAD_SETTINGS = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")  # beginnings of variables of the environment
 _PACKAGES = ("torch", "transformers")  # whose versions are compared with those that a profile was measured with
 
 
@@ -222,9 +224,30 @@ def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
 
 
 def _threads_now() -> int:
+    """Threads that PyTorch uses here and now; before it is loaded, as many as in the last process like this one."""
+    if "torch" in sys.modules:
+        return _threads_of_torch()
+    remembered = storage.cache_dir() / "threads" / _threads_key()
+    with suppress(OSError, ValueError):
+        return int(remembered.read_text())
+    threads = _threads_of_torch()
+    with suppress(OSError):
+        storage.write(remembered, str(threads).encode(), durable=False)
+    return threads
+
+
+def _threads_of_torch() -> int:
     import torch
 
     return torch.get_num_threads()
+
+
+def _threads_key() -> str:
+    """Digest of what PyTorch and its libraries choose their number of threads by."""
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_THREAD_SETTINGS))
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [host.cores()]
+    told = "\n".join([_version("torch"), host.cpu_name(), host.cpu_model(), str(usable), *settings])
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
 def _fitted(profile: DeviceProfile, swapped: bool) -> str:

@@ -228,9 +228,13 @@ class Predictor:
         schedule = fit.runtime.lower(lowered, batch)
         return schedule, self._price(schedule, lowered, self._resident(schedule, lowered, batch)), fit.device
 
+    def traced_by(self, runtime: str) -> str:
+        """Name of the runtime whose graphs a runtime lowers with the PyTorch that the profile is of."""
+        return self._runtime_fit(runtime).traced_by
+
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
-        traced_by = self._runtime_fit(runtime).traced_by
+        traced_by = self.traced_by(runtime)
         if graph.runtime != traced_by or graph.target not in ("", self.target):
             named = "eager" if self.era and traced_by == "eager" else runtime
             graph = lowering.fitting(graph, named, self.target)

@@ -88,6 +88,9 @@ def test_products_of_all_pairs_are_counted_at_each_batch(runtime: str) -> None:
     # At batch 1 Inductor makes a sum of a product.
     assert [graph.macs(b) for b in (8, 48)] == [layer_macs(b) + b * b * WIDTH for b in (8, 48)]
     assert any("no line in batch: traced at 1, 8, 48" in note for note in graph.notes)
+    stored = graph.to_json()
+    assert '"walked":{"1":{' in stored  # as files of earlier versions have it
+    assert ModelGraph.from_json(stored) == graph
 
 
 @pytest.mark.parametrize("runtime", ["eager", "torchscript", "compile"])
