@@ -6,7 +6,6 @@ Fills an `explanation.Explanation`, which `explanation.advice` puts into a sente
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -152,9 +151,7 @@ class _Traces:
 
     @cached_property
     def _is_file(self) -> bool:
-        from latpred.runtimes.onnx import onnx_file
-
-        return isinstance(self._model, str | os.PathLike) and onnx_file.is_file(os.fspath(self._model))
+        return lowering.is_onnx_file(self._model)
 
     @cached_property
     def _source(self) -> Source:

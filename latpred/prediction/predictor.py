@@ -7,6 +7,7 @@ model imports torch, and nothing here reads a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,7 +114,7 @@ class Predictor:
         options = options or Options()
         if isinstance(model, ModelGraph):
             return options.checked(model)
-        with traced_for(self.era):
+        with traced_for(self.era) if self.era else nullcontext():
             return lowering.trace_for_runtime(
                 model, runtime=options.runtime, target=self.target, batches=batches, **options.tracing
             )

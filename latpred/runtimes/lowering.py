@@ -20,7 +20,6 @@ from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store, legacy_torch
 from latpred.runtimes.base import RuntimeTracer
-from latpred.runtimes.onnx import onnx_file
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +32,15 @@ _REFUSED = "an estimate only: "  # how the note starts of a graph whose runtime 
 _UNASKED = "at batch {batch} alone {runtime} was not asked what it makes of the model: estimated from the eager trace"
 _TURN = threading.RLock()  # exporters and compilers keep marks of being at work for the whole process
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
+
+
+def is_onnx_file(model: object) -> bool:
+    """Whether a model is named by the path of an .onnx file.
+
+    >>> is_onnx_file("models/net.onnx"), is_onnx_file("resnet50")
+    (True, False)
+    """
+    return isinstance(model, str | os.PathLike) and str(os.fspath(model)).lower().endswith(".onnx")
 
 
 def traced_by(runtime: str) -> str:
@@ -142,7 +150,9 @@ def trace_for_runtime(
     given: dict[str, Any] = {"seq": seq, "image": image, "precision": precision}
     with without_modes():
         demand_suited(runtime, target)  # said before anything takes time
-        if isinstance(model, str) and onnx_file.is_file(model):
+        if isinstance(model, str) and is_onnx_file(model):
+            from latpred.runtimes.onnx import onnx_file
+
             tracer = _tracer(runtime)
             if tracer is None or tracer.traced_by != "onnxruntime":
                 raise onnx_file.refuse(model, runtime)
