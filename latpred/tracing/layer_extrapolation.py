@@ -22,7 +22,7 @@ from latpred.errors import TraceError
 from latpred.graph.dtypes import DTYPES
 from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
-from latpred.tracing.affine_ops import RETURN
+from latpred.tracing.trace_pass import RETURN
 from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.tracer import trace
 from latpred.zoo import names

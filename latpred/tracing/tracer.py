@@ -21,15 +21,6 @@ from latpred.graph.dtypes import DTYPES, dtype_of, precision_name
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import uncompiled, without_modes
 from latpred.sandbox.restore import put_back
-from latpred.tracing.affine_ops import (
-    TracePass,
-    demand_same,
-    is_affine,
-    on_one_line,
-    ops_exactly,
-    ops_through,
-    same_ops,
-)
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
 from latpred.tracing.inputs import (
     Inputs,
@@ -46,7 +37,16 @@ from latpred.tracing.inputs import (
 )
 from latpred.tracing.meta_module import MetaModule, fast_paths_on_meta, make_meta_module, usual_dtype
 from latpred.tracing.op_record import CACHE, Kind, OpRecord, describe, place, unknown
-from latpred.tracing.python_calls import PassWatcher
+from latpred.tracing.trace_pass import (
+    PassWatcher,
+    TracePass,
+    demand_same,
+    is_affine,
+    on_one_line,
+    ops_exactly,
+    ops_through,
+    same_ops,
+)
 from latpred.zoo import names
 
 _NO_OPTIONS: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from torch import nn
 import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import Op
-from latpred.tracing.affine_ops import RETURN
+from latpred.tracing.trace_pass import RETURN
 from latpred.tracing.op_record import OpRecord
 
 OFF_THE_LINE_AT_ONE = {"funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit"}
