@@ -192,8 +192,17 @@ def loaded_by(code: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.splitlines()}
 
 
-def test_importing_latpred_loads_nothing_heavy() -> None:
-    assert not loaded_by("import latpred") & HEAVY
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import latpred; dir(latpred); latpred.cost('a::b')", HEAVY | {"numpy"}),
+        ("from latpred import host; host.processor_time()", HEAVY | {"numpy"}),
+        ("import latpred.prediction.predictor", HEAVY),
+        ("from latpred.calibration.devices import machine; machine.identity(threads=1)", {"torch"}),
+    ],
+)
+def test_what_needs_nothing_heavy_loads_none(code: str, heavy: set[str]) -> None:
+    assert not loaded_by(code) & heavy
 
 
 def test_help_loads_nothing_but_click() -> None:
