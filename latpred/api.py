@@ -143,7 +143,7 @@ def predict(
     options = Options(inputs, seq, image, precision, memory_format, lengths, execution, runtime, protocol, inputs_on)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark, now), runtime)
     curve = curve_of(predictor, model, sizes, options)
-    return curve[0] if is_one(batch) else curve
+    return curve.points[0] if is_one(batch) else curve
 
 
 def curve_of(predictor: Predictor, model: Model, batches: Sequence[int], options: Options) -> Curve:
