@@ -11,7 +11,7 @@ from itertools import zip_longest
 from math import prod
 from typing import Any
 
-from latpred.ops.registry import Formula, Tensor, Work, cost, first, is_tensor, nbytes, numel, rows_of, run_length
+from latpred.ops.families import Formula, Tensor, Work, cost, first, is_tensor, nbytes, numel, rows_of, run_length
 
 
 def elementwise(kind: str) -> Formula:

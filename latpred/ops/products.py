@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from latpred.ops.families import CONV_DIMS
-from latpred.ops.registry import Tensor, Work, cost, first, numel, pair
+from latpred.ops.families import CONV_DIMS, Tensor, Work, cost, first, numel, pair
 
 
 def gemm(m: int, n: int, k: int, family: str = "gemm") -> Work:

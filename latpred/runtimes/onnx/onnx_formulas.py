@@ -11,8 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from latpred.ops import pointwise, products
-from latpred.ops.families import root
-from latpred.ops.registry import Work
+from latpred.ops.families import Work, root
 
 NCHWC = "com.microsoft.nchwc"
 _BYTES = {
