@@ -157,7 +157,9 @@ def _said(factors: Mapping[str, float]) -> str:
 
 def _document(each: RuntimeAdaptation) -> dict[str, Any]:
     return {
-        **{name: getattr(each, name) for name in ("runtime", "architectures", "rows", "level", "validated", "interval")},
+        **{
+            name: getattr(each, name) for name in ("runtime", "architectures", "rows", "level", "validated", "interval")
+        },
         "bought": asdict(each.bought),
         "by_regime": {name: asdict(bought) for name, bought in each.by_regime.items()},
         "left_out": dict(each.left_out),

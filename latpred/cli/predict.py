@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from latpred.graph.graph import ModelGraph
     from latpred.prediction.prediction import Curve
     from latpred.prediction.timeline import ForwardPass
+    from latpred.query import DeviceQuery
     from latpred.render import Page
 
 
@@ -180,24 +181,26 @@ def graph_of(
     from latpred.query import DeviceQuery, Options
 
     inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format")}
-    era = _era(device, threads, cudnn_benchmark)
-    graph = demand_model(model, runtime, era, strict=strict, batches=batches, **inputs)
+    query = DeviceQuery(device, host, threads, cudnn_benchmark)
+    graph = demand_model(model, runtime, _era(query), strict=strict, batches=batches, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
-    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
+    predictor = predictor_of(query, runtime)
     if graph is not None and predictor.traced_by(runtime) == "eager":
         return graph
     notice(_asking(runtime, model))
     return predictor.trace(model, Options(runtime=runtime, **inputs), batches)
 
 
-def _era(device: str | None, threads: int | None, cudnn_benchmark: bool | None) -> str:
+def _era(query: DeviceQuery) -> str:
     """Which PyTorch the profile is of; "" for the one installed, and where there is no profile yet."""
-    from latpred.errors import ProfileError
+    from latpred.errors import LatpredError
+    from latpred.prediction.find import predictor_of
     from latpred.profile import store
 
     try:
-        return store.find(device, threads=threads, cudnn_benchmark=cudnn_benchmark).protocol.get("era", "")
-    except ProfileError:  # `ensure_profile` says so, once the model is known to be one
+        store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+        return predictor_of(query).era
+    except LatpredError:  # said once the model is known to be one
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Formulas of products: one weight matrix for all rows (gemm), a batch of independent ones (bmm), attention, recurrence.
+"""Formulas of products: one weight matrix for all rows (gemm), or independent ones (bmm); attention and recurrence.
 
 Convolutions are dense, grouped, depthwise or transposed, in one to three dimensions.
 """

@@ -87,7 +87,7 @@ def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **optio
 
     For processes in which nobody patches PyTorch or the models' libraries. `options` are those of `latpred.trace`.
     """
-    most = max(UP_TO, *batches)  # a graph that is a line up to there serves all batches below as well
+    most = max((UP_TO, *batches))  # a graph that is a line up to there serves all batches below as well
     key = key_of(name, era=era, batches=most, **options)
     stored = look_up(key)
     if stored is not None and stored.model == name:
@@ -108,39 +108,31 @@ def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **optio
 def key_of(name: str, **asked: Any) -> tuple[str, ...] | None:
     """Everything that the eager trace of a model by name depends on.
 
-    None where that cannot be told: a function of a user's file, or a library that is worked on, may be another tomorrow,
-    and formulas that somebody registered are not known by a version.
+    None where that cannot be told: a function of a user's file, or a library that is worked on, may be another
+    tomorrow, and formulas that somebody registered are not known by a version.
     """
-    if ".py:" in name or generation() != BUILT_IN or _worked_on():
+    if ".py:" in name or generation() != BUILT_IN:
         return None
-    return (name, json.dumps(asked, sort_keys=True), *_software())
+    software = _software()
+    return None if software is None else (name, json.dumps(asked, sort_keys=True), *software)
 
 
 @cache
-def _software() -> tuple[str, ...]:
-    """The interpreter, every package that is installed, and a digest of latpred's own part in a trace."""
-    packages = sorted({f"{package.name} {package.version}" for package in metadata.distributions()})
+def _software() -> tuple[str, ...] | None:
+    """The interpreter, every package that is installed, and a digest of latpred's own part in a trace.
+
+    None where a library that models come from is installed to be worked on.
+    """
+    versions = set()
+    for package in metadata.distributions():
+        versions.add(f"{package.name} {package.version}")
+        if package.name in LIBRARIES and '"editable": true' in (package.read_text("direct_url.json") or ""):
+            return None
     root = Path(__file__).parents[1]
     sources = [file for pattern in _TRACING for file in sorted(root.glob(pattern))]
     sources.append(Path(str(files("latpred.models"))) / "architectures.json")
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    return (platform.python_version(), platform.machine(), *packages, digest)
-
-
-@cache
-def _worked_on() -> bool:
-    """Whether a library that models come from is installed from sources that may change under one version."""
-    found = (metadata.distribution(name) for name in LIBRARIES if _is_installed(name))
-    origins = (json.loads(package.read_text("direct_url.json") or "{}") for package in found)
-    return any(origin.get("dir_info", {}).get("editable", False) for origin in origins)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return (platform.python_version(), platform.machine(), *sorted(versions), digest)
 
 
 def look_up(key: Sequence[str] | None) -> ModelGraph | None:

@@ -16,9 +16,8 @@ from latpred.caches import IdentityCache
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
-from latpred.runtimes import torchscript_graph
+from latpred.runtimes import StepPerOp, torchscript_graph
 from latpred.runtimes.base import estimated_graph, first_difference, graph_in, op_through, unless_affine
-from latpred.runtimes import StepPerOp
 from latpred.runtimes.source import Source, tensors_of
 from latpred.runtimes.torchscript_graph import InterpreterRun, Node
 from latpred.sandbox.own_thread import silenced

@@ -273,11 +273,13 @@ def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(graph_store, "generation", lambda: -1)  # somebody registered a formula
         assert graph_store.key_of(NAME) is None
-    edited = types.SimpleNamespace(read_text=lambda _: '{"url": "file:///timm", "dir_info": {"editable": true}}')
-    monkeypatch.setattr(graph_store.metadata, "distribution", lambda _: edited)
-    graph_store._worked_on.cache_clear()
+    edited = types.SimpleNamespace(
+        name="timm", version="1.0", read_text=lambda _: '{"dir_info": {"editable": true}, "url": "file:///timm"}'
+    )
+    monkeypatch.setattr(graph_store.metadata, "distributions", lambda: [edited])
+    graph_store._software.cache_clear()
     assert graph_store.key_of(NAME) is None
-    graph_store._worked_on.cache_clear()
+    graph_store._software.cache_clear()
 
 
 def test_a_kept_trace_of_another_model_is_not_taken(traces: list[dict[str, Any]]) -> None:

@@ -17,10 +17,9 @@ from latpred import host
 from latpred.caches import IdentityCache
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph, Op, Schedule
-from latpred.runtimes import graph_store
+from latpred.runtimes import StepPerOp, graph_store
 from latpred.runtimes.base import BATCHES, estimated_graph
 from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, one_replay, refuse_uncapturable
-from latpred.runtimes import StepPerOp
 from latpred.runtimes.onnx import onnx_session
 
 if TYPE_CHECKING:
