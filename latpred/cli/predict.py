@@ -179,13 +179,14 @@ def graph_of(
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
     from latpred.prediction.find import predictor_of
     from latpred.query import DeviceQuery, Options
+    from latpred.runtimes.lowering import traced_by
 
     inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format")}
     query = DeviceQuery(device, host, threads, cudnn_benchmark)
     graph = demand_model(model, runtime, _era(query), strict=strict, batches=batches, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
     predictor = predictor_of(query, runtime)
-    if graph is not None and predictor.traced_by(runtime) == "eager":
+    if graph is not None and traced_by(runtime, predictor.era) == "eager":
         return graph
     notice(_asking(runtime, model))
     return predictor.trace(model, Options(runtime=runtime, **inputs), batches)

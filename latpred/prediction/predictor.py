@@ -32,7 +32,7 @@ from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
-from latpred.runtimes.legacy_torch import REWRITTEN, as_run_in, traced_for
+from latpred.runtimes.legacy_torch import as_run_in, traced_for
 
 if TYPE_CHECKING:
     from latpred.query import Model
@@ -229,13 +229,9 @@ class Predictor:
         schedule = fit.runtime.lower(lowered, batch)
         return schedule, self._price(schedule, lowered, self._resident(schedule, lowered, batch)), fit.device
 
-    def traced_by(self, runtime: str) -> str:
-        """Name of the runtime whose graphs a runtime lowers with the PyTorch that the profile is of."""
-        return self._runtime_fit(runtime).traced_by
-
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
-        traced_by = self.traced_by(runtime)
+        traced_by = self._runtime_fit(runtime).traced_by
         if graph.runtime != traced_by or graph.target not in ("", self.target):
             named = "eager" if self.era and traced_by == "eager" else runtime
             graph = lowering.fitting(graph, named, self.target)
@@ -262,7 +258,7 @@ class Predictor:
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
             self._runtimes[runtime] = _RuntimeFit(
                 runtime=runtimes.get(runtime),
-                traced_by="eager" if self.era and runtime in REWRITTEN else lowering.traced_by(runtime),
+                traced_by=lowering.traced_by(runtime, self.era),
                 device=device,
                 host_log_std=dispatch.host_spread,
                 log_std=max(dispatch.spread, least),

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
@@ -123,16 +124,23 @@ def _software() -> tuple[str, ...] | None:
 
     None where a library that models come from is installed to be worked on.
     """
-    versions = set()
-    for package in metadata.distributions():
-        versions.add(f"{package.name} {package.version}")
-        if package.name in LIBRARIES and '"editable": true' in (package.read_text("direct_url.json") or ""):
-            return None
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if '"editable": true' in (metadata.distribution(name).read_text("direct_url.json") or ""):
+                return None
     root = Path(__file__).parents[1]
     sources = [file for pattern in _TRACING for file in sorted(root.glob(pattern))]
     sources.append(Path(str(files("latpred.models"))) / "architectures.json")
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    return (platform.python_version(), platform.machine(), *sorted(versions), digest)
+    return (platform.python_version(), platform.machine(), *_packages(), digest)
+
+
+def _packages() -> list[str]:
+    """Names and versions of all packages, of which installers call a folder; to read what is in there takes longer."""
+    folders = [place or os.curdir for place in sys.path if os.path.isdir(place or os.curdir)]
+    return sorted(
+        {name for place in folders for name in os.listdir(place) if name.endswith((".dist-info", ".egg-info"))}
+    )
 
 
 def look_up(key: Sequence[str] | None) -> ModelGraph | None:

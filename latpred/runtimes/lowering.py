@@ -43,14 +43,14 @@ def is_onnx_file(model: object) -> bool:
     return isinstance(model, str | os.PathLike) and str(os.fspath(model)).lower().endswith(".onnx")
 
 
-def traced_by(runtime: str) -> str:
-    """Name of the runtime whose graphs a runtime lowers; within `legacy_torch.traced_for` that may be eager.
+def traced_by(runtime: str, era: str = "") -> str:
+    """Name of the runtime whose graphs a runtime lowers; in an era, or within `legacy_torch.traced_for`, maybe eager.
 
     >>> traced_by("eager")
     'eager'
     """
     tracer = _tracer(runtime)
-    if tracer is None or (legacy_torch.current() and runtime in legacy_torch.REWRITTEN):
+    if tracer is None or ((era or legacy_torch.current()) and runtime in legacy_torch.REWRITTEN):
         return "eager"
     return tracer.traced_by
 

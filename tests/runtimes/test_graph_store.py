@@ -248,23 +248,21 @@ def test_a_model_by_name_is_traced_once_for_everything_that_its_trace_depends_on
     assert len(traces) == len(others) + 2
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda patch: patch.setattr(graph_store.platform, "python_version", lambda: "4.0"),
-        lambda patch: patch.setattr(graph_store.metadata, "distributions", lambda: ()),
-        lambda patch: patch.setattr(graph_store, "_TRACING", ("tracing/*.py",)),
-    ],
-    ids=["python", "packages", "latpred's own code"],
-)
-def test_other_software_has_other_traces(change: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changed", ["python", "package", "own code"])
+def test_other_software_has_other_traces(changed: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = graph_store.key_of(NAME)
     graph_store._software.cache_clear()
-    change(monkeypatch)
-    try:
-        assert graph_store.key_of(NAME) != before
-    finally:
-        graph_store._software.cache_clear()
+    assert graph_store.key_of(NAME) == before
+    graph_store._software.cache_clear()
+    if changed == "python":
+        monkeypatch.setattr(graph_store.platform, "python_version", lambda: "4.0")
+    elif changed == "package":
+        (home / "timm-99.0.dist-info").mkdir()
+        monkeypatch.syspath_prepend(str(home))
+    else:
+        monkeypatch.setattr(graph_store, "_TRACING", ("tracing/*.py",))
+    assert graph_store.key_of(NAME) != before
+    graph_store._software.cache_clear()
 
 
 def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,10 +271,8 @@ def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(graph_store, "generation", lambda: -1)  # somebody registered a formula
         assert graph_store.key_of(NAME) is None
-    edited = types.SimpleNamespace(
-        name="timm", version="1.0", read_text=lambda _: '{"dir_info": {"editable": true}, "url": "file:///timm"}'
-    )
-    monkeypatch.setattr(graph_store.metadata, "distributions", lambda: [edited])
+    edited = types.SimpleNamespace(read_text=lambda _: '{"dir_info": {"editable": true}, "url": "file:///timm"}')
+    monkeypatch.setattr(graph_store.metadata, "distribution", lambda _: edited)
     graph_store._software.cache_clear()
     assert graph_store.key_of(NAME) is None
     graph_store._software.cache_clear()
