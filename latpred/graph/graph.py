@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.caches import hash_of
 from latpred.errors import UsageError
+from latpred.storage import hash_of
 
 
 class Affine(NamedTuple):

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred import runtimes
-from latpred.caches import IdentityCache
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import Coverage, Ints, ModelGraph, Schedule
@@ -33,6 +32,7 @@ from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
 from latpred.runtimes.legacy_torch import as_run_in, traced_for
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     from latpred.query import Model

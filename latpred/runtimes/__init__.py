@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from latpred.caches import IdentityCache
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.runtimes.base import Runtime
+from latpred.storage import IdentityCache
 
 __all__ = ["GROUP", "Runtime", "built_in", "get", "names"]
 

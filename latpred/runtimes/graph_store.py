@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import storage
-from latpred.caches import Recent
 from latpred.errors import TraceError
 from latpred.graph.graph import ModelGraph
 from latpred.ops import BUILT_IN, generation
 from latpred.runtimes.legacy_torch import traced_for
+from latpred.storage import Recent
 
 if TYPE_CHECKING:
     import torch

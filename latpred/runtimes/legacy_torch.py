@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.caches import IdentityCache
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
+from latpred.storage import IdentityCache
 
 TORCH_1_12 = "torch-1.12"
 TORCHSCRIPT = "torchscript"

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import runtimes
-from latpred.caches import IdentityCache
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store, legacy_torch
 from latpred.runtimes.base import RuntimeTracer
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     import torch
