@@ -177,7 +177,7 @@ def graph_of(
     **asked: Any,
 ) -> ModelGraph:
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
-    from latpred.prediction.find import predictor_of
+    from latpred.api import predictor_of
     from latpred.query import DeviceQuery, Options
     from latpred.runtimes.lowering import traced_by
 
@@ -194,8 +194,8 @@ def graph_of(
 
 def _era(query: DeviceQuery) -> str:
     """Which PyTorch the profile is of; "" for the one installed, and where there is no profile yet."""
+    from latpred.api import predictor_of
     from latpred.errors import LatpredError
-    from latpred.prediction.find import predictor_of
     from latpred.profile import store
 
     try:
@@ -292,7 +292,7 @@ def timeline(
 
     -o trace.json writes a trace that https://ui.perfetto.dev and chrome://tracing open; --plot draws it.
     """
-    from latpred.prediction.find import predictor_of
+    from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
     from latpred.query import DeviceQuery
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from latpred import runtimes as known_runtimes
+from latpred.api import predictor_of
 from latpred.errors import LatpredError, MissingPackageError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.explanation.advice import advise, recommended
 from latpred.explanation.explanation import (
@@ -28,7 +29,6 @@ from latpred.explanation.explanation import (
 from latpred.graph.graph import ModelGraph
 from latpred.graph.widen import widened
 from latpred.prediction.clocks import Z90
-from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor
 from latpred.query import MOST_BATCH, DeviceQuery, Options, checked_batches

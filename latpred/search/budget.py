@@ -163,7 +163,7 @@ class LatencyBudget:
         UsageError, ProfileError
             When the device, runtime or another part of the budget is wrong.
         """
-        from latpred.prediction.find import predictor_of
+        from latpred.api import predictor_of
         from latpred.search.resume import Evaluator
 
         options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from latpred.api import predictor_of
 from latpred.errors import CandidateError, UsageError
-from latpred.prediction.find import predictor_of
 from latpred.prediction.predictor import Predictor
 from latpred.progress import Listener, ProgressCounter, shown
 from latpred.query import DeviceQuery, Options
