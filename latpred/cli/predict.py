@@ -183,7 +183,7 @@ def graph_of(
 
     inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format")}
     query = DeviceQuery(device, host, threads, cudnn_benchmark)
-    graph = demand_model(model, runtime, _era(query), strict=strict, batches=batches, **inputs)
+    graph = _demand_model(model, runtime, _era(query), strict=strict, batches=batches, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
     predictor = predictor_of(query, runtime)
     if graph is not None and traced_by(runtime, predictor.era) == "eager":
@@ -205,7 +205,7 @@ def _era(query: DeviceQuery) -> str:
         return ""
 
 
-def demand_model(model: str, runtime: str | None = None, era: str = "", **inputs: Any) -> ModelGraph | None:
+def _demand_model(model: str, runtime: str | None = None, era: str = "", **inputs: Any) -> ModelGraph | None:
     """Trace a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
     from latpred.runtimes.graph_store import trace_by_name
     from latpred.runtimes.lowering import is_onnx_file
@@ -272,7 +272,7 @@ def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes
     for name in names:
         runtimes.get(name)
     for model in models:
-        demand_model(model, **{name: asked[name] for name in INPUTS})
+        _demand_model(model, **{name: asked[name] for name in INPUTS})
     ensure_profile(runtimes=names, yes=yes, **asked)
 
 

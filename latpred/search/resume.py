@@ -228,8 +228,6 @@ _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 def fingerprint(candidate: Any) -> str | None:
     """What tells a candidate from all others, the same in every process; None where nothing does.
 
-    Examples
-    --------
     >>> fingerprint("bert-base-uncased") == fingerprint("bert-base-uncased")
     True
     >>> one, other = (lambda: torch.nn.Linear(4, 4)), (lambda: torch.nn.Linear(4, 8))
