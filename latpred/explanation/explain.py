@@ -129,7 +129,7 @@ class _Traces:
     @property
     def resizable(self) -> ModelGraph | None:
         """Its eager trace; None where other inputs than its own cannot be traced."""
-        if isinstance(self._model, ModelGraph) or self._is_file or self._asked.inputs is not None:
+        if isinstance(self._model, ModelGraph) or lowering.is_onnx_file(self._model) or self._asked.inputs is not None:
             return None
         eager = self.of("eager")
         return eager if eager.input_size else None
@@ -141,17 +141,13 @@ class _Traces:
     def _lowered(self, runtime: str) -> ModelGraph:
         if isinstance(self._model, ModelGraph):
             return lowering.fitting(self._asked.checked(self._model), runtime, self._target)
-        if self._is_file or lowering.traced_by(runtime) == "eager":
+        if lowering.is_onnx_file(self._model) or lowering.traced_by(runtime) == "eager":
             return self._trace(runtime)
         return lowering.of_source(self._source, runtime, self._target)
 
     def _trace(self, runtime: str, **sizes: int) -> ModelGraph:
         options = {**self._options, **sizes}
         return lowering.trace_for_runtime(self._model, runtime=runtime, target=self._target, **options)  # type: ignore[arg-type]
-
-    @cached_property
-    def _is_file(self) -> bool:
-        return lowering.is_onnx_file(self._model)
 
     @cached_property
     def _source(self) -> Source:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -107,16 +107,13 @@ def _load(point: EntryPoint) -> Runtime:
         )
     old = [name for name, new in _RENAMED.items() if hasattr(runtime, name) and not hasattr(runtime, new)]
     if old:
+        there, wanted = " and ".join(old), " and ".join(_RENAMED[name] for name in old)
         warnings.warn(
-            f"Runtime {point.name!r} ({point.value}) has {_listed(old)}, which latpred does not call: without "
-            f"{_listed(_RENAMED[name] for name in old)} it is predicted from eager's graph; rename in its package.",
+            f"Runtime {point.name!r} ({point.value}) has {there}, which latpred does not call: without {wanted} it is "
+            "predicted from eager's graph; rename in its package.",
             stacklevel=2,
         )
     return runtime
-
-
-def _listed(names: Iterable[str]) -> str:
-    return " and ".join(names)
 
 
 class StepPerOp:
