@@ -44,7 +44,7 @@ from latpred.tracing import trace
 from latpred.zoo import names
 
 MODEL, SEQ = "bert-base-uncased", 128
-WALKERS = ("torchscript", "onnxruntime", "compile")  # runtimes whose own tools take a model apart
+TRACERS = ("torchscript", "onnxruntime", "compile")  # runtimes whose own tools take a model apart
 SAMPLES = 150  # per kernel family, as a full calibration keeps
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     show("nn.Module to 64-point curve", many, f"{many / one:.1f} x one point")
     show("lowering for eager alone", timed(lambda: get("eager").lower(next(fresh), 8)))
 
-    show_walks(module)
+    show_traces(module)
 
     bare = process("-c", "pass")
     show("bare Python", bare)
@@ -81,21 +81,21 @@ def main() -> None:
     show("latpred --help, above bare Python", process("-c", "from latpred.cli import main; main(['--help'])") - bare)
 
 
-def show_walks(module: torch.nn.Module) -> None:
+def show_traces(module: torch.nn.Module) -> None:
     """What the graph of each other runtime costs: first, then for another process, and for this one again."""
     source = source_of(module, seq=SEQ)
-    for name in WALKERS:
+    for name in TRACERS:
         missing = get(name).available()
         if missing:
             print(f"  {name} is left out: {missing}")
             continue
         with tempfile.TemporaryDirectory() as home:
             os.environ["LATPRED_HOME"] = home  # an empty cache
-            walk = partial(of_source, source, name, "cpu")
-            show(f"what {name} runs, the first time", timed(walk, 1), "exports and compilers included")
+            make = partial(of_source, source, name, "cpu")
+            show(f"what {name} runs, the first time", timed(make, 1), "exports and compilers included")
             graph_store.forget()
-            show("the same structure in another process", timed(walk, 1), "read from the cache on disk")
-            show("the same structure again, at any batch", timed(walk))
+            show("the same structure in another process", timed(make, 1), "read from the cache on disk")
+            show("the same structure again, at any batch", timed(make))
 
 
 def timed(call: Callable[[], object], repeats: int = 30) -> float:

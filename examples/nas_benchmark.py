@@ -3,9 +3,9 @@
     python examples/nas_benchmark.py --candidates 20000
 
 Seconds are those of one core's CPU, so that other jobs on the machine count for little. Transformers come as configs
-drawn at random: "first" is while the widths are met for the first time and each is walked once, "warm" is afterwards.
-NAS-Bench-201 networks come as strings, all different: put together from walks of a supernet, and a few of them built
-and walked each. --workers 2 also sets two workers beside two processes that know nothing of each other: the same
+drawn at random: "first" is while the widths are met for the first time and each is traced once, "warm" is afterwards.
+NAS-Bench-201 networks come as strings, all different: put together from traces of a supernet, and a few of them built
+and traced each. --workers 2 also sets two workers beside two processes that know nothing of each other: the same
 candidates, all started and warm, by the clock, for which the machine must be idle. Without a profile of this machine a
 made-up one stands in.
 """
@@ -93,7 +93,7 @@ def transformers(predictor: Predictor, count: int) -> None:
     show_stages(lambda: predict_many(some, device=predictor))
     graphs = [traceable(config_builder(config)) for config in some[:5]]
     rate(
-        "models that are there already, each walked",
+        "models that are there already, each traced",
         len(graphs),
         lambda: predict_many(graphs, device=predictor),
     )
@@ -104,7 +104,7 @@ def cells(predictor: Predictor, count: int, built: int) -> None:
     encodings = list(nasbench201.encodings())
     random.Random(0).shuffle(encodings)
     print(f"NAS-Bench-201, {len(encodings):,} cells in random order")
-    print(f"  {'walks of the supernet, once':<46}{cpu(nasbench201.supernet) * 1e3:9.0f} ms")
+    print(f"  {'traces of the supernet, once':<46}{cpu(nasbench201.supernet) * 1e3:9.0f} ms")
     show_growth(predictor, map(nasbench201.graph, encodings * (1 + count // len(encodings))), count)
     some = encodings[: min(count, 200)]
     rate("graphs alone, without a prediction", len(some), lambda: [nasbench201.graph(each) for each in some])
@@ -112,10 +112,10 @@ def cells(predictor: Predictor, count: int, built: int) -> None:
     ask = partial(predict_many, image=nasbench201.PIXELS, device=predictor)
     ask([partial(nasbench201.build, encodings[-1])])
     builders = [partial(nasbench201.build, each) for each in encodings[:built]]
-    rate("built and walked, from string to prediction", built, lambda: ask(builders))
+    rate("built and traced, from string to prediction", built, lambda: ask(builders))
     modules: list[Any] = []
     rate("of that, building", built, lambda: modules.extend(map(traceable, builders)))
-    rate("modules that are there already, each walked", built, lambda: ask(modules))
+    rate("modules that are there already, each traced", built, lambda: ask(modules))
 
 
 def beside(predictor: Predictor, options: argparse.Namespace) -> None:

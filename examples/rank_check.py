@@ -87,7 +87,7 @@ def drawn(count: int, seed: int) -> dict[str, tuple[str, dict[str, int]]]:
 
 
 def measured(folder: Path, count: int, seed: int, passes: int) -> Recording:
-    """Measure what `folder` does not hold yet, and record it with the walks of the networks."""
+    """Measure what `folder` does not hold yet, and record it with the traces of the networks."""
     networks = drawn(count, seed)
     workloads = {name: workload(name, *which) for name, which in networks.items()}
     parts, kept = [], folder / "parts"
@@ -103,7 +103,7 @@ def measured(folder: Path, count: int, seed: int, passes: int) -> Recording:
             parts.append(tables.read(saved, tables.MEASURED))
     graphs: dict[GraphKey, ModelGraph] = {}
     for name, one in workloads.items():
-        say(f"walking {name}")
+        say(f"tracing {name}")
         for runtime in RUNTIMES:
             graphs[one.key("fp32", runtime)] = one.trace("fp32", runtime)
     about = f"{count} random networks of each of {', '.join(SPACES)}, seed {seed}"
@@ -125,8 +125,8 @@ def compared(recording: Recording, profile: DeviceProfile) -> tuple[pd.DataFrame
     """A row for each network, runtime and batch, with what is measured, predicted and might rank; and all passes."""
     cells, passes = over_passes(recording.table[recording.table["status"] == tables.OK])
     cells["predicted_s"] = predict_table(cells, recording.graphs, profile)["latency_s"].to_numpy()
-    walked = {key.model: graph for key, graph in recording.graphs.items() if key.runtime == "eager"}
-    graphs = [walked[name] for name in cells["model"]]
+    eager = {key.model: graph for key, graph in recording.graphs.items() if key.runtime == "eager"}
+    graphs = [eager[name] for name in cells["model"]]
     cells = cells.assign(
         space=[name.rpartition("-")[0] for name in cells["model"]],
         macs=[graph.macs(batch) for graph, batch in zip(graphs, cells["batch"], strict=True)],

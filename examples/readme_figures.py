@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import latpred
 from latpred import plot
 from latpred.accuracy import recording
-from latpred.prediction.find import predictor_of
+from latpred.api import predictor_of
 from latpred.prediction.timeline import forward_pass
 from latpred.profile import store
 from latpred.query import DeviceQuery

@@ -115,7 +115,7 @@ def costs(profile: DeviceProfile, device: SimulatedDevice) -> Iterator[tuple[str
 
 
 def truth_of(name: str, precision: str) -> Truth:
-    """Walk a model by name and run it on a noiseless device."""
+    """Trace a model by name and run it on a noiseless device."""
     graph, device = trace(name, precision=precision), SimulatedDevice()
     return Truth(
         graph,

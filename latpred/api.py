@@ -1,18 +1,53 @@
-"""`latpred.predict` and `latpred.max_batch`: from a model and a device's name to a prediction, in one call."""
+"""`latpred.predict` and `latpred.max_batch`: from a model and a device's name to a prediction, in one call.
+
+The predictor of a device is found by its profile, with what may not hold of that here, and kept until the file changes.
+A machine that has no profile yet is calibrated where no device is named (`LATPRED_CALIBRATE=never` prevents it).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
 from typing import TYPE_CHECKING, Any, overload
 
-from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.prediction.find import predictor_of
+from latpred import host, runtimes, storage
+from latpred.errors import (
+    BusyError,
+    CalibrationError,
+    NoProfileError,
+    ProfileError,
+    RuntimeRefusalError,
+    UsageError,
+)
+from latpred.prediction import host_swap
 from latpred.prediction.prediction import Curve, Prediction, joined
 from latpred.prediction.predictor import Predictor
+from latpred.profile import datasheet, host_profile, store
+from latpred.profile.document import ADAPTED, FITTED, THREADS, DeviceProfile
+from latpred.profile.store import Owner, caveat, difference, owner
 from latpred.query import DeviceQuery, GivenLengths, Lengths, Options, checked_batches, checked_lengths, is_one
 
 if TYPE_CHECKING:
+    from latpred.progress import ProgressEvent
     from latpred.query import Device, Model
+
+VARIABLE = "LATPRED_CALIBRATE"
+CHOICES = ("quick", "never")
+WAIT_S = 300.0  # several times what a quick calibration takes
+_BUSY = (
+    f"another process has been calibrating this machine for more than {WAIT_S / 60:.0f} minutes. "
+    "Stop it, or calibrate once before starting many: latpred calibrate --quick"
+)
+_THREAD_SETTINGS = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")  # beginnings of variables of the environment
+_PACKAGES = ("torch", "transformers")  # whose versions are compared with those that a profile was measured with
 
 
 @overload
@@ -139,7 +174,7 @@ def predict(
     UsageError
         When an argument is wrong.
     TraceError
-        When the model cannot be walked.
+        When the model cannot be traced.
     ProfileError
         When there is no profile of the device, or it does not cover what was asked.
 
@@ -152,7 +187,7 @@ def predict(
     options = Options(*given, runtime, protocol, inputs_on)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark, now), runtime)
     curve = curve_of(predictor, model, sizes, options)
-    return curve[0] if is_one(batch) else curve
+    return curve.points[0] if is_one(batch) else curve
 
 
 def curve_of(predictor: Predictor, model: Model, batches: Sequence[int], options: Options) -> Curve:
@@ -170,7 +205,7 @@ def _curve_of_lengths(predictor: Predictor, model: Any, batches: Sequence[int], 
     from latpred.tracing.unequal_lengths import trace_lengths
 
     if not isinstance(model, str) and not hasattr(model, "named_modules"):
-        raise UsageError("lengths= needs the model itself: a graph was walked with the inputs it has.")
+        raise UsageError("lengths= needs the model itself: a graph was traced with the inputs it has.")
     execution, lengths = options.execution, checked_lengths(options.lengths)
     if isinstance(lengths, GivenLengths) and list(batches) == [1]:
         batches = [len(lengths.values)]
@@ -232,3 +267,227 @@ def max_batch(
     options = Options(inputs, seq, image, precision, memory_format, attention, runtime=runtime, protocol=protocol)
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
     return predictor.max_batch(predictor.trace(model, options), latency_ms, runtime=runtime, protocol=protocol)
+
+
+def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
+    """The predictor of a device, kept until a profile changes on disk; it must know the runtime, if one is given."""
+    if runtime is not None:
+        runtimes.get(runtime)  # a misspelt one is said before a missing profile
+    plain = replace(query, now=False) if query.now else query
+    predictor: Predictor | None = None
+    try:
+        predictor = _remembered(plain, _state_of(query))
+    except ProfileError as error:
+        unnamed = replace(plain, host=None) == DeviceQuery()
+        if not isinstance(error, NoProfileError) or not unnamed or not allowed():
+            raise
+    if predictor is None:
+        calibrate_once()
+        predictor = _remembered(plain, _state_of(query))
+    if runtime is not None:
+        predictor.check(runtime)
+    return predictor_now(predictor) if query.now else predictor
+
+
+@lru_cache(maxsize=8)
+def _remembered(query: DeviceQuery, _state: tuple[object, ...]) -> Predictor:
+    profile = store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+    if query.host is None:
+        return Predictor(profile, [*_foreign(profile), *_other_threads(query, profile)])
+    swap = host_swap.find(query.host, profile)
+    caveats = [swap.caveat, *_foreign(profile, swapped=True), *_other_threads(query, profile)]
+    return Predictor(host_swap.swapped(profile, swap), caveats)
+
+
+def _state_of(query: DeviceQuery) -> tuple[object, ...]:
+    """Whatever changes when a profile does, or what is said of it."""
+    folder = storage.profiles_dir()
+    file = () if query.device is None else _file_state(os.fspath(query.device))  # type: ignore[arg-type]
+    state = (str(folder), _threads_now(), file, *_directory_state(folder))
+    return state if query.host is None else (*state, *_directory_state(host_profile.directory()))
+
+
+def _directory_state(folder: Path) -> list[tuple[object, ...]]:
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return [(name, *_file_state(os.fspath(folder / name))) for name in names]
+
+
+def _file_state(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return (status.st_mtime_ns, status.st_size)
+
+
+def predictor_now(predictor: Predictor) -> Predictor:
+    """The same predictor for the machine as it is at this moment: a second of timing says how fast that is."""
+    profile = predictor.profile
+    if owner(profile.machine) is Owner.ANOTHER:
+        raise ProfileError(
+            f"profile {profile.name!r} was measured on another machine ({profile.machine.cpu}, "
+            f"{difference(profile.machine)}), whose present speed cannot be timed here. Ask without now=True (--now), "
+            "or make a profile of this machine: latpred calibrate"
+        )
+    if not profile.speed:
+        raise ProfileError(
+            f"profile {profile.name!r} does not record how fast the machine was when it was measured, so the present "
+            "speed cannot be compared with that. Ask without now=True (--now), or calibrate again: latpred calibrate"
+        )
+    from latpred.calibration.timing.reference_speed import speed_now
+
+    now = speed_now(profile.machine.threads)
+    slowdown = host.slowdown(profile.speed, now, asynchronous=profile.device.asynchronous)
+    ratios = host.sentence(host.ratio(profile.speed, now))
+    said = f"adjusted to the present speed of the machine; reference times, relative to the profile's: {ratios}"
+    return Predictor(profile, (*predictor.caveats, said), slowdown)
+
+
+def allowed() -> bool:
+    """Whether a machine without a profile may be calibrated without being asked."""
+    value = os.environ.get(VARIABLE, "").strip().lower() or CHOICES[0]
+    if value not in CHOICES:
+        raise UsageError(f"{VARIABLE}={value!r} is not known; set it to {' or '.join(CHOICES)}.")
+    return value != "never"
+
+
+def busy_note() -> str:
+    """What to know before a calibration beside other work, part of a sentence; "" when the processors are free."""
+    notes = host.busy_notes(host.usable_cores())
+    if not notes:
+        return ""
+    return f"; other work keeps the processors busy ({', '.join(notes)}), so figures will be rough"
+
+
+def calibrate_once(
+    find: Callable[[], object] = store.find,
+    calibrate: Callable[[], object] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Calibrate this machine unless another process did so in the meantime.
+
+    Processes that come second wait for the first: two calibrations at once would measure each other.
+    """
+    folder = storage.data_dir() / "calibration"
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(storage.locked(folder / "first.lock", _BUSY))
+        except BusyError:
+            (say or _say)("another process calibrates this machine for the first time; waiting for it")
+            held.enter_context(storage.locked(folder / "first.lock", _BUSY, WAIT_S))
+        except OSError as error:
+            raise CalibrationError(
+                f"cannot keep a calibration in {folder}: {error.strerror or error}. "
+                f"Make it writable, or choose another directory with {storage.VARIABLE}=DIR."
+            ) from None
+        try:
+            find()
+        except NoProfileError:
+            (calibrate or _calibrate)()
+
+
+def _calibrate() -> None:
+    from latpred.calibration import calibrate
+
+    _say(
+        f"no profile of this machine in {store.directory()}; calibrating its CPU now, once, in under a minute "
+        f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off){busy_note()}"
+    )
+    profile = calibrate("cpu", quick=True, progress=_Quarters())
+    _say(f"calibrated: {store.path(profile.name)}")
+
+
+class _Quarters:
+    """Says each time another quarter of a calibration is done."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def __call__(self, at: ProgressEvent) -> None:
+        quarter = min(3, int(4 * at.done / at.total))
+        if quarter > self._last:
+            self._last = quarter
+            _say(f"calibrating: {25 * quarter} %")
+
+
+def _say(sentence: str) -> None:
+    print(f"latpred: {sentence}", file=sys.stderr, flush=True)
+
+
+def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
+    """What this machine and its software do not share with the one the profile was measured on."""
+    machine = profile.machine
+    if profile.provenance == datasheet.PROVENANCE:
+        return []
+    if profile.provenance == FITTED:
+        return [_fitted(profile, swapped)]
+    whose = owner(machine)
+    if whose is Owner.ANOTHER and swapped:
+        return [f"kernel times were measured on another machine ({machine.accelerator or machine.cpu})"]
+    if whose is Owner.ANOTHER:
+        return [caveat(machine)]
+    here = {"python": python_version(), **{name: _version(name) for name in _PACKAGES}}
+    others = [
+        f"measured with {name} {machine.stack[name]}, here it is {version}: times may differ; measure anew with: "
+        "latpred calibrate"
+        for name, version in here.items()
+        if machine.stack.get(name, version) != version
+    ]
+    return others if whose is Owner.THIS else [caveat(machine), *others]
+
+
+def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:
+    """That PyTorch uses another number of threads here and now than in a CPU's profile that nobody asked for by it."""
+    meant = query.threads is not None or (THREADS in profile.protocol and query.device is not None)
+    if meant or profile.device.kind != "cpu" or owner(profile.machine) is Owner.ANOTHER:
+        return []
+    here, then = _threads_now(), profile.machine.threads
+    if here == then:
+        return []
+    return [
+        f"measured with {then} thread{'s' * (then != 1)}, but torch uses {here} here: make a profile for that with "
+        f"latpred calibrate --threads {here}, or set torch.set_num_threads({then}) where the model runs"
+    ]
+
+
+def _threads_now() -> int:
+    """Threads that PyTorch uses here and now; before it is loaded, as many as in the last process like this one."""
+    if "torch" in sys.modules:
+        return _threads_of_torch()
+    remembered = storage.cache_dir() / "threads" / _threads_key()
+    with suppress(OSError, ValueError):
+        return int(remembered.read_text())
+    threads = _threads_of_torch()
+    with suppress(OSError):
+        storage.write(remembered, str(threads).encode(), durable=False)
+    return threads
+
+
+def _threads_of_torch() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _threads_key() -> str:
+    """Digest of what PyTorch and its libraries choose their number of threads by."""
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_THREAD_SETTINGS))
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [host.cores()]
+    told = "\n".join([_version("torch"), host.cpu_name(), host.cpu_model(), str(usable), *settings])
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def _fitted(profile: DeviceProfile, swapped: bool) -> str:
+    """Where the latencies come from that a profile was fitted to."""
+    of = f"fitted to published latencies of a {profile.machine.accelerator}"
+    if swapped:
+        return f"kernel times were {of}"
+    return f"{of}, then adapted to those measured on one host" if ADAPTED in profile.protocol else of
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"

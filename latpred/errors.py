@@ -42,7 +42,7 @@ class RecordingError(LatpredError):
 
 
 class TraceError(LatpredError):
-    """The model could not be walked; names the op and the module."""
+    """The model could not be traced; names the op and the module."""
 
 
 class CandidateError(LatpredError):

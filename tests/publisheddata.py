@@ -47,7 +47,7 @@ def key_of(name: str, precision: str) -> TraceKey:
 
 @cache
 def graphs() -> dict[TraceKey, ModelGraph]:
-    """Walks of all models in both precisions, as PyTorch 1.12 ran them."""
+    """Traces of all models in both precisions, as PyTorch 1.12 ran them."""
     found = {}
     for name, sizes in MODELS.items():
         for precision in ("fp32", "fp16"):

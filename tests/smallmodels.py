@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from latpred.tracing.affine_ops import TracePass
 from latpred.tracing.inputs import from_example
 from latpred.tracing.meta_module import make_meta_module
+from latpred.tracing.trace_pass import TracePass
 from latpred.tracing.tracer import Naming, Tracer
 
 _TEXT = {

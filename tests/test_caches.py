@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from factories import graph, linear
 
-from latpred.caches import IdentityCache, Recent
+from latpred.storage import IdentityCache, Recent
 
 
 class Value:

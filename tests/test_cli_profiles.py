@@ -78,7 +78,7 @@ def test_hosts_are_listed() -> None:
 
 def test_the_cache_is_shown_and_cleared_and_profiles_stay(latpred_home: Path) -> None:
     store.save(profile())
-    folder = latpred_home / "cache" / "walks"
+    folder = latpred_home / "cache" / "graphs"
     folder.mkdir(parents=True)
     (folder / "a.json").write_bytes(b"x" * 2048)
     shown = document("cache", "show")

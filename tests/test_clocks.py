@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from latpred.prediction.clocks import Timeline, latency
 from latpred.profile.document import DeviceInfo
-from latpred.runtimes.eager import one_step_per_op
+from latpred.runtimes import one_step_per_op
 
 Step = tuple[float, list[float], int]  # dispatch, kernel times, synchronisations
 

@@ -148,13 +148,12 @@ def test_every_model_that_goes_by_name_is_listed() -> None:
 
 
 def test_every_variable_is_listed() -> None:
-    from latpred import storage
-    from latpred.prediction import find
+    from latpred import api, storage
 
     page = PAGES["names-and-codes.md"]
     assert f"`{storage.VARIABLE}`" in page
-    assert f"`{find.VARIABLE}`" in page
-    assert all(f"`{choice}`" in page for choice in find.CHOICES)
+    assert f"`{api.VARIABLE}`" in page
+    assert all(f"`{choice}`" in page for choice in api.CHOICES)
 
 
 def test_the_glossary_is_short_and_sorted() -> None:

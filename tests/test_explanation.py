@@ -140,7 +140,7 @@ def test_what_may_grow_stays_within_its_limits() -> None:
         twice = latpred.predict(net, 8, device=name, runtime=runtime).latency_ms
         assert ahead.doubled == pytest.approx(twice / now)
         assert ahead.halved <= 1.0
-        assert ahead.room("seq") is None  # a graph cannot be walked again
+        assert ahead.room("seq") is None  # a graph cannot be traced again
 
 
 def test_batch_does_not_grow_beyond_the_memory() -> None:
@@ -151,7 +151,7 @@ def test_batch_does_not_grow_beyond_the_memory() -> None:
     assert network().peak_bytes(int(batch.cheap)) <= small.memory_bytes
 
 
-def test_a_model_is_walked_again_with_larger_inputs() -> None:
+def test_a_model_is_traced_again_with_larger_inputs() -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
     found = latpred.explain(module, image=64, device=saved(name="gpu"))
     room = found.headrooms["eager"].room("image")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -195,9 +193,3 @@ ON_BATTERY = "the machine runs on battery"
 )
 def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path) -> None:
     assert host.power_notes(written(tmp_path, files)) == notes
-
-
-def test_reading_needs_no_torch() -> None:
-    code = "import sys; from latpred import host as h; h.processor_time(); print('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"

@@ -163,10 +163,16 @@ def test_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [("12,0", "length of 0 is not possible"), ("mean=20", "write 12,40,7 or mean=20.92"), ("12,x", "are not lengths")],
+    ("arguments", "said"),
+    [
+        (["12,0"], "length of 0 is not possible"),
+        (["mean=20"], "write 12,40,7 or mean=20.92"),
+        (["12,x"], "are not lengths"),
+        (["12,7", "--channels-last"], "have no channels; leave out --channels-last"),
+        (["12,7", "--strict"], "--strict looks at models whose inputs are alike; leave it out, or --lengths"),
+    ],
 )
-def test_the_command_line_refuses(text: str, said: str) -> None:
-    done = CliRunner().invoke(main, ["predict", "distilbert-base-uncased", "--lengths", text])
+def test_the_command_line_refuses(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, ["predict", "distilbert-base-uncased", "--lengths", *arguments])
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())

@@ -52,9 +52,9 @@ def test_only_what_is_missing_is_traced(graph: ModelGraph, monkeypatch: pytest.M
 
     monkeypatch.setattr(latpred.tracing, "trace", trace)
     cells = pd.concat([measured([("bert", 1, 0.1)]), measured([("vit", 1, 0.1)], input_kind="image", input_size=96)])
-    walked = trace_models(cells, {KEY: graph})
+    traced = trace_models(cells, {KEY: graph})
     assert asked == [("vit", None, 96, "fp32")]
-    assert walked.keys() == {KEY, GraphKey("vit", "image", 96, "fp32")}
+    assert traced.keys() == {KEY, GraphKey("vit", "image", 96, "fp32")}
 
 
 def test_models_that_lack_a_package_are_left_out_of_an_evaluation(
@@ -72,7 +72,7 @@ def test_models_that_lack_a_package_are_left_out_of_an_evaluation(
     assert report.overall.cells == 1
     assert "3 rows of 2 models are left out (lib:a, lib:b): lib cannot be used: it does not fit." in report.notes
     assert report.only_measured == ()
-    with pytest.raises(MissingPackageError, match="none of the table's models can be walked: lib cannot be used"):
+    with pytest.raises(MissingPackageError, match="none of the table's models can be traced: lib cannot be used"):
         comparison.evaluate(outside.iloc[1:], profile(), graphs=known)
 
 

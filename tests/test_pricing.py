@@ -15,7 +15,7 @@ from latpred.prediction import pricing
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import ColdDispatch, PriceList, precision_of
 from latpred.prediction.timeline import forward_pass
-from latpred.runtimes.eager import one_step_per_op
+from latpred.runtimes import one_step_per_op
 
 
 def moving(megabytes: int, per_sample: int = 0, name: str = "elementwise.add") -> Op:

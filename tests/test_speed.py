@@ -10,10 +10,10 @@ import pytest
 from latpred import host, tables
 from latpred.accuracy.comparison import compare
 from latpred.accuracy.predicted import GraphKey, predict_table
+from latpred.api import predictor_now
 from latpred.calibration.timing import reference_speed
 from latpred.errors import ProfileError
 from latpred.host import SAME, SLOWED_POWER, Slowdown
-from latpred.prediction.find import predictor_now
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
 

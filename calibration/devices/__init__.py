@@ -11,20 +11,8 @@ __all__ = ["Call", "Device", "ProfiledForward", "open_device"]
 
 
 def open_device(name: str) -> Device:
-    """The live device of a name, ready to be timed.
+    """The live device of a name, ready to be timed: "cpu", "cuda", "cuda:1" or "simulated"; else a DeviceError.
 
-    Parameters
-    ----------
-    name : str
-        "cpu", "cuda", "cuda:1" or "simulated".
-
-    Raises
-    ------
-    DeviceError
-        When no device goes by the name, or the machine has none such.
-
-    Examples
-    --------
     >>> open_device("simulated").asynchronous
     True
     """

@@ -22,7 +22,7 @@ from latpred.ops.families import nearest, parent, root
 from latpred.prediction.kernel_times import columns
 from latpred.prediction.pricing import ColdDispatch, host_cost
 from latpred.profile.document import DispatchFit, KernelFit
-from latpred.runtimes.eager import one_step_per_op
+from latpred.runtimes import one_step_per_op
 
 FEWEST = 6  # samples below which a family borrows
 # Points that a residual keeps. Twice as many made no left-out network better and predictions several times slower.

@@ -105,14 +105,14 @@ def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
             seed=seed,
         )
         model = regressor("gemm", multiprocessors, budget).fit(rows[indices[chosen.indices]], chosen.times)
-        judged = hidden if tested != "the rest" else np.isin(np.arange(len(rows)), indices[chosen.indices], invert=True)
-        errors = np.abs(_predicted(model, rows[judged]) / times[judged] - 1.0)
+        scored = hidden if tested != "the rest" else np.isin(np.arange(len(rows)), indices[chosen.indices], invert=True)
+        errors = np.abs(_predicted(model, rows[scored]) / times[scored] - 1.0)
         yield Score(
             system=system,
             source=source,
             budget=budget,
             tested=tested,
-            products=int(judged.sum()),
+            products=int(scored.sum()),
             mean=float(errors.mean()),
             median=float(np.median(errors)),
             within_10=float((errors <= 0.1).mean()),

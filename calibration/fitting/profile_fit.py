@@ -61,11 +61,7 @@ def fit_profile(
     """The profile that a journal's rows amount to, and how it did on the networks that were kept out of its fits.
 
     Rows with errors, and those of other runtimes than eager, are left out; the device's clock constants are filled in.
-
-    Raises
-    ------
-    CalibrationError
-        When there are too few rows to fit anything.
+    Too few rows to fit anything are a CalibrationError.
     """
     eager = [row for row in rows if row.cell.runtime == EAGER]
     good = visits.at_one_speed(row for row in eager if not row.error)

@@ -329,7 +329,7 @@ def _part(clock: str, name: str, log_ratio: float, error: float, z: float, probe
         low=math.exp(log_ratio - z * error),
         high=math.exp(log_ratio + z * error),
         least=math.exp(threshold),
-        anchors=probes,
+        timed=probes,
         verdict="moved" if moved else "holds" if told else "unclear",
     )
 

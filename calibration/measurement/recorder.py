@@ -203,7 +203,7 @@ def _make(machine: Machine) -> tuple[object, ...]:
 ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
 """Effort of timing one side alone; few calls in a row, so that they fit the device's launch queue."""
 
-NOT_TRACED = "not walked: "
+NOT_TRACED = "not traced: "
 MOST_ENDS = 3  # runs that may end in one and the same setting before it is passed over
 
 
@@ -240,14 +240,7 @@ def record(
     """Measure a plan ("paper", "heldout" or "check") into a folder and save it as a recording.
 
     Only some `stages` or `runtimes` are measured where they are named; `effort` is that of one timing. The folder keeps
-    the journal from which a later run goes on.
-
-    Raises
-    ------
-    UsageError
-        For an unknown plan, stage or runtime, and a folder with measurements of another machine or plan.
-    DeviceError
-        When the device is not there, or is lost on the way.
+    the journal from which a later run goes on; one of another machine or plan is a UsageError.
     """
     wanted = plan(name)
     _check_stages(wanted, stages)

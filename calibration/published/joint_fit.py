@@ -318,7 +318,7 @@ def _without(table: PublishedTable, lacking: Mapping[str, str]) -> PublishedTabl
     model = table.cells["model"].astype(str)
     out = model.isin(list(lacking)).to_numpy()
     if out.all():
-        raise MissingPackageError(f"none of the table's models can be walked: {next(iter(lacking.values()))}")
+        raise MissingPackageError(f"none of the table's models can be traced: {next(iter(lacking.values()))}")
     notes = left_out(model[out].tolist(), [lacking[name] for name in model[out]])
     return replace(table.where(~out), notes=(*table.notes, *notes))
 

@@ -9,13 +9,9 @@ any other form need a mapping (`calibration.published.mapping`).
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +19,6 @@ import joblib
 import numpy as np
 import pandas as pd
 
-import latpred
 from latpred import tables
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
@@ -366,7 +361,7 @@ def trace_all(
     traced: dict[TraceKey, ModelGraph] = {}
     missing: dict[str, list[TraceKey]] = {}
     for key in dict.fromkeys(plain.values()):
-        stored = graph_store.look_up(_store_key(key)) if _lasting(key.model) else None
+        stored = graph_store.look_up(_store_key(key))
         if stored is None:
             missing.setdefault(key.model, []).append(key)
         else:
@@ -378,8 +373,7 @@ def trace_all(
             lacking[name] = str(made)
             continue
         for key, graph in made.items():
-            if _lasting(key.model):
-                graph_store.keep(_store_key(key), graph)
+            graph_store.keep(_store_key(key), graph)
         traced |= made
     graphs.update({key: as_run_in(era, traced[plain[key]]) for key, era in eras.items() if plain[key] in traced})
     return graphs
@@ -401,7 +395,7 @@ def _traced(models: Mapping[str, Sequence[TraceKey]], progress: Progress) -> Ite
     calls = (joblib.delayed(_trace_model)(keys) for keys in ordered)
     for name, traced in joblib.Parallel(n_jobs=processes, batch_size=1, return_as="generator_unordered")(calls):
         if not isinstance(traced, LatpredError):
-            progress(f"walked {name} ({len(traced)} combinations of input size and precision)")
+            progress(f"traced {name} ({len(traced)} combinations of input size and precision)")
         yield name, traced
 
 
@@ -432,27 +426,5 @@ def _trace(key: TraceKey) -> ModelGraph:
         raise UnknownModelError(f"the table's column model: {error}") from error
 
 
-def _lasting(name: str) -> bool:
-    """Whether a name means the same tomorrow: one of a function in a user's file does not."""
-    return ".py:" not in name
-
-
-def _store_key(key: TraceKey) -> tuple[str, ...]:
-    """Everything that the graph of a published model depends on."""
-    return (*map(str, key), *_software())
-
-
-@cache
-def _software() -> tuple[str, ...]:
-    """Versions of the packages that models come from, and a digest of the code that traces them."""
-    versions = []
-    for name in ("torch", "transformers", "torchvision", "timm"):
-        try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            versions.append(f"no {name}")
-    root = Path(latpred.__file__).parent
-    folders = ("tracing", "ops", "graph", "sandbox", "zoo")
-    sources = sorted(file for folder in folders for file in root.glob(f"{folder}/*.py"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
-    return (*versions, digest.hexdigest())
+def _store_key(key: TraceKey) -> tuple[str, ...] | None:
+    return graph_store.key_of(key.model, **key._asdict())

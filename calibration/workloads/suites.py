@@ -87,15 +87,7 @@ Models = Model | Iterable[Model] | Mapping[str, nn.Module]
 
 
 def workloads_of(models: Models, *, seq: int | None = None, image: int | None = None) -> tuple[Workload, ...]:
-    """Workloads from whatever a user calls models; a graph among them runs on the simulated device only.
-
-    Raises
-    ------
-    UsageError
-        When there is no model, or two have one name.
-    UnknownModelError
-        When a name means nothing to latpred.
-    """
+    """Workloads from whatever a user calls models; a graph among them runs on the simulated device only."""
     if isinstance(models, (str, nn.Module, ModelGraph, Workload)):
         models = [models]
     if isinstance(models, Mapping):

@@ -64,7 +64,7 @@ def supernet(last: int = 1984, classes: int = 1000, image: int = PIXELS) -> latp
 
 
 def graph(blocks: Sequence[str] | str, **options: int) -> latpred.ModelGraph:
-    """What `latpred.trace` gives of the network, without building or walking it; `options` are those of `supernet`."""
+    """What `latpred.trace` gives of the network, without building or tracing it; `options` are those of `supernet`."""
     return supernet(**options).graph({str(place): name for place, name in enumerate(_listed(blocks))})
 
 

@@ -59,7 +59,7 @@ def supernet(classes: int = 10, channels: int = 16, cells: int = 5, image: int =
 
 
 def graph(encoding: str, **options: int) -> latpred.ModelGraph:
-    """What `latpred.trace` gives of the network, without building or walking it; `options` are those of `supernet`."""
+    """What `latpred.trace` gives of the network, without building or tracing it; `options` are those of `supernet`."""
     return supernet(**options).graph({str(edge): name for edge, name in enumerate(decoded(encoding))})
 
 

@@ -57,7 +57,7 @@ def graph(
 ) -> latpred.ModelGraph:
     """What `latpred.trace` gives of the network, but for the paths of modules behind a block that is not kept.
 
-    Nothing is built or walked; `options` are those of `supernet`.
+    Nothing is built or traced; `options` are those of `supernet`.
     """
     kernels, expansions, depths = _decoded(ks, e, d)
     kept = [place % 4 < depths[place // 4] for place in range(BLOCKS)]

@@ -127,7 +127,7 @@ def _facts(report: Report) -> Iterator[str]:
     for runtime, count in report.launches.items():
         # CUDA graphs replay the kernels of eager.
         replayed = runtime == "cuda-graphs"
-        compared = "Kernels replayed against eager's" if replayed else "Launches walked against profiled"
+        compared = "Kernels replayed against eager's" if replayed else "Launches traced against profiled"
         yield (
             f"{compared}, {runtime}: exact in {_percent(count.exact)} of cells of {count.models} models, within 2 % in "
             f"{_percent(count.near)}, {_percent(count.worst)} off at most."

@@ -54,8 +54,8 @@ class RuntimeAdaptation:
     runtime: str
     architectures: int  # how many were measured
     level: str  # how much was corrected: "none" or one of `LEVELS`
-    judged: bool  # whether there were enough architectures to leave one out; else nothing vouches for the correction
-    bought: Bought  # over all rows; of no worth where it was not judged
+    validated: bool  # whether there were enough architectures to leave one out; else nothing vouches for the correction
+    bought: Bought  # over all rows; of no worth where it was not validated
     by_regime: Mapping[str, Bought]  # over the rows of each regime, as the profile sees it
     left_out: Mapping[str, float]  # mean absolute log error of architectures left out, at each level that was tried
     factors: Factors  # of host costs by class and kernel times by family; "" is for those that no row has
@@ -118,12 +118,12 @@ class Adaptation:
 
 def _lines(each: RuntimeAdaptation) -> list[str]:
     lines = [f"{each.runtime}: {each.architectures} architectures, {each.rows} rows; corrected: {each.level}"]
-    if not each.judged:
+    if not each.validated:
         lines.append(
             "  too few architectures to leave one out: nothing vouches for the correction; intervals grow by it"
         )
         lines.append(f"  median error {each.bought.before.median:.1%} before the correction, {each.rows} rows")
-    groups = {"all": each.bought, **(each.by_regime if len(each.by_regime) > 1 else {})} if each.judged else {}
+    groups = {"all": each.bought, **(each.by_regime if len(each.by_regime) > 1 else {})} if each.validated else {}
     for name, bought in groups.items():
         before, after = bought.before, bought.after
         lines.append(
@@ -157,7 +157,9 @@ def _said(factors: Mapping[str, float]) -> str:
 
 def _document(each: RuntimeAdaptation) -> dict[str, Any]:
     return {
-        **{name: getattr(each, name) for name in ("runtime", "architectures", "rows", "level", "judged", "interval")},
+        **{
+            name: getattr(each, name) for name in ("runtime", "architectures", "rows", "level", "validated", "interval")
+        },
         "bought": asdict(each.bought),
         "by_regime": {name: asdict(bought) for name, bought in each.by_regime.items()},
         "left_out": dict(each.left_out),
@@ -208,7 +210,7 @@ def adapt(
         `latpred.measure` gives will do. Or rows (model, batch, runtime, precision, latency_ms). A model is a name, a
         `ModelGraph`, a module, a config or a function that builds one. Ten architectures are plenty.
     graphs : mapping, optional
-        Walked models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
+        Traced models by `accuracy.predicted.GraphKey`, as a recording holds them; names that are not in it are traced.
     inputs : optional
         What modules are called with, where it does not follow from them.
     name : str, optional
@@ -272,7 +274,7 @@ def _adapt_runtime(
         runtime=runtime,
         architectures=count,
         level=chosen.level.name,
-        judged=validated,
+        validated=validated,
         bought=_bought(tried[0], chosen, architecture, np.ones(len(rows), bool)),
         by_regime={
             str(name): _bought(tried[0], chosen, architecture, regimes == name) for name in sorted(set(regimes))
@@ -363,7 +365,7 @@ def _sentence(record: RuntimeAdaptation) -> str:
     before, after = (errors.median for errors in (record.bought.before, record.bought.after))
     said = f"{record.runtime} by {record.rows} rows of {record.architectures} architecture"
     said += f"{'s' * (record.architectures != 1)}, corrected {record.level}, "
-    if not record.judged:
+    if not record.validated:
         return f"{said}median error before {before:.1%}; too few to leave one out, nothing vouches for it"
     return f"{said}median error left out {before:.1%} -> {after:.1%}"
 

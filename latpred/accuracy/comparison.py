@@ -104,7 +104,7 @@ def evaluate(
     reason = pd.Series([lacking.get(graph_key(cell), "") for cell in cells.to_dict("records")], index=cells.index)
     out = cells[reason != ""]
     if len(out) == len(cells):
-        raise MissingPackageError(f"none of the table's models can be walked: {reason.iloc[0]}")
+        raise MissingPackageError(f"none of the table's models can be traced: {reason.iloc[0]}")
     notes = left_out(list(out["model"]), list(reason[out.index]))
     cells = cells.drop(out.index)
     return compare(predict_table(cells, traced, profile), cells, notes=notes, seed=seed)

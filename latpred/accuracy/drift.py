@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     low: float  # between `low` and `high` the ratio lies, all parts looked at being counted
     high: float
     least: float  # smallest factor that would have been called moved
-    anchors: int  # cells or kernels that were timed
+    timed: int  # cells or kernels that were timed
     verdict: str  # HOLDS, MOVED, or UNCLEAR where noise hides a change of 15 %
 
     @property
@@ -138,5 +138,5 @@ def _table(parts: tuple[Part, ...]) -> Table:
         middle = sorted(group, key=lambda part: part.ratio)[len(group) // 2]
         shown = (name or "everything") + (f" ({len(group)} classes)" if len(group) > 1 else "")
         between = f"{min(part.low for part in group):.2f} to {max(part.high for part in group):.2f}"
-        rows.append((shown, clock, f"x{middle.ratio:.2f}", between, str(sum(part.anchors for part in group))))
+        rows.append((shown, clock, f"x{middle.ratio:.2f}", between, str(sum(part.timed for part in group))))
     return Table(("moved", "of the", "by", "between", "timed"), rows, left=("moved", "of the"))

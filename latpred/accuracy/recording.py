@@ -81,7 +81,7 @@ class Recording:
         cells = measured.to_dict("records")
         missing = sorted({graph_key(cell).model for cell in cells if graph_of(self.graphs, cell) is None})
         if missing:
-            raise RecordingError(f"No graph for {', '.join(missing)}. Walk every model that the table holds.")
+            raise RecordingError(f"No graph for {', '.join(missing)}. Trace every model that the table holds.")
 
     def replay(self, profile: DeviceProfile, *, seed: int = 0) -> Report:
         """Predict every cell with a profile and hold it against what was measured.

@@ -35,7 +35,7 @@ VERBS = {
         "predict", "Predict how long MODEL takes to generate text: its first token, each further one, and all of them."
     ),
     "trace": Verb(
-        "trace", "Walk MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass."
+        "trace", "Trace MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass."
     ),
     "calibrate": Verb(
         "calibrate",

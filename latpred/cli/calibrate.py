@@ -130,7 +130,7 @@ def ensure_profile(
     A profile that has to be measured in a certain way, or to know more runtimes than eager, is not offered: the error
     says how to make it. Of two processes that find no profile the second waits for the first.
     """
-    from latpred.prediction.find import allowed, busy_note, calibrate_once
+    from latpred.api import allowed, busy_note, calibrate_once
     from latpred.profile import store
 
     find = partial(store.find, device, threads=threads, cudnn_benchmark=cudnn_benchmark)

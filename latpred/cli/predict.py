@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from latpred.graph.graph import ModelGraph
     from latpred.prediction.prediction import Curve
     from latpred.prediction.timeline import ForwardPass
+    from latpred.query import DeviceQuery
     from latpred.render import Page
 
 
@@ -139,7 +140,7 @@ def _show_curve(*, sparklines: bool, plot: Path | None, measured: Path | None, o
 def _predicted(
     model: str, batches: Sequence[int], runtime: str, *, strict: bool, yes: bool, **asked: Any
 ) -> tuple[Curve, ModelGraph | None]:
-    """Walk the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
+    """Trace the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
     from latpred import api
     from latpred.query import GivenLengths
 
@@ -150,12 +151,15 @@ def _predicted(
         graph = graph_of(model, runtime, batches, strict=strict, yes=yes, **asked)
         place = ("device", "host", "threads", "cudnn_benchmark", "protocol", "now")
         return api.predict(graph, batches, runtime, **{name: asked[name] for name in place}), graph
+    if asked.pop("memory_format") == "channels_last":
+        raise UsageError("--lengths are of sequences, which have no channels; leave out --channels-last.")
+    if strict:
+        raise UsageError("--strict looks at models whose inputs are alike; leave it out, or --lengths.")
     ensure_profile(runtimes=(runtime,), yes=yes, **asked)
     # A list of lengths is a batch by itself: --batch has a default, which says nothing.
     given_batches = click.get_current_context().get_parameter_source("batches") is not ParameterSource.DEFAULT
     if isinstance(lengths, GivenLengths) and not given_batches:
         batches = (len(lengths.values),)
-    del asked["memory_format"]
     return api.predict(model, batches, runtime, **asked), None
 
 
@@ -173,35 +177,44 @@ def graph_of(
     **asked: Any,
 ) -> ModelGraph:
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
-    from latpred.prediction.find import predictor_of
-    from latpred.query import DeviceQuery
-    from latpred.runtimes.legacy_torch import traced_for
-    from latpred.runtimes.lowering import target_of, trace_for_runtime, traced_by
+    from latpred.api import predictor_of
+    from latpred.query import DeviceQuery, Options
+    from latpred.runtimes.lowering import traced_by
 
-    named = (*INPUTS, "memory_format", "attention")
-    inputs: dict[str, Any] = {name: asked[name] for name in named} | {"batches": batches}
-    graph = demand_model(model, runtime, strict=strict, **inputs)
+    inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")}
+    query = DeviceQuery(device, host, threads, cudnn_benchmark)
+    graph = _demand_model(model, runtime, _era(query), strict=strict, batches=batches, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
-    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark), runtime)
-    era = predictor.profile.protocol.get("era", "")
-    eager = traced_by(runtime) == "eager"
-    target = target_of(predictor.profile.device.kind)
-    if graph is not None and eager and not era and graph.target in ("", target):
+    predictor = predictor_of(query, runtime)
+    if graph is not None and traced_by(runtime, predictor.era) == "eager":
         return graph
-    if not eager:
-        notice(_asking(runtime, model))
-    with traced_for(era):  # of older software, as `latpred.predict` does it
-        return trace_for_runtime(model, runtime=runtime, target=target, **inputs)
+    notice(_asking(runtime, model))
+    return predictor.trace(model, Options(runtime=runtime, **inputs), batches)
 
 
-def demand_model(model: str, runtime: str | None = None, **inputs: Any) -> ModelGraph | None:
-    """Walk a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
-    from latpred.runtimes.onnx import onnx_file
-    from latpred.tracing import trace
+def _era(query: DeviceQuery) -> str:
+    """Which PyTorch the profile is of; "" for the one installed, and where there is no profile yet."""
+    from latpred.api import predictor_of
+    from latpred.errors import LatpredError
+    from latpred.profile import store
 
-    if not onnx_file.is_file(model):
-        return trace(model, **inputs)
+    try:
+        store.find(query.device, threads=query.threads, cudnn_benchmark=query.cudnn_benchmark)  # type: ignore[arg-type]
+        return predictor_of(query).era
+    except LatpredError:  # said once the model is known to be one
+        return ""
+
+
+def _demand_model(model: str, runtime: str | None = None, era: str = "", **inputs: Any) -> ModelGraph | None:
+    """Trace a model, so that a misspelt one costs no calibration; None where it is an ONNX file."""
+    from latpred.runtimes.graph_store import trace_by_name
+    from latpred.runtimes.lowering import is_onnx_file
+
+    if not is_onnx_file(model):
+        return trace_by_name(model, era, **inputs)
     if runtime is not None:
+        from latpred.runtimes.onnx import onnx_file
+
         onnx_file.check_file(model, runtime)
     return None
 
@@ -259,7 +272,7 @@ def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes
     for name in names:
         runtimes.get(name)
     for model in models:
-        demand_model(model, **{name: asked[name] for name in INPUTS})
+        _demand_model(model, **{name: asked[name] for name in INPUTS})
     ensure_profile(runtimes=names, yes=yes, **asked)
 
 
@@ -279,7 +292,7 @@ def timeline(
 
     -o trace.json writes a trace that https://ui.perfetto.dev and chrome://tracing open; --plot draws it.
     """
-    from latpred.prediction.find import predictor_of
+    from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
     from latpred.query import DeviceQuery
 

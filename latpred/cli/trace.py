@@ -49,7 +49,7 @@ def trace(
     output: Output,
     **asked: Any,
 ) -> None:
-    """Walk MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass.
+    """Trace MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass.
 
     Another runtime than eager is asked with its own tools what it makes of the model.
     """

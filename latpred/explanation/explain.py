@@ -6,7 +6,6 @@ Fills an `explanation.Explanation`, which `explanation.advice` puts into a sente
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from latpred import runtimes as known_runtimes
+from latpred.api import predictor_of
 from latpred.errors import LatpredError, MissingPackageError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.explanation.advice import advise, recommended
 from latpred.explanation.explanation import (
@@ -30,7 +30,6 @@ from latpred.graph.attention import attended
 from latpred.graph.graph import ModelGraph
 from latpred.graph.widen import widened
 from latpred.prediction.clocks import Z90
-from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor
 from latpred.query import MOST_BATCH, DeviceQuery, Options, checked_batches
@@ -132,7 +131,7 @@ class _Traces:
     @property
     def resizable(self) -> ModelGraph | None:
         """Its eager trace; None where other inputs than its own cannot be traced."""
-        if isinstance(self._model, ModelGraph) or self._is_file or self._asked.inputs is not None:
+        if isinstance(self._model, ModelGraph) or lowering.is_onnx_file(self._model) or self._asked.inputs is not None:
             return None
         eager = self.of("eager")
         return eager if eager.input_size else None
@@ -145,19 +144,13 @@ class _Traces:
         if isinstance(self._model, ModelGraph):
             graph = attended(self._asked.checked(self._model), self._asked.attention)
             return lowering.fitting(graph, runtime, self._target)
-        if self._is_file or lowering.traced_by(runtime) == "eager":
+        if lowering.is_onnx_file(self._model) or lowering.traced_by(runtime) == "eager":
             return self._trace(runtime)
         return lowering.of_source(self._source, runtime, self._target)
 
     def _trace(self, runtime: str, **sizes: int) -> ModelGraph:
         options = {**self._options, **sizes}
         return lowering.trace_for_runtime(self._model, runtime=runtime, target=self._target, **options)  # type: ignore[arg-type]
-
-    @cached_property
-    def _is_file(self) -> bool:
-        from latpred.runtimes.onnx import onnx_file
-
-        return isinstance(self._model, str | os.PathLike) and onnx_file.is_file(os.fspath(self._model))
 
     @cached_property
     def _source(self) -> Source:
@@ -231,7 +224,7 @@ def _headrooms(explanation: Explanation, predictor: Predictor, traces: _Traces) 
     headrooms = {}
     for choice in {choice.runtime: choice for choice in shown}.values():
         graph = traces.of(choice.runtime)
-        if not graph.walked and not graph.only:  # else no batch can be predicted that was not traced
+        if not graph.exact and not graph.only:  # else no batch can be predicted that was not traced
             headrooms[choice.runtime] = _headroom(predictor, graph, choice.prediction, traces)
     return headrooms
 

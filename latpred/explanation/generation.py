@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred import runtimes
+from latpred.api import predictor_of
 from latpred.errors import RuntimeRefusalError
 from latpred.prediction import prediction
-from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Curve, Prediction, Provenance
 from latpred.prediction.prediction_page import basis, basis_lines, star, star_note
 from latpred.prediction.predictor import Predictor

@@ -57,7 +57,7 @@ def unfused(graph: ModelGraph) -> ModelGraph:
         graph,
         ops=rewrite(graph.ops, at_one=False),
         ops_at_one=rewrite(graph.ops if graph.ops_at_one is None else graph.ops_at_one, at_one=True),
-        walked={batch: unfused(alone) for batch, alone in graph.walked.items()},
+        exact={batch: unfused(alone) for batch, alone in graph.exact.items()},
     )
 
 

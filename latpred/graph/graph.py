@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.caches import hash_of
 from latpred.errors import UsageError
+from latpred.storage import hash_of
 
 
 class Affine(NamedTuple):
@@ -141,7 +141,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     """One forward pass of a model for every batch size.
 
     `ops` holds for batch >= 2; `ops_at_one` serves batch 1 where it is off the line, else it is None. Where the work
-    is no line in batch, `walked` has graphs of single batches, and the line is no more than a guess for the others.
+    is no line in batch, `exact` has graphs of single batches, and the line is no more than a guess for the others.
     A model that takes certain batch sizes alone has these in `only`, and no line at all.
 
     The ops are what `runtime` runs: aten ops in eager, nodes or fused kernels elsewhere. Where those depend on the kind
@@ -164,7 +164,8 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     target: str = ""
     notes: tuple[str, ...] = ()
     only: tuple[int, ...] = ()  # the batch sizes that it holds for; empty where it holds for all
-    walked: dict[int, ModelGraph] = {}  # graphs of single batch sizes, where the line does not serve them
+    # Graphs of single batch sizes, where the line does not serve them; files have them under their first name.
+    exact: dict[int, ModelGraph] = msgspec.field(default_factory=dict, name="walked")
     attention: str = ""  # "eager" or "sdpa", where that was asked for
 
     def __hash__(self) -> int:
@@ -184,12 +185,12 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
 
     def own(self, batch: int) -> int:
         """The batch itself where it has ops of its own, 0 where the line serves it: a key for what is made of them."""
-        return batch if batch in self.walked or (batch == 1 and self.ops_at_one is not None) else 0
+        return batch if batch in self.exact or (batch == 1 and self.ops_at_one is not None) else 0
 
     def at(self, batch: int) -> tuple[Op, ...]:
         """The ops that serve a batch size."""
-        if batch in self.walked:
-            return self.walked[batch].ops
+        if batch in self.exact:
+            return self.exact[batch].ops
         return self.ops_at_one if batch == 1 and self.ops_at_one is not None else self.ops
 
     def check_batches(self, batches: Iterable[int]) -> None:

@@ -1,13 +1,20 @@
-"""Kernel families, the dimensions that set their time, and dispatch classes: the words that all rooms share.
+"""Kernel families with the dimensions that set their time, dispatch classes, and the registry of cost formulas.
 
 A family name goes from general to special: "elementwise.gelu" is fitted on its own where it was measured and falls back
 to "elementwise" where it was not. Dimensions are whole numbers, in the order given here.
+
+A formula is called with the op's own arguments and `out`, the op's result, and returns a `Work`. Of tensors it may use
+`.shape` and `.dtype.itemsize` only. Nothing here imports torch, so a third party can register formulas anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from math import prod
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from latpred.errors import UsageError
 
 CONV_DIMS = (
     *("batch", "c_in", "c_out", "h_in", "w_in", "h_out", "w_out"),
@@ -141,3 +148,188 @@ def kind_of(name: str) -> str:
 def _join(general: str, op: str, nested: bool) -> str:
     leaf = _LEAF.get(op, op.rstrip("_"))
     return f"{general}.nested.{leaf}" if nested else f"{general}.{leaf}"
+
+
+Formula = Callable[..., "Work"]
+F = TypeVar("F", bound=Formula)
+
+_NOTHING: Mapping[int, int] = {}
+
+
+class Work(NamedTuple):
+    """What one call of an op does on the device.
+
+    Attributes
+    ----------
+    family : str
+        Kernel family, most general part first; its first part is a key of `DIMS`.
+    dims : Mapping[str, int]
+        The family's dimensions, in the order `DIMS` gives them.
+    macs : int
+        Multiply-adds.
+    reads : Mapping[int, int]
+        Bytes really read of the positional argument at an index, where that is not the whole tensor.
+    writes : int or None
+        Bytes written, where that is not the whole result.
+    launches : int
+        Device launches.
+    """
+
+    family: str
+    dims: Mapping[str, int]
+    macs: int = 0
+    reads: Mapping[int, int] = _NOTHING
+    writes: int | None = None
+    launches: int = 1
+
+
+class _Registry:
+    def __init__(self) -> None:
+        self.formulas: dict[str, Formula] = {}
+        self.generation = 0
+
+    def add(self, name: str, formula: Formula) -> None:
+        self.formulas[name] = formula
+        self.generation += 1
+
+
+_REGISTRY = _Registry()
+
+
+def cost(*names: str) -> Callable[[F], F]:
+    """Give an op, or several, a cost formula.
+
+    A later registration replaces an earlier one, so a built-in formula can be overruled. A formula of "aten::relu" also
+    serves "aten::relu_".
+
+    Parameters
+    ----------
+    *names : str
+        Qualified op names without overload, as "mylib::fused_mlp".
+
+    Raises
+    ------
+    UsageError
+        When a name has no namespace.
+
+    Examples
+    --------
+    >>> from latpred.ops import Work, cost
+    >>> @cost("mylib::scaled_matmul")
+    ... def scaled_matmul(a, b, scale, *, out):
+    ...     (m, k), n = a.shape, b.shape[1]
+    ...     return Work("gemm", {"m": m, "n": n, "k": k}, macs=m * n * k)
+    """
+    for name in names:
+        namespace, separator, op = name.partition("::")
+        if not (namespace and separator and op):
+            raise UsageError(
+                f"{name!r} is not a qualified op name; write it as namespace::op, such as 'mylib::fused_mlp'"
+            )
+
+    def register(formula: F) -> F:
+        for name in names:
+            _REGISTRY.add(name, formula)
+        return formula
+
+    return register
+
+
+def formula_of(name: str) -> Formula | None:
+    """The formula of an op, or of the op that it is the in-place form of; None when nobody gave one."""
+    formula = _REGISTRY.formulas.get(name)
+    if formula is None and name.endswith("_"):
+        formula = _REGISTRY.formulas.get(name.rstrip("_"))
+    return formula
+
+
+def generation() -> int:
+    """A number that changes whenever a formula is registered, so that caches of their results can tell."""
+    return _REGISTRY.generation
+
+
+def checked(work: Any, name: str) -> Work:
+    """Return a formula's result when it is well formed."""
+    if not isinstance(work, Work):
+        raise UsageError(f"the cost formula of {name} returned {type(work).__name__}; it must return latpred.ops.Work")
+    expected = DIMS.get(root(work.family))
+    if expected is None:
+        known = ", ".join(sorted(DIMS))
+        raise UsageError(
+            f"the cost formula of {name} names the unknown family {work.family!r}; known families: {known}"
+        )
+    if tuple(work.dims) != expected:
+        raise UsageError(f"the cost formula of {name} gives dims {tuple(work.dims)}; {work.family!r} needs {expected}")
+    return work
+
+
+class Tensor(Protocol):
+    """The two things a formula asks of a tensor; of its dtype, only the `itemsize`."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+def numel(tensor: Tensor) -> int:
+    """Number of elements."""
+    return prod(tensor.shape)
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Bytes of all elements."""
+    return prod(tensor.shape) * int(tensor.dtype.itemsize)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether an argument is tensor-like."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def first(out: Any) -> Any:
+    """The (first) tensor of an op's result."""
+    return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """Two numbers from a scalar, a one- or a two-element argument; the height of a 1-d argument is 1.
+
+    >>> pair(3), pair([2]), pair([2, 5])
+    ((3, 3), (1, 2), (2, 5))
+    """
+    if isinstance(value, int):
+        return value, value
+    return (1, int(value[0])) if len(value) == 1 else (prod(value[:-1]), int(value[-1]))
+
+
+def rows_of(tensor: Tensor, dim: int) -> tuple[int, int]:
+    """How many slices along `dim` a tensor has, and how long they are."""
+    cols = tensor.shape[dim] if len(tensor.shape) else 1
+    return (numel(tensor) // cols if cols else 0), cols
+
+
+def run_length(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements that lie next to each other in memory when a tensor is read in row-major order.
+
+    >>> run_length((2, 3, 4), (12, 4, 1)), run_length((2, 4, 3), (12, 1, 4)), run_length((2, 4, 3), (12, 3, 1))
+    (24, 1, 24)
+    """
+    run = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size == 1:
+            continue
+        if step != run:
+            break
+        run *= size
+    return run
+
+
+def stored_numel(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements that really lie in memory: an expanded dimension repeats the same ones.
+
+    >>> stored_numel((8, 128, 128), (0, 128, 1))
+    16384
+    """
+    return prod(size for size, step in zip(shape, stride, strict=True) if step)

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.caches import Recent
 from latpred.graph.features import WORK, Floats, Inputs, layout, native, read, waves
 from latpred.graph.graph import Affine, Op
 from latpred.ops.families import root
 from latpred.profile.document import DeviceInfo, KernelFit
+from latpred.storage import Recent
 
 TILES = ((16, 64), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)

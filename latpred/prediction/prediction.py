@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred import plot
 from latpred.graph.graph import Coverage
 from latpred.prediction.clocks import KNEE, Z90, BatchThreshold, BatchThresholds, CurveSamples
 from latpred.prediction.prediction_page import curve_page, prediction_page
@@ -323,6 +322,8 @@ class Curve:
         --------
         >>> latpred.predict("bert-base-uncased", batch=[1, 8, 64]).plot()  # doctest: +SKIP
         """
+        from latpred import plot
+
         return plot.curve(self, ax, measured=measured)
 
     def __repr__(self) -> str:

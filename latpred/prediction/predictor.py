@@ -7,6 +7,7 @@ model imports torch, and nothing here reads a file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred import runtimes
-from latpred.caches import IdentityCache
 from latpred.errors import ProfileError, UsageError
 from latpred.graph.attention import attended
 from latpred.graph.features import Floats
@@ -33,6 +33,7 @@ from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
 from latpred.runtimes.legacy_torch import as_run_in, rewrites, traced_for
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     from latpred.query import Model
@@ -114,7 +115,7 @@ class Predictor:
         options = options or Options()
         if isinstance(model, ModelGraph):
             return attended(options.checked(model), options.attention)
-        with traced_for(self.era):
+        with traced_for(self.era) if self.era else nullcontext():
             return lowering.trace_for_runtime(
                 model, runtime=options.runtime, target=self.target, batches=batches, **options.tracing
             )
@@ -165,11 +166,11 @@ class Predictor:
         sizes = checked_batches(batches)
         graph.check_batches(sizes)
         options = Options(runtime=runtime, protocol=protocol, inputs_on=inputs_on)
-        if not (graph.walked or graph.only):
+        if not (graph.exact or graph.only):
             return self._curve(self.lowered(graph, runtime), sizes, options)
         points = []
         for batch in sizes:
-            alone = self.lowered(graph.walked.get(batch, graph), runtime)
+            alone = self.lowered(graph.exact.get(batch, graph), runtime)
             points.append(self._curve(alone, (batch,), options)[0])
         return joined(points, graph.notes)
 
@@ -199,7 +200,7 @@ class Predictor:
         """
         if not (isinstance(latency_ms, int | float) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
-        if graph.walked:
+        if graph.exact:
             raise UsageError(
                 f"The work of {graph.model} is no line in batch, so no largest batch can be worked out. "
                 "Predict the batches in question: latpred.predict(model, batch=[...])."
@@ -224,7 +225,7 @@ class Predictor:
     ) -> tuple[Schedule, Priced, DeviceInfo]:
         """What one forward pass is made of: a runtime's schedule at a batch size, its costs, and the device's clock."""
         graph.check_batches([batch])
-        lowered = self.lowered(graph.walked.get(batch, graph), runtime)
+        lowered = self.lowered(graph.exact.get(batch, graph), runtime)
         fit = self._runtime_fit(runtime)
         schedule = fit.runtime.lower(lowered, batch)
         return schedule, self._price(schedule, lowered, self._resident(schedule, lowered, batch)), fit.device
@@ -259,7 +260,7 @@ class Predictor:
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
             self._runtimes[runtime] = _RuntimeFit(
                 runtime=runtimes.get(runtime),
-                traced_by="eager" if rewrites(self.era, runtime) else lowering.traced_by(runtime),
+                traced_by=lowering.traced_by(runtime, self.era),
                 device=device,
                 host_log_std=dispatch.host_spread,
                 log_std=max(dispatch.spread, least),

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred import runtimes
-from latpred.caches import Recent
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, WORK, Floats, kind
 from latpred.graph.graph import Affine, Ints, Op, Schedule, numbered
@@ -28,6 +27,7 @@ from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, gues
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 from latpred.query import AMP
+from latpred.storage import Recent
 
 MOST_CLASSES = 64  # sequences of host classes whose costs are kept
 MOST_OPS = 20_000  # ops whose row is kept

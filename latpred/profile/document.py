@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from latpred.caches import hash_of
 from latpred.errors import ProfileError
+from latpred.storage import hash_of
 
 SCHEMA_VERSION = 2
 THREADS, CUDNN, BENCHMARK = "threads", "cudnn", "benchmark"  # keys of a protocol, and what cudnn may be set to

@@ -155,18 +155,22 @@ def _is_name(source: str | os.PathLike[str]) -> bool:
 
 def _file_called(name: str) -> Path | None:
     """File of a profile by its name, or by any other name of the GPU that it is called after."""
-    called = [name, gpus.spec(name).name] if gpus.known(name) else [name]
-    for candidate in called:
-        for file in (_file_of(candidate), _shipped() / f"{candidate}{SUFFIX}"):
-            if file.exists():
-                return file
-    return None
+    for file in _files_of(name):
+        if file.exists():
+            return file
+    others = _files_of(gpus.spec(name).name) if gpus.known(name) else ()
+    return next((file for file in others if file.exists()), None)
+
+
+def _files_of(name: str) -> tuple[Path, Path]:
+    """Where a profile of a name may lie: the user's, else the one that ships."""
+    return _file_of(name), _shipped() / f"{name}{SUFFIX}"
 
 
 def _sheet_of(source: str | os.PathLike[str]) -> gpus.Spec | None:
     """The datasheet that a name stands for, where no profile goes by it."""
     name = os.fspath(source)
-    if not _is_name(source) or not gpus.known(name) or _file_called(name) is not None:
+    if not _is_name(source) or _file_called(name) is not None or not gpus.known(name):
         return None
     return gpus.spec(name)
 

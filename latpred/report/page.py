@@ -16,14 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latpred.api import predict
+from latpred.api import predict, predictor_of
 from latpred.errors import MissingPackageError, UsageError
 from latpred.explanation.advice import recommended
 from latpred.explanation.explain import explain
 from latpred.explanation.explanation import AXES, Explanation, caveats, clocks, growth, latencies, missing, shares
 from latpred.graph.graph import Coverage, ModelGraph
 from latpred.prediction.clocks import Z90
-from latpred.prediction.find import predictor_of
 from latpred.prediction.prediction import Curve
 from latpred.prediction.prediction_page import CURVE_HEADS, curve_row, input_text, star_note
 from latpred.prediction.timeline import ForwardPass, forward_pass

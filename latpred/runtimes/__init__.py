@@ -1,21 +1,33 @@
-"""Runtimes by name: those of latpred and those that other packages register under "latpred.runtimes"."""
+"""Runtimes by name, those that other packages register under "latpred.runtimes" as well; and eager, the plainest.
+
+Eager PyTorch dispatches one op after the other, in the order in which Python calls them.
+"""
 
 from __future__ import annotations
 
 import difflib
+import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import numpy as np
 
 from latpred.errors import UsageError
+from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.runtimes.base import Runtime
+from latpred.storage import IdentityCache
 
 __all__ = ["GROUP", "Runtime", "built_in", "get", "names"]
 
 GROUP = "latpred.runtimes"
+# What runtimes of other packages may still call what `RuntimeTracer` asks for.
+_RENAMED = {"walk": "trace", "walked_by": "traced_by", "walk_at": "trace_at"}
 # Name, and where its class is; each is imported when it is asked for.
 _BUILT_IN = {
-    "eager": "latpred.runtimes.eager:Eager",
+    "eager": "latpred.runtimes:Eager",
     "torchscript": "latpred.runtimes.torchscript:TorchScript",
     "onnxruntime": "latpred.runtimes.onnx.onnxruntime:OnnxRuntime",
     "cuda-graphs": "latpred.runtimes.cuda_graphs:CudaGraphs",
@@ -95,4 +107,73 @@ def _load(point: EntryPoint) -> Runtime:
             f"Runtime {point.name!r} is registered as {point.value}, which gives a {type(runtime).__name__}, "
             "not a Runtime. It needs a name, lower(), available() and build()."
         )
+    old = [name for name, new in _RENAMED.items() if hasattr(runtime, name) and not hasattr(runtime, new)]
+    if old:
+        there, wanted = " and ".join(old), " and ".join(_RENAMED[name] for name in old)
+        warnings.warn(
+            f"Runtime {point.name!r} ({point.value}) has {there}, which latpred does not call: without {wanted} it is "
+            "predicted from eager's graph; rename in its package.",
+            stacklevel=2,
+        )
     return runtime
+
+
+class StepPerOp:
+    """A runtime that dispatches each op of its graph by itself; one that does not has a `schedule` of its own."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self._schedules: IdentityCache[ModelGraph, dict[int, Schedule]] = IdentityCache()
+
+    def lower(self, graph: ModelGraph, batch: int) -> Schedule:
+        """The steps and kernels of one forward pass: the same object for all batch sizes that share their ops."""
+        schedules = self._schedules.get(graph, lambda _: {})
+        own = graph.own(batch)
+        if own not in schedules:
+            schedules[own] = self.schedule(graph, graph.at(batch))
+        return schedules[own]
+
+    def schedule(self, graph: ModelGraph, ops: tuple[Op, ...]) -> Schedule:
+        """The schedule of a graph's ops for some batch sizes."""
+        return one_step_per_op(self.name, ops)
+
+
+class Eager(StepPerOp):
+    """Plain PyTorch: every op is dispatched by itself and launches its own kernels."""
+
+    name = "eager"
+
+    def available(self) -> str | None:
+        """None: wherever latpred is, PyTorch is."""
+        return None
+
+    def build(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """A call of the model in inference mode."""
+        import torch
+
+        positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+
+        def run() -> Any:
+            with torch.inference_mode():
+                return model(*positional, **named)
+
+        return run
+
+
+def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
+    """The schedule that dispatches every op by itself; one that takes several kernels shares its work among them."""
+    launches = np.array([op.launches if op.family else 0 for op in ops], dtype=np.int64)
+    kernel_op = np.repeat(np.arange(len(ops)), launches)
+    return Schedule(
+        runtime=runtime,
+        ops=ops,
+        host_class=tuple(op.host_class for op in ops),
+        module_calls=np.array([op.module_calls for op in ops], dtype=np.int64),
+        python_calls=np.array([op.python_calls for op in ops], dtype=np.int64),
+        sync=np.array([op.syncs for op in ops], dtype=np.int64),
+        kernel_step=kernel_op,
+        kernel_op=kernel_op,
+        kernel_share=1.0 / launches[kernel_op],
+        kernel_family=tuple(ops[index].family for index in kernel_op.tolist()),
+    )

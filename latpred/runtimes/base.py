@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, Schedule
+from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -142,7 +142,6 @@ def estimated_graph(
 
 
 BATCHES = (1, 2, 3)  # 2 and 3 give a line; batch 1 may have ops of its own, as a reshape there needs no copy
-_COUNTS = ("macs", "weight_bytes", "read_bytes", "write_bytes", "live_bytes")
 
 
 def kind(op: Op) -> tuple[object, ...]:
@@ -168,7 +167,7 @@ def op_through(two: Op, three: Op) -> Op:
     return msgspec.structs.replace(
         two,
         dims={name: through(size, three.dims[name]) for name, size in two.dims.items()},
-        **{name: through(getattr(two, name), getattr(three, name)) for name in _COUNTS},
+        **{name: through(getattr(two, name), getattr(three, name)) for name in COUNTS},
     )
 
 
@@ -185,6 +184,6 @@ def _gives(op: Op, at_one: Op) -> bool:
     """
     if op.dims.get("operands", ZERO).per_sample:
         return False
-    counts = ((getattr(op, name), getattr(at_one, name)) for name in _COUNTS)
+    counts = ((getattr(op, name), getattr(at_one, name)) for name in COUNTS)
     dims = ((size, at_one.dims[name]) for name, size in op.dims.items() if name != "operands")
     return all(count.at(1) == seen.constant for count, seen in (*counts, *dims))

@@ -1,7 +1,8 @@
-"""Keeps the graphs that runtimes' own tools took seconds to make, by the structure and the code of the model.
+"""Keeps the graphs that took seconds to make: what runtimes' own tools gave, and eager traces of models by name.
 
-Two models of one structure have one key whatever they are called: the key is a digest of the eager trace, the runtime,
-the kind of device, and the versions and the code that matter. In memory for this process, on disk in the user's cache,
+Two models of one structure have one key in a runtime whatever they are called: the key is a digest of the eager trace,
+the runtime, the kind of device, and the versions and the code that matter. A trace by name, which is found without
+PyTorch, has a key of all the software that it depends on. In memory for this process, on disk in the user's cache,
 both bounded; a cache that cannot be written is done without, several processes may share one, and what another version
 wrote is made again. joblib.Memory keeps pickles instead, which run whatever code was put into them, and grows until
 somebody trims it; graphs are small JSON documents.
@@ -12,11 +13,16 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import json
 import os
+import platform
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import metadata
+from importlib.resources import files
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -24,8 +30,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import storage
-from latpred.caches import Recent
+from latpred.errors import TraceError
 from latpred.graph.graph import ModelGraph
+from latpred.ops import BUILT_IN, generation
+from latpred.runtimes.legacy_torch import traced_for
+from latpred.storage import Recent
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +43,9 @@ MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 2
 _OWN = "torch"  # top-level package whose version is part of every key
+UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
+LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
+_TRACING = ("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/*.py", "runtimes/legacy_torch.py")
 
 _memory: Recent[ModelGraph] = Recent(MOST_IN_MEMORY)
 
@@ -71,12 +83,72 @@ def kept(graph: ModelGraph, runtime: str, target: str, options: str, make: Calla
     return result if result.model == graph.model else msgspec.structs.replace(result, model=graph.model)
 
 
-def look_up(parts: Sequence[str]) -> ModelGraph | None:
-    """The eager trace that `keep` kept under the same parts; None where there is none."""
-    return _read(_file("eager", _key(parts)))
+def trace_by_name(name: str, era: str = "", batches: Sequence[int] = (), **options: Any) -> ModelGraph:
+    """What `latpred.trace` gives of a model by name, with the software of an era; PyTorch makes it at most once.
+
+    For processes in which nobody patches PyTorch or the models' libraries. `options` are those of `latpred.trace`.
+    """
+    most = max((UP_TO, *batches))  # a graph that is a line up to there serves all batches below as well
+    key = key_of(name, era=era, batches=most, **options)
+    stored = look_up(key)
+    if stored is not None and stored.model == name:
+        return stored
+    from latpred.tracing import trace
+
+    graph = None
+    with traced_for(era):
+        if key is not None:
+            with contextlib.suppress(TraceError):
+                graph = trace(name, batches=(most,), **options)
+        if graph is None or graph.exact or graph.only:
+            return trace(name, batches=batches, **options)
+    keep(key, graph)
+    return graph
 
 
-def keep(parts: Sequence[str], graph: ModelGraph) -> None:
+def key_of(name: str, **asked: Any) -> tuple[str, ...] | None:
+    """Everything that the eager trace of a model by name depends on.
+
+    None where that cannot be told: a function of a user's file, or a library that is worked on, may be another
+    tomorrow, and formulas that somebody registered are not known by a version.
+    """
+    if ".py:" in name or generation() != BUILT_IN:
+        return None
+    software = _software()
+    return None if software is None else (name, json.dumps(asked, sort_keys=True), *software)
+
+
+@cache
+def _software() -> tuple[str, ...] | None:
+    """The interpreter, every package that is installed, and a digest of latpred's own part in a trace.
+
+    None where a library that models come from is installed to be worked on.
+    """
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if '"editable": true' in (metadata.distribution(name).read_text("direct_url.json") or ""):
+                return None
+    root = Path(__file__).parents[1]
+    sources = [file for pattern in _TRACING for file in sorted(root.glob(pattern))]
+    sources.append(Path(str(files("latpred.models"))) / "architectures.json")
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    return (platform.python_version(), platform.machine(), *_packages(), digest)
+
+
+def _packages() -> list[str]:
+    """Names and versions of all packages, of which installers call a folder; to read what is in there takes longer."""
+    folders = [place or os.curdir for place in sys.path if os.path.isdir(place or os.curdir)]
+    return sorted(
+        {name for place in folders for name in os.listdir(place) if name.endswith((".dist-info", ".egg-info"))}
+    )
+
+
+def look_up(key: Sequence[str] | None) -> ModelGraph | None:
+    """The eager trace that `keep` kept under the same key; None where there is none."""
+    return None if key is None else _read(_file("eager", _key(key)))
+
+
+def keep(key: Sequence[str] | None, graph: ModelGraph) -> None:
     """Keep an eager trace on disk, under everything that it depends on.
 
     >>> import torch, latpred
@@ -84,7 +156,8 @@ def keep(parts: Sequence[str], graph: ModelGraph) -> None:
     >>> look_up(("linear", "1")).launches(), look_up(("linear", "2")) is None
     (1, True)
     """
-    _write(_file("eager", _key(parts)), graph)
+    if key is not None:
+        _write(_file("eager", _key(key)), graph)
 
 
 def forget() -> None:
@@ -125,9 +198,9 @@ def _write(path: Path, graph: ModelGraph) -> None:
 
 def _trim() -> None:
     """Delete what was used longest ago until the folder is within its bound."""
-    files = [(file.stat(), file) for file in folder().rglob("*.json.gz")]
-    excess = sum(stat.st_size for stat, _ in files) - MOST_ON_DISK_BYTES
-    for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime):
+    kept_files = [(file.stat(), file) for file in folder().rglob("*.json.gz")]
+    excess = sum(stat.st_size for stat, _ in kept_files) - MOST_ON_DISK_BYTES
+    for stat, file in sorted(kept_files, key=lambda pair: pair[0].st_mtime):
         if excess <= 0:
             return
         file.unlink(missing_ok=True)

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.caches import IdentityCache
 from latpred.graph.attention import elementwise, itemsize, unfused, view
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP
+from latpred.storage import IdentityCache
 
 TORCH_1_12 = "torch-1.12"
 TORCH_2 = "torch-2"  # what ran is what is installed, priced by the classes that tables of whole models tell apart

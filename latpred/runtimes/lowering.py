@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred import runtimes
-from latpred.caches import IdentityCache
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.attention import REWRITTEN
 from latpred.graph.graph import ModelGraph
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
 from latpred.runtimes.base import RuntimeTracer
-from latpred.runtimes.onnx import onnx_file
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     import torch
@@ -37,14 +36,23 @@ _TURN = threading.RLock()  # exporters and compilers keep marks of being at work
 _estimates: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 
 
-def traced_by(runtime: str) -> str:
-    """Name of the runtime whose graphs a runtime lowers; within `legacy_torch.traced_for` that may be eager.
+def is_onnx_file(model: object) -> bool:
+    """Whether a model is named by the path of an .onnx file.
+
+    >>> is_onnx_file("models/net.onnx"), is_onnx_file("resnet50")
+    (True, False)
+    """
+    return isinstance(model, str | os.PathLike) and str(os.fspath(model)).lower().endswith(".onnx")
+
+
+def traced_by(runtime: str, era: str = "") -> str:
+    """Name of the runtime whose graphs a runtime lowers; in an era, or within `legacy_torch.traced_for`, maybe eager.
 
     >>> traced_by("eager")
     'eager'
     """
     tracer = _tracer(runtime)
-    if tracer is None or legacy_torch.rewrites(legacy_torch.current(), runtime):
+    if tracer is None or legacy_torch.rewrites(era or legacy_torch.current(), runtime):
         return "eager"
     return tracer.traced_by
 
@@ -146,7 +154,9 @@ def trace_for_runtime(
     with without_modes():
         demand_suited(runtime, target)  # said before anything takes time
         demand_autocast(runtime, precision)
-        if isinstance(model, str) and onnx_file.is_file(model):
+        if isinstance(model, str) and is_onnx_file(model):
+            from latpred.runtimes.onnx import onnx_file
+
             tracer = _tracer(runtime)
             if tracer is None or tracer.traced_by != "onnxruntime":
                 raise onnx_file.refuse(model, runtime)
@@ -177,7 +187,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
         return eager
     if REWRITTEN in eager.notes:  # the runtime's own tools would find the fused calls
         return tracer.estimate(eager, target)
-    if eager.walked:
+    if eager.exact:
         return _at_each(source, runtime, target)
     if eager.only:
         (batch,) = eager.only
@@ -210,11 +220,11 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
 
 def _at_each(source: Source, runtime: str, target: str) -> ModelGraph:
     """The graphs of the batches at which a model was traced eagerly whose work is not affine in batch."""
-    alone = {batch: replace(source, graph=graph) for batch, graph in source.graph.walked.items()}
+    alone = {batch: replace(source, graph=graph) for batch, graph in source.graph.exact.items()}
     graphs = {batch: of_source(given, runtime, target) for batch, given in alone.items()}
     first = graphs[min(graphs)]
     notes = dict.fromkeys([*source.graph.notes, *(note for graph in graphs.values() for note in graph.notes)])
-    return msgspec.structs.replace(first, only=source.graph.only, walked=graphs, notes=tuple(notes))
+    return msgspec.structs.replace(first, only=source.graph.only, exact=graphs, notes=tuple(notes))
 
 
 def fitting(graph: ModelGraph, runtime: str, target: str) -> ModelGraph:

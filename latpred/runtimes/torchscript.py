@@ -12,16 +12,15 @@ from typing import Any
 import msgspec
 import torch
 
-from latpred.caches import IdentityCache
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
-from latpred.runtimes import torchscript_graph
+from latpred.runtimes import StepPerOp, torchscript_graph
 from latpred.runtimes.base import estimated_graph, first_difference, graph_in, op_through, unless_affine
-from latpred.runtimes.eager import StepPerOp
 from latpred.runtimes.source import Source, tensors_of
 from latpred.runtimes.torchscript_graph import InterpreterRun, Node
 from latpred.sandbox.own_thread import silenced
+from latpred.storage import IdentityCache
 
 NODE = "node"  # the most general host class of everything here
 INTERPRETED = f"{NODE}.interpreter"  # what the interpreter does by itself: sizes, lists, tuples

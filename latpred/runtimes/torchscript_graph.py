@@ -23,10 +23,9 @@ from latpred.graph.graph import ZERO, Affine, Op
 from latpred.ops.families import root
 from latpred.runtimes.source import FlatModel, tensors_of
 from latpred.sandbox.own_thread import silenced
-from latpred.tracing.affine_ops import ops_exactly
 from latpred.tracing.inputs import nbytes
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.python_calls import PassWatcher
+from latpred.tracing.trace_pass import PassWatcher, ops_exactly
 from latpred.tracing.tracer import TraceRecorder
 
 SETTLING = 2  # runs after which the executor changes its code no more

@@ -159,11 +159,11 @@ class LatencyBudget:
         Raises
         ------
         CandidateError
-            When it cannot be built, walked or predicted.
+            When it cannot be built, traced or predicted.
         UsageError, ProfileError
             When the device, runtime or another part of the budget is wrong.
         """
-        from latpred.prediction.find import predictor_of
+        from latpred.api import predictor_of
         from latpred.search.resume import Evaluator
 
         options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)

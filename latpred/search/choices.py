@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from latpred.errors import TraceError, UsageError
-from latpred.tracing.python_calls import PassWatcher
+from latpred.tracing.trace_pass import PassWatcher
 
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from latpred.api import predictor_of
 from latpred.errors import CandidateError, UsageError
-from latpred.prediction.find import predictor_of
 from latpred.prediction.predictor import Predictor
 from latpred.progress import Listener, ProgressCounter, shown
 from latpred.query import DeviceQuery, Options
@@ -58,7 +58,7 @@ def predict_many(
     device, precision, attention, protocol, inputs, seq, image
         As for `predict`; they hold for all candidates. A `latpred.Predictor` may stand for the device.
     errors : {"record", "raise"}
-        A candidate that cannot be built, walked or predicted gets rows that say why ("record"), or ends everything.
+        A candidate that cannot be built, traced or predicted gets rows that say why ("record"), or ends everything.
     n_jobs : int, optional
         Processes that share the work, -1 for one on each core; without it, this process alone, or the workers of a
         `joblib.parallel_config` that the call stands in, as backend="dask" or "ray". The table is the same to the bit.

@@ -181,7 +181,7 @@ class Evaluator:
             if options.inputs is None and lowering.traced_by(runtime) == "eager" and is_config(candidate):
                 asked = {name: getattr(options, name) for name in ("seq", "image", "precision", "attention")}
                 graph = STACKS.graph(candidate, target=self.predictor.target, **asked)
-                if not (graph.walked or graph.only):
+                if not (graph.exact or graph.only):
                     return graph
             if not built:
                 built.append(traceable(candidate))
@@ -229,8 +229,6 @@ _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 def fingerprint(candidate: Any) -> str | None:
     """What tells a candidate from all others, the same in every process; None where nothing does.
 
-    Examples
-    --------
     >>> fingerprint("bert-base-uncased") == fingerprint("bert-base-uncased")
     True
     >>> one, other = (lambda: torch.nn.Linear(4, 4)), (lambda: torch.nn.Linear(4, 8))

@@ -19,16 +19,15 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from latpred.caches import Recent
 from latpred.errors import TraceError, UsageError
 from latpred.graph.dtypes import DTYPES, dtype_of, refuse_autocast
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Place, Span, shown
-from latpred.tracing.affine_ops import TracePass, closing, on_one_line
+from latpred.storage import Recent
 from latpred.tracing.inputs import Inputs, demand_one, derived, from_example
 from latpred.tracing.meta_module import MetaModule, make_meta_module
-from latpred.tracing.python_calls import PassWatcher
+from latpred.tracing.trace_pass import PassWatcher, TracePass, closing, on_one_line
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder
 from latpred.zoo.candidates import traceable
 

@@ -15,8 +15,17 @@ from torch._ops import OpOverload
 
 from latpred.errors import TraceError
 from latpred.tracing import meta_module
-from latpred.tracing.meta_shapes import whole_matmul
-from latpred.tracing.op_record import Kind, OpInfo, OpRecord, allocation, launching, leaves, no_launch, sync
+from latpred.tracing.op_record import (
+    Kind,
+    OpInfo,
+    OpRecord,
+    allocation,
+    launching,
+    leaves,
+    no_launch,
+    sync,
+    whole_matmul,
+)
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from latpred.caches import Recent
 from latpred.errors import TraceError
 from latpred.graph.dtypes import DTYPES
 from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
-from latpred.tracing.affine_ops import RETURN
+from latpred.storage import Recent
 from latpred.tracing.meta_module import make_meta_module
+from latpred.tracing.trace_pass import RETURN
 from latpred.tracing.tracer import trace
 from latpred.zoo import names
 

@@ -20,12 +20,11 @@ from latpred.errors import UsageError
 from latpred.graph.dtypes import dtype_of, refuse_autocast
 from latpred.graph.graph import ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
-from latpred.tracing.affine_ops import TracePass
 from latpred.tracing.inputs import Inputs
 from latpred.tracing.layer_extrapolation import NotAffineError, graph_between, same_work
 from latpred.tracing.meta_module import MetaModule, make_meta_module
 from latpred.tracing.op_record import OpRecord
-from latpred.tracing.python_calls import PassWatcher
+from latpred.tracing.trace_pass import PassWatcher, TracePass
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder
 from latpred.zoo import names
 from latpred.zoo.names import ARCHITECTURES

@@ -22,15 +22,6 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.query import check_attention
 from latpred.sandbox.own_thread import no_collection, uncompiled, without_modes
 from latpred.sandbox.restore import put_back
-from latpred.tracing.affine_ops import (
-    TracePass,
-    demand_same,
-    is_affine,
-    on_one_line,
-    ops_exactly,
-    ops_through,
-    same_ops,
-)
 from latpred.tracing.autocast import OWN, Autocast
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
 from latpred.tracing.inputs import (
@@ -48,7 +39,16 @@ from latpred.tracing.inputs import (
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
 from latpred.tracing.op_record import CACHE, Kind, OpRecord, describe, place, unknown
-from latpred.tracing.python_calls import PassWatcher
+from latpred.tracing.trace_pass import (
+    PassWatcher,
+    TracePass,
+    demand_same,
+    is_affine,
+    on_one_line,
+    ops_exactly,
+    ops_through,
+    same_ops,
+)
 from latpred.zoo import names
 
 _NO_OPTIONS: dict[str, Any] = {}
@@ -349,10 +349,10 @@ class Tracer:
             if straight:
                 fixed = self._inputs.kind == "custom" and not graph.input_bytes.per_sample
                 return msgspec.structs.replace(graph, notes=(FIXED_INPUTS,)) if fixed else graph
-            walked = {batch: self._exactly(batch) for batch in dict.fromkeys(batches or (far,))}
+            exact = {batch: self._exactly(batch) for batch in dict.fromkeys(batches or (far,))}
             seen = _listed(batches) if batches else f"1, 2, 3 and {far} (more with trace(..., batches=[...]))"
-            note = f"{NO_LINE}: walked at {seen}; what is said of any other batch is a guess"
-            return msgspec.structs.replace(graph, walked=walked, notes=(note,))
+            note = f"{NO_LINE}: traced at {seen}; what is said of any other batch is a guess"
+            return msgspec.structs.replace(graph, exact=exact, notes=(note,))
 
     def graph_at(self, batch: int) -> ModelGraph:
         """The graph of one batch alone: its counts do not depend on batch."""
@@ -371,9 +371,9 @@ class Tracer:
                         raise
                     raise TraceError(f"{error}; it takes batch {_listed(graphs)}: ask for that alone") from error
         taken = tuple(sorted(graphs))
-        note = f"walked at batch {_listed(taken)} alone: nothing is known of any other batch"
-        walked = graphs if len(graphs) > 1 else {}
-        return msgspec.structs.replace(graphs[taken[0]], only=taken, walked=walked, notes=(note,))
+        note = f"traced at batch {_listed(taken)} alone: nothing is known of any other batch"
+        exact = graphs if len(graphs) > 1 else {}
+        return msgspec.structs.replace(graphs[taken[0]], only=taken, exact=exact, notes=(note,))
 
     def _exactly(self, batch: int) -> ModelGraph:
         self.one_pass(batch)

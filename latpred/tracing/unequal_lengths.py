@@ -25,8 +25,8 @@ from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, example_tokens
 from latpred.tracing.meta_module import layer_around, make_meta_module
 from latpred.tracing.op_record import OpRecord, dtype_name
-from latpred.tracing.python_calls import PassWatcher
 from latpred.tracing.text_generation import longest
+from latpred.tracing.trace_pass import PassWatcher
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, trace
 from latpred.zoo import names
 

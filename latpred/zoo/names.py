@@ -49,7 +49,7 @@ _SUFFIXES = frozenset(
 _PATHS = ("/", "./", "../", "~/")
 
 
-def build_from_file(
+def _build_from_file(
     name: str, device: str, seq: int | None, image: int | None
 ) -> tuple[torch.nn.Module, Example, str, int]:
     """Call the function that "path/file.py:function" names."""
@@ -67,18 +67,18 @@ def build_from_file(
     return model, lambda batch, where: _arguments(placed(inputs.make(batch), where)), inputs.kind, inputs.size
 
 
-def demand_there(path: str) -> None:
+def _demand_there(path: str) -> None:
     """Refuse the path of a file that is not there."""
     if not Path(path).exists():
         raise UnknownModelError(f"there is no file {path!r}; check the path, and the folder that it starts from")
 
 
-def demand_no_path(name: str) -> None:
+def _demand_no_path(name: str) -> None:
     """Refuse what is no name but the path of a file, there or not."""
     path = Path(name)
     if path.suffix.lower() not in _SUFFIXES and not name.startswith(_PATHS):
         return
-    demand_there(name)
+    _demand_there(name)
     if path.suffix == ".py":
         found = [f"{name}:{function}" for function in _functions(path)]
         given = f"give one of {', '.join(found)}" if found else f"give one that returns it, as {name}:build"
@@ -264,7 +264,7 @@ def build(
     """
     dtype = dtype_of(precision)
     if name.lower().endswith(".onnx"):
-        demand_there(name)
+        _demand_there(name)
         raise UnknownModelError(
             f"{name} is an ONNX graph, not a PyTorch model; ask for runtime='onnxruntime' (--runtime onnxruntime), "
             "or give the model that it was exported from"
@@ -276,12 +276,12 @@ def build(
         model, side = _from_library(library, rest, device, image)
         return _built(name, model, "image", side, dtype, device)
     if is_file(name):
-        model, example, kind, size = build_from_file(name, device, seq, image)
+        model, example, kind, size = _build_from_file(name, device, seq, image)
         made = _settled(model, dtype, device)
         return Built(made, lambda batch, where: cast(example(batch, where), dtype), name, kind, size)
     full = _ALIASES.get(canonical(name))
     if full is None:
-        demand_no_path(name)
+        _demand_no_path(name)
         return build(_in_a_library(name), seq=seq, image=image, device=device, precision=precision)
     row = ARCHITECTURES[full]
     demand_used(name, row.kind, seq, image)

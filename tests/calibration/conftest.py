@@ -1,4 +1,4 @@
-"""Hand-made graphs for the simulated device, so that its tests need neither PyTorch nor the walk."""
+"""Hand-made graphs for the simulated device, so that its tests need neither PyTorch nor a trace."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from latpred.prediction.pricing import host_cost
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo, DeviceProfile
 from latpred.progress import ProgressEvent
-from latpred.runtimes.eager import one_step_per_op
+from latpred.runtimes import one_step_per_op
 from latpred.runtimes.onnx import onnx_session
 
 FEW = 190  # cells after which eager has a profile

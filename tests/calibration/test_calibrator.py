@@ -56,7 +56,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calibrated]
 
 @cache
 def graph_of(name: str, precision: str) -> ModelGraph:
-    """A model's graph, walked once for all tests."""
+    """A model's graph, traced once for all tests."""
     return trace(name, precision=precision)
 
 

@@ -22,7 +22,7 @@ from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit
-from latpred.runtimes.eager import one_step_per_op
+from latpred.runtimes import one_step_per_op
 from latpred.runtimes.inductor.torch_compile import Compile
 
 GUARDS_US, INPUT_US, CALL_US, GENERATED_US, GEMM_US, SCALE, BYTES_PER_US = 12.0, 0.2, 0.8, 2.0, 4.0, 1.3, 8000.0

@@ -100,8 +100,8 @@ def test_graphs_are_kept_and_many_are_made_side_by_side(monkeypatch: pytest.Monk
         traced = trace_all(keys, TORCH_1_12, progress=said.append)
     assert set(traced) == set(keys)
     assert sorted(said) == [
-        "walked torchvision:alexnet (2 combinations of input size and precision)",
-        "walked torchvision:squeezenet1_0 (1 combinations of input size and precision)",
+        "traced torchvision:alexnet (2 combinations of input size and precision)",
+        "traced torchvision:squeezenet1_0 (1 combinations of input size and precision)",
     ]
     monkeypatch.setattr(published_table, "_trace_model", None)  # which now is not needed
     assert trace_all(keys, TORCH_1_12) == traced
@@ -127,7 +127,7 @@ def test_models_that_lack_a_package_are_left_out_and_counted(monkeypatch: pytest
     assert len(partial.table.weight) == len(partial.work) == 3
     (note,) = partial.table.notes
     assert note.startswith("3 rows of 2 models are left out (torchvision:resnet18, densenet161): torchvision ")
-    with pytest.raises(MissingPackageError, match="none of the table's models can be walked: torchvision cannot be"):
+    with pytest.raises(MissingPackageError, match="none of the table's models can be traced: torchvision cannot be"):
         problem(rows(model=["resnet18", "densenet161"]), partial=True)
 
 

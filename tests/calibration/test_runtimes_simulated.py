@@ -46,8 +46,8 @@ def network(runtime: str, seed: int, *, tiny: bool) -> ModelGraph:
         family = rng.choice(list(classes))
         numel = 8 if tiny else int(10 ** rng.uniform(4, 6.5))
         ops.append(_op(classes[family], "" if family == "view" else family, numel))
-    walked_by = COSTS.runtimes[runtime].graphs[0]
-    return graph(*ops, model=f"net{seed}", runtime=walked_by, target="cuda", parameter_bytes=0)
+    traced_by = COSTS.runtimes[runtime].graphs[0]
+    return graph(*ops, model=f"net{seed}", runtime=traced_by, target="cuda", parameter_bytes=0)
 
 
 def _op(host_class: str, family: str, numel: int) -> Op:

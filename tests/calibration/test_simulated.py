@@ -18,7 +18,7 @@ from latpred.calibration.devices import simulated, simulated_costs
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
 from latpred.calibration.timing import timer
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.runtimes.eager import one_step_per_op
+from latpred.runtimes import one_step_per_op
 
 QUIET = SimulatedSpec(noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0)
 COSTS = TrueCosts()

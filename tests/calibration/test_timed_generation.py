@@ -59,7 +59,7 @@ def test_sequences_that_end_early_are_no_measurement() -> None:
         module(**inputs(2, "cpu"))
 
 
-def test_on_the_simulated_device_the_walk_generates() -> None:
+def test_on_the_simulated_device_the_trace_generates() -> None:
     device = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
     table = measure_generation(gpt2(), 6, 4, [1, 2], device=device, repeats=1, plan=FAST)
     measured_s = table.set_index(["input_kind", "batch"])["latency_s"]

@@ -23,7 +23,7 @@ from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceInfo
 from latpred.progress import ProgressEvent
-from latpred.runtimes.eager import Eager
+from latpred.runtimes import Eager
 
 FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 

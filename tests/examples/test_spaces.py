@@ -35,7 +35,7 @@ NOTE8_31MS = {
 }
 
 
-def walked(build: Any, *encoding: Any, image: int, **more: Any) -> ModelGraph:
+def traced(build: Any, *encoding: Any, image: int, **more: Any) -> ModelGraph:
     with torch.device("meta"):
         model = build(*encoding, **more)
     return latpred.trace(model, image=image)
@@ -55,7 +55,7 @@ def walked(build: Any, *encoding: Any, image: int, **more: Any) -> ModelGraph:
 def test_nasbench201(encoding: str, classes: int, image: int, parameters: float | None, operations: float) -> None:
     from spaces import nasbench201
 
-    graph = walked(nasbench201.build, encoding, classes, image=image)
+    graph = traced(nasbench201.build, encoding, classes, image=image)
     # The published count has the additions of the classifier's bias, one for each class.
     assert round((graph.macs() + classes) / 1e6, 5) == operations
     if parameters is not None:
@@ -119,7 +119,7 @@ def test_fbnet_c_is_the_one_that_timm_has() -> None:
     timm = pytest.importorskip("timm")
     from spaces import fbnet
 
-    ours = walked(fbnet.build, fbnet.C, image=224)
+    ours = traced(fbnet.build, fbnet.C, image=224)
     theirs = latpred.trace(timm.create_model("fbnetc_100"))
     assert (ours.parameters, ours.macs()) == (theirs.parameters, theirs.macs())
 
@@ -129,7 +129,7 @@ def test_fbnet_c_is_the_one_that_timm_has() -> None:
 def test_fbnet(name: str, operations: float) -> None:
     from spaces import fbnet
 
-    graph = walked(fbnet.build, getattr(fbnet, name), image=224)
+    graph = traced(fbnet.build, getattr(fbnet, name), image=224)
     assert graph.macs() == pytest.approx(operations, rel=0.03)
 
 
@@ -147,7 +147,7 @@ def test_fbnet_runs_every_block() -> None:
 def test_once_for_all(encoding: dict[str, Any], image: int, parameters: float, operations: float) -> None:
     from spaces import once_for_all
 
-    graph = walked(once_for_all.build, image=image, **encoding)
+    graph = traced(once_for_all.build, image=image, **encoding)
     assert round(graph.parameters / 1e6, 1) == parameters
     # The published count has two operations for each element that is normalised, one for each that a ReLU or a pooling
     # reads.
@@ -174,7 +174,7 @@ def elements(model: nn.Module, kinds: Any, image: int) -> int:
 def test_the_largest_once_for_all_network() -> None:
     from spaces import once_for_all
 
-    assert walked(once_for_all.build, 7, 6, 4, image=224).parameters // 10**5 == 76  # 7.6 M in the same README
+    assert traced(once_for_all.build, 7, 6, 4, image=224).parameters // 10**5 == 76  # 7.6 M in the same README
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_graphs_of_nasbench201_are_those_of_the_networks() -> None:
     draw = random.Random(0)
     small = {"cells": 1, "image": 32}
     cells = draw.sample(list(nasbench201.encodings()), 30)
-    wholes = [walked(nasbench201.build, cell, **small) for cell in cells] + [walked(nasbench201.build, FIRST, image=32)]
+    wholes = [traced(nasbench201.build, cell, **small) for cell in cells] + [traced(nasbench201.build, FIRST, image=32)]
     parts = [nasbench201.graph(cell, **small) for cell in cells] + [nasbench201.graph(FIRST)]
     assert parts == wholes
     predictor = cpu()
@@ -236,17 +236,17 @@ def test_graphs_of_fbnets_are_those_of_the_networks() -> None:
 
     draw = random.Random(0)
     for blocks in (fbnet.A, [draw.choice(fbnet.BLOCKS) for _ in range(fbnet.PLACES)]):
-        assert fbnet.graph(blocks, image=64) == walked(fbnet.build, blocks, image=64)
+        assert fbnet.graph(blocks, image=64) == traced(fbnet.build, blocks, image=64)
 
 
 def test_graphs_of_once_for_all_networks_differ_in_paths_alone() -> None:
     from spaces import once_for_all
 
     for encoding in (NOTE8_22MS, NOTE8_31MS):
-        whole, parts = walked(once_for_all.build, image=64, **encoding), once_for_all.graph(**encoding, image=64)
+        whole, parts = traced(once_for_all.build, image=64, **encoding), once_for_all.graph(**encoding, image=64)
         assert unnamed(parts) == unnamed(whole)
     full = {"ks": 7, "e": 6, "d": 4}
-    assert once_for_all.graph(**full, image=64) == walked(once_for_all.build, image=64, **full)
+    assert once_for_all.graph(**full, image=64) == traced(once_for_all.build, image=64, **full)
 
 
 def unnamed(graph: ModelGraph) -> ModelGraph:

@@ -101,13 +101,13 @@ def test_calibrated_profile_predicts_a_model(gpu: CudaDevice, calibrated: tuple[
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_walked_launches_are_those_that_the_profiler_sees(gpu: CudaDevice, measuring: None, name: str) -> None:
+def test_traced_launches_are_those_that_the_profiler_sees(gpu: CudaDevice, measuring: None, name: str) -> None:
     built = names.build(name, device="cuda:0")
     given = built.inputs(2, "cuda:0")
     positional, named = ((), given) if isinstance(given, dict) else (given, {})
     seen = launching_ops(lambda: built.model(*positional, **named))
-    walked = sum(op.launches for op in trace(name).at(2))
-    assert walked == pytest.approx(seen, rel=0.02)
+    traced = sum(op.launches for op in trace(name).at(2))
+    assert traced == pytest.approx(seen, rel=0.02)
 
 
 def launching_ops(forward: Callable[[], object]) -> int:

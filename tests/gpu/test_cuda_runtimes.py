@@ -105,12 +105,12 @@ def test_a_replay_is_issued_faster_than_its_kernels(gpu: CudaDevice, measuring: 
     assert issued["cuda-graphs"] < 0.3 * issued["eager"]
 
 
-def test_what_is_walked_as_captured_can_be_captured(gpu: CudaDevice, measuring: None) -> None:
+def test_what_is_traced_as_captured_can_be_captured(gpu: CudaDevice, measuring: None) -> None:
     from latpred.zoo import names
 
     built = names.build("squeezebert-uncased", device="cuda:0")
-    walked = lowering.trace_for_runtime("squeezebert-uncased", runtime="cuda-graphs", target="cuda")
-    assert walked.syncs() == 0
+    traced = lowering.trace_for_runtime("squeezebert-uncased", runtime="cuda-graphs", target="cuda")
+    assert traced.syncs() == 0
     gpu.prepare_model(built.model.eval(), built.inputs(2, "cuda:0"), "cuda-graphs")()
     gpu.synchronize()
 

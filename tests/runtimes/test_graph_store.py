@@ -9,16 +9,18 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
 
+from latpred import tracing
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store
-from latpred.runtimes.graph_store import digest_of
+from latpred.runtimes.graph_store import digest_of, trace_by_name
 from latpred.runtimes.lowering import of_source, refusal
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript
@@ -212,3 +214,85 @@ def test_a_changed_forward_pass_is_taken_apart_again(monkeypatch: pytest.MonkeyP
     for text in (once, twice, once):
         of_source(source_of(written(text), torch.zeros(2, 4)), "torchscript", "cpu")
     assert len(traces) == 2
+
+
+NAME = "torchvision:squeezenet1_0"
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What `latpred.trace` is asked for."""
+    asked: list[dict[str, Any]] = []
+    real = tracing.trace
+
+    def trace(name: str, **options: Any) -> ModelGraph:
+        asked.append(options)
+        return real(name, **options)
+
+    monkeypatch.setattr(tracing, "trace", trace)
+    return asked
+
+
+def test_a_model_by_name_is_traced_once_for_everything_that_its_trace_depends_on(traces: list[dict[str, Any]]) -> None:
+    first = trace_by_name(NAME, image=64, batches=(1, 8))
+    assert trace_by_name(NAME, image=64) == first
+    assert [asked["batches"] for asked in traces] == [(64,)]
+    assert first == tracing.trace(NAME, image=64, batches=(1, 8))
+    del traces[:]
+    others = [({"image": 32}, ""), ({"precision": "fp16"}, ""), ({"memory_format": "channels_last"}, ""), ({}, "old")]
+    for number, (changed, era) in enumerate(others, 1):
+        trace_by_name(NAME, era, **({"image": 64} | changed))
+        assert len(traces) == number
+    trace_by_name(NAME, image=64, batches=(128,))
+    trace_by_name("squeezenet1_0", image=64)
+    assert len(traces) == len(others) + 2
+
+
+@pytest.mark.parametrize("changed", ["python", "package", "own code"])
+def test_other_software_has_other_traces(changed: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = graph_store.key_of(NAME)
+    graph_store._software.cache_clear()
+    assert graph_store.key_of(NAME) == before
+    graph_store._software.cache_clear()
+    if changed == "python":
+        monkeypatch.setattr(graph_store.platform, "python_version", lambda: "4.0")
+    elif changed == "package":
+        (home / "timm-99.0.dist-info").mkdir()
+        monkeypatch.syspath_prepend(str(home))
+    else:
+        monkeypatch.setattr(graph_store, "_TRACING", ("tracing/*.py",))
+    assert graph_store.key_of(NAME) != before
+    graph_store._software.cache_clear()
+
+
+def test_what_may_be_another_tomorrow_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert graph_store.key_of("models.py:build") is None
+    assert graph_store.key_of(NAME) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(graph_store, "generation", lambda: -1)  # somebody registered a formula
+        assert graph_store.key_of(NAME) is None
+    edited = types.SimpleNamespace(read_text=lambda _: '{"dir_info": {"editable": true}, "url": "file:///timm"}')
+    monkeypatch.setattr(graph_store.metadata, "distribution", lambda _: edited)
+    graph_store._software.cache_clear()
+    assert graph_store.key_of(NAME) is None
+    graph_store._software.cache_clear()
+
+
+def test_a_kept_trace_of_another_model_is_not_taken(traces: list[dict[str, Any]]) -> None:
+    first = trace_by_name(NAME, image=64)
+    (file,) = files()
+    for foreign in (gzip.compress(GIVEN.to_json().encode()), file.read_bytes()[:-9], b""):
+        file.write_bytes(foreign)
+        assert trace_by_name(NAME, image=64) == first
+    assert len(traces) == 4
+
+
+def test_what_is_no_line_in_batch_is_traced_at_the_batches_asked_for(
+    traces: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bent = msgspec.structs.replace(GIVEN, exact={4: GIVEN})
+    monkeypatch.setattr(tracing, "trace", lambda name, **asked: traces.append(asked) or bent)
+    for batches in ((4,), (4, 8)):
+        assert trace_by_name(NAME, batches=batches) == bent
+    assert [asked["batches"] for asked in traces] == [(64,), (4,), (64,), (4, 8)]
+    assert files() == []

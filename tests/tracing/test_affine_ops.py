@@ -10,8 +10,8 @@ from torch import nn
 import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import Op
-from latpred.tracing.affine_ops import RETURN
 from latpred.tracing.op_record import OpRecord
+from latpred.tracing.trace_pass import RETURN
 
 OFF_THE_LINE_AT_ONE = {"funnel", "nystromformer", "longformer", "deberta", "swin", "convbert", "mobilevit"}
 

@@ -87,7 +87,10 @@ def test_products_of_all_pairs_are_counted_at_each_batch(runtime: str) -> None:
     graph = lowering.trace_for_runtime(Pairs(), ONE_SAMPLE, runtime=runtime, batches=(1, 8, 48))
     # At batch 1 Inductor makes a sum of a product.
     assert [graph.macs(b) for b in (8, 48)] == [layer_macs(b) + b * b * WIDTH for b in (8, 48)]
-    assert any("no line in batch: walked at 1, 8, 48" in note for note in graph.notes)
+    assert any("no line in batch: traced at 1, 8, 48" in note for note in graph.notes)
+    stored = graph.to_json()
+    assert '"walked":{"1":{' in stored  # as files of earlier versions have it
+    assert ModelGraph.from_json(stored) == graph
 
 
 @pytest.mark.parametrize("runtime", ["eager", "torchscript", "compile"])
@@ -107,7 +110,7 @@ def test_each_batch_of_a_curve_is_predicted_from_its_own_pass() -> None:
     curve = predicted(few, [4, 16])
     assert curve[0].latency_ms == pytest.approx(predicted(nn.Linear(WIDTH, WIDTH), [4])[0].latency_ms, rel=0.2)
     assert curve[1].latency_ms > 0.8 * predicted(many, [16])[0].latency_ms
-    assert "no line in batch: walked at 4, 16" in said(curve)
+    assert "no line in batch: traced at 4, 16" in said(curve)
     assert curve.batches.tolist() == [4, 16]
     assert curve.to_dict()["crossover_interval"]
 
@@ -164,7 +167,7 @@ def test_many_integers_are_not_computed_with(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_of_one_batch_size_is_predicted_for_that(runtime: str) -> None:
     curve = predicted(Only(1), [1], runtime)
     assert curve[0].latency_ms > 0
-    assert "walked at batch 1 alone: nothing is known of any other batch" in said(curve)
+    assert "traced at batch 1 alone: nothing is known of any other batch" in said(curve)
 
 
 def test_other_batch_sizes_are_refused_with_the_one_to_ask_for() -> None:
@@ -216,11 +219,11 @@ def test_a_network_with_choices_must_be_on_a_line() -> None:
 
 def test_measured_batches_are_traced_before_a_profile_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[int]] = []
-    walk = lowering.trace_for_runtime
+    trace_really = lowering.trace_for_runtime
 
     def watched(model: Any, *given: Any, batches: Sequence[int] = (), **options: Any) -> ModelGraph:
         asked.append(list(batches))
-        return walk(model, *given, batches=batches, **options)
+        return trace_really(model, *given, batches=batches, **options)
 
     monkeypatch.setattr(lowering, "trace_for_runtime", watched)
     model = Pairs()

@@ -9,8 +9,8 @@ import pytest
 import transformers
 from transformers import BertConfig, PretrainedConfig
 
-from latpred.caches import Recent
 from latpred.graph.graph import ModelGraph
+from latpred.storage import Recent
 from latpred.tracing import trace
 from latpred.tracing.layer_extrapolation import SHALLOW, LayerExtrapolation
 from latpred.zoo import names

@@ -56,7 +56,7 @@ def chosen(label: str, options: dict[str, nn.Module | None], architecture: dict[
     return layer
 
 
-def test_every_architecture_is_what_its_walk_gives() -> None:
+def test_every_architecture_is_what_its_trace_gives() -> None:
     supernet = latpred.Supernet(Mixed(latpred.Choice), **IMAGE)
     assert list(supernet.choices) == ["first", "second", "again", "last"]
     draw = random.Random(0)

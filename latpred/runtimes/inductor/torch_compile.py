@@ -21,9 +21,9 @@ from latpred.graph.features import EFFORTS
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, Schedule
 from latpred.ops.families import root
 from latpred.query import AMP
+from latpred.runtimes import Eager
 from latpred.runtimes.base import estimated_graph, graph_in, kind, op_through, unless_affine
 from latpred.runtimes.cuda_graphs import NO_CUDA, replays
-from latpred.runtimes.eager import Eager
 from latpred.runtimes.inductor.compiled_ops import EAGER, guards
 
 if TYPE_CHECKING:

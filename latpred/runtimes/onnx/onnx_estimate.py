@@ -14,7 +14,7 @@ from latpred.graph.graph import Affine, Op
 from latpred.ops.families import root
 from latpred.runtimes.onnx.onnx_formulas import class_of
 
-NOTE = "onnxruntime's nodes are estimated from the eager walk, by its usual fusions; nothing was exported"
+NOTE = "onnxruntime's nodes are estimated from the eager trace, by its usual fusions; nothing was exported"
 # Activations that onnxruntime's CPU kernels of convolutions apply themselves.
 _ABSORBED = frozenset({"elementwise.relu", "elementwise.hardtanh", "elementwise.sigmoid", "elementwise.tanh"})
 _CONVOLUTIONS = ("conv", "conv_grouped", "conv_depthwise")

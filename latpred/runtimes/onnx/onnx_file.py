@@ -27,15 +27,6 @@ TOKENS, PIXELS, CHANNELS = 128, 224, 3
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
 
-def is_file(model: object) -> bool:
-    """Whether a model is named by the path of an .onnx file.
-
-    >>> is_file("models/net.onnx"), is_file("resnet50")
-    (True, False)
-    """
-    return isinstance(model, (str, os.PathLike)) and str(os.fspath(model)).lower().endswith(SUFFIX)
-
-
 class FileInputs(NamedTuple):
     """What a file is to be run with: example tensors, or tokens and pixels of a side where those sizes are open."""
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
-from latpred.ops import convolution, movement, pointwise, products
-from latpred.ops.families import root
-from latpred.ops.registry import Work
+from latpred.ops import pointwise, products
+from latpred.ops.families import Work, root
 
 NCHWC = "com.microsoft.nchwc"
 _BYTES = {
@@ -126,7 +125,7 @@ def conv(node: Node, ins: Values, outs: Values) -> Work:
         x, y = (replace(one, shape=(one.shape[0], one.shape[-1], *one.shape[1:-1])) for one in (x, y))
     stride, groups = node.numbers("strides", (1,))[-1], node.number("group", 1)
     transposed = "Transpose" in node.op_type
-    work = convolution.convolution(x, ins[1], None, (stride, stride), 0, 1, transposed, 0, groups, out=y)
+    work = products.convolution(x, ins[1], None, (stride, stride), 0, 1, transposed, 0, groups, out=y)
     return work._replace(family=f"{work.family}.nchwc") if node.domain == NCHWC else work
 
 
@@ -359,7 +358,7 @@ _OPERATORS: dict[Formula, str] = {
     gather: "Gather",
     pooled: "MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool",
     resized: "Resize Upsample",
-    lambda _, ins, outs: movement.cat(ins, out=outs[0]): "Concat",
+    lambda _, ins, outs: pointwise.cat(ins, out=outs[0]): "Concat",
     lambda _, ins, outs: _rows("reduction.cumsum", outs[0].numel, 1): "CumSum",
     lambda _, ins, outs: _rows("index.gather", outs[0].numel, 1, reads={0: outs[0].nbytes}): (
         "GatherElements GatherND OneHot"

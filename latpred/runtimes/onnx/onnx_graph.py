@@ -16,7 +16,7 @@ import msgspec
 
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, ModelGraph, Op
-from latpred.ops.registry import Work
+from latpred.ops.families import Work
 from latpred.runtimes.base import first_difference, op_through, unless_affine
 from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, NCHWC, TRANSFERS, VIEWS, Node, Value, class_of, work_of
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed

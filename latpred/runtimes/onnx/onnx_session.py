@@ -102,26 +102,12 @@ def session(
 ) -> Any:
     """A session with every optimisation that the target has; a model that onnxruntime cannot load is refused.
 
-    Parameters
-    ----------
-    model : bytes or str
-        A serialised model, or the path of one.
-    target : str
-        Kind of device the graph is for; "cuda" without a GPU leaves out what only a CPU has kernels for.
-    threads : int
-        Threads within a node.
-    gpu : int, optional
-        Index of the GPU that executes it; else the CPU does.
-    cuda_graph : bool
-        Whether the CUDA provider captures what it runs, once for each "gpu_graph_id" of the options of a run.
-    profile : Path, optional
-        Prefix of the file in which `end_profiling` puts the time of every node.
-    optimised : Path, optional
-        File to write the graph to that is really run; its weights go beside it.
-    weights_in : Path, optional
-        Folder of the external weights of a model given as bytes.
-    layout : bool
-        Whether the graph may be laid out as the CPU likes it; that comes after all other optimisations.
+    The model is serialised, or the path of one. A `target` of "cuda" without a `gpu` (its index) leaves out what only a
+    CPU has kernels for; `threads` are those within a node. With `cuda_graph` the CUDA provider captures what it runs,
+    once for each "gpu_graph_id" of the options of a run. `profile` is the prefix of the file in which `end_profiling`
+    puts the time of every node, `optimised` the file for the graph that is really run, its weights beside it.
+    `weights_in` is the folder of the weights that a serialised model keeps outside of it; `layout` lets the CPU lay the
+    graph out as it likes, after all other optimisations.
     """
     import onnxruntime  # type: ignore[import-untyped]
 

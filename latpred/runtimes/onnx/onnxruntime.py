@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from latpred import host
-from latpred.caches import IdentityCache
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError
 from latpred.graph.graph import ModelGraph, Op, Schedule
-from latpred.runtimes import graph_store
+from latpred.runtimes import StepPerOp, graph_store
 from latpred.runtimes.base import BATCHES, estimated_graph
 from latpred.runtimes.cuda_graphs import NO_CUDA, device_of, one_replay, refuse_uncapturable
-from latpred.runtimes.eager import StepPerOp
 from latpred.runtimes.onnx import onnx_session
+from latpred.storage import IdentityCache
 
 if TYPE_CHECKING:
     import torch

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import msgspec
@@ -14,9 +15,8 @@ from factories import graph, linear
 from profiledata import profile
 
 import latpred
-from latpred import calibration, host, storage
+from latpred import api, calibration, host, storage
 from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
-from latpred.prediction import find
 from latpred.profile import store
 
 
@@ -31,7 +31,7 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         store.save(profile())
         return profile()
 
-    monkeypatch.setenv(find.VARIABLE, "quick")
+    monkeypatch.setenv(api.VARIABLE, "quick")
     monkeypatch.setattr(calibration, "calibrate", calibrate, raising=False)
     return made
 
@@ -57,10 +57,10 @@ def test_what_is_named_is_not_calibrated(asked: dict[str, object], calibrations:
 
 
 def test_it_can_be_switched_off(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(find.VARIABLE, "Never")
+    monkeypatch.setenv(api.VARIABLE, "Never")
     with pytest.raises(NoProfileError):
         latpred.predict(graph(linear()))
-    monkeypatch.setenv(find.VARIABLE, "maybe")
+    monkeypatch.setenv(api.VARIABLE, "maybe")
     with pytest.raises(UsageError, match="LATPRED_CALIBRATE='maybe' is not known; set it to quick or never"):
         latpred.predict(graph(linear()))
     assert calibrations == []
@@ -85,7 +85,7 @@ def test_who_comes_second_waits_and_does_not_calibrate_again(
 
 @pytest.mark.usefixtures("read_only_home")
 def test_where_nothing_can_be_kept_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(find.VARIABLE, "quick")
+    monkeypatch.setenv(api.VARIABLE, "quick")
     with pytest.raises(CalibrationError, match=r"Permission denied\. Make it writable, or choose another directory"):
         latpred.predict(graph(linear()))
 
@@ -100,7 +100,7 @@ def test_other_work_is_said_before_measuring_beside_it(
 
 
 def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "WAIT_S", 0.05)
+    monkeypatch.setattr(api, "WAIT_S", 0.05)
     (storage.data_dir() / "calibration").mkdir(parents=True)
     with (
         filelock.FileLock(storage.data_dir() / "calibration" / "first.lock"),
@@ -129,9 +129,25 @@ print(point.latency_ms > 0, point.provenance.profile)
 
 @pytest.mark.slow
 def test_for_real(latpred_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(find.VARIABLE, "quick")
+    monkeypatch.setenv(api.VARIABLE, "quick")
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert done.stdout == "True cpu\n", done.stderr
     assert all(line.startswith("latpred: ") for line in done.stderr.splitlines())
     assert msgspec.structs.asdict(store.find("cpu"))["provenance"] == "measured"
     assert latpred_home in store.path("cpu").parents
+
+
+def test_before_pytorch_is_loaded_its_threads_are_those_of_the_last_process_alike(
+    latpred_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(api, "sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr(api, "_threads_of_torch", lambda: asked.append(1) or 3)
+    assert [api._threads_now(), api._threads_now(), len(asked)] == [3, 3, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # which PyTorch heeds
+    assert [api._threads_now(), api._threads_now(), len(asked)] == [3, 3, 2]
+    for remembered in (latpred_home / "cache" / "threads").iterdir():
+        remembered.write_text("many")
+    assert [api._threads_now(), len(asked)] == [3, 3]
+    monkeypatch.setattr(api, "sys", SimpleNamespace(modules={"torch": None}))
+    assert [api._threads_now(), len(asked)] == [3, 4]
