@@ -309,7 +309,8 @@ def _kernels(
             for family, like in families.items()
         }
         for precision in (
-            *spec.precisions, *(f"{precision} {one}" for precision in spec.precisions for one in sorted(formats))
+            *spec.precisions,
+            *(f"{precision} {one}" for precision in spec.precisions for one in sorted(formats)),
         )
     }
 

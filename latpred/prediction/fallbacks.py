@@ -270,7 +270,9 @@ def _compiled(eager: DispatchFit) -> DispatchFit:
     """
     launch, scripted = _launch(eager), _torchscript(eager).costs_us
     costs = {
-        **{"": launch, "guards": short(GUARDED * launch), REPLAY: short(LAUNCH_US + launch)},
+        "": launch,
+        "guards": short(GUARDED * launch),
+        REPLAY: short(LAUNCH_US + launch),
         **{f"kernel.extern.{name}".rstrip("."): scripted[name] for name in scripted if not name.startswith("node")},
         **{f"eager.{name}".rstrip("."): cost for name, cost in eager.costs_us.items()},
     }
@@ -324,9 +326,7 @@ def _wider(fit: DispatchFit, runtime: str) -> DispatchFit:
     """The same with a wider interval than eager's."""
     own = SPREADS.get(runtime, SPREADS[""])
     busy = fit.spread if fit.busy_spread is None else fit.busy_spread
-    return msgspec.structs.replace(
-        fit, spread=short(hypot(fit.spread, own)), busy_spread=short(hypot(busy, own))
-    )
+    return msgspec.structs.replace(fit, spread=short(hypot(fit.spread, own)), busy_spread=short(hypot(busy, own)))
 
 
 @cache

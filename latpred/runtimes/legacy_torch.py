@@ -127,9 +127,7 @@ def _torch_2(graph: ModelGraph) -> ModelGraph:
         return tuple(msgspec.structs.replace(op, host_class=_class_of(op, half=False)) for op in ops)
 
     exact = graph.ops_at_one
-    return msgspec.structs.replace(
-        graph, ops=renamed(graph.ops), ops_at_one=None if exact is None else renamed(exact)
-    )
+    return msgspec.structs.replace(graph, ops=renamed(graph.ops), ops_at_one=None if exact is None else renamed(exact))
 
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
