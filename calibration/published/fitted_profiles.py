@@ -334,7 +334,7 @@ def _machine(problem: Problem, gpu: str, hosts: int) -> Machine:
 def _era(problem: Problem, gpu: str) -> str:
     """The PyTorch that most of a GPU's eager rows are of."""
     eras = np.array(problem.table.eras())[(problem.rows.gpu == gpu) & (problem.rows.runtime == EAGER)]
-    return max(sorted(set(eras)), key=eras.tolist().count)
+    return str(max(sorted(set(eras)), key=eras.tolist().count))
 
 
 def _protocol(table: PublishedTable, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:

@@ -249,7 +249,7 @@ def problem(
     _demand_models(table)
     lacking: dict[str, str] = {}
     graphs = published_table.trace_all(
-        published_table.keys_of(table.cells), "", graphs, progress, lacking if partial else None
+        published_table.keys_of(table.cells), graphs, progress, lacking if partial else None
     )
     if lacking:
         table = _without(table, lacking)

@@ -5,8 +5,8 @@
     device  = Σ floor + sqrt(computing ² + memory ²), over all kernels
 
 Rows of one GPU, number format, runtime, memory format and protocol make a block, with local numbers of its own: eight
-slots of each kernel family, the host classes, the runs, the knee. A sparse matrix leads from the parameters to their logarithms, so that
-derivatives are taken by few numbers.
+slots of each kernel family, the host classes, the runs, the knee. A sparse matrix leads from the parameters to their
+logarithms, so that derivatives are taken by few numbers.
 """
 
 from __future__ import annotations

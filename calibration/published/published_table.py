@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,19 +106,12 @@ class PublishedTable:
         """Of each row: which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" is today's."""
         return eras(self.cells["stack"])
 
-    @property
-    def torch_version(self) -> str:
-        """The era of all rows; "" where they differ."""
-        found = set(self.eras())
-        return found.pop() if len(found) == 1 else ""
-
     def kept(self) -> list[str]:
         """What is in it, a sentence for each source, GPU and runtime."""
+        rows = zip(self.cells[tables.SOURCE], self.cells["device"], self.cells["runtime"], strict=True)
         return [
             f"{count:,} row{'s' * (count != 1)} of {source} on {device} in {runtime}"
-            for (source, device, runtime), count in self.cells.groupby([tables.SOURCE, "device", "runtime"])
-            .size()
-            .items()
+            for (source, device, runtime), count in sorted(Counter(rows).items())
         ]
 
 
@@ -246,7 +240,7 @@ def _demand_one_unit(cells: pd.DataFrame, name: str) -> None:
         row = low.iloc[0]
         raise TableError(
             f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} s, "
-            f"where at least {least_s[row.name]:.3g} s can be, as if the unit were another. Correct the unit in the "
+            f"where at least {least_s[low.index[0]]:.3g} s can be, as if the unit were another. Correct the unit in the "
             "mapping, or leave the row out."
         )
 
@@ -345,18 +339,17 @@ def keys_of(cells: pd.DataFrame) -> list[TraceKey]:
 
 def trace_all(
     keys: Iterable[TraceKey],
-    torch_version: str = "",
     graphs: Graphs | None = None,
     progress: Progress | None = None,
     lacking: MutableMapping[str, str] | None = None,
 ) -> Graphs:
-    """Eager graphs of models, as the PyTorch of each key ran them; `torch_version` is that of keys which name none.
+    """Eager graphs of models, as the PyTorch of each key ran them.
 
     Graphs there are already are not traced again; new ones are added to them. Models that cannot be traced are put into
     `lacking`, with the reason; without it they end everything with an error.
     """
     graphs = {} if graphs is None else graphs
-    eras = {key: key.era or torch_version for key in keys if key not in graphs}
+    eras = {key: key.era for key in keys if key not in graphs}
     plain = {key: as_traced(key, era) for key, era in eras.items()}
     traced: dict[TraceKey, ModelGraph] = {}
     missing: dict[str, list[TraceKey]] = {}

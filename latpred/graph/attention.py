@@ -49,7 +49,7 @@ def unfused(graph: ModelGraph) -> ModelGraph:
     """The graph with the parts of every call of attention in its place; the products of one sample need no copies."""
 
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
-        return tuple(part for op in ops for part in _parts(op, at_one=at_one))
+        return tuple(part for op in ops for part in parts_of(op, at_one=at_one))
 
     if not any(map(is_fused, (*graph.ops, *(graph.ops_at_one or ())))):
         return graph
@@ -71,7 +71,7 @@ def itemsize(op: Op) -> int:
     return _ELEMENT_BYTES.get(op.dtype, 4)
 
 
-def _parts(op: Op, *, at_one: bool) -> Iterator[Op]:
+def parts_of(op: Op, *, at_one: bool) -> Iterator[Op]:
     """The ops that did the work of one call of attention; any other op as it is.
 
     Heads lie beside each other in queries, keys and values. A batch of several is copied to where the products want it,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred.errors import MissingPackageError
+from latpred.graph.attention import parts_of
 from latpred.graph.features import CAT
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.ops.families import root
+from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import estimated_graph
-from latpred.runtimes.eager import StepPerOp
-from latpred.runtimes.legacy_torch import unfused
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -107,7 +107,7 @@ def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention
     made: list[Op] = []
     for op in ops:
         # As a batch of one has its parts: an engine's products read in any order.
-        for part in (op,) if fuses_attention else unfused(op, at_one=True):
+        for part in (op,) if fuses_attention else parts_of(op, at_one=True):
             general = root(part.family)
             if not part.launches or not part.family or general == "factory":  # views, and what is computed once
                 continue
