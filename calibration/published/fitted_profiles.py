@@ -21,7 +21,7 @@ from latpred.accuracy.metrics import conformal
 from latpred.calibration.published import leave_out, published_table
 from latpred.calibration.published.joint_fit import Mask, Problem, problem
 from latpred.calibration.published.leave_out import SMALL, Accuracy, HoldoutRows
-from latpred.calibration.published.parameters import OTHER_HOST
+from latpred.calibration.published.parameters import DEVIATING, OTHER_HOST
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable
 from latpred.calibration.published.row_counts import EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
 from latpred.errors import TableError
@@ -201,6 +201,11 @@ class FittedNumbers:
     def host_factors_on(self, gpu: str, runtime: str) -> list[float]:
         """The same, of the rows of a GPU in a runtime."""
         return self.host_factors((self._rows.gpu == gpu) & (self._rows.runtime == runtime))
+
+    def power_limited(self, slot: str) -> float:
+        """How many times that of other GPUs a slot of those is that their power limits; 1 where there are none."""
+        index = self._parameters.names.get(("power limited", slot))
+        return 1.0 if index is None else short(float(np.exp(self._sum([index]))))
 
     @property
     def knee(self) -> float:
@@ -401,6 +406,7 @@ def shared_of(problem: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, 
         ),
         knee=short(numbers.knee),
         error=float(f"{holdout.errors()['all'].median:.4g}"),
+        power_limited={slot: numbers.power_limited(slot) for slot in DEVIATING},
     )
 
 

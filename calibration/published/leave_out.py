@@ -182,12 +182,17 @@ def _thetas(problem: Problem, folds: Sequence[Fold]) -> Iterator[dict[str, Float
 
 
 def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
-    """One row of each run: of its smallest batch, of the model that most rows have."""
+    """One row of each run: of its smallest batch, of the model that most rows have.
+
+    None of a run that has no small batch: in large ones the host has no part.
+    """
     rows = problem.rows
     chosen = np.zeros(len(rows), bool)
     common = pd.Series(rows.model).groupby(rows.model).transform("size").to_numpy()
     for run in sorted(set(rows.run[mine])):
-        own = np.flatnonzero(rows.run == run)
+        own = np.flatnonzero((rows.run == run) & (rows.batch <= FEW))
+        if not len(own):
+            continue
         order = np.lexsort((rows.model[own].astype(str), -common[own], rows.batch[own]))
         chosen[own[order[0]]] = True
     return chosen

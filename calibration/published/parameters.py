@@ -94,6 +94,7 @@ LEVELS = {  # what a design of multiprocessors and a GPU change: in all families
     "design": (0.3, 0.3, 0.12),
     "gpu": (0.2, 0.15, 0.15),
 }
+POWER_LIMITED = 0.5  # what a board's power takes from clocks that its datasheet promises
 # Hosts of one GPU are often alike, so that a narrow prior of each by itself would blame the GPU for slow ones.
 RUN = 1.0
 NAMED_HOST, NAMED_RUN = 0.15, 0.15  # what is not known of a named host, and what differs between its runs
@@ -194,6 +195,9 @@ class Parameters:
     def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> Iterable[int]:
         for level, name in (("design", gpu.design), ("gpu", gpu.name)):
             in_all, in_format, in_family = LEVELS[level]
+            if level == "gpu" and gpu.power_limited:
+                yield self._deviation(("power limited", slot), POWER_LIMITED)
+                in_all, in_format = POWER_LIMITED, POWER_LIMITED
             yield self._deviation((level, name, slot), in_all)
             yield self._deviation((level, name, slot, family), in_family)
             if slot == "compute":

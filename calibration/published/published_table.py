@@ -240,8 +240,8 @@ def _demand_one_unit(cells: pd.DataFrame, name: str) -> None:
         row = low.iloc[0]
         raise TableError(
             f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} s, "
-            f"where at least {least_s[low.index[0]]:.3g} s can be, as if the unit were another. Correct the unit in the "
-            "mapping, or leave the row out."
+            f"where at least {least_s[low.index[0]]:.3g} s can be, as if the unit were another. Correct the unit in "
+            "the mapping, or leave the row out."
         )
 
 

@@ -102,7 +102,8 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     created, source : when, and from what. kernels : by design (`ANY` for others), kernel family, mode and slot of
     `profile.datasheet`: the slot over what a datasheet promises. dispatch : of eager, on the middle of the hosts; its
-    spreads are those of GPUs left out, and how far hosts lie apart. knee : exponent that joins host and device. error :
+    spreads are those of GPUs left out, and how far hosts lie apart. power_limited : how many times that of other GPUs each
+    slot of those that are is. knee : exponent that joins host and device. error :
     median error on GPUs left out, their hosts not known.
     """
 
@@ -112,6 +113,7 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dispatch: DispatchFit
     knee: float
     error: float
+    power_limited: dict[str, float] = {}
 
 
 @cache
@@ -156,7 +158,11 @@ def _kernel(common: Shared, spec: Spec, precision: str, family: str) -> KernelFi
     measured = common.kernels[_nearest(spec.design, common)]
     like = family if family in measured else (STAND_INS | GUESSES)[family]
     mode = mode_of(spec, precision, like)
-    numbers = {slot: exp(log_promise(spec, mode, slot)) * share for slot, share in measured[like][mode].items()}
+    limited = common.power_limited if spec.power_limited else {}
+    numbers = {
+        slot: exp(log_promise(spec, mode, slot)) * share * limited.get(slot, 1.0)
+        for slot, share in measured[like][mode].items()
+    }
     return kernel_fit(family, numbers, spec, common.error, _busy(common))
 
 

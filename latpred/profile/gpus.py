@@ -37,6 +37,8 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tflops : dict[str, float]
         Peak by precision: dense, accumulated in fp32. A precision without an entry is one the GPU has no faster units
         for.
+    power_limited : bool
+        Whether it draws its power from the slot alone (75 W or less), which is too little for its boost clock.
     aliases : tuple[str, ...]
         Other names that find it.
     """
@@ -53,6 +55,7 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     l2_kib: int
     source: str  # document and year
     tensor_mhz: float = 0.0
+    power_limited: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
