@@ -13,7 +13,7 @@ from publisheddata import frame as tax_frame
 from latpred.calibration.published import mapping, published_table
 from latpred.calibration.published.published_table import keys_of, read_all, trace_all
 from latpred.errors import LatpredError, TableError, UnknownGpuError
-from latpred.runtimes.legacy_torch import TORCH_1_12
+from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2
 
 COMMON = {
     "where": {"ms": "."},
@@ -153,9 +153,9 @@ def test_what_a_row_ran_on_is_part_of_what_is_traced(tmp_path: Path) -> None:
     given = table({}, {"software": "torch 1.9"}, {"precision": "fp16, nhwc", "model": "torchvision:squeezenet1_0"})
     keys = keys_of(read_all([given], rules(tmp_path)).cells)
     assert [(key.memory_format, key.era) for key in keys] == [
-        ("contiguous", ""),
+        ("contiguous", TORCH_2),
         ("contiguous", TORCH_1_12),
-        ("channels_last", ""),
+        ("channels_last", TORCH_2),
     ]
     graphs = trace_all(keys)
     today, then, last = (graphs[key] for key in keys)
