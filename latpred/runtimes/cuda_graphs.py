@@ -109,8 +109,8 @@ class CudaGraphs(Eager):
         from latpred.tracing import trace
 
         with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
-            given = {"precision": eager.precision, "memory_format": eager.memory_format, "target": target}
-            seen = attended(trace(source.model(), source.inputs, **given), eager.attention or None)
+            given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
+            seen = attended(trace(source.model(), source.inputs, target=target, **given), eager.attention or None)
         return self._graph(eager, seen, target)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
