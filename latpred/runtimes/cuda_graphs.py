@@ -18,8 +18,8 @@ import numpy as np
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.graph.attention import attended
 from latpred.graph.graph import ModelGraph, Op, Schedule
-from latpred.runtimes import Eager, one_step_per_op
 from latpred.runtimes.base import graph_in
+from latpred.runtimes.eager import Eager, one_step_per_op
 
 if TYPE_CHECKING:
     import torch
@@ -109,14 +109,8 @@ class CudaGraphs(Eager):
         from latpred.tracing import trace
 
         with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
-            own = trace(
-                source.model(),
-                source.inputs,
-                precision=eager.precision,
-                memory_format=eager.memory_format,
-                target=target,
-            )
-            seen = attended(own, eager.attention or None)
+            given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
+            seen = attended(trace(source.model(), source.inputs, target=target, **given), eager.attention or None)
         return self._graph(eager, seen, target)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
