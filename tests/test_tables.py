@@ -108,7 +108,9 @@ def test_join_across_machines_says_so() -> None:
 def test_a_memory_format_tells_cells_apart_where_both_tables_have_it() -> None:
     cells, formats = [("a", 1, 0.1), ("a", 1, 0.2)], ["contiguous", "channels_last"]
     one, other = (make(cells, memory_format=formats) for make in (predicted, measured))
-    joined = tables.join(tables.check(one, tables.PREDICTED), tables.merge_repeats(tables.check(other, tables.MEASURED)))
+    joined = tables.join(
+        tables.check(one, tables.PREDICTED), tables.merge_repeats(tables.check(other, tables.MEASURED))
+    )
     assert joined.rows["latency_s_measured"].tolist() == [0.1, 0.2]
     with pytest.raises(TableError, match="more than once"):  # a table of old does not say which it means
         tables.join(one.drop(columns="memory_format"), other)

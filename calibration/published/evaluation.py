@@ -130,7 +130,7 @@ def _with_hosts(
         told.append(f"{run}: x{factor:.2f} by {cells['model'][place]} batch {cells['batch'][place]}")
         rest = own.drop(place).reset_index(drop=True)
         judged.append(rest)
-        swapped = host_swap.swapped(profile, Swap(factor, host_swap.LEAST_LOG_STD, run))
+        swapped = host_swap.swapped(profile, Swap(factor, host_swap.LEAST_LOG_STD, str(run)))
         predicted.append(_predicted(rest, graphs, swapped) if len(rest) else rows.iloc[:0])
     notes += [f"dispatch on {profile.name}, told by one row of each run: {'; '.join(told)}"] if told else []
     return pd.concat(judged, ignore_index=True), pd.concat(predicted, ignore_index=True)

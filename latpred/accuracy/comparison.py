@@ -31,8 +31,7 @@ LARGE_BATCH = 16  # from which it is small
 _SIZES = (f"up to {SMALL_BATCH}", f"{LARGE_BATCH} and more", "between")
 _SIDES = ("predicted", "measured")
 _GROUP = ("machine", "device", "runtime", "precision", "protocol")
-_BUT_RUNTIME = ("machine", "device", "precision", "protocol", "model", "input_kind", "input_size", "batch")
-_BUT_RUNTIME += tables.FURTHER_KEYS
+_BUT_RUNTIME = tuple(key for key in (*tables.KEYS, *tables.FURTHER_KEYS) if key != "runtime")
 
 
 def compare(
@@ -185,7 +184,8 @@ def _blocks(cells: pd.DataFrame) -> Iterator[Block]:
     batch = cells["batch"]
     size = np.select([batch <= SMALL_BATCH, batch >= LARGE_BATCH], _SIZES[:2], _SIZES[2])
     for keys, group in cells.groupby([tables.SOURCE, "device", "runtime", "precision", size], sort=True):
-        yield Block(*map(str, keys), _errors(group), _noise(group).median)
+        source, device, runtime, precision, batches = map(str, keys)
+        yield Block(source, device, runtime, precision, batches, _errors(group), _noise(group).median)
 
 
 def _groups(cells: pd.DataFrame, names: Sequence[str]) -> pd.Series[int]:
