@@ -74,8 +74,9 @@ def parse(command: str) -> None:
         inner = found.get_command(click.Context(found), name)
         assert inner is not None, command
         found = inner
-    given = zip(["", *words], words, strict=False)
-    existing = ["/dev/null" if word.endswith(".csv") and before != "-o" else word for before, word in given]
+    given = list(zip(["", *words], words, strict=False))
+    there = [before == "--mapping" or (word.endswith(".csv") and before != "-o") for before, word in given]
+    existing = ["/dev/null" if stands else word for stands, word in zip(there, words, strict=True)]
     # Below the program's own context, since a verb keeps the first form of --help that it is asked for.
     found.make_context("shown", existing, parent=click.Context(main, **main.context_settings))
 

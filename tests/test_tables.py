@@ -105,6 +105,17 @@ def test_join_across_machines_says_so() -> None:
     assert "Predicted for host B, measured on host A" in joined.notes[0]
 
 
+def test_a_memory_format_tells_cells_apart_where_both_tables_have_it() -> None:
+    cells, formats = [("a", 1, 0.1), ("a", 1, 0.2)], ["contiguous", "channels_last"]
+    one, other = (make(cells, memory_format=formats) for make in (predicted, measured))
+    joined = tables.join(
+        tables.check(one, tables.PREDICTED), tables.merge_repeats(tables.check(other, tables.MEASURED))
+    )
+    assert joined.rows["latency_s_measured"].tolist() == [0.1, 0.2]
+    with pytest.raises(TableError, match="more than once"):  # a table of old does not say which it means
+        tables.join(one.drop(columns="memory_format"), other)
+
+
 def test_join_refuses_duplicates() -> None:
     right = tables.check(measured([*CELLS, CELLS[0]]), tables.MEASURED)
     with pytest.raises(TableError, match=r"measurement table has bert batch 1 .* more than once"):

@@ -96,8 +96,8 @@ def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> Mapped:
     numbers: list[int] = []
     omitted: Counter[str] = Counter()
     own = [column for column in frame.columns if tables.MEASURED.column(str(column)) is not None]
-    for number, record in enumerate(frame.fillna("").astype(str).to_dict("records"), 1):
-        given = {str(column): str(text) for column, text in record.items()} | {TABLE: name, FOLDER: mapping.folder}
+    for number, texts in enumerate(frame.fillna("").astype(str).to_dict("records"), 1):
+        given = {**{str(column): text for column, text in texts.items()}, TABLE: name, FOLDER: mapping.folder}
         made, reason = _ruled(mapping, given, f"{name}, row {number}")
         if reason:
             omitted[reason] += 1

@@ -108,10 +108,11 @@ class PublishedTable:
 
     def kept(self) -> list[str]:
         """What is in it, a sentence for each source, GPU and runtime."""
-        rows = zip(self.cells[tables.SOURCE], self.cells["device"], self.cells["runtime"], strict=True)
+        columns = (self.cells[name] for name in (tables.SOURCE, "device", "runtime"))
+        counts = Counter(zip(*columns, strict=True))
         return [
             f"{count:,} row{'s' * (count != 1)} of {source} on {device} in {runtime}"
-            for (source, device, runtime), count in sorted(Counter(rows).items())
+            for (source, device, runtime), count in sorted(counts.items())
         ]
 
 
@@ -235,13 +236,13 @@ def _demand_one_unit(cells: pd.DataFrame, name: str) -> None:
     curves = [key for key in (*tables.CURVE_KEYS, "run") if key in cells]
     cells = cells.sort_values("batch", kind="stable")
     least_s = (cells.groupby(curves, sort=False)["latency_s"].cummax() / UNITS_APART).clip(lower=FASTEST_S)
-    low = cells[cells["latency_s"] < least_s]
-    if len(low):
-        row = low.iloc[0]
+    low = cells["latency_s"] < least_s
+    if low.any():
+        row = cells[low].iloc[0]
         raise TableError(
             f"{name}, row {row['number']}, column latency_s: {tables.cell_name(row)} takes {row['latency_s']:.3g} s, "
-            f"where at least {least_s[low.index[0]]:.3g} s can be, as if the unit were another. Correct the unit in "
-            "the mapping, or leave the row out."
+            f"where at least {least_s[low].iloc[0]:.3g} s can be, as if the unit were another. Correct the unit in the "
+            "mapping, or leave the row out."
         )
 
 

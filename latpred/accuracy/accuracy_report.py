@@ -49,12 +49,10 @@ def _tables(report: Report) -> Iterator[Table]:
 
 
 def _blocks(blocks: Sequence[Block]) -> Iterator[Table]:
-    keys = ("device", "runtime", "precision", "batches")
-    for source, own in groupby(blocks, lambda block: block.source):
-        rows = [
-            (*(getattr(block, key) for key in keys), *_figures(block.errors), _percent(block.noise)) for block in own
-        ]
-        yield Table((*keys, *_HEADS, "noise"), rows, left=keys, title=source)
+    keys = ("runtime", "precision", "batches")
+    for (source, device), own in groupby(blocks, lambda block: (block.source, block.device)):
+        rows = [(b.runtime, b.precision, b.batches, *_figures(b.errors), _percent(b.noise)) for b in own]
+        yield Table((*keys, *_HEADS, "noise"), rows, left=keys, title=f"{source} on {device}")
 
 
 def _figures(e: Errors) -> tuple[str, ...]:
