@@ -20,7 +20,7 @@ from latpred.caches import Recent
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, WORK, Floats, kind
 from latpred.graph.graph import Affine, Ints, Op, Schedule, numbered
-from latpred.host import SAME, Slowdown
+from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, SAME, Slowdown
 from latpred.ops.families import kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
@@ -296,6 +296,7 @@ class Priced:
         """Times of every distinct row at every batch."""
         shape = (self.families.shape[1], len(batches))
         us, log_std, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
+        far = np.zeros(shape)
         for group in self.groups:
             count, width = group.constant.shape
             rows = group.constant[:, None, :] + group.per_sample[:, None, :] * batches[:, None]
@@ -304,11 +305,30 @@ class Priced:
             us[part] = times.us.reshape(count, -1)
             log_std[part] = np.maximum(times.log_std.reshape(count, -1), group.least_log_std[:, None])
             memory_bound[part] = times.memory_bound.reshape(count, -1)
+            if self.slowdown.cache != self.slowdown.compute:
+                far[part] = shared_cache_share(rows)
         for size_correction in self.size_corrections:
             us *= size_corrected(size_correction, us)
         if self.slowdown != SAME:
-            us *= np.where(memory_bound, self.slowdown.memory, self.slowdown.compute)
+            us *= self.slowdown.compute + far * (self.slowdown.cache - self.slowdown.compute)
         return KernelEstimate(us, log_std, memory_bound)
+
+
+def shared_cache_share(rows: Floats) -> Floats:
+    """How far kernels slow down as the reference does that reads its weights from the shared cache, from 0 to 1.
+
+    `rows` hold the columns of `WORK` first, on their last axis. Kernels whose data a core's own cache holds do not wait
+    for the shared one. Others wait in proportion to their bytes per MAC: as much as the reference does with as many as
+    it has, and no more with more.
+
+    >>> macs, small, large = 8.0 * 2**22, 2.0**19, 2.0**22
+    >>> shared_cache_share(np.array([[macs, small, 0, 0], [macs, large, 0, 0], [4 * macs, large, 0, 0]])).tolist()
+    [0.0, 1.0, 0.25]
+    """
+    moved = rows[..., _BYTES].sum(axis=-1)
+    waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
+    share: Floats = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
+    return share
 
 
 class PriceList:
