@@ -306,7 +306,7 @@ class Priced:
             log_std[part] = np.maximum(times.log_std.reshape(count, -1), group.least_log_std[:, None])
             memory_bound[part] = times.memory_bound.reshape(count, -1)
             if self.slowdown.cache != self.slowdown.compute:
-                far[part] = shared_cache_share(rows)
+                far[part] = _from_shared_cache(rows)
         for size_correction in self.size_corrections:
             us *= size_corrected(size_correction, us)
         if self.slowdown != SAME:
@@ -314,18 +314,10 @@ class Priced:
         return KernelEstimate(us, log_std, memory_bound)
 
 
-def shared_cache_share(rows: Floats) -> Floats:
-    """How far kernels slow down as the reference does that reads its weights from the shared cache, from 0 to 1.
-
-    `rows` hold the columns of `WORK` first, on their last axis. Kernels whose data a core's own cache holds do not wait
-    for the shared one. Others wait in proportion to their bytes per MAC: as much as the reference does with as many as
-    it has, and no more with more.
-
-    >>> macs, small, large = 8.0 * 2**22, 2.0**19, 2.0**22
-    >>> shared_cache_share(np.array([[macs, small, 0, 0], [macs, large, 0, 0], [4 * macs, large, 0, 0]])).tolist()
-    [0.0, 1.0, 0.25]
-    """
+def _from_shared_cache(rows: Floats) -> Floats:
+    """How far kernels slow down with the reference that reads its weights from the shared cache, from 0 to 1."""
     moved = rows[..., _BYTES].sum(axis=-1)
+    # As far as they read as many bytes per MAC; not at all where the core's own cache holds them.
     waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
     share: Floats = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
     return share
