@@ -237,12 +237,14 @@ def _text(path: Path) -> str:
         return ""
 
 
-PRODUCT, CONVOLUTION, STREAM, DISPATCH, THREADS = "product", "convolution", "stream", "dispatch", "threads"
-KINDS = (DISPATCH, PRODUCT, CONVOLUTION, STREAM, THREADS)
+PRODUCT, CONVOLUTION, CACHE, STREAM = "product", "convolution", "cache", "stream"
+DISPATCH, THREADS = "dispatch", "threads"
+KINDS = (DISPATCH, PRODUCT, CONVOLUTION, CACHE, STREAM, THREADS)
 MEANINGS = {
     DISPATCH: "dispatch",
     PRODUCT: "a product in the cache",
     CONVOLUTION: "a convolution in the cache",
+    CACHE: "weights from the shared cache",
     STREAM: "a stream through memory",
     THREADS: "threads that meet",
 }
@@ -251,14 +253,21 @@ SLOWED = "slow_ratio"  # of the same: how many times slower than in the run's fa
 # Of that ratio, by which forward passes take longer: 0.7 to 1 where the core that dispatches was slowed, 0 to 0.4 where
 # another one was, on which the ratio is a root already.
 SLOWED_POWER = 0.5
+CACHE_ROWS = 32  # of the reference that reads its fp32 weights from the shared cache
+CACHE_MACS_PER_BYTE = CACHE_ROWS / 4
+CORE_CACHE_BYTES = 1 << 20  # cores have a cache of 0.25 to 2 MiB to themselves
 
 
 class Slowdown(NamedTuple):
-    """How many times longer things take than at a profile's speed: dispatch, and kernels by what limits them."""
+    """How many times longer things take than at a profile's speed: dispatch, and kernels by where their data lies.
+
+    compute : in the core's own cache, or nowhere since they hardly wait for data. cache : in the cache that cores and
+    neighbours share, and beyond it.
+    """
 
     dispatch: float = 1.0
     compute: float = 1.0
-    memory: float = 1.0
+    cache: float = 1.0
 
 
 SAME = Slowdown()
@@ -267,17 +276,18 @@ SAME = Slowdown()
 def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, asynchronous: bool = False) -> Slowdown:
     """What a machine's reference times now say against those of a profile; one that either lacks changes nothing.
 
-    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing.
+    Of kernels on an `asynchronous` device, which is one of their own, the host's references say nothing. Where nobody
+    read the shared cache, as before there was a reference of it, all kernels go by those in a core's cache.
 
     >>> slowdown({"dispatch": 100.0, "product": 500.0}, {"dispatch": 120.0, "product": 500.0})
-    Slowdown(dispatch=1.2, compute=1.0, memory=1.0)
+    Slowdown(dispatch=1.2, compute=1.0, cache=1.0)
     """
     ratios = ratio(profile_us, now_us)
     dispatch = ratios.get(DISPATCH, 1.0)
     if asynchronous:
         return Slowdown(dispatch)
     kernels = (ratios.get(PRODUCT, 1.0) * ratios.get(CONVOLUTION, 1.0)) ** 0.5
-    return Slowdown(dispatch, kernels, kernels)
+    return Slowdown(dispatch, kernels, ratios.get(CACHE, kernels))
 
 
 def ratio(profile_us: Mapping[str, float], now_us: Mapping[str, float]) -> dict[str, float]:

@@ -13,13 +13,14 @@ from latpred.accuracy.predicted import GraphKey, predict_table
 from latpred.api import predictor_now
 from latpred.calibration.timing import reference_speed
 from latpred.errors import ProfileError
+from latpred.graph.graph import Op
 from latpred.host import SAME, SLOWED_POWER, Slowdown
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
 GRAPH = factories.graph(factories.linear(), factories.add())
-THEN = {"dispatch": 100.0, "product": 400.0, "convolution": 200.0, "stream": 1000.0}
+THEN = {"dispatch": 100.0, "product": 400.0, "convolution": 200.0, "cache": 3000.0, "stream": 1000.0}
 
 
 def profile(**changes: object) -> DeviceProfile:
@@ -33,9 +34,23 @@ def test_what_a_table_lacks_changes_nothing() -> None:
 
 
 def test_each_kind_of_work_has_its_reference() -> None:
-    now = {"dispatch": 150.0, "product": 400.0, "convolution": 288.0, "stream": 1100.0, "threads": 40.0}
-    assert host.slowdown(THEN, now) == pytest.approx((1.5, 1.2, 1.2))
+    now = {
+        "dispatch": 150.0,
+        "product": 400.0,
+        "convolution": 288.0,
+        "cache": 4200.0,
+        "stream": 1100.0,
+        "threads": 40.0,
+    }
+    assert host.slowdown(THEN, now) == pytest.approx((1.5, 1.2, 1.4))
     assert host.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5, 1.0, 1.0)
+
+
+def test_where_nobody_read_the_shared_cache_all_kernels_go_by_the_others() -> None:
+    now = {"dispatch": 100.0, "product": 400.0, "convolution": 288.0, "cache": 4200.0}
+    before = {kind: us for kind, us in THEN.items() if kind != "cache"}
+    assert host.slowdown(before, now) == pytest.approx((1.0, 1.2, 1.2))
+    assert host.slowdown(THEN, before | {"convolution": 288.0}) == pytest.approx((1.0, 1.2, 1.2))
 
 
 def test_a_slower_machine_takes_longer_by_what_limits_it() -> None:
@@ -47,13 +62,24 @@ def test_a_slower_machine_takes_longer_by_what_limits_it() -> None:
     assert both.latency_ms == pytest.approx(usual.overhead_ms + 3 * usual.compute_ms)
 
 
-def test_only_what_memory_limits_waits_for_memory() -> None:
-    sums = factories.graph(factories.add(10**6))
-    usual = Predictor(profile()).predict(sums)
-    assert Predictor(profile(), slowdown=Slowdown(memory=2.0)).predict(sums).compute_ms == pytest.approx(
-        2 * usual.compute_ms
-    )
-    assert Predictor(profile(), slowdown=Slowdown(compute=2.0)).predict(sums).compute_ms == usual.compute_ms
+def compute_ms(op: Op, slowdown: Slowdown) -> float:
+    return Predictor(profile(), slowdown=slowdown).predict(factories.graph(op)).compute_ms
+
+
+@pytest.mark.parametrize(
+    ("op", "share"),
+    [
+        (factories.add(10**4), 0.0),  # 120 KB
+        (factories.add(10**6), 1.0),  # 12 MB for next to no MACs
+        (factories.linear(rows=32, width=256), 0.0),  # 320 KiB
+        (factories.linear(rows=16, width=1024), 1.0),  # fewer MACs per byte than the reference
+        (factories.linear(rows=512, width=512), 0.1875),  # 3 MiB, 42.7 MACs per byte: 8 / 42.7
+    ],
+)
+def test_kernels_wait_for_the_shared_cache_by_their_bytes(op: Op, share: float) -> None:
+    usual = compute_ms(op, SAME)
+    assert compute_ms(op, Slowdown(compute=2.0)) == pytest.approx((2.0 - share) * usual)
+    assert compute_ms(op, Slowdown(cache=2.0)) == pytest.approx((1.0 + share) * usual)
 
 
 def measured(latency_s: float, dispatch_us: float) -> pd.DataFrame:
@@ -130,4 +156,4 @@ def test_now_needs_a_profile_of_this_machine_that_states_its_speed() -> None:
 
 
 def test_a_second_of_timing_reads_every_reference() -> None:
-    assert set(reference_speed.speed_now(1, seconds=0.0)) == {"dispatch", "product", "convolution", "stream"}
+    assert set(reference_speed.speed_now(1, seconds=0.0)) == set(THEN)

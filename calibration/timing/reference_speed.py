@@ -19,16 +19,19 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from latpred.host import CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
+from latpred.host import CACHE, CACHE_ROWS, CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
 
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
+# 12 MiB: more than the core's own cache holds, less than a process may hope to keep in the cache that it shares with
+# neighbours. Where that is smaller these weights come from memory, as those of models do there.
+CACHE_WEIGHTS = (1024, 3072)
 STREAM_BYTES = 64 << 20  # more than a shared machine leaves of its last-level cache to one process
 CONVOLUTION_SHAPE = (1, 64, 28, 28)
 # Calls in each part of a loop. Where a large product ran before, the first hundred calls take 15 % longer, until their
 # code is near again; a slow moment lasts for all parts.
 PARTS, DISPATCH_CALLS, THREADED_CALLS = 4, 16, 3
 THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
-REPEATS = {PRODUCT: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
+REPEATS = {PRODUCT: 3, CACHE: 1, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
 FASTEST = 0.1  # quantile of readings that stands for the full speed of a run: most moments may be slow ones
 FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
 # Power of the threaded loop's slowdown that counts: where a neighbour slows another core than the one that dispatches,
@@ -154,7 +157,7 @@ def at_full_speed(
 
 
 class ReferenceTimer:
-    """Reference work by kind: dispatch, a product and a convolution in the cache, a stream, threads that meet.
+    """Reference work by kind: dispatch, products and a convolution, near or far in the caches, a stream, threads.
 
     All of it runs on the CPU: it is the host of a GPU, too.
     """
@@ -168,10 +171,14 @@ class ReferenceTimer:
         channels = CONVOLUTION_SHAPE[1]
         self._image = torch.randn(CONVOLUTION_SHAPE, generator=draw)
         self._window = torch.randn((channels, channels, 3, 3), generator=draw)
+        self._weights = torch.randn(CACHE_WEIGHTS, generator=draw)
+        self._rows = torch.randn(CACHE_ROWS, CACHE_WEIGHTS[0], generator=draw)
+        self._products = torch.empty(CACHE_ROWS, CACHE_WEIGHTS[1])
         self._stream = torch.ones(STREAM_BYTES // 4)
         self._work: dict[str, Callable[[], object]] = {
             PRODUCT: lambda: torch.mm(self._factor, self._factor, out=self._result),
             CONVOLUTION: lambda: torch.relu_(torch.conv2d(self._image, self._window, padding=1)),
+            CACHE: lambda: torch.mm(self._rows, self._weights, out=self._products),
             STREAM: self._stream.sum,  # last: it leaves nothing of the others in the caches
         }
 

@@ -20,7 +20,7 @@ from latpred import runtimes
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, WORK, Floats, kind
 from latpred.graph.graph import Affine, Ints, Op, Schedule, numbered
-from latpred.host import SAME, Slowdown
+from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, SAME, Slowdown
 from latpred.ops.families import kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
@@ -298,6 +298,7 @@ class Priced:
         """Times of every distinct row at every batch."""
         shape = (self.families.shape[1], len(batches))
         us, log_std, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
+        far = np.zeros(shape)
         for group in self.groups:
             count, width = group.constant.shape
             rows = group.constant[:, None, :] + group.per_sample[:, None, :] * batches[:, None]
@@ -306,11 +307,22 @@ class Priced:
             us[part] = times.us.reshape(count, -1)
             log_std[part] = np.maximum(times.log_std.reshape(count, -1), group.least_log_std[:, None])
             memory_bound[part] = times.memory_bound.reshape(count, -1)
+            if self.slowdown.cache != self.slowdown.compute:
+                far[part] = _from_shared_cache(rows)
         for size_correction in self.size_corrections:
             us *= size_corrected(size_correction, us)
         if self.slowdown != SAME:
-            us *= np.where(memory_bound, self.slowdown.memory, self.slowdown.compute)
+            us *= self.slowdown.compute + far * (self.slowdown.cache - self.slowdown.compute)
         return KernelEstimate(us, log_std, memory_bound)
+
+
+def _from_shared_cache(rows: Floats) -> Floats:
+    """How far kernels slow down with the reference that reads its weights from the shared cache, from 0 to 1."""
+    moved = rows[..., _BYTES].sum(axis=-1)
+    # As far as they read as many bytes per MAC; not at all where the core's own cache holds them.
+    waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
+    share: Floats = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
+    return share
 
 
 class PriceList:

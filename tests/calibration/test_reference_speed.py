@@ -10,7 +10,7 @@ from gauges import ScriptedGauge
 
 from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.reference_speed import ReferenceTimer, SpeedGauge, SpeedReading, at_full_speed
-from latpred.host import DISPATCH, KINDS, THREADS
+from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, DISPATCH, KINDS, THREADS
 
 
 class Replayed(SpeedGauge):
@@ -88,6 +88,13 @@ def test_every_reference_takes_time_and_changes_nothing(threads: int) -> None:
     assert min(reading.values()) > 0
     assert bool((timer._result == timer._factor @ timer._factor).all())
     assert bool((timer._stream == 1).all())
+
+
+def test_the_shared_caches_reference_does_the_macs_per_byte_that_others_are_held_against() -> None:
+    timer = ReferenceTimer(1)
+    weights = timer._weights
+    assert timer._rows.shape[0] * weights.numel() / weights.nbytes == CACHE_MACS_PER_BYTE
+    assert weights.nbytes > CORE_CACHE_BYTES
 
 
 def test_full_speed_is_that_of_the_fastest_tenth() -> None:
