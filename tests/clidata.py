@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from latpred.cli import main
 
-MODELS = '''
+MODELS = """
 import torch
 from torch import nn
 
@@ -30,22 +30,9 @@ class WithConvolution(nn.Module):
         self.head = nn.Linear(5, 2)
 
 
-class Raises(WithConvolution):
-    def forward(self, x):
-        raise RuntimeError("the flux is misaligned")
-
-
 class Mismatched(WithConvolution):
     def forward(self, x):
         return self.head(self.conv(x).flatten(1))
-
-
-class Picking(WithConvolution):
-    """How many rows it keeps depends on what its weights make of the input."""
-
-    def forward(self, x):
-        y = self.conv(x).flatten()
-        return y[torch.nonzero(y > 0).flatten()]
 
 
 @torch.library.custom_op("latpred_cli_test::mystery", mutates_args=())
@@ -65,7 +52,7 @@ class Strange(WithConvolution):
 
 def broken():
     raise ValueError("no such layer")
-'''
+"""
 
 
 def models_file(folder: Path) -> str:

@@ -53,6 +53,16 @@ def latpred_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 
 @pytest.fixture
+def calibrated() -> None:
+    """A profile of this machine's CPU."""
+    from profiledata import profile
+
+    from latpred.profile import store
+
+    store.save(profile())
+
+
+@pytest.fixture
 def read_only_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home directory with an empty cache in it that cannot be written, not even by tests that run as root."""
     with tempfile.TemporaryDirectory() as name:

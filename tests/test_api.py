@@ -24,9 +24,7 @@ def own_profile(floor_us: float = 2.0) -> DeviceProfile:
     return msgspec.structs.replace(profile(info, fits), name="cpu-here", machine=here)
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
+CHANNELS_LAST = {"memory_format": "channels_last"}
 
 
 def network() -> torch.nn.Module:
@@ -99,10 +97,11 @@ def test_impossible_batches_are_refused_before_anything_is_traced() -> None:
 
 def test_a_graph_has_its_inputs_and_precision_already() -> None:
     store.save(own_profile())
-    with pytest.raises(UsageError, match="leave out seq"):
-        latpred.predict(graph(linear()), seq=64)
-    with pytest.raises(UsageError, match="traced in fp32"):
-        latpred.predict(graph(linear()), precision="fp16")
+    said = ({"seq": 64}, "leave out seq"), ({"precision": "fp16"}, "traced in fp32"), (CHANNELS_LAST, "contiguous for")
+    for ask in (latpred.predict, latpred.explain):
+        for given, message in said:
+            with pytest.raises(UsageError, match=message):
+                ask(graph(linear()), **given)  # type: ignore[arg-type]
     assert latpred.predict(graph(linear()), precision="fp32").precision == "fp32"
 
 

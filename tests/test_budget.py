@@ -7,18 +7,13 @@ import pickle
 from dataclasses import FrozenInstanceError
 
 import pytest
-from profiledata import profile
 from torch import nn
 
 import latpred
 from latpred import LatencyBudget
 from latpred.errors import CandidateError, UsageError
-from latpred.profile import store
 
-
-@pytest.fixture(autouse=True)
-def calibrated() -> None:
-    store.save(profile())
+pytestmark = pytest.mark.usefixtures("calibrated")
 
 
 def network(width: int) -> nn.Module:

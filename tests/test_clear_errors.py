@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +18,9 @@ import latpred
 from latpred import runtimes
 from latpred.errors import LatpredError, NoProfileError, ProfileError, TableError, UsageError
 from latpred.profile import store
-from latpred.profile.document import decode, encode
 from latpred.profile.profile_page import profile_page
 
-
-@pytest.fixture(autouse=True)
-def _calibrated() -> None:
-    store.save(profile())
-
-
-DOCUMENT = encode(profile())
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (json.dumps({k: v for k, v in json.loads(DOCUMENT).items() if k != "sha256"}).encode(), "has no sha256"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
-        (DOCUMENT.replace(b'"seconds": 42.0', b'"seconds": 1.0, "seconds": 42.0'), "has the key 'seconds' twice"),
-        (DOCUMENT.replace(b'"threads": 1', b'"threads": 9, "threads": 1'), "has the key 'threads' twice"),
-    ],
-    ids=["no sha256", "deep", "twice", "twice within"],
-)
-def test_a_damaged_profile(data: bytes, said: str) -> None:
-    assert data != DOCUMENT
-    with pytest.raises(ProfileError, match=said):
-        decode(data, "cpu.json")
+pytestmark = pytest.mark.usefixtures("calibrated")
 
 
 @pytest.mark.parametrize(
@@ -62,11 +38,6 @@ def test_a_damaged_profile(data: bytes, said: str) -> None:
 def test_a_question_that_is_none(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         latpred.predict(graph(linear()), **asked)
-
-
-def test_no_name_has_a_null_in_it() -> None:
-    with pytest.raises(ProfileError, match="cannot name a profile"):
-        store.load("a\0b")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,6 @@ from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import decode, encode
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
-
-
 def network(rows: int = 128) -> latpred.ModelGraph:
     return factories.graph(
         *[op for _ in range(12) for op in (factories.linear(rows), factories.add(), factories.view())]

@@ -208,12 +208,6 @@ def test_json_and_rows() -> None:
     assert len(check(frame, PREDICTED)) == 2
 
 
-def test_a_graph_has_its_inputs_already() -> None:
-    for given, message in (({"seq": 64}, "leave out seq"), ({"memory_format": "channels_last"}, "contiguous format")):
-        with pytest.raises(UsageError, match=message):
-            latpred.explain(network(), device=saved(), **given)  # type: ignore[arg-type]
-
-
 def test_this_machines_own_profile_is_the_default() -> None:
     info = device(name="cpu", kind="cpu", asynchronous=False)
     here = machine_here()

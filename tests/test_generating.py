@@ -20,13 +20,9 @@ from latpred.cli import main
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.explanation.generation import generation_curve
 from latpred.prediction.predictor import Predictor
-from latpred.profile import store
 from latpred.tracing.text_generation import trace_generation
 
-
-@pytest.fixture(autouse=True)
-def known() -> None:
-    store.save(profile())
+pytestmark = pytest.mark.usefixtures("calibrated")
 
 
 def test_the_steps_add_up() -> None:

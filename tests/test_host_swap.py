@@ -18,11 +18,6 @@ from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 COSTS = {"view.transpose": 2.0, "view.reshape": 3.0, "view.slice": 4.0, "free.dropout": 1.0, "gemm.linear": 12.0}
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("LATPRED_HOME", str(tmp_path))
-
-
 def dispatch(factor: float = 1.0, kernels: float = 1.0) -> DispatchFit:
     """Costs of a host `factor` times slower, whose ops that launch kernels cost `kernels` times more than that."""
     costs = {name: us * factor * (kernels if name.startswith("gemm") else 1.0) for name, us in COSTS.items()}

@@ -11,7 +11,6 @@ import torch
 from click.testing import CliRunner
 from factories import device, dispatch, kernel_fit
 from factories import profile as asynchronous
-from profiledata import profile
 from torch import nn
 
 import latpred
@@ -20,7 +19,6 @@ from latpred.api import curve_of
 from latpred.cli import main
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.prediction.predictor import Predictor
-from latpred.profile import store
 from latpred.profile.document import DeviceProfile
 from latpred.query import Options
 
@@ -28,9 +26,7 @@ PAPER = Lengths(mean=20.92, std=10.18, padded_to=128)
 NESTED = Options(lengths=PAPER, execution="nested")
 
 
-@pytest.fixture(autouse=True)
-def known() -> None:
-    store.save(profile())
+pytestmark = pytest.mark.usefixtures("calibrated")
 
 
 def encoder() -> nn.TransformerEncoder:

@@ -133,7 +133,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         store.load("workstatoin")
 
 
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b"])
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a\0b"])
 def test_a_name_cannot_leave_the_directory(name: str) -> None:
     with pytest.raises(ProfileError, match="cannot name a profile"):
         store.path(name)
@@ -211,6 +211,10 @@ def with_number(text: bytes) -> bytes:
             r"Expected `int`, got `str`.*`\$\.device\.memory_bytes`",
         ),
         (rewritten(lambda document: document.pop("machine")), "missing required field `machine`"),
+        (json.dumps({"schema": SCHEMA_VERSION}).encode(), "has no sha256"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (encode(profile()).replace(b'"seconds": 42.0', b'"seconds": 1.0, "seconds": 42.0'), "the key 'seconds' twice"),
+        (encode(profile()).replace(b'"threads": 1', b'"threads": 9, "threads": 1'), "has the key 'threads' twice"),
         (rewritten(lambda document: document.update(schema=0)), "no longer reads"),
         (
             rewritten(lambda document: document.update(schema=99, hologram=True)),

@@ -121,10 +121,3 @@ def test_a_runtime_with_methods_of_another_name_is_told_so() -> None:
     said = "has walk and walked_by, which latpred does not call: without trace and traced_by it is predicted from eager"
     with pytest.warns(UserWarning, match=said):
         assert not isinstance(runtimes.get("older"), RuntimeTracer)
-
-
-def test_an_unknown_runtime_gets_a_suggestion() -> None:
-    with pytest.raises(UsageError, match=r"No runtime is called 'eagr'\. Did you mean 'eager'"):
-        runtimes.get("eagr")
-
-    assert not isinstance(object(), runtimes.Runtime)
