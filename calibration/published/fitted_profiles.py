@@ -50,6 +50,11 @@ ADVICE = "latpred calibrate on a machine that has this device"
 GOOD_ENOUGH = 0.15  # median error on models left out, up to which a profile passes
 UNKNOWN = 0.5  # error and spread where nobody judged
 
+_PROTOCOLS = {
+    "pipelined": "pipelined: mean over forward passes issued back to back",
+    "single": "single: each forward pass waited for",
+}
+
 Accuracies = Mapping[str, Accuracy | None]  # by runtime
 
 
@@ -345,7 +350,7 @@ def _era(problem: Problem, gpu: str) -> str:
 def _protocol(table: PublishedTable, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:
     low, high = min(factors) / float(np.median(factors)), max(factors) / float(np.median(factors))
     return {
-        "latency": "pipelined: mean over forward passes issued back to back",
+        "latency": "; ".join(_PROTOCOLS[name] for name in sorted(set(table.cells["protocol"]))),
         "mode": "evaluation mode, inputs on the device, one thread, contiguous, cudnn.benchmark off",
         "source": "fitted to published end-to-end latencies; no kernel or op was timed by itself",
         "hosts": f"dispatch of the middle host; those of the table took {low:.2f} to {high:.2f} times that",

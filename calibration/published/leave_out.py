@@ -190,7 +190,7 @@ def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
     chosen = np.zeros(len(rows), bool)
     common = pd.Series(rows.model).groupby(rows.model).transform("size").to_numpy()
     for run in sorted(set(rows.run[mine])):
-        own = np.flatnonzero((rows.run == run) & (rows.batch <= FEW))
+        own = np.flatnonzero((rows.run == run) & (rows.batch <= SMALL))
         if not len(own):
             continue
         order = np.lexsort((rows.model[own].astype(str), -common[own], rows.batch[own]))
