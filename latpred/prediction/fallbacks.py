@@ -182,6 +182,7 @@ SPREADS = {"": 0.25, "compile": 0.35, "compile-reduce-overhead": 0.35, "onnxrunt
 # What a node that launches nothing costs onnxruntime, over a view in eager: both measured on one CPU.
 HOST_NODE = 0.15
 HOST_NODES = ("node.view", "node.host", "node.shape")
+ATTENTION_LAUNCHES = 5  # of onnxruntime's node: heads apart, scores, softmax, their values, heads together
 # Over what an elementwise op takes eager's host: the checks before a compiled graph, 35 us where a launch through the
 # wrapper takes 9 (torch.compile on a GB200, meta-pytorch/tritonbench#1017), and each of its inputs (as on one CPU).
 GUARDED, GUARDED_INPUT = 4.0, 0.04
@@ -255,6 +256,7 @@ def _onnxruntime(eager: DispatchFit) -> DispatchFit:
     """Each node launches as an elementwise op does, without Python; nodes of shapes stay on the host."""
     launch, view = _launch(eager), nearest(eager.costs_us, "view")
     costs = {"": launch, "node": launch, **dict.fromkeys(HOST_NODES, short(HOST_NODE * view))}
+    costs["node.attention"] = short(ATTENTION_LAUNCHES * launch)
     return _like(eager, costs, eager.fixed_us)
 
 

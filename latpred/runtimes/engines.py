@@ -1,8 +1,7 @@
 """Engines: what TensorRT and ONNX Runtime's transformer optimizer make of a model, by rule. For predicting only.
 
-Both read a whole graph and replace what stands together by kernels of their own: queries, keys and values are one
-product, pointwise ops part of the kernel before them, and TensorRT has one kernel for attention. Neither is run here,
-so nothing is built.
+Both read a whole graph and replace what stands together by kernels of their own: attention is one, queries, keys and
+values are one product, and pointwise ops part of the kernel before them. Neither is run here, so nothing is built.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred.errors import MissingPackageError
-from latpred.graph.attention import parts_of
 from latpred.graph.features import CAT
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.ops.families import root
-from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import estimated_graph
+from latpred.runtimes import StepPerOp
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -37,18 +35,15 @@ class Engine(StepPerOp):
         That it cannot be calibrated or measured, whatever is installed.
     apart : collection of str
         Kernel families of pointwise ops that stay kernels of their own.
-    fuses_attention : bool
-        Whether attention is one kernel, instead of two products and a softmax.
     steps : str
         First part of its host classes.
     """
 
     traced_by = name = ""
     needs = "cuda"
-    options = "3"  # version of the rules: graphs by others are made again
+    options = "4"  # version of the rules: graphs by others are made again
     predicted_only = True
     apart: Collection[str] = ()
-    fuses_attention = True
     steps = "kernel"
     how_to = ""
 
@@ -60,7 +55,7 @@ class Engine(StepPerOp):
         """What an engine makes of the eager graph."""
 
         def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-            made = as_engine(ops, self.apart, fuses_attention=self.fuses_attention)
+            made = as_engine(ops, self.apart)
             return tuple(
                 msgspec.structs.replace(op, host_class=f"{self.steps}.{root(op.family)}", syncs=0) for op in made
             )
@@ -88,14 +83,13 @@ class OnnxRuntimeOptimized(Engine):
     """ONNX Runtime on a graph that its transformer optimizer fused: attention, layer norm, GELU and biases."""
 
     name = traced_by = "onnxruntime-optimized"
-    fuses_attention = False  # its node of attention launches these
     steps = "node"
     # A GELU takes its bias along, but stays a node, as do functions that no product ends in.
     apart = frozenset(f"elementwise.{name}" for name in ("gelu", "tanh", "silu", "sigmoid", "hardswish", "mish"))
     how_to = "To run it: python -m onnxruntime.transformers.optimizer --input model.onnx --output optimized.onnx"
 
 
-def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention: bool = True) -> tuple[Op, ...]:
+def as_engine(ops: Sequence[Op], apart: Collection[str] = ()) -> tuple[Op, ...]:
     """The kernels of an engine for eager ops; pointwise ones of a family in `apart` stay kernels.
 
     >>> two = Affine(2)
@@ -106,23 +100,21 @@ def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention
     """
     made: list[Op] = []
     for op in ops:
-        # As a batch of one has its parts: an engine's products read in any order.
-        for part in (op,) if fuses_attention else parts_of(op, at_one=True):
-            general = root(part.family)
-            if not part.launches or not part.family or general == "factory":  # views, and what is computed once
-                continue
-            if made and general in _POINTWISE and part.family not in apart:
-                continue
-            if general in ("bmm", "attention"):
-                while made and root(made[-1].family) == "copy":
-                    made.pop()
-                _join_projections(made)
-            if general == "copy" and made and root(made[-1].family) == "attention":
-                continue
-            family = JOINED if general == CAT else part.family
-            made.append(msgspec.structs.replace(part, family=family, module_calls=0, python_calls=0))
-            if fuses_attention and [root(one.family) for one in made[-3:]] == ["bmm", "softmax", "bmm"]:
-                made[-3:] = [_attention(made[-3], made[-1])]
+        general = root(op.family)
+        if not op.launches or not op.family or general == "factory":  # views, and what is computed once
+            continue
+        if made and general in _POINTWISE and op.family not in apart:
+            continue
+        if general in ("bmm", "attention"):  # which read and write in any order
+            while made and root(made[-1].family) == "copy":
+                made.pop()
+            _join_projections(made)
+        if general == "copy" and made and root(made[-1].family) == "attention":
+            continue
+        family = JOINED if general == CAT else op.family
+        made.append(msgspec.structs.replace(op, family=family, module_calls=0, python_calls=0))
+        if [root(one.family) for one in made[-3:]] == ["bmm", "softmax", "bmm"]:
+            made[-3:] = [_attention(made[-3], made[-1])]
     return tuple(made)
 
 

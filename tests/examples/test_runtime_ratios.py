@@ -56,7 +56,7 @@ def test_one_row_tells_the_host_and_ratios_follow(
         ).latency_ms
 
     eager, graphs = predicted("eager"), predicted("cuda-graphs")
-    rows = [("eager", 1, eager), ("cuda-graphs (torch.cuda.graph)", 1, 1.25 * graphs), ("TensorRT", 1, graphs)]
+    rows = [("eager", 1, eager), ("cuda-graphs (torch.cuda.graph)", 1, 1.25 * graphs), ("TensorRT", 1, 2 * graphs)]
     script["main"]([table(tmp_path, rows)])
     host, *ratios, first, second, last = capsys.readouterr().out.splitlines()
     assert host.split()[-1] == "0.50"

@@ -63,8 +63,7 @@ def test_a_layer_of_a_transformer_is_a_few_kernels(fused: bool, batch: int) -> N
     optimized = runtimes.get("onnxruntime-optimized")
     assert isinstance(optimized, Engine)
     ops = optimized.estimate(eager, "cuda").at(batch)
-    parts = ["gemm", "bmm", "softmax", "bmm", "copy"]
-    assert kinds(ops) == [*parts, "gemm", "norm", "gemm", "elementwise", "gemm", "norm"]
+    assert kinds(ops) == ["gemm", "attention", "gemm", "norm", "gemm", "elementwise", "gemm", "norm"]
     assert {op.host_class.partition(".")[0] for op in ops} == {"node"}
 
 

@@ -92,6 +92,7 @@ def test_estimates_follow_from_eagers_costs() -> None:
     assert found["cuda-graphs"].fixed_us == datasheet.LAUNCH_US
     assert set(found["cuda-graphs"].costs_us.values()) == {0.0}
     assert found["onnxruntime"].costs_us["node"] == eager.costs_us["elementwise"]
+    assert found["onnxruntime"].costs_us["node.attention"] > found["onnxruntime"].costs_us["node"]
     assert 0 < found["onnxruntime"].costs_us["node.view"] < eager.costs_us["view"]
     shipped = store.load("rtx-3090").runtimes
     ratio = shipped["torchscript"].costs_us["gemm"] / shipped["eager"].costs_us["gemm"]

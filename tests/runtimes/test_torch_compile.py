@@ -242,6 +242,14 @@ def test_other_kernels_at_another_batch_leave_a_note() -> None:
     assert ops_through(two, two)[1] == ""
 
 
+def test_kernels_of_two_layers_are_no_line() -> None:
+    """Where the kernels change with batch, one of another layer may stand in a kernel's place."""
+    two, three = ([kernel("a", size) for size in sizes] for sizes in ((40, 4000), (6000, 60)))
+    ops, note = ops_through(two, three)
+    assert [op.read_bytes for op in ops] == [Affine(0, 20), Affine(0, 2000)]
+    assert "those of batch 2 stand for all larger ones" in note
+
+
 def test_what_loops_do_grows_with_batch() -> None:
     two = kernel("a", 4, numel=8, cols=6, parts=2, plain=10, math=12, strided=14, looked_up=16)
     (one,), _ = ops_through([two], [])

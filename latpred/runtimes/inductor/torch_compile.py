@@ -29,7 +29,7 @@ from latpred.runtimes.inductor.compiled_ops import EAGER, guards
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
 
-VERSION = "3"  # of what is traced; graphs of another one are made again
+VERSION = "4"  # of what is traced; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
 NOTE = (
     "What torch.compile runs is estimated from the eager graph: "
@@ -37,6 +37,7 @@ NOTE = (
 )
 CASTS = "autocast's rules are those of a CPU: on a GPU it runs norms and softmax in fp32, which the kernels then write"
 _KEPT = "_latpred_compiled"
+_WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
 _GROWING = frozenset(EFFORTS["generated"])  # dimensions that say what the loops of a generated kernel do
 _LIBRARY = frozenset(
     {
@@ -158,11 +159,10 @@ def ops_through(two: Sequence[Op], three: Sequence[Op]) -> tuple[list[Op], str]:
     ops: list[Op] = []
     matched = 0
     for tag, first, last, start, _ in matcher.get_opcodes():
-        if tag == "equal":
-            ops += [op_through(op, three[start + offset]) for offset, op in enumerate(two[first:last])]
-            matched += last - first
-        else:
-            ops += map(_in_proportion, two[first:last])
+        for offset, op in enumerate(two[first:last]):
+            paired = tag == "equal" and _same_layer(op, three[start + offset])
+            ops.append(op_through(op, three[start + offset]) if paired else _in_proportion(op))
+            matched += paired
     if matched == len(two) == len(three):
         return ops, ""
     at_two, at_three = (sum(op.launches for op in executed) for executed in (two, three))
@@ -170,6 +170,12 @@ def ops_through(two: Sequence[Op], three: Sequence[Op]) -> tuple[list[Op], str]:
         f"Inductor makes {at_two} kernels at batch 2 and {at_three} at batch 3; "
         "those of batch 2 stand for all larger ones."
     )
+
+
+def _same_layer(two: Op, three: Op) -> bool:
+    """Whether an op executed at batch 3 may be the one executed at 2: no count grows faster than the batch."""
+    counts = ((getattr(two, name).constant, getattr(three, name).constant) for name in _WORK)
+    return all(2 * at_three <= 3 * at_two and at_two <= at_three for at_two, at_three in counts)
 
 
 def _in_proportion(op: Op) -> Op:
