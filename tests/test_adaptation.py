@@ -103,7 +103,7 @@ def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
     for profile in (SYNCHRONOUS, CLOCKED):
         found = latpred.adapt(profile, measured(profile, graphs[:10], factors=steeper))
         (record,) = found.runtimes
-        assert record.level == "classes and sizes"
+        assert record.level.startswith("classes and sizes")
         (size_correction,) = (one for one in record.factors.size_corrections if one.of == "time")
         assert size_correction.exponent == pytest.approx(0.3, abs=0.07)
         assert "device times go with time^+0." in found.text()
@@ -145,6 +145,43 @@ def test_ten_architectures_help_in_every_draw_and_hurt_in_none() -> None:
     assert sum(one > before for one in after) == 0
 
 
+def cells(count: int) -> tuple[list[ModelGraph], np.ndarray]:
+    """Networks of one space, each a stem and some of three operations, and a one beside how many of each these are."""
+    counts = np.random.default_rng(4).integers(0, 12, (count, 3))
+    layers = factories.linear(64, 512), factories.add(8192), factories.view()
+    graphs = [
+        factories.graph(
+            *[factories.linear(256, 128), factories.add(4096)] * 2,
+            *(op for layer, number in zip(layers, own, strict=True) for op in [layer] * int(number)),
+            model=f"cell {index}",
+        )
+        for index, own in enumerate(counts)
+    ]
+    return graphs, np.column_stack([np.ones(count), counts])
+
+
+@pytest.mark.parametrize(("profile", "batch"), [(SYNCHRONOUS, 1), (SYNCHRONOUS, 64), (CLOCKED, 1), (CLOCKED, 256)])
+def test_adapting_is_no_worse_than_the_simplest_fits_to_the_same_rows(profile: DeviceProfile, batch: int) -> None:
+    """One factor, and a linear fit of op counts, which is exact in such a space but for what the clocks hide."""
+    graphs, counts = cells(40)
+    factors = Factors({"": 2.5, "gemm": 3.5}, {"": 0.4, "gemm": 0.8}, (SizeCorrection("time", 0.2, 2.0, 1e-9, 1e9),))
+    table = measured(profile, graphs, factors=factors, noise=0.003, batches=(batch,))
+    truth = latencies(corrected(profile, "eager", factors), graphs, batch)
+    before, shown = latencies(profile, graphs, batch), table["latency_ms"].to_numpy()
+    worse, after = [], []
+    for seed in range(12):
+        order = np.random.default_rng(seed).permutation(40)
+        own, rest = order[:10], order[10:]
+        adapted = latpred.adapt(profile, table.iloc[own])
+        line = np.linalg.lstsq(counts[own] / shown[own, None], np.ones(10), rcond=None)[0]
+        simple = (np.exp(np.median(np.log(shown[own] / before[own]))) * before[rest], counts[rest] @ line)
+        least = min(np.median(np.abs(one / truth[rest] - 1)) for one in simple)
+        after.append(off(adapted.profile, truth[rest], [graphs[i] for i in rest], batch))
+        worse.append(after[-1] > least + 0.002)
+    assert sum(worse) <= 1
+    assert np.median(after) < 0.01
+
+
 def test_a_profile_that_is_right_stays_as_it_is() -> None:
     graphs = architectures(10)
     nothing = Factors({}, {})
@@ -156,8 +193,9 @@ def test_a_profile_that_is_right_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_errors_left_out_are_those_of_fits_without_the_architecture(level: Level) -> None:
+    """To half of what the level believes a row to be off by: the solution is linear only near itself."""
     graphs = architectures(6)
-    table = measured(CLOCKED, graphs, noise=0.05)
+    table = measured(CLOCKED, graphs, noise=1.25 * level.misfit)
     rows = [
         Row(graphs.index(row.model), row.model, row.batch, "single", row.latency_ms * 1e3, 0.0)
         for row in table.itertuples()
@@ -172,7 +210,7 @@ def test_errors_left_out_are_those_of_fits_without_the_architecture(level: Level
         for row, error in zip(rows, left_out, strict=True):
             if row.architecture == held:
                 honest = np.log(row.latency_us / 1e3 / without.predict(row.graph, row.batch).latency_ms)
-                assert error == pytest.approx(honest, abs=0.02)
+                assert error == pytest.approx(honest, abs=0.5 * level.misfit)
 
 
 def test_corrections_reach_kernels_of_a_runtime_s_own() -> None:
@@ -199,6 +237,19 @@ def test_the_profile_says_what_was_done_to_it(tmp_path: Path) -> None:
     assert "from example on" in new.protocol[ADAPTED]
     assert "20 rows of 10 architectures" in new.protocol[ADAPTED]
     assert "unchanged, for want of rows: torchscript" in found.text()
+    assert "unchanged, for want of rows" in found._repr_html_()
+    assert found.text().splitlines()[1].split() == [
+        "runtime",
+        "regime",
+        "rows",
+        "median",
+        "before",
+        "after",
+        "p90",
+        "before",
+        "p90",
+        "after",
+    ]
     assert found.to_dict()["runtimes"][0]["level"] == found.runtimes[0].level
     assert len(found.to_frame()) == 1 + len(found.runtimes[0].by_regime)
 
@@ -247,14 +298,31 @@ def test_a_correction_that_nothing_vouches_for_is_said_and_widens_the_interval(c
     start = f"corrected by {count} measured architecture{'s' * (count > 1)},"
     caveats = [caveat for caveat in after.provenance.caveats if caveat.startswith(start)]
     assert "nothing vouches" in caveats[0]
+    assert "add rows of others" in caveats[0]
     assert "left out" not in adapted.protocol[ADAPTED]
     assert "nothing vouches for it" in adapted.protocol[ADAPTED]
     assert after.provenance.source == "measured, adapted"
 
 
+def test_rows_of_one_batch_say_nothing_of_others_and_what_to_add_is_said() -> None:
+    graphs, given = architectures(10), profiledata.profile()
+    for batches, said in (((4,), True), ((4, 16), False)):
+        found = latpred.adapt(given, measured(given, graphs, batches=batches))
+        assert found.runtimes[0].judged
+        caveats = Predictor(found.profile).predict(graphs[0], 1).provenance.caveats
+        lacking = [caveat for caveat in caveats if caveat.startswith("corrected by rows of batch 4 alone")]
+        assert len(lacking) == said
+        assert all("add rows of another batch" in caveat for caveat in lacking)
+        assert ("batch 4 alone" in found.text()) == said
+    unchanged = latpred.adapt(given, measured(given, graphs, factors=Factors({}, {}), batches=(4,)))
+    assert unchanged.runtimes[0].level == NONE.name
+    assert not any("batch 4" in said for said in Predictor(unchanged.profile).predict(graphs[0], 1).provenance.caveats)
+    assert "add architectures" in unchanged.text()
+
+
 def test_few_rows_that_were_left_out_widen_the_interval_to_their_largest_error() -> None:
     graphs, given = architectures(6), profiledata.profile()
-    adapted = latpred.adapt(given, measured(given, graphs, noise=0.6, batches=(1,)))
+    adapted = latpred.adapt(given, measured(given, graphs, noise=0.6))
     (record,) = adapted.runtimes
     assert (record.validated, record.interval) == (True, False)
     narrow, wide = (Predictor(profile).predict(graphs[0], 1) for profile in (given, adapted.profile))

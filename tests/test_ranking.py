@@ -44,6 +44,21 @@ def test_each_runtime_has_an_order_of_its_own() -> None:
     assert list(table.columns) == ["candidate", "runtime", "latency_ms", "batch"]  # the one given is left alone
 
 
+def test_candidates_that_only_the_last_digits_tell_apart_share_a_rank() -> None:
+    """The same costs added in another order."""
+    latency_ms = [0.1 + (0.2 + 0.3), 0.5, (0.1 + 0.2) + 0.3, 0.6 * (1 + 1e-7), np.nan]
+    assert latency_ms[0] != latency_ms[2]
+    table = pd.DataFrame({"candidate": range(5), "batch": 1, "runtime": "eager", "latency_ms": latency_ms})
+    for part in (table, table[::-1]):
+        found = rank(part)
+        assert found["rank"].tolist() == [1, 2, 2, 4, pd.NA]
+        assert found["candidate"].tolist() == [1, 0, 2, 3, 4]
+    equal, measured = latency_ms[0:3:2], [1.0, 2.0]
+    assert metrics.rank(equal, measured, 0.0).tau == 0
+    assert np.isnan(agreement(equal, measured).kendall_b)
+    assert agreement([*equal, 0.5], [2.0, 2.1, 1.0]).spearman == agreement([0.6, 0.6, 0.5], [2.0, 2.1, 1.0]).spearman
+
+
 def test_an_empty_search_has_an_empty_order() -> None:
     store.save(profile())
     assert list(rank([]).columns)[:2] == ["rank", "candidate"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,9 @@ from latpred.fit.corrections import GENERAL, Factors, Fit, LatencyModel, Level, 
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.clocks import Z90
-from latpred.prediction.predictor import Predictor
+from latpred.prediction.predictor import Predictor, untested
 from latpred.profile.document import ADAPTED, DispatchFit
+from latpred.render import WIDTH, Page, Table
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import attention_of
 
@@ -76,15 +77,23 @@ class Adaptation:
     created: str  # ISO 8601, UTC
     runtimes: tuple[RuntimeAdaptation, ...]  # those that were measured; others are as they were
 
-    def text(self) -> str:
-        """What it bought, for people."""
-        lines = [f"{self.adapted_from} adapted to measured architectures: errors of each, itself left out"]
+    def page(self) -> Page:
+        """What it bought, and what is missing."""
+        parts: list[Table | str] = [_table(self.runtimes)]
         for each in self.runtimes:
-            lines += _lines(each)
+            parts += [f"{each.runtime}: {said}" for said in _sentences(each, self.profile.runtimes[each.runtime])]
         untouched = [name for name in self.profile.runtimes if name not in {each.runtime for each in self.runtimes}]
         if untouched:
-            lines.append(f"unchanged, for want of rows: {', '.join(untouched)}")
-        return "\n".join(lines)
+            parts.append(f"unchanged, for want of rows: {', '.join(untouched)}")
+        title = f"{self.adapted_from} adapted to measured architectures: errors of each, itself left out"
+        return Page(title, parts)
+
+    def text(self, width: int = WIDTH) -> str:
+        """The page as plain text."""
+        return self.page().text(width)
+
+    def _repr_html_(self) -> str:
+        return self.page().html()
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON can hold it, without the profile."""
@@ -116,34 +125,33 @@ class Adaptation:
         return pd.DataFrame(rows)
 
 
-def _lines(each: RuntimeAdaptation) -> list[str]:
-    lines = [f"{each.runtime}: {each.architectures} architectures, {each.rows} rows; corrected: {each.level}"]
+def _table(runtimes: Sequence[RuntimeAdaptation]) -> Table:
+    """Errors before and after, of runtimes whose architectures were left out."""
+    rows = []
+    for each in runtimes:
+        groups = {"all": each.bought, **(each.by_regime if len(each.by_regime) > 1 else {})} if each.validated else {}
+        for name, bought in groups.items():
+            before, after = bought.before, bought.after
+            errors = (f"{error:.1%}" for error in (before.median, after.median, before.p90, after.p90))
+            rows.append((each.runtime, name, str(before.cells), *errors))
+    heads = ("runtime", "regime", "rows", "median before", "after", "p90 before", "p90 after")
+    return Table(heads, rows, left=heads[:2])
+
+
+def _sentences(each: RuntimeAdaptation, fit: DispatchFit) -> Iterator[str]:
+    count = f"{each.architectures} architecture{'s' * (each.architectures != 1)}"
+    yield f"{count}, {each.rows} row{'s' * (each.rows != 1)}; corrected: {each.level}"
     if not each.validated:
-        lines.append(
-            "  too few architectures to leave one out: nothing vouches for the correction; intervals grow by it"
-        )
-        lines.append(f"  median error {each.bought.before.median:.1%} before the correction, {each.rows} rows")
-    groups = {"all": each.bought, **(each.by_regime if len(each.by_regime) > 1 else {})} if each.validated else {}
-    for name, bought in groups.items():
-        before, after = bought.before, bought.after
-        lines.append(
-            f"  {name:<16} median {before.median:.1%} -> {after.median:.1%}, "
-            f"p90 {before.p90:.1%} -> {after.p90:.1%}, {before.cells} rows"
-        )
+        yield f"median error {each.bought.before.median:.1%} before the correction; intervals grow by it"
+    if each.level == NONE.name:
+        yield "no correction gains more than the noise of these rows; add architectures, or repeat their measurement"
+    yield from untested(fit)
     for title, factors in (("host", each.factors.host), ("device", each.factors.kernel)):
         if said := _said(factors):
-            lines.append(f"  {title} factors: {said}")
-    size_corrections = [
-        size_correction
-        for size_correction in each.factors.size_corrections
-        if abs(size_correction.exponent) >= _WORTH_SAYING
-    ]
-    if size_corrections:
-        lines.append(
-            "  device times go with "
-            + ", ".join(f"{size_correction.of}^{size_correction.exponent:+.2f}" for size_correction in size_corrections)
-        )
-    return lines
+            yield f"{title} factors: {said}"
+    sizes = [one for one in each.factors.size_corrections if abs(one.exponent) >= _WORTH_SAYING]
+    if sizes:
+        yield "device times go with " + ", ".join(f"{one.of}^{one.exponent:+.2f}" for one in sizes)
 
 
 def _said(factors: Mapping[str, float]) -> str:
@@ -173,12 +181,16 @@ NONE = Level("none", 0.0, 0.0, 0.0, 0.0)
 LEVELS = (
     Level("one factor", 0.7, 0.0, 0.0, 0.0),
     Level("host and device", 0.7, 0.3, 0.2, 0.0),
-    Level("classes", 0.7, 0.3, 0.3, 0.3),
-    Level("classes and sizes", 0.7, 0.3, 0.3, 0.3, 0.15),
+    *(
+        Level(name + closely, 0.7, 0.3, 0.3, 0.3, sizes, misfit)
+        for closely, misfit in (("", 0.04), (" to 1 %", 0.01), (" to 0.25 %", 0.0025))
+        for name, sizes in (("classes", 0.0), ("classes and sizes", 0.15))
+    ),
 )
 FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
 LEAST_GAIN = 0.005  # in mean log error; less than that is nobody's gain
+FREEDOM = 1.1  # what a level's error left out counts for more than that of the next simpler one, which takes ties
 MOST_RATIO = 50.0  # measured over predicted, beyond which a unit is wrong rather than a profile
 COLUMNS = ("model", "batch", "runtime", "precision", "latency_ms")  # of rows that are plain sequences
 _LARGEST_NOISE = 0.5
@@ -196,10 +208,11 @@ def adapt(
     """Correct a profile with measured architectures, and say by leaving each out what that bought.
 
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
-    kernel family, and in the end powers of kernels' sizes too; all are believed to be near 1. What errs least on
-    architectures left out is taken, if it gains more than the noise; else nothing is changed. Fewer than four
-    architectures cannot be left out: they move everything by one factor, for which nothing vouches, and intervals grow
-    by that factor. Runtimes without rows stay as they are.
+    kernel family, and powers of kernels' sizes too; all are believed to be near 1, and follow the rows more or less
+    closely. What errs least on architectures left out is taken, the simpler where they err alike, if it gains more than
+    the noise; else nothing is changed. Fewer than four architectures cannot be left out: they move everything by one
+    factor, for which nothing vouches, and intervals grow by that factor; rows of one batch say nothing of others.
+    Predictions say so. Runtimes without rows stay as they are.
 
     Parameters
     ----------
@@ -269,7 +282,8 @@ def _adapt_runtime(
     else:  # which are of the host that measured the rows
         fit = _with_spreads(msgspec.structs.replace(fit, host_spread=0.0), *widths)
     count = len(np.unique(architecture))
-    fit = msgspec.structs.replace(fit, untested=0 if validated else count)
+    tested = tuple(sorted({row.batch for row in rows})) if chosen.level is not NONE else ()
+    fit = msgspec.structs.replace(fit, untested=0 if validated else count, tested_batches=tested)
     record = RuntimeAdaptation(
         runtime=runtime,
         architectures=count,
@@ -306,9 +320,12 @@ def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bo
 
 
 def _least_error(tried: Sequence[Fit], architecture: Any, least: float) -> Fit:
-    """The fit that errs least on architectures left out, if that gains more than the noise; else the first."""
+    """The fit that errs least on architectures left out, if that gains more than the noise; else the first.
+
+    From the simplest to the freest, each has to err less by a tenth than the one before it.
+    """
     errors = [_by_architecture(fit, architecture) for fit in tried]
-    best = int(np.argmin([each.mean() for each in errors]))
+    best = int(np.argmin([each.mean() * FREEDOM**freedom for freedom, each in enumerate(errors)]))
     gains = errors[0] - errors[best]
     return tried[best] if gains.mean() > max(least, float(gains.std(ddof=1)) / math.sqrt(len(gains))) else tried[0]
 

@@ -177,7 +177,6 @@ def adapt(table: Path, device: str | None, name: str | None, output: Output) -> 
     """
     from latpred.accuracy.adaptation import adapt as adapt_profile
     from latpred.profile import store
-    from latpred.render import Page
 
     if output.path is not None and output.path.suffix != store.SUFFIX:
         raise UsageError(f"-o {output.path} is where the profile goes; give it a name that ends in {store.SUFFIX}.")
@@ -187,5 +186,5 @@ def adapt(table: Path, device: str | None, name: str | None, output: Output) -> 
         output._replace(path=None),
         document=adaptation.to_dict,
         rows=adaptation.to_frame,
-        page=lambda: Page("", [adaptation.text()]),
+        page=adaptation.page,
     )

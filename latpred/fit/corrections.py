@@ -3,7 +3,8 @@
 The latency model stays the profile's, two clocks over a schedule. Its host classes and kernel families get factors, and
 kernels powers of their size (`prediction.pricing`), believed to be 1 and 0 and the less free the finer they are; rows
 move them by damped Gauss-Newton steps on soft relative errors. What every architecture would have been predicted at
-without its own rows follows from the same solution. How free the factors are is `latpred.accuracy.adaptation`'s choice.
+without its own rows follows from the same solution. How free the factors are, and how closely they follow the rows, is
+`latpred.accuracy.adaptation`'s choice.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
 
 SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
-MISFIT = 0.04  # what a right profile is still off by, whatever the noise of the row
 MOST_STEPS = 12
 _LARGEST_STEP = 1.0
 _ENOUGH = 1e-3  # a step that moves no factor by more was the last
@@ -38,10 +38,11 @@ _NUDGE = 0.01
 
 
 class Level(NamedTuple):
-    """How free factors are: standard deviations of their logs, 0 for none.
+    """How free factors are: standard deviations of their logs, 0 for none; and how closely they follow the rows.
 
     whole : one factor on everything. host, device : on one of the clocks. classes : on each host class and kernel
-    family. sizes : of the exponents of kernels' sizes.
+    family. sizes : of the exponents of kernels' sizes. misfit : what a right profile is still off by, in log latency,
+    whatever the noise of the row; the smaller, the further rows move the factors.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Level(NamedTuple):
     device: float
     classes: float
     sizes: float = 0.0
+    misfit: float = 0.04
 
 
 class Row(NamedTuple):
@@ -83,6 +85,18 @@ class Fit(NamedTuple):
     level: Level
     factors: Factors
     left_out: Floats
+
+
+class _Believed(NamedTuple):
+    """What a level says of the free parameters and of the rows.
+
+    design : what each parameter does to the groups' log factors and the exponents. precision : of its prior. weight :
+    of each row.
+    """
+
+    design: Floats
+    precision: Floats
+    weight: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +166,7 @@ class LatencyModel:
         ]
         self._measured = np.log([row.latency_us for row in rows])
         self._architecture = np.array([row.architecture for row in rows])
-        # Rows of one model share its error: n of them count as the square root of n.
-        count = np.bincount(self._architecture)[self._architecture]
-        self._weight = 1.0 / (np.sqrt(count) * (MISFIT**2 + np.array([row.noise for row in rows]) ** 2))
+        self._noise = np.array([row.noise for row in rows])
 
     def unchanged(self, level: Level) -> Fit:
         """The profile as it is."""
@@ -165,17 +177,23 @@ class LatencyModel:
         """The factors that rows and priors together make likeliest."""
         every, widths = self._priors(level)
         free = widths > 0
-        design, precision = every[:, free], 1.0 / widths[free] ** 2
-        theta = np.zeros(len(precision))
+        believed = _Believed(every[:, free], 1.0 / widths[free] ** 2, self._weight(level.misfit))
+        theta = np.zeros(len(believed.precision))
         for _ in range(MOST_STEPS):
-            errors, slopes, pull, curvature = self._pulled(theta, design, precision)
-            step = np.linalg.solve(curvature, slopes.T @ (pull * errors) - precision * theta)
+            errors, slopes, pull, curvature = self._pulled(theta, believed)
+            step = np.linalg.solve(curvature, slopes.T @ (pull * errors) - believed.precision * theta)
             theta = theta + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
             if np.abs(step).max() < _ENOUGH:
                 break
         parameters = np.zeros(len(widths))
         parameters[free] = theta
-        return Fit(level, self._factors(every, parameters), self._left_out(theta, design, precision))
+        return Fit(level, self._factors(every, parameters), self._left_out(theta, believed))
+
+    def _weight(self, misfit: float) -> Floats:
+        """Of each row; rows of one model share its error: n of them count as the square root of n."""
+        count = np.bincount(self._architecture)[self._architecture]
+        weight: Floats = 1.0 / (np.sqrt(count) * (misfit**2 + self._noise**2))
+        return weight
 
     def _errors(self, logs: Floats) -> tuple[Floats, Floats]:
         """Log measured over predicted, and the slopes of the prediction."""
@@ -183,12 +201,12 @@ class LatencyModel:
         evaluated = [cell.evaluate(np.exp(host), np.exp(kernel), exponents) for cell in self._cells]
         return self._measured - np.array([log for log, _ in evaluated]), np.array([slopes for _, slopes in evaluated])
 
-    def _pulled(self, theta: Floats, design: Floats, precision: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    def _pulled(self, theta: Floats, believed: _Believed) -> tuple[Floats, Floats, Floats, Floats]:
         """Errors, slopes in the parameters, weights of the rows, and the curvature of the loss."""
-        errors, slopes = self._errors(design @ theta)
-        slopes = slopes @ design
-        pull = self._weight / np.sqrt(1.0 + (errors / SOFT) ** 2)
-        return errors, slopes, pull, slopes.T @ (pull[:, None] * slopes) + np.diag(precision)
+        errors, slopes = self._errors(believed.design @ theta)
+        slopes = slopes @ believed.design
+        pull = believed.weight / np.sqrt(1.0 + (errors / SOFT) ** 2)
+        return errors, slopes, pull, slopes.T @ (pull[:, None] * slopes) + np.diag(believed.precision)
 
     def _priors(self, level: Level) -> tuple[Floats, Floats]:
         """What each parameter does to the groups' log factors and the exponents, and how far it may be from 0."""
@@ -197,9 +215,9 @@ class LatencyModel:
         own = np.where(kinds < 2, level.classes, level.sizes)
         return design.astype(float), np.concatenate(([level.whole, level.host, level.device], own))
 
-    def _left_out(self, theta: Floats, design: Floats, precision: Floats) -> Floats:
+    def _left_out(self, theta: Floats, believed: _Believed) -> Floats:
         """Errors that each architecture's rows would have, had they had no part: exact where the model is linear."""
-        errors, slopes, pull, curvature = self._pulled(theta, design, precision)
+        errors, slopes, pull, curvature = self._pulled(theta, believed)
         influence = slopes @ np.linalg.solve(curvature, slopes.T * pull)
         left_out = np.empty(len(errors))
         for one in np.unique(self._architecture):

@@ -28,7 +28,7 @@ from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
 from latpred.profile import datasheet, gpus
-from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile
+from latpred.profile.document import ADAPTED, DeviceInfo, DeviceProfile, DispatchFit
 from latpred.query import MOST_BATCH, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.base import Runtime
@@ -456,6 +456,21 @@ def _peak_bytes(graph: ModelGraph, priced: Priced, batches: Ints) -> Floats:
     return peak
 
 
+def untested(fit: DispatchFit) -> Iterator[str]:
+    """What nothing vouches for in a correction by measured architectures, and what to add for that."""
+    if fit.untested:
+        models = f"{fit.untested} measured architecture{'s' * (fit.untested != 1)}"
+        yield (
+            f"corrected by {models}, too few to leave one out: nothing vouches for the correction; add rows of others, "
+            "ten are plenty"
+        )
+    if len(fit.tested_batches) == 1:
+        yield (
+            f"corrected by rows of batch {fit.tested_batches[0]} alone: nothing vouches for the correction at others; "
+            "add rows of another batch"
+        )
+
+
 def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, priced: Priced) -> list[str]:
     """What may not hold of a graph's prediction."""
     said = list(graph.notes)
@@ -466,10 +481,7 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, priced: Pr
     elif not profile.acceptance.runtimes.get(runtime, True):
         see = f"latpred profiles show {profile.name}"
         said.append(f"what the profile says of {runtime} failed its acceptance gate; see: {see}")
-    untested = profile.runtimes[runtime].untested
-    if untested:
-        models = f"{untested} measured architecture{'s' * (untested != 1)}"
-        said.append(f"corrected by {models}, too few to leave one out: nothing vouches for the correction")
+    said += untested(profile.runtimes[runtime])
     measured = (profile.protocol.get("memory_format", ""), *profile.kernels)
     if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
         said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")

@@ -102,8 +102,8 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     created, source : when, and from what. kernels : by design (`ANY` for others), kernel family, mode and slot of
     `profile.datasheet`: the slot over what a datasheet promises. dispatch : of eager, on the middle of the hosts; its
-    spreads are those of GPUs left out, and how far hosts lie apart. power_limited : how many times that of other GPUs each
-    slot of those that are is. knee : exponent that joins host and device. error :
+    spreads are those of GPUs left out, and how far hosts lie apart. power_limited : how many times that of other GPUs
+    each slot of those is that draw their power from the slot. knee : exponent that joins host and device. error :
     median error on GPUs left out, their hosts not known.
     """
 

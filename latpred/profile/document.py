@@ -199,6 +199,7 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernel_tilts: tuple[SizeCorrection, ...] = ()
     gap_us: float | None = None
     untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
+    tested_batches: tuple[int, ...] = ()  # of the rows that a correction rests on; empty where there is none
 
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""

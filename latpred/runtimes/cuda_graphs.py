@@ -18,8 +18,8 @@ import numpy as np
 from latpred.errors import DeviceError, RuntimeRefusalError
 from latpred.graph.attention import attended
 from latpred.graph.graph import ModelGraph, Op, Schedule
-from latpred.runtimes.base import graph_in
 from latpred.runtimes import Eager, one_step_per_op
+from latpred.runtimes.base import graph_in
 
 if TYPE_CHECKING:
     import torch

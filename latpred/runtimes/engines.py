@@ -15,8 +15,8 @@ from latpred.errors import MissingPackageError
 from latpred.graph.features import CAT
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.ops.families import root
-from latpred.runtimes.base import estimated_graph
 from latpred.runtimes import StepPerOp
+from latpred.runtimes.base import estimated_graph
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source

@@ -46,8 +46,8 @@ def rank(
     -------
     DataFrame
         The table of `latpred.predict_many` with a column rank in front, sorted by it. Each batch and runtime has an
-        order of its own, from 1 on; candidates that are predicted alike share a rank, and those that could not be
-        predicted stand last and have none.
+        order of its own, from 1 on; candidates that are predicted alike, to a relative 1e-9, share a rank, and those
+        that could not be predicted stand last and have none.
 
     Raises
     ------
@@ -78,9 +78,10 @@ def rank(
             seq=seq,
             image=image,
         )
-    cells = table.groupby(["batch", "runtime"], sort=False)
-    place = cells["latency_ms"].rank(method="min").astype("Int64")
-    ordered = table.assign(rank=place, _cell=cells.ngroup())
+    known = table["latency_ms"].notna()
+    cells = table.assign(_place=pd.Series(metrics.places(table["latency_ms"]), table.index).where(known))
+    cells = cells.groupby(["batch", "runtime"], sort=False)
+    ordered = table.assign(rank=cells["_place"].rank(method="min").astype("Int64"), _cell=cells.ngroup())
     ordered = ordered.sort_values(["_cell", "rank", "candidate"], na_position="last", ignore_index=True)
     return ordered[["rank", *table.columns]]
 
@@ -114,8 +115,8 @@ def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> 
     Parameters
     ----------
     predicted : array_like
-        Latencies, or multiply-adds, parameters and the like; above zero. A tie between two of them counts as half
-        right.
+        Latencies, or multiply-adds, parameters and the like; above zero. A tie between two of them, to a relative
+        1e-9, counts as half right.
     measured : array_like
         Latencies of the same candidates, at one batch size in one runtime.
     noise : float
@@ -140,13 +141,14 @@ def agreement(predicted: ArrayLike, measured: ArrayLike, noise: float = 0.0) -> 
     if not 0 <= noise < np.inf:
         raise UsageError(f"noise={noise!r} is no share; give 0.02 for 2 %, or 0 to count every pair.")
     clear = metrics.rank(p, m, noise)
-    varied = p.size > 1 and bool(np.ptp(p)) and bool(np.ptp(m))  # else nothing has an order
+    order = metrics.places(p)
+    varied = p.size > 1 and bool(np.ptp(order)) and bool(np.ptp(m))  # else nothing has an order
     return Agreement(
         kendall=clear.tau,
         pairs=clear.pairs,
         left_out=clear.left_out,
-        kendall_b=float(stats.kendalltau(p, m).statistic) if varied else float("nan"),
-        spearman=float(stats.spearmanr(p, m).statistic) if varied else float("nan"),
+        kendall_b=float(stats.kendalltau(order, m).statistic) if varied else float("nan"),
+        spearman=float(stats.spearmanr(order, m).statistic) if varied else float("nan"),
     )
 
 
