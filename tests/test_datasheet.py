@@ -21,17 +21,17 @@ def network(rows: int = 128) -> latpred.ModelGraph:
 
 
 def test_a_gpu_without_a_profile_is_predicted_from_its_datasheet() -> None:
-    found = latpred.predict(network(), device="a100")
+    found = latpred.predict(network(), device="h100")
     assert found.provenance.source == "datasheet"
     assert found.provenance.caveats[1:] == (datasheet.CAVEAT,)
     assert found.provenance.caveats[0].startswith("dispatch is that of the middle of the published hosts")
-    assert (found.device, found.provenance.machine.accelerator) == ("a100", "NVIDIA A100-SXM4-80GB")
+    assert (found.device, found.provenance.machine.accelerator) == ("h100", "NVIDIA H100 80GB HBM3")
     low, high = found.interval_ms
     assert high / low > 3.5
 
 
 def test_a_profile_of_that_name_comes_before_the_datasheet() -> None:
-    store.save(datasheet.profile_of(gpus.spec("a100")))
+    store.save(datasheet.profile_of(gpus.spec("h100")))
     own = factories.profile()
     store.save(own, store.path("rtx-3090"))
     assert store.load("rtx-3090").name == "example"
@@ -61,7 +61,7 @@ def test_joining_many_tensors_is_slower_than_joining_two() -> None:
         x = torch.zeros(1, 960 // parts, 56, 56)
         return latpred.trace(_Joined(parts), x)
 
-    for device in ("rtx-8000", "titan-x-pascal", "a100"):
+    for device in ("rtx-8000", "titan-x-pascal", "h100"):
         two, many = (latpred.predict(joined(parts), 64, device=device).compute_ms for parts in (2, 4))
         assert many > 1.15 * two
 
@@ -94,7 +94,7 @@ def test_every_datasheet_makes_a_profile_that_can_be_kept(gpu: gpus.Spec) -> Non
 
 
 def test_large_products_come_near_the_peak() -> None:
-    gpu = gpus.spec("a100")
+    gpu = gpus.spec("h100")
     fit = datasheet.profile_of(gpu).kernels["fp16"]["gemm"]
     side = 16384.0
     row = np.array([[side**3, 2 * side**2, 2 * side**2, 2 * side**2, side, side, side]])

@@ -107,7 +107,7 @@ def test_a_host_by_name_dispatches_alike_whatever_gpu_it_feeds() -> None:
         named.append(found.overhead_ms)
     assert unnamed[0] < 0.8 * unnamed[1]
     assert named[0] == pytest.approx(named[1], rel=1e-3)
-    factor = host_swap.find("EPYC 7742", store.load("a100")).factor
+    factor = host_swap.find("EPYC 7742", store.load("h100")).factor
     assert factor == pytest.approx(hosts.find("EPYC 7742").factor)
 
 
@@ -149,7 +149,7 @@ def test_an_unnamed_host_is_said_where_a_host_may_set_the_latency() -> None:
     assert not said(runtime="cuda-graphs")
     assert not said(host=1.0)
     assert not said(host="EPYC 7742")
-    assert "middle of the published hosts" in latpred.predict("resnet-18", device="a100").provenance.caveats[0]
+    assert "middle of the published hosts" in latpred.predict("resnet-18", device="h100").provenance.caveats[0]
 
 
 def test_factors_and_names_that_are_none() -> None:

@@ -14,6 +14,15 @@ from latpred.profile import store
 from latpred.tracing import trace
 
 NAMES = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
+# Fitted to tables of several sources together, with the PyTorch that most rows of each are of, and what its gate says.
+JOINT = {
+    "a100": ("torch-2", True),
+    "a100-40gb": ("torch-1.12", False),
+    "v100": ("torch-1.12", True),
+    "v100-16gb": ("torch-1.12", True),
+    "t4": ("torch-1.12", False),
+    "rtx-4090": ("torch-2", True),
+}
 BATCHES = (1, 8, 64, 512)
 
 
@@ -34,6 +43,34 @@ def test_says_what_it_is(name: str) -> None:
     assert "median" in profile.protocol["leave-one-model-out"]
     assert profile.samples == ()
     assert profile.acceptance.passed
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_profiles_of_several_sources(name: str, graphs: dict[str, ModelGraph]) -> None:
+    profile = store.load(name)
+    era, passed = JOINT[name]
+    assert (profile.name, profile.provenance) == (name, "fitted from published measurements")
+    assert (profile.protocol["era"], profile.acceptance.passed) == (era, passed)
+    assert "fitted together with 12671 of 11 GPUs" in profile.protocol["rows"]
+    for precision, graph in graphs.items():
+        curve = Predictor(profile).curve(graph, BATCHES)
+        assert (curve.latency_ms[1:] >= curve.latency_ms[:-1]).all()
+        assert 0.1 < curve.latency_ms[0] < 5.0, precision
+        failed = [said for said in curve[0].provenance.caveats if "failed its acceptance gate" in said]
+        assert bool(failed) != passed
+
+
+def test_channels_last_has_kernels_of_its_own_where_it_was_measured(graphs: dict[str, ModelGraph]) -> None:
+    tower = nn.Sequential(nn.Conv2d(64, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU())
+    last = trace(tower, torch.zeros(1, 64, 56, 56), precision="amp-fp16", memory_format="channels_last")
+    plain = trace(tower, torch.zeros(1, 64, 56, 56), precision="amp-fp16")
+    predictor = Predictor(store.load("rtx-4090"))
+    faster = predictor.predict(last, 256).compute_ms / predictor.predict(plain, 256).compute_ms
+    assert faster < 1.0
+    assert not [said for said in predictor.predict(last, 256).provenance.caveats if "contiguous format" in said]
+    assert [
+        said for said in Predictor(store.load("rtx-8000")).predict(last, 8).provenance.caveats if "contiguous" in said
+    ]
 
 
 def test_the_table_behind_them_is_named_plainly() -> None:

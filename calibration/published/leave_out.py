@@ -36,6 +36,7 @@ KNEE = 1.2
 FACTOR = 2.0
 FEWEST_BESIDE = 40_000  # rows in all folds, below which a second process takes longer to start than it saves
 FEW = 8  # batches up to that are told apart from larger ones in reports
+SMALL_MACS = 2e10  # a forward pass of that much is over before any host has dispatched it
 SMALL, LARGE = 4, 64  # batches up to the first and from the second on are regimes of their own
 # How often the latency model was changed and judged by leaving out models of the framework-tax table before it was as
 # it is.
@@ -184,13 +185,14 @@ def _thetas(problem: Problem, folds: Sequence[Fold]) -> Iterator[dict[str, Float
 def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
     """One row of each run: of its smallest batch, of the model that most rows have.
 
-    None of a run that has no small batch: in large ones the host has no part.
+    None of a run that has only large batches or large models: in those the host has no part.
     """
     rows = problem.rows
     chosen = np.zeros(len(rows), bool)
+    small = (rows.batch <= SMALL) & (problem.work["macs"].to_numpy() <= SMALL_MACS)
     common = pd.Series(rows.model).groupby(rows.model).transform("size").to_numpy()
     for run in sorted(set(rows.run[mine])):
-        own = np.flatnonzero((rows.run == run) & (rows.batch <= SMALL))
+        own = np.flatnonzero((rows.run == run) & small)
         if not len(own):
             continue
         order = np.lexsort((rows.model[own].astype(str), -common[own], rows.batch[own]))

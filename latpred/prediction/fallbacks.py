@@ -216,7 +216,7 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
     Examples
     --------
     >>> from latpred.profile import load
-    >>> estimated = with_estimates(load("a100")).runtimes
+    >>> estimated = with_estimates(load("h100")).runtimes
     >>> sorted(estimated.keys() - {"eager"})[:3]
     ['compile', 'compile-reduce-overhead', 'cuda-graphs']
     """

@@ -93,7 +93,7 @@ def test_no_profile() -> None:
     ("asked", "message"),
     [
         ("rtx-8000", r"was not measured here .*latpred calibrate"),
-        ("a100", r"was not measured here .*latpred calibrate"),
+        ("h100", r"was not measured here .*latpred calibrate"),
         (profile(samples=()), "keeps no cells that could be timed again"),
         (
             profile(protocol={ADAPTED: "from cpu on 2026-11-21: eager by host and device"}),

@@ -20,7 +20,7 @@ RECORDINGS = {
     "epyc-shared-runtimes": "epyc-shared",
 }
 GPUS = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
-DATASHEET = "a100"  # a GPU that is predicted from what its maker says
+DATASHEET = "h100"  # a GPU that is predicted from what its maker says
 MODELS = ("resnet-18", "distilbert-base-uncased", "mobilenet-v2")
 BATCHES = (1, 8, 64, 512)
 

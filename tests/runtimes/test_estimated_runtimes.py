@@ -23,7 +23,7 @@ from latpred.profile.document import FITTED, DeviceProfile
 from latpred.runtimes.inductor import compiled_ops
 
 FITTED_GPUS = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
-DATASHEETS = ("t4", "v100", "a100", "h100", "rtx-4090")
+DATASHEETS = ("l4", "a30", "a10", "h100", "rtx-5090")
 RUNTIMES = (
     *("torchscript", "cuda-graphs", "onnxruntime", "onnxruntime-cuda-graphs", "onnxruntime-optimized"),
     *("compile", "compile-reduce-overhead", "tensorrt"),
@@ -63,7 +63,7 @@ def test_every_gpu_answers_for_every_runtime(device: str, model: str) -> None:
 
 def test_the_command_says_what_an_estimate_rests_on(model: str) -> None:
     runtime = "onnxruntime"
-    asked = ["predict", model, "--batch", "1,8", "--device", "a100", "--runtime", runtime]
+    asked = ["predict", model, "--batch", "1,8", "--device", "h100", "--runtime", runtime]
     found = CliRunner().invoke(main, asked)
     assert found.exit_code == 0
     printed = " ".join(found.stdout.split())
