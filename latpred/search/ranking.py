@@ -80,8 +80,8 @@ def rank(
         )
     known = table["latency_ms"].notna()
     cells = table.assign(_place=pd.Series(metrics.places(table["latency_ms"]), table.index).where(known))
-    cells = cells.groupby(["batch", "runtime"], sort=False)
-    ordered = table.assign(rank=cells["_place"].rank(method="min").astype("Int64"), _cell=cells.ngroup())
+    groups = cells.groupby(["batch", "runtime"], sort=False)
+    ordered = table.assign(rank=groups["_place"].rank(method="min").astype("Int64"), _cell=groups.ngroup())
     ordered = ordered.sort_values(["_cell", "rank", "candidate"], na_position="last", ignore_index=True)
     return ordered[["rank", *table.columns]]
 

@@ -172,7 +172,7 @@ def test_runtimes_that_take_models_apart_refuse_autocast() -> None:
 
 
 def test_casts_cost_a_small_batch_more_than_half_precision_saves_it() -> None:
-    """As published rows of an RTX 3090 have it: 4 to 18 % over fp32 at batch 1, far less at 16."""
+    """As published rows of an RTX 3090 have it: 4 to 18 % over fp32 at batch 1, and less than fp32 at 16."""
     at = {}
     for precision in ("fp32", "fp16", "amp-fp16"):
         curve = latpred.predict("bert-base-uncased", [1, 64], device="rtx-3090", precision=precision)
