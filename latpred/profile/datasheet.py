@@ -61,15 +61,13 @@ def log_promise(gpu: Spec, mode: str, slot: str) -> float:
 def macs_per_us(gpu: Spec, mode: str) -> float:
     """What units could compute, if nothing held them up.
 
-    Tensor cores wait for operands, which reach them at the pace of multiprocessors and clock, whatever their own rate:
-    a card whose tensor cores run at half rate is not half as fast, and one of twice the rate not twice. The middle of
-    both paces, in logarithms, is right for GPUs that were left out.
+    Tensor cores wait for operands, which reach them at the pace of multiprocessors and clock: a card whose tensor cores
+    run at half rate is not half as fast. The middle of both paces, in logarithms, is right for GPUs that were left out.
+    Tensor cores that are faster than that pace are fed faster too.
     """
     peak = gpu.peak_macs_per_us("fp32" if mode == "half" else mode)
-    if mode not in TENSOR_MACS:
-        return peak
-    fed = TENSOR_MACS[mode] * gpu.multiprocessors * gpu.tensor_clock_hz / 1e6
-    return sqrt(peak * fed)
+    fed = TENSOR_MACS.get(mode, 0.0) * gpu.multiprocessors * gpu.tensor_clock_hz / 1e6
+    return sqrt(peak * max(peak, fed))
 
 
 PROVENANCE = "datasheet"

@@ -15,7 +15,7 @@ from latpred.calibration.published.joint_fit import Problem
 from latpred.calibration.published.latency_model import evaluate, local_gradients
 from latpred.calibration.published.leave_out import Accuracy, HoldoutRows, evaluate_left_out
 from latpred.calibration.published.parameters import Parameters
-from latpred.calibration.published.row_counts import as_run_by, family_of
+from latpred.calibration.published.row_counts import KernelGroup, as_run_by, family_of
 from latpred.errors import TableError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile import datasheet, gpus, store
@@ -228,7 +228,7 @@ def test_what_cannot_be_left_out_is_said() -> None:
     problem, _ = solved(one[one["gpu"] == "2080Ti"])
     with pytest.raises(UsageError, match="one gpu only"):
         evaluate_left_out(problem, "gpu")
-    with pytest.raises(UsageError, match="choose from: model, gpu, run"):
+    with pytest.raises(UsageError, match="choose from: model, gpu, design, run, source, host"):
         evaluate_left_out(problem, "gpus")
 
 
@@ -291,13 +291,13 @@ def test_rows_of_a_gpu_that_nvfuser_refuses_are_fitted_unfused() -> None:
     fusers = {(gpu, keys[cell].fuser) for gpu, cell in zip(problem.rows.gpu, problem.rows.cell, strict=True)}
     assert fusers >= {("TitanX-Pascal", "tensorexpr"), ("2080Ti", "nvfuser"), ("2080Ti", "")}
     assert ("TitanX-Pascal", "nvfuser") not in fusers
-    groups = problem.cells.kernels[GROUP].cell
+    groups = problem.cells.kernels[KernelGroup(GROUP, "")].cell
     assert {keys[cell].fuser for cell in groups} == {"nvfuser"}  # no two pointwise ops follow each other
 
 
 def test_torchscript_of_another_torch_is_left_out_of_a_profile() -> None:
     both = pd.concat([table(), scripted(1.0)]).assign(stack="torch=2.3.0")
-    of_today = {key._replace(era=""): graph for key, graph in graphs().items()}
+    of_today = {key._replace(era="torch-2"): graph for key, graph in graphs().items()}
     profile = fit_profile(both, "2080Ti", judge=False, known=of_today)
     assert list(profile.runtimes) == ["eager"]
     assert "rows of torchscript were left out" in profile.protocol["rows"]
@@ -327,8 +327,8 @@ def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: Fit)
     assert set(holdout.frame["device"]) == set(GPUS)
     shared = shared_of(problem, holdout, leave_out.by_gpu(problem, 0), "made up")
     assert shared.error == pytest.approx(holdout.errors()["all"].median, rel=1e-3)
-    assert set(shared.kernels) == {datasheet.ANY, "Turing"}
-    assert shared.kernels["Turing"]["conv.3x3"]["fp32"]["compute"] == pytest.approx(2.0, rel=0.3)
+    assert set(shared.kernels) == {datasheet.ANY, "7.0"}
+    assert shared.kernels["7.0"]["conv.3x3"]["fp32"]["compute"] == pytest.approx(2.0, rel=0.3)
     # The hosts took 0.8 and 1.6 times what the prior says of the middle one.
     prior_us = np.exp(problem.parameters.means[problem.parameters.names["host", "conv"]] + 0.2)
     assert shared.dispatch.costs_us["conv"] == pytest.approx(1.2 * prior_us, rel=0.15)
