@@ -182,15 +182,14 @@ LEVELS = (
     Level("one factor", 0.7, 0.0, 0.0, 0.0),
     Level("host and device", 0.7, 0.3, 0.2, 0.0),
     *(
-        Level(name + closely, 0.7, 0.3, 0.3, 0.3, sizes, misfit)
-        for closely, misfit in (("", 0.04), (" to 1 %", 0.01), (" to 0.25 %", 0.0025))
-        for name, sizes in (("classes", 0.0), ("classes and sizes", 0.15))
+        Level(name + closely, 0.7, 0.3, 0.3, 0.3, sizes, misfit, toll * more)
+        for closely, misfit, toll in (("", 0.04, 1.0), (" to 1 %", 0.01, 1.2), (" to 0.25 %", 0.0025, 1.44))
+        for name, sizes, more in (("classes", 0.0, 1.0), ("classes and sizes", 0.15, 1.1))
     ),
 )
 FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
 LEAST_GAIN = 0.005  # in mean log error; less than that is nobody's gain
-FREEDOM = 1.1  # what a level's error left out counts for more than that of the next simpler one, which takes ties
 MOST_RATIO = 50.0  # measured over predicted, beyond which a unit is wrong rather than a profile
 COLUMNS = ("model", "batch", "runtime", "precision", "latency_ms")  # of rows that are plain sequences
 _LARGEST_NOISE = 0.5
@@ -322,10 +321,10 @@ def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bo
 def _least_error(tried: Sequence[Fit], architecture: Any, least: float) -> Fit:
     """The fit that errs least on architectures left out, if that gains more than the noise; else the first.
 
-    From the simplest to the freest, each has to err less by a tenth than the one before it.
+    Freer levels have to err less than simpler ones by their toll.
     """
     errors = [_by_architecture(fit, architecture) for fit in tried]
-    best = int(np.argmin([each.mean() * FREEDOM**freedom for freedom, each in enumerate(errors)]))
+    best = int(np.argmin([each.mean() * fit.level.toll for fit, each in zip(tried, errors, strict=True)]))
     gains = errors[0] - errors[best]
     return tried[best] if gains.mean() > max(least, float(gains.std(ddof=1)) / math.sqrt(len(gains))) else tried[0]
 

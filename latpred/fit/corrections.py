@@ -3,8 +3,8 @@
 The latency model stays the profile's, two clocks over a schedule. Its host classes and kernel families get factors, and
 kernels powers of their size (`prediction.pricing`), believed to be 1 and 0 and the less free the finer they are; rows
 move them by damped Gauss-Newton steps on soft relative errors. What every architecture would have been predicted at
-without its own rows follows from the same solution. How free the factors are, and how closely they follow the rows, is
-`latpred.accuracy.adaptation`'s choice.
+without its own rows is a few steps away from the solution with them. How free the factors are, and how closely they
+follow the rows, is `latpred.accuracy.adaptation`'s choice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
 
 SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
-MOST_STEPS = 12
+MOST_STEPS, MOST_STEPS_LEFT_OUT = 12, 4
 _LARGEST_STEP = 1.0
 _ENOUGH = 1e-3  # a step that moves no factor by more was the last
 _NUDGE = 0.01
@@ -42,7 +42,8 @@ class Level(NamedTuple):
 
     whole : one factor on everything. host, device : on one of the clocks. classes : on each host class and kernel
     family. sizes : of the exponents of kernels' sizes. misfit : what a right profile is still off by, in log latency,
-    whatever the noise of the row; the smaller, the further rows move the factors.
+    whatever the noise of the row; the smaller, the further rows move the factors. toll : what its error left out counts
+    for beside that of simpler levels.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Level(NamedTuple):
     classes: float
     sizes: float = 0.0
     misfit: float = 0.04
+    toll: float = 1.0
 
 
 class Row(NamedTuple):
@@ -170,7 +172,8 @@ class LatencyModel:
 
     def unchanged(self, level: Level) -> Fit:
         """The profile as it is."""
-        errors, _ = self._errors(np.zeros(len(self.host) + len(self.kernel) + len(SIZES)))
+        nothing = np.zeros(len(self.host) + len(self.kernel) + len(SIZES))
+        errors, _ = self._errors(nothing, np.arange(len(self._cells)))
         return Fit(level, Factors({}, {}), errors)
 
     def fit(self, level: Level) -> Fit:
@@ -178,16 +181,23 @@ class LatencyModel:
         every, widths = self._priors(level)
         free = widths > 0
         believed = _Believed(every[:, free], 1.0 / widths[free] ** 2, self._weight(level.misfit))
-        theta = np.zeros(len(believed.precision))
-        for _ in range(MOST_STEPS):
-            errors, slopes, pull, curvature = self._pulled(theta, believed)
+        theta = self._solved(np.zeros(len(believed.precision)), believed, MOST_STEPS)
+        parameters = np.zeros(len(widths))
+        parameters[free] = theta
+        return Fit(level, self._factors(every, parameters), self._left_out(theta, believed))
+
+    def _solved(self, theta: Floats, believed: _Believed, most_steps: int) -> Floats:
+        """The likeliest parameters, from a guess on."""
+        for _ in range(most_steps):
+            errors, slopes = self._errors(believed.design @ theta, np.flatnonzero(believed.weight))
+            slopes = slopes @ believed.design
+            pull = believed.weight[believed.weight > 0] / np.sqrt(1.0 + (errors / SOFT) ** 2)
+            curvature = slopes.T @ (pull[:, None] * slopes) + np.diag(believed.precision)
             step = np.linalg.solve(curvature, slopes.T @ (pull * errors) - believed.precision * theta)
             theta = theta + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
             if np.abs(step).max() < _ENOUGH:
                 break
-        parameters = np.zeros(len(widths))
-        parameters[free] = theta
-        return Fit(level, self._factors(every, parameters), self._left_out(theta, believed))
+        return theta
 
     def _weight(self, misfit: float) -> Floats:
         """Of each row; rows of one model share its error: n of them count as the square root of n."""
@@ -195,18 +205,13 @@ class LatencyModel:
         weight: Floats = 1.0 / (np.sqrt(count) * (misfit**2 + self._noise**2))
         return weight
 
-    def _errors(self, logs: Floats) -> tuple[Floats, Floats]:
-        """Log measured over predicted, and the slopes of the prediction."""
+    def _errors(self, logs: Floats, rows: Ints) -> tuple[Floats, Floats]:
+        """Log measured over predicted of some rows, and the slopes of the prediction."""
         host, kernel, exponents = np.split(logs, np.cumsum((len(self.host), len(self.kernel))))
-        evaluated = [cell.evaluate(np.exp(host), np.exp(kernel), exponents) for cell in self._cells]
-        return self._measured - np.array([log for log, _ in evaluated]), np.array([slopes for _, slopes in evaluated])
-
-    def _pulled(self, theta: Floats, believed: _Believed) -> tuple[Floats, Floats, Floats, Floats]:
-        """Errors, slopes in the parameters, weights of the rows, and the curvature of the loss."""
-        errors, slopes = self._errors(believed.design @ theta)
-        slopes = slopes @ believed.design
-        pull = believed.weight / np.sqrt(1.0 + (errors / SOFT) ** 2)
-        return errors, slopes, pull, slopes.T @ (pull[:, None] * slopes) + np.diag(believed.precision)
+        host, kernel = np.exp(host), np.exp(kernel)
+        found = [self._cells[row].evaluate(host, kernel, exponents) for row in rows.tolist()]
+        slopes = np.array([slopes for _, slopes in found]).reshape(len(rows), len(logs))
+        return self._measured[rows] - np.array([log for log, _ in found]), slopes
 
     def _priors(self, level: Level) -> tuple[Floats, Floats]:
         """What each parameter does to the groups' log factors and the exponents, and how far it may be from 0."""
@@ -216,13 +221,13 @@ class LatencyModel:
         return design.astype(float), np.concatenate(([level.whole, level.host, level.device], own))
 
     def _left_out(self, theta: Floats, believed: _Believed) -> Floats:
-        """Errors that each architecture's rows would have, had they had no part: exact where the model is linear."""
-        errors, slopes, pull, curvature = self._pulled(theta, believed)
-        influence = slopes @ np.linalg.solve(curvature, slopes.T * pull)
-        left_out = np.empty(len(errors))
+        """Errors that each architecture's rows have where they had no part in the solution."""
+        left_out = np.empty(len(self._cells))
         for one in np.unique(self._architecture):
-            own = np.flatnonzero(self._architecture == one)
-            left_out[own] = np.linalg.solve(np.eye(len(own)) - influence[np.ix_(own, own)], errors[own])
+            own = self._architecture == one
+            without = believed._replace(weight=np.where(own, 0.0, believed.weight))
+            moved = self._solved(theta, without, MOST_STEPS_LEFT_OUT)
+            left_out[own] = self._errors(believed.design @ moved, np.flatnonzero(own))[0]
         return left_out
 
     def _factors(self, design: Floats, parameters: Floats) -> Factors:
