@@ -394,7 +394,9 @@ def shared_of(problem: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, 
     small = known.frame["batch"].to_numpy() <= SMALL
     sizes = np.abs(known.log_errors)
     # Most GPUs that nobody measured have tensor cores.
-    middle = float(np.median(numbers.host_factors(eager)))
+    # The middle of the hosts that nobody names and that small batches tell.
+    told = eager & (problem.rows.batch <= SMALL) & (problem.rows.host == "")
+    middle = float(np.median(numbers.host_factors(told if told.any() else eager)))
     host = dispatch(problem, numbers, EAGER, _nameless("a100", (0, 0)), middle, None)
     return Shared(
         created=datetime.now(UTC).isoformat(timespec="seconds"),

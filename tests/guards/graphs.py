@@ -65,8 +65,12 @@ class Digest(NamedTuple):
 
 
 def canonical(graph: ModelGraph) -> bytes:
-    """A graph's JSON with sorted keys, without the versions of the packages that it was traced with."""
-    return msgspec.json.encode(msgspec.structs.replace(graph, stack={}), order="sorted")
+    """A graph's JSON with sorted keys, without the versions of the packages that it was traced with.
+
+    What was not asked for is not part of it, so that an option that is new changes no digest.
+    """
+    plain = msgspec.json.encode(msgspec.structs.replace(graph, stack={}), order="sorted")
+    return plain.replace(b'"attention":"",', b"")
 
 
 def digest(graph: ModelGraph) -> Digest:
