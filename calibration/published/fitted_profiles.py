@@ -227,6 +227,8 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
     spec = problem.gpus[gpu]
     numbers = {runtime: FittedNumbers(problem, theta) for runtime, theta in thetas.items()}
     factors = numbers[EAGER].host_factors_on(gpu, EAGER)
+    if not ((problem.rows.gpu == gpu) & leave_out.tells_hosts(problem)).any():  # as good as any other GPU's hosts
+        factors = numbers[EAGER].host_factors(_unnamed_hosts(problem))
     runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, spec, float(np.median(factors)), accuracies[EAGER])}
     for runtime, own in numbers.items():
         if runtime != EAGER and own.host_factors_on(gpu, runtime):
@@ -394,9 +396,7 @@ def shared_of(problem: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, 
     small = known.frame["batch"].to_numpy() <= SMALL
     sizes = np.abs(known.log_errors)
     # Most GPUs that nobody measured have tensor cores.
-    # The middle of the hosts that nobody names and that small batches tell.
-    told = eager & (problem.rows.batch <= SMALL) & (problem.rows.host == "")
-    middle = float(np.median(numbers.host_factors(told if told.any() else eager)))
+    middle = float(np.median(numbers.host_factors(_unnamed_hosts(problem))))
     host = dispatch(problem, numbers, EAGER, _nameless("a100", (0, 0)), middle, None)
     return Shared(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -415,6 +415,13 @@ def shared_of(problem: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, 
         error=float(f"{holdout.errors()['all'].median:.4g}"),
         power_limited={slot: numbers.power_limited(slot) for slot in DEVIATING},
     )
+
+
+def _unnamed_hosts(problem: Problem) -> Mask:
+    """Eager rows that tell hosts which nobody names; all eager rows where there are none."""
+    eager = problem.rows.runtime == EAGER
+    told: Mask = eager & leave_out.tells_hosts(problem) & (problem.rows.host == "")
+    return told if told.any() else eager
 
 
 def without_gpu(problem: Problem) -> HoldoutRows:

@@ -182,6 +182,12 @@ def _thetas(problem: Problem, folds: Sequence[Fold]) -> Iterator[dict[str, Float
     yield from joblib.Parallel(n_jobs=processes, batch_size=1, max_nbytes=None, return_as="generator")(calls)
 
 
+def tells_hosts(problem: Problem) -> Mask:
+    """Rows in which the host may set the latency: small batches of small models."""
+    small: Mask = (problem.rows.batch <= SMALL) & (problem.work["macs"].to_numpy() <= SMALL_MACS)
+    return small
+
+
 def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
     """One row of each run: of its smallest batch, of the model that most rows have.
 
@@ -189,7 +195,7 @@ def _one_of_each_run(problem: Problem, mine: Mask) -> Mask:
     """
     rows = problem.rows
     chosen = np.zeros(len(rows), bool)
-    small = (rows.batch <= SMALL) & (problem.work["macs"].to_numpy() <= SMALL_MACS)
+    small = tells_hosts(problem)
     common = pd.Series(rows.model).groupby(rows.model).transform("size").to_numpy()
     for run in sorted(set(rows.run[mine])):
         own = np.flatnonzero((rows.run == run) & small)
