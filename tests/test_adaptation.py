@@ -84,7 +84,7 @@ def test_known_factors_are_found_again(profile: DeviceProfile, protocol: str) ->
         before, after = (off(one, want, graphs[10:], batch, protocol) for one in (profile, found.profile))
         assert after < 0.03 < 0.1 < before
     (record,) = found.runtimes
-    assert (record.judged, record.architectures, record.rows) == (True, 10, 20)
+    assert (record.validated, record.architectures, record.rows) == (True, 10, 20)
     assert record.bought.after.median < 0.03 < record.bought.before.median
 
 
@@ -268,7 +268,7 @@ def test_one_architecture_moves_everything_by_one_factor() -> None:
     twice = Factors({"": 2.0}, {"": 2.0})
     found = latpred.adapt(SYNCHRONOUS, measured(SYNCHRONOUS, graphs[:1], factors=twice))
     (record,) = found.runtimes
-    assert not record.judged
+    assert not record.validated
     assert "nothing vouches" in found.text()
     ratio = latencies(found.profile, graphs, 4) / latencies(SYNCHRONOUS, graphs, 4)
     assert ratio == pytest.approx([ratio[0]] * 3)
@@ -296,7 +296,7 @@ def test_rows_of_one_batch_say_nothing_of_others_and_what_to_add_is_said() -> No
     graphs, given = architectures(10), profiledata.profile()
     for batches, said in (((4,), True), ((4, 16), False)):
         found = latpred.adapt(given, measured(given, graphs, batches=batches))
-        assert found.runtimes[0].judged
+        assert found.runtimes[0].validated
         caveats = Predictor(found.profile).predict(graphs[0], 1).provenance.caveats
         lacking = [caveat for caveat in caveats if caveat.startswith("corrected by rows of batch 4 alone")]
         assert len(lacking) == said
@@ -312,7 +312,7 @@ def test_few_rows_that_were_left_out_widen_the_interval_to_their_largest_error()
     graphs, given = architectures(6), profiledata.profile()
     adapted = latpred.adapt(given, measured(given, graphs, noise=0.6))
     (record,) = adapted.runtimes
-    assert (record.judged, record.interval) == (True, False)
+    assert (record.validated, record.interval) == (True, False)
     narrow, wide = (Predictor(profile).predict(graphs[0], 1) for profile in (given, adapted.profile))
     assert wide.interval_ms[1] / wide.interval_ms[0] > 1.5 * narrow.interval_ms[1] / narrow.interval_ms[0]
     assert not any("vouches" in caveat for caveat in wide.provenance.caveats)

@@ -60,7 +60,7 @@ def test_no_cuda_when_cuda_is_asked_for(arguments: tuple[str, ...], monkeypatch:
         (("calibrate", "--device", "simulated", "--budget", "1s"), 2, "a budget of 1 s measures nothing"),
         (("calibrate", "--device", "cpu", "--cudnn-benchmark"), 2, "cudnn is CUDA's, and cpu has none"),
         (("measure", "{model}", "--device", "simulated", "--threads", "2"), 2, "threads are the CPU's, and simulated"),
-        (("fit",), 2, "either a TABLE of latencies or --raw"),
+        (("fit",), 2, "either tables of latencies or --raw"),
         (("fit", "--raw", "{folder}"), 3, "there is no journal.jsonl or last.jsonl in {folder}"),
     ],
 )

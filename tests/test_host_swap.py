@@ -11,7 +11,7 @@ import pytest
 import latpred
 from latpred.errors import HostError, UsageError
 from latpred.prediction import host_swap
-from latpred.profile import datasheet, host_profile, hosts, store
+from latpred.profile import host_profile, hosts, store
 from latpred.profile.document import DispatchFit
 from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 

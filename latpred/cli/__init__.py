@@ -48,7 +48,7 @@ VERBS = {
     "adapt": Verb("compare", "Correct a profile with a few measured models, and say what that bought."),
     "fit": Verb(
         "calibrate",
-        "Fit a profile from a calibration's journal, or from a TABLE of published latencies, and keep it.",
+        "Fit a profile from a calibration's journal, or from tables of published latencies, and keep it.",
     ),
     "measure": Verb(
         "measure", "Run models on this machine and time them, in rounds, with the repeat noise of the same run."

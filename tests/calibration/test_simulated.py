@@ -288,7 +288,8 @@ def test_batch_is_read_off_the_inputs(make_op, make_graph):
 def test_simulation_shares_no_code_with_the_predictor():
     allowed = {
         "latpred",  # its registry of runtimes
-        *("latpred.errors", "latpred.graph.graph", "latpred.graph.graph", "latpred.ops.families"),
+        *("latpred.errors", "latpred.graph.graph", "latpred.ops.families"),
+        "latpred.query",  # the names of precisions
         *("latpred.profile.document", "latpred.calibration.cells", "latpred.calibration.workloads"),
         *(f"latpred.calibration.devices{name}" for name in ("", ".base", ".simulated_costs", ".simulated_programs")),
     }
