@@ -61,7 +61,7 @@ VERBS = {
         "compare", "Measure whole models that no fit has seen, and compare the profile's predictions with them."
     ),
     "evaluate": Verb(
-        "compare", "Predict every cell of a measurement table made elsewhere, and say how far off that is."
+        "compare", "Predict every cell of measurement tables made elsewhere, and say how far off that is."
     ),
     "models": Verb(
         "trace",
