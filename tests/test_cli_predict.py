@@ -214,6 +214,9 @@ def test_autocast_and_attention_are_options(model: str) -> None:
         for precision in ("fp16", "amp-fp16")
     )
     assert mixed["latency_ms"] > half["latency_ms"]
+    fits = profile().kernels["fp32"]
+    store.save(profile(kernels={"fp32": fits, "bf16": fits}))
+    assert document("predict", model, "--image", "8", "--precision", "amp-bf16")["precision"] == "amp-bf16"  # on a CPU
     mixed_script = ("--precision", "amp-fp16", "--runtime", "torchscript")
     refused = run("predict", model, "--image", "8", "--device", "a100", *mixed_script)
     assert "does not run models under autocast" in refused.stderr

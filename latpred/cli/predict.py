@@ -186,9 +186,11 @@ def graph_of(
     graph = _demand_model(model, runtime, _era(query), strict=strict, batches=batches, **inputs)
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=threads, cudnn_benchmark=cudnn_benchmark)
     predictor = predictor_of(query, runtime)
-    if graph is not None and traced_by(runtime, predictor.era) == "eager":
+    eager = traced_by(runtime, predictor.era) == "eager"
+    if graph is not None and eager and graph.target in ("", predictor.target):
         return graph
-    notice(_asking(runtime, model))
+    if not eager:
+        notice(_asking(runtime, model))
     return predictor.trace(model, Options(runtime=runtime, **inputs), batches)
 
 
