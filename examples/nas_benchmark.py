@@ -46,7 +46,7 @@ WARM, TURNS = 200, 5  # of workers beside processes: candidates that each has ha
 STAGES = {
     "graphs of transformers, from layers": ("layer_extrapolation.py", "graph"),
     "graphs of cells, from a supernet": ("nasbench201.py", "graph"),
-    "a schedule for the runtime": ("eager.py", "lower"),
+    "a schedule for the runtime": ("__init__.py", "lower"),
     "dispatch costs and distinct kernels": ("pricing.py", "price"),
     "kernel times": ("pricing.py", "rows_at"),
     "the two clocks": ("clocks.py", "latency"),

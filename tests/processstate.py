@@ -40,10 +40,7 @@ def settings() -> dict[str, Any]:
         "transformers' models": (PreTrainedModel.init_weights, PreTrainedModel.tie_weights),
         "modules' functions": (nn.Module.__call__, nn.Module._call_impl, nn.Module.__init__),
         "tensors' functions": {name: value for name, value in vars(torch.Tensor).items() if callable(value)},
-        # Autocast's switches answer for the tracing thread alone; in all others they are what they were.
-        "torch's functions": {
-            name: value for name, value in vars(torch).items() if callable(value) and "autocast" not in name
-        },
+        "torch's functions": {name: value for name, value in vars(torch).items() if callable(value)},
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "device of contexts": torch.utils._device.CURRENT_DEVICE,

@@ -2,8 +2,8 @@
 
 The meta device has no dispatch key for autocast, so what the keys of CPU and CUDA do is done here, at the ops that they
 do it at: those that Python or a composite op calls, and nothing inside of these. Which ops are known to a key, the
-installed torch says; what is done about them is `aten/src/ATen/autocast_mode.h`'s. torch's own switches are followed
-while a model is traced, so that a model that enters autocast in its forward pass is traced as it runs.
+installed torch says; what is done about them is `aten/src/ATen/autocast_mode.h`'s. A model that enters autocast in its
+forward pass is traced as it runs: its trace starts anew with torch's own switches followed, which no other trace does.
 """
 
 from __future__ import annotations
@@ -67,6 +67,15 @@ _WIDEST = {
 }
 
 
+class EntersAutocastError(BaseException):
+    """The model makes use of torch.autocast, whose switches this pass does not follow; no model is to catch it."""
+
+
+def means_autocast(error: Exception) -> bool:
+    """Whether torch.autocast refused a device, as it does where its switches are not followed."""
+    return any(words in str(error) for words in ("unsupported autocast device_type", "Disabling autocast"))
+
+
 class Autocast:
     """What torch.autocast is set to on one kind of device, and what it then does to the ops of a pass.
 
@@ -76,10 +85,15 @@ class Autocast:
         Kind of device: "cpu" or "cuda".
     entered : bool
         Whether it was ever switched on.
+    follows : bool
+        Whether torch's switches are followed. Where they are not, a pass that makes use of them ends in
+        `EntersAutocastError`.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, follows: bool) -> None:
         self.target, self.entered = target, False
+        # Whether torch's switches are followed: where autocast is asked for, and where the caller is in one itself.
+        self.follows = follows or nesting() > 0
         self._enabled, self._dtype, self._caching = False, _USUAL[target], True
         self._nesting = 0
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # weights by their identity, and what they were cast to
@@ -90,22 +104,21 @@ class Autocast:
     def of(self, recorder: TraceRecorder, dtype: torch.dtype | None) -> Iterator[None]:
         """The context of one pass; within it everything runs under autocast to `dtype`, if that is given."""
         self._recorder, self._dtype = recorder, dtype or _USUAL[self.target]
-        self._nesting = int(dtype is not None)
-        self._switch(dtype is not None)
-        try:
+        if not self.follows:
+            recorder.route(self._outside)
             yield
-        finally:
-            self._switch(False)
-            self._recorder, self._nesting, self._caching = None, 0, True
-            self._casts.clear()
-
-    @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Within it, this thread's calls of torch's switches come here, and the meta device stands for the target."""
-        with ExitStack() as stack:
+            return
+        self._nesting = int(dtype is not None)
+        with ExitStack() as stack:  # this thread's calls of torch's switches come here; meta stands for the target
             for owner, name, function in self._switches():
                 stack.enter_context(replaced(owner, name, function))
-            yield
+            self._switch(dtype is not None)
+            try:
+                yield
+            finally:
+                self._switch(False)
+                self._recorder, self._nesting, self._caching = None, 0, True
+                self._casts.clear()
 
     def _switches(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         mine = (self.target, "meta")
@@ -154,6 +167,12 @@ class Autocast:
         self.entered = self.entered or enabled
         if self._recorder is not None:
             self._recorder.route(self._handle if enabled else None)
+
+    def _outside(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Record an op, unless the model entered autocast."""
+        if nesting():
+            raise EntersAutocastError
+        return self._record(func, args, options)
 
     def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Record the casts of an op's arguments, then the op."""
@@ -262,6 +281,12 @@ def _eligible(value: Any) -> bool:
 def _leaves(value: Any) -> list[Tensor]:
     values = value if isinstance(value, (list, tuple)) else [value]
     return [item for item in values if _eligible(item)]
+
+
+def nesting() -> int:
+    """How many contexts of torch.autocast this thread is in, those included that are switched off."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 @cache

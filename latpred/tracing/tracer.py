@@ -22,7 +22,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.query import check_attention
 from latpred.sandbox.own_thread import no_collection, uncompiled, without_modes
 from latpred.sandbox.restore import put_back
-from latpred.tracing.autocast import OWN, Autocast
+from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
 from latpred.tracing.inputs import (
     Inputs,
@@ -336,7 +336,7 @@ class Tracer:
         self._renew = renew  # makes the meta module of the next pass, where each is to have its own
         self._inputs = inputs
         self._naming = naming
-        self._autocast = Autocast(naming.target)
+        self._autocast = Autocast(naming.target, follows=naming.precision in AUTOCAST)
         self.compiled = meta_module.compiled  # whether some of it would run under torch.compile
 
     def graph(self, batches: Sequence[int] | None = None) -> ModelGraph:
@@ -431,8 +431,7 @@ class Tracer:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep everything away from some passes, and their traces from everything outside the meta module."""
-        reached, switches = self._meta_module.reached.roots, self._autocast.followed()
-        with _LOCK, no_collection(), put_back(reached), switches, uncompiled() as met:
+        with _LOCK, no_collection(), put_back(self._meta_module.reached.roots), uncompiled() as met:
             yield
         self.compiled = self.compiled or bool(met)
 
@@ -466,7 +465,15 @@ class Tracer:
         )
 
     def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
-        """One forward pass at one batch size."""
+        """One forward pass at one batch size, twice where the model turns out to enter torch.autocast."""
+        try:
+            return self._pass(batch, watched)
+        except EntersAutocastError:
+            self._autocast.follows = True
+            self._next_meta_module()
+            return self._pass(batch, watched)
+
+    def _pass(self, batch: int, watched: bool) -> TracePass:
         recorder = self.recorder(PassWatcher(self._meta_module.paths) if watched else None)
         target, dtype = self.target(), AUTOCAST.get(self._naming.precision or "")
         with torch.inference_mode(), _LOCK, self._autocast.of(recorder, dtype), fast_paths_on_meta(), no_collection():
@@ -483,6 +490,8 @@ class Tracer:
             except LatpredError:
                 raise
             except Exception as error:
+                if means_autocast(error) and not self._autocast.follows:
+                    raise EntersAutocastError from error
                 raise TraceError(self._failure(recorder, error, batch)) from error
         self._next_meta_module()
         return recorder.finished(batch, nbytes(args, options))
