@@ -16,6 +16,7 @@ from pathlib import Path
 import filelock
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
 from clidata import document, models_file, run
 from factories import device
@@ -265,6 +266,16 @@ def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
     assert shown.stdout.startswith(model)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_said_before_a_calibration_of_it_is_announced(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
+    shown = run("predict", model, "--image", "8", "--device", "cuda:0")
+    assert shown.exit_code == 3
+    assert shown.stderr.startswith("latpred: no CUDA device here")
+
+
 def test_the_first_calibration_can_be_switched_off(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for verb in ("predict", "explain", "timeline", "report"):
         shown = run(verb, model, "--image", "8")
@@ -378,7 +389,7 @@ def test_explain_as_csv_compares_only_what_was_asked_for(model: str, gpu: str) -
     ("arguments", "exit_code", "sentence"),
     [
         (("--runtime", "cuda-graph"), 2, "No runtime is called 'cuda-graph'. Did you mean 'cuda-graphs'"),
-        (("--runtime", "torchscript"), 3, "latpred calibrate --runtimes torchscript"),
+        (("--runtime", "torchscript"), 3, "latpred calibrate --device simulated --runtimes torchscript"),
         (("--threads", "7", "--device", "cpu"), 3, "no profile of cpu in"),
         (("--batch", "0"), 2, "0 is not in the range x>=1"),
         (("--precision", "bf16"), 3, "no kernels in bf16"),

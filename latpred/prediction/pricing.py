@@ -387,13 +387,12 @@ class PriceList:
             if getattr(named, "predicted_only", False):
                 raise ProfileError(f"Profile {self._profile.name!r} was measured. {named.available()}.") from None
             known = ", ".join(self._profile.runtimes) or "none"
-            kind = self._profile.device.kind
-            where = {"cpu": "", "cuda": " --device cuda:0"}.get(kind, f" --device {kind}")
-            missing = None if kind == "simulated" else named.available()
+            device = self._profile.device
+            missing = None if device.kind == "simulated" else named.available()
             first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
-                f"Measure them with: latpred calibrate{where} --runtimes {runtime}{first}"
+                f"Measure them with: {device.calibration} --runtimes {runtime}{first}"
             ) from None
 
     def fits(self, precision: str) -> dict[str, KernelFit]:
