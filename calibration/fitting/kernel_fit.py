@@ -238,7 +238,7 @@ def _cold_us(run: NetworkRun, dispatch: DispatchFit) -> list[float]:
     if cold is None:
         return [0.0] * len(groups)
     # What closes a pass belongs to no call and dispatches nothing; the others stand in order.
-    ends = np.cumsum([len(group) for group in groups])
+    ends = np.cumsum([len(group) for group in groups], dtype=np.int64)  # a chain of module calls has no groups
     total = np.concatenate(([0.0], np.cumsum(cold.at(np.array([float(run.batch)]))[:, 0])))
     longer: list[float] = np.diff(total[ends], prepend=0.0).tolist()
     return longer
