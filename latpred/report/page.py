@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import math
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from importlib import resources
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from latpred import plot
 from latpred.api import predict, predictor_of
-from latpred.errors import MissingPackageError, UsageError
+from latpred.errors import UsageError
 from latpred.explanation.advice import recommended
 from latpred.explanation.explain import explain
 from latpred.explanation.explanation import AXES, Explanation, caveats, clocks, growth, latencies, missing, shares
@@ -35,23 +34,22 @@ from latpred.storage import result_file
 from latpred.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from latpred.prediction.prediction import Prediction, Setting
     from latpred.prediction.predictor import Predictor
     from latpred.query import Device, Model
 
-_EXPORT = "window.latpredEmbed = vegaEmbed;"  # what the bundle gives to the page
-_NEEDED = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
 _NAMED = 4  # operations without a formula that are named
 _SPACE_BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[KMGT]?i?B|[KMG]|%)(?:\W|$))")
 _SPACES_WITHIN_A_SPAN = re.compile(r"(?<=[\ds]) to (?=[\d.]+\W[num]?s\b)")
 
 
 class Chart(NamedTuple):
-    """A figure: its anchor, what it shows, and its Vega-Lite document as JSON that is safe inside a script element."""
+    """A figure: what it shows, and its SVG as an address that holds all of it."""
 
-    anchor: str
     about: str
-    document: str
+    address: str
 
 
 def html(parts: Sequence[Studied]) -> str:
@@ -73,7 +71,6 @@ def html(parts: Sequence[Studied]) -> str:
         checks=Table(("held out of the fit", "found"), list(parts[0].profile.acceptance.checks.items())),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("latpred"),
-        bundle=_bundle(),
     )
 
 
@@ -86,12 +83,9 @@ def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
 
 
 def demand_packages() -> None:
-    """Make sure that everything a report needs is installed."""
-    absent = [name for module, name in _NEEDED.items() if find_spec(module) is None]
-    if absent:
-        raise MissingPackageError(
-            f"Reports need {', '.join(absent)}. Install what is missing with: pip install 'latpred[report]'"
-        )
+    """Make sure that what figures are drawn with is installed."""
+    with plot.in_style():
+        pass
 
 
 def _part(number: int, studied: Studied) -> dict[str, Any]:
@@ -104,7 +98,8 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
         "answer": answer(studied),
         "advice": explanation.advice,
         "gap": gap(studied),
-        "charts": _charts(number, studied),
+        "charts": _charts(studied),
+        "others": _other_runtimes(studied),
         "runtimes": runtimes(studied),
         "points": points(studied.curves),
         "shares": shares(explanation),
@@ -117,45 +112,44 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
     }
 
 
-def _charts(number: int, studied: Studied) -> dict[str, Chart]:
-    from latpred.report import charts
-
+def _charts(studied: Studied) -> dict[str, Chart]:
     explanation = studied.explanation
     predictions = [choice.prediction for choice in explanation.choices]
     forward = studied.forward.prediction
     idle = studied.forward.gaps.total_us / 1e3 / forward.latency_ms if forward.latency_ms else 0.0
-    made = {
-        "curve": (
-            f"Latency of {studied.name} against batch size on logarithmic axes, with its 90 % interval, the host's "
-            "overhead, the device's compute, the regimes and the crossover",
-            charts.curve(studied.curves),
-        ),
-        "runtimes": (
-            f"Latency of each runtime at batch {explanation.batch} with its 90 % interval",
-            charts.runtimes(predictions),
-        ),
-        "shares": ("Host and device time of each runtime by class of operations", charts.shares(predictions)),
-        "clocks": (
-            f"Part of one forward pass in {forward.runtime}: what the host dispatches and what the device runs; "
-            f"between kernels the device idles for {idle:.0%} of the whole pass",
-            charts.two_clocks(studied.forward),
-        ),
+    runtimes = f"Latency of each runtime at batch {explanation.batch} with its 90 % interval"
+    classes = "Host and device time of each runtime by class of operations"
+    clocks = (
+        f"Part of one forward pass in {forward.runtime}: what the host dispatches and what the device runs; "
+        f"between kernels the device idles for {idle:.0%} of the whole pass"
+    )
+    return {
+        "curve": _curve_chart(studied.name, studied.curves[0]),
+        "runtimes": _chart(runtimes, plot.figure_of(plot.runtimes(predictions, plot.blank(1.1 + 0.2 * len(predictions))))),
+        "shares": _chart(classes, plot.figure_of(plot.shares(predictions, plot.blank(1.1 + 0.4 * len(predictions))))),
+        "clocks": _chart(clocks, plot.two_clocks(studied.forward)),
     }
-    return {name: Chart(f"{name}-{number}", about, _json(document)) for name, (about, document) in made.items()}
 
 
-def _json(document: dict[str, Any]) -> str:
-    """JSON in which no text can end the script element around it."""
-    return json.dumps(document, allow_nan=False).replace("<", "\\u003c")
+def _other_runtimes(studied: Studied) -> list[Chart]:
+    """All runtimes in one figure, and those that are not advised each by itself."""
+    if len(studied.curves) == 1:
+        return []
+    about = f"Latency of {studied.name} against batch size in each runtime, on logarithmic axes"
+    together = _chart(about, plot.figure_of(plot.latencies(studied.curves, plot.blank())))
+    return [together, *(_curve_chart(studied.name, curve) for curve in studied.curves[1:])]
 
 
-@cache
-def _bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script that needs no network."""
-    import vl_convert
+def _curve_chart(name: str, curve: Curve) -> Chart:
+    about = (
+        f"Latency of {name} in {curve.setting.runtime} against batch size on logarithmic axes, with its 90 % interval, "
+        "the host's overhead, the device's compute, the regimes and the crossover"
+    )
+    return _chart(about, plot.figure_of(plot.curve(curve, plot.blank())))
 
-    bundle: str = vl_convert.javascript_bundle(_EXPORT)
-    return bundle.replace("</script", "<\\/script")
+
+def _chart(about: str, figure: Figure) -> Chart:
+    return Chart(about, f"data:image/svg+xml;base64,{base64.b64encode(plot.svg(figure)).decode()}")
 
 
 def answer(studied: Studied) -> str:
