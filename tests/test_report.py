@@ -85,8 +85,8 @@ def test_charts_hold_the_predicted_numbers() -> None:
     drawn = re.findall(r'<img src="data:image/svg\+xml;base64,(.*?)" alt="(.*?)">', report.html([one]))
     charts = {about: base64.b64decode(svg).decode() for svg, about in drawn}
     curve, together, eager, runtimes, shares, clocks = charts.values()
-    batch, low, high = one.curves[0].crossover
-    assert f"crossover {batch} (90 %: {low} to {high})" in curve
+    batch, low, high = one.curves[1].crossover
+    assert f"crossover {batch} (90 %: {low} to {high})" in eager
     assert "cuda-graphs on example" in curve
     assert "eager on example" in eager
     for name in ("cuda-graphs", "eager"):

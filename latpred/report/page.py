@@ -114,7 +114,7 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
 
 def _charts(studied: Studied) -> dict[str, Chart]:
     explanation = studied.explanation
-    predictions = [choice.prediction for choice in explanation.choices]
+    points = [choice.prediction for choice in explanation.choices]
     forward = studied.forward.prediction
     idle = studied.forward.gaps.total_us / 1e3 / forward.latency_ms if forward.latency_ms else 0.0
     runtimes = f"Latency of each runtime at batch {explanation.batch} with its 90 % interval"
@@ -125,8 +125,10 @@ def _charts(studied: Studied) -> dict[str, Chart]:
     )
     return {
         "curve": _curve_chart(studied.name, studied.curves[0]),
-        "runtimes": _chart(runtimes, plot.figure_of(plot.runtimes(predictions, plot.blank(1.1 + 0.2 * len(predictions))))),
-        "shares": _chart(classes, plot.figure_of(plot.shares(predictions, plot.blank(1.1 + 0.4 * len(predictions))))),
+        "runtimes": _chart(
+            runtimes, plot.figure_of(plot.runtimes(points, plot.blank(1.1 + 0.2 * len(points))))
+        ),
+        "shares": _chart(classes, plot.figure_of(plot.shares(points, plot.blank(1.1 + 0.4 * len(points))))),
         "clocks": _chart(clocks, plot.two_clocks(studied.forward)),
     }
 
