@@ -17,7 +17,7 @@ import torch
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
@@ -56,7 +56,7 @@ class HoldoutError(NamedTuple):
 
 
 def holdout_errors(
-    profile: DeviceProfile, runs: Mapping[str, NetworkRun], runtime: str = "eager"
+    profile: DeviceProfile, runs: Mapping[str, TimedNetwork], runtime: str = "eager"
 ) -> list[HoldoutError]:
     """Errors of a profile, whose own spread is left out, on networks that no fit saw; by the keys of their cells."""
     # Not quite zero: then the predictor adds only what a kernel's spread exceeds its family's usual one by.
@@ -236,14 +236,14 @@ def measure(cell: Cell, device: Device) -> Sampled:
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 
 
-def model_runs(rows: Iterable[Row]) -> dict[str, NetworkRun]:
+def model_runs(rows: Iterable[Row]) -> dict[str, TimedNetwork]:
     """The ordinary models among a journal's rows, by the keys of their cells."""
     runs = {}
     for row in rows:
         if row.cell.kind == MODEL and not row.error:
             graph = graph_of_model(row.cell.name, row.cell.precision)
             latency_us = row.timings["single"].median_s * US_PER_S
-            runs[row.cell.key] = NetworkRun(graph, row.cell.dims["batch"], latency_us)
+            runs[row.cell.key] = TimedNetwork(graph, row.cell.dims["batch"], latency_us)
     return runs
 
 

@@ -19,7 +19,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
-from latpred.calibration.runtime_calibration.network_fit import build_network, fit_networks, is_holdout, network_inputs
+from latpred.calibration.runtime_calibration.network_fit import fit_networks, is_holdout
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_of
@@ -93,7 +93,7 @@ class RuntimeCalibrator:
         What this raises becomes a row with an error, and the calibration goes on.
         """
         spec = schedules.network_spec(cell)
-        graph = network_fit.graph_of(spec, cell.precision, self.runtime, device.info().kind)
+        graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
         call = self.prepared(cell, graph, device)
         if device.asynchronous:
             return Sampled(_timings(device, call, self.runtime, graph, spec.batch))
@@ -106,8 +106,8 @@ class RuntimeCalibrator:
         with device.errors():
             if place is None:
                 return device.prepare_model(graph, spec.batch, self.runtime)
-            model = build_network(spec, cell.precision, str(place))
-            return device.prepare_model(model, network_inputs(spec, cell.precision, str(place)), self.runtime)
+            model = networks.real_model(spec, cell.precision, str(place))
+            return device.prepare_model(model, networks.real_inputs(spec, cell.precision, str(place)), self.runtime)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """The runtime's costs, from rows that are no holdouts, brought to the usual speed of the machine.

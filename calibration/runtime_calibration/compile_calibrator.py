@@ -135,7 +135,7 @@ class CompileCalibrator(RuntimeCalibrator):
         if device.asynchronous:
             return super().measure(cell, device)
         spec = schedules.network_spec(cell)
-        graph = network_fit.graph_of(spec, cell.precision, self.runtime, device.info().kind)
+        graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
         with wrappers() as modules:
             call = self.prepared(cell, graph, device)
         before = self._evict if spec.cold else call
@@ -275,7 +275,7 @@ def compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | None
     if is_holdout(row):
         return None
     spec = schedules.network_spec(row.cell)
-    graph = network_fit.graph_of(spec, row.cell.precision, row.cell.runtime, profile.device.kind)
+    graph = networks.graph_in(spec, row.cell.precision, row.cell.runtime, profile.device.kind)
     joined: list[list[Op]] = []
     for op in graph.at(spec.batch):
         if op.host_class == JOINED_CLASS:

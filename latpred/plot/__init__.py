@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from latpred.plot.breakdown import explanation, runtimes, shares, timeline, two_clocks
 from latpred.plot.curves import agreement, curve, errors_by_batch, errors_by_model, latencies, validation
-from latpred.plot.style import blank, figure, figure_of, in_style, save, svg
+from latpred.plot.style import blank, figure, figure_of, save
 
 __all__ = [
     "agreement",
@@ -19,12 +19,10 @@ __all__ = [
     "explanation",
     "figure",
     "figure_of",
-    "in_style",
     "latencies",
     "runtimes",
     "save",
     "shares",
-    "svg",
     "timeline",
     "two_clocks",
     "validation",

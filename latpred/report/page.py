@@ -21,6 +21,7 @@ from latpred.explanation.advice import recommended
 from latpred.explanation.explain import explain
 from latpred.explanation.explanation import AXES, Explanation, caveats, clocks, growth, latencies, missing, shares
 from latpred.graph.graph import Coverage, ModelGraph
+from latpred.plot import style
 from latpred.prediction.clocks import Z90
 from latpred.prediction.prediction import Curve
 from latpred.prediction.prediction_page import CURVE_HEADS, curve_row, input_text, star_note
@@ -84,7 +85,7 @@ def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
 
 def demand_packages() -> None:
     """Make sure that what figures are drawn with is installed."""
-    with plot.in_style():
+    with style.in_style():
         pass
 
 
@@ -151,7 +152,7 @@ def _curve_chart(name: str, curve: Curve) -> Chart:
 
 
 def _chart(about: str, figure: Figure) -> Chart:
-    return Chart(about, f"data:image/svg+xml;base64,{base64.b64encode(plot.svg(figure)).decode()}")
+    return Chart(about, f"data:image/svg+xml;base64,{base64.b64encode(style.svg(figure)).decode()}")
 
 
 def answer(studied: Studied) -> str:

@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_not_tried_at_larger_batches(tmp_path: Path) -> Non
     run(tmp_path, Broken(MemoryError("full")))
     table = recording.load(tmp_path).table
     failed = table[table["model"] == "b"].set_index("batch")["status"]
-    assert failed[1] == "out of memory: full"
+    assert failed[1].iloc[0] == "out of memory: full"
     assert failed[4].startswith("out of memory: already model.")
     assert set(table[table["model"] == "a"]["status"]) == {tables.OK}
 
