@@ -99,7 +99,7 @@ class UnderWay(msgspec.Struct, frozen=True):
     tries: int
 
 
-class Holder(msgspec.Struct, frozen=True):
+class _Holder(msgspec.Struct, frozen=True):
     """Who holds the lock."""
 
     pid: int
@@ -132,11 +132,6 @@ def read_journal(path: Path) -> tuple[Header, list[Row]]:
     if header is None or header.journal != JOURNAL_VERSION:
         raise CalibrationError(f"{path} is no calibration journal of version {JOURNAL_VERSION}. Calibrate again.")
     return header, rows
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a journal, as `read_journal` gives them."""
-    return read_journal(path)[1]
 
 
 def _contents(path: Path) -> tuple[Header | None, list[Row], int]:
@@ -185,7 +180,7 @@ class Session:
         with ExitStack() as stack, self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(storage.locked(self._folder / LOCK, self._busy()))
-            storage.write(self._folder / HOLDER, msgspec.json.encode(Holder(os.getpid(), _now())))
+            storage.write(self._folder / HOLDER, msgspec.json.encode(_Holder(os.getpid(), _now())))
             self._journal = self._opened()
             stack.callback(self._journal.close)
             self._resources = stack.pop_all()
@@ -312,7 +307,7 @@ class Session:
         """What to say where another session holds the lock."""
         under_way = f"another {self.purpose} of {self._folder.name} is under way"
         holder = self._folder / HOLDER
-        who = _decoded(holder.read_bytes(), Holder) if holder.exists() else None
+        who = _decoded(holder.read_bytes(), _Holder) if holder.exists() else None
         if who is None:
             return f"{under_way}. Wait until it ends."
         return (

@@ -236,7 +236,7 @@ class SimulatedSpec:
     costs: TrueCosts = field(default_factory=TrueCosts)
 
 
-def op_work(op: Op, batch: int) -> Work:
+def _op_work(op: Op, batch: int) -> Work:
     """Work of a graph's op at one batch size."""
     write = op.write_bytes.at(batch)
     return Work(
@@ -336,7 +336,7 @@ def _runtime_step(costs: TrueCosts, runtime_costs: RuntimeCosts, op: Op, batch: 
 
 def _kernels(costs: TrueCosts, op: Op, batch: int, precision: str) -> tuple[float, ...]:
     share = 1 / op.launches if op.launches else 0.0
-    return (costs.kernel_us(op.family, op_work(op, batch), _format(op, precision), share),) * op.launches
+    return (costs.kernel_us(op.family, _op_work(op, batch), _format(op, precision), share),) * op.launches
 
 
 def _format(op: Op, precision: str) -> str:
@@ -357,7 +357,7 @@ def _scheduled(costs: TrueCosts, schedule: Schedule, graph: ModelGraph, batch: i
         kernels = tuple(
             costs.kernel_us(
                 schedule.kernel_family[number],
-                op_work(schedule.ops[int(schedule.kernel_op[number])], batch),
+                _op_work(schedule.ops[int(schedule.kernel_op[number])], batch),
                 _format(schedule.ops[int(schedule.kernel_op[number])], graph.precision),
                 float(schedule.kernel_share[number]),
             )

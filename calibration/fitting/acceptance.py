@@ -229,7 +229,7 @@ def _holdouts_again(rows: Sequence[Row], runtime: str) -> Iterator[Cell]:
 
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
-    graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
+    _graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
     model, inputs = _workload(cell.name).make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
     gauge = None if device.asynchronous else gauge_of(torch.get_num_threads())
@@ -241,7 +241,7 @@ def model_runs(rows: Iterable[Row]) -> dict[str, TimedNetwork]:
     runs = {}
     for row in rows:
         if row.cell.kind == MODEL and not row.error:
-            graph = graph_of_model(row.cell.name, row.cell.precision)
+            graph = _graph_of_model(row.cell.name, row.cell.precision)
             latency_us = row.timings["single"].median_s * US_PER_S
             runs[row.cell.key] = TimedNetwork(graph, row.cell.dims["batch"], latency_us)
     return runs
@@ -261,7 +261,7 @@ def predictions(profile: DeviceProfile) -> Floats:
     latencies: list[float] = []
     for workload in suite.ready:
         try:
-            points = predictor.curve(graph_of_model(workload.name, "fp32"), suite.batches).points
+            points = predictor.curve(_graph_of_model(workload.name, "fp32"), suite.batches).points
             latencies += [point.latency_ms for point in points]
         except LatpredError:
             latencies += [math.nan] * len(suite.batches)
@@ -279,7 +279,7 @@ def settled(before: Floats, now: Floats) -> bool:
 
 
 @lru_cache(maxsize=64)
-def graph_of_model(name: str, precision: str) -> ModelGraph:
+def _graph_of_model(name: str, precision: str) -> ModelGraph:
     """What an ordinary model does."""
     return _workload(name).trace(precision)
 

@@ -65,7 +65,7 @@ def fit_profile(
     """
     eager = [row for row in rows if row.cell.runtime == EAGER]
     good = visits.at_one_speed(row for row in eager if not row.error)
-    info = constants.described(clocks_of(good).into(info) if info.asynchronous else info, good)
+    info = constants.described(_clocks_of(good).into(info) if info.asynchronous else info, good)
     dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
         name=name,
@@ -207,7 +207,7 @@ def timed_network(row: Row, info: DeviceInfo) -> TimedNetwork:
     )
 
 
-def clocks_of(rows: Iterable[Row]) -> Clocks:
+def _clocks_of(rows: Iterable[Row]) -> Clocks:
     """The clock constants that a journal holds."""
     for row in rows:
         if row.cell == CLOCK:

@@ -110,11 +110,11 @@ def _parts(profile: DeviceProfile, cell: Cell) -> set[str]:
         spec = network_spec(cell)
         graph, batch = networks.graph(spec, cell.precision), spec.batch
     ops = [op for op in graph.at(batch) if op.launches]
-    fits = (fit_of(profile, op.family, row_of(op, batch), cell.precision) for op in ops)
+    fits = (_fit_of(profile, op.family, row_of(op, batch), cell.precision) for op in ops)
     return {fit if cell.kind == "kernel" else root(fit) for fit in fits if fit is not None}
 
 
-def fit_of(profile: DeviceProfile, family: str, row: tuple[float, ...], precision: str) -> str | None:
+def _fit_of(profile: DeviceProfile, family: str, row: tuple[float, ...], precision: str) -> str | None:
     """The fit that prices a kernel, by its key in the profile; None where no fit does."""
     fits = profile.kernels.get(precision, {})
     if NATIVE in fits and native(family, np.array([row]), profile.machine.threads)[0]:
@@ -210,7 +210,7 @@ class _KernelPrices:
 
     def ratio(self, sample: KernelSample, precision: str, probe: str, *, general: bool = False) -> Iterator[Ratio]:
         """A kernel's time over the profile's; as part of its family where that is fine enough."""
-        key = fit_of(self._profile, sample.family, sample.row, precision)
+        key = _fit_of(self._profile, sample.family, sample.row, precision)
         if key is None:
             return
         fit = self._profile.kernels[precision][key]

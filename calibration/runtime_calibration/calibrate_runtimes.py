@@ -145,7 +145,7 @@ class RuntimeSession:
             budget_s=seconds,
             tell=lambda said: tell(said, spent()),
         )
-        for cell in in_turns(calibrator, self.device, self.precisions):
+        for cell in _in_turns(calibrator, self.device, self.precisions):
             if self.session.holds(cell):
                 continue
             rows = self._rows(runtime)
@@ -183,7 +183,7 @@ def fit_with_spread(
     return msgspec.structs.replace(fit, spread=spread or profile.runtimes[EAGER].spread), errors
 
 
-def in_turns(calibrator: RuntimeCalibrator, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
+def _in_turns(calibrator: RuntimeCalibrator, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
     """A runtime's cells, most of them in the first precision."""
     drawn = [calibrator.cells(device, precision) for precision in precisions]
     for number in count():

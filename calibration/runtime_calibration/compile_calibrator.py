@@ -136,7 +136,7 @@ class CompileCalibrator(RuntimeCalibrator):
             return super().measure(cell, device)
         spec = schedules.network_spec(cell)
         graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
-        with wrappers() as modules:
+        with _wrappers() as modules:
             call = self.prepared(cell, graph, device)
         before = self._evict if spec.cold else call
         whole = self.timed(call, before, *effort(spec))
@@ -147,7 +147,7 @@ class CompileCalibrator(RuntimeCalibrator):
         """Host costs, generated kernels, and library kernels in proportion to eager's."""
         if profile.device.asynchronous:
             return super().fit(rows, profile)
-        compiled = [one for row in rows if (one := compiled_network(row, profile)) is not None]
+        compiled = [one for row in rows if (one := _compiled_network(row, profile)) is not None]
         if len(compiled) < FEWEST:
             raise CalibrationError(
                 f"{len(compiled)} networks were compiled and timed, too few to tell what torch.compile costs. "
@@ -185,7 +185,7 @@ def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[Ne
 
 
 @contextlib.contextmanager
-def wrappers() -> Iterator[list[ModuleType]]:
+def _wrappers() -> Iterator[list[ModuleType]]:
     """The wrappers that are loaded while the context lasts; the list is filled when it ends."""
     from torch._inductor.codecache import PyCodeCache
 
@@ -270,7 +270,7 @@ def _with_timer(function: Callable[..., Any], seconds: list[float]) -> Callable[
 # -- the fit -------------------------------------------------------------------------------------------------------
 
 
-def compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | None:
+def _compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | None:
     """A row as calls and the steps they run; None for holdouts, and where the two do not fit together."""
     if is_holdout(row):
         return None

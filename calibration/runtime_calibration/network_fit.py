@@ -147,7 +147,7 @@ def fit_networks(
             f"{len(networks)} networks were timed in {runtime}, too few to tell its costs. "
             f"Give it more time: latpred calibrate --runtimes {runtime} --budget 3m"
         )
-    terms = network_terms(networks, profile, runtime)
+    terms = _network_terms(networks, profile, runtime)
     if profile.device.asynchronous:
         return _TwoClocks(profile, gap_us).fit(terms, like)
     eager = profile.runtimes["eager"]
@@ -162,7 +162,7 @@ def fit_networks(
     return _with_kernels(_with_host(_with_cold_code(eager), values, eager), values, terms, profile)
 
 
-def network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[NetworkTerms]:
+def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[NetworkTerms]:
     """Steps and kernel times of every network."""
     bare = {**profile.runtimes, runtime: _with_cold_code(profile.runtimes["eager"])}
     prices, here = PriceList(msgspec.structs.replace(profile, runtimes=bare)), runtimes.get(runtime)

@@ -14,6 +14,7 @@ from latpred import host, tables
 from latpred.errors import MissingPackageError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
+from latpred.render import listed
 from latpred.runtimes import lowering
 
 if TYPE_CHECKING:
@@ -155,15 +156,9 @@ def left_out(models: Sequence[str], reasons: Sequence[str]) -> tuple[str, ...]:
         by_reason.setdefault(reason, []).append(model)
     return tuple(
         f"{_counted(len(rows), 'row')} of {_counted(len(set(rows)), 'model')} are left out "
-        f"({_named(rows)}): {reason.removesuffix('.')}."
+        f"({listed(list(dict.fromkeys(rows)), _SHOWN)}): {reason.removesuffix('.')}."
         for reason, rows in by_reason.items()
     )
-
-
-def _named(models: Sequence[str]) -> str:
-    names = list(dict.fromkeys(models))
-    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return ", ".join([*names[:_SHOWN], *more])
 
 
 def _counted(count: int, what: str) -> str:

@@ -9,20 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import click
 
 from latpred.errors import LatpredError, UsageError
 
 INTERRUPTED = 130
-
-
-class Verb(NamedTuple):
-    """Where a verb is, and what `latpred --help` says of it without importing that."""
-
-    module: str
-    summary: str
 
 
 @dataclass
@@ -41,11 +34,11 @@ def state() -> State:
     return State() if context is None else context.ensure_object(State)
 
 
-class ReaderGoneError(Exception):
+class _ReaderGoneError(Exception):
     """Nobody reads the results any more, as `head` when it has enough."""
 
 
-class UnwritableError(LatpredError):
+class _UnwritableError(LatpredError):
     """The results cannot be written to stdout."""
 
     exit_code = 3
@@ -69,8 +62,8 @@ def results() -> Iterator[TextIO]:
     except OSError as error:
         _drop(stream)
         if isinstance(error, BrokenPipeError):
-            raise ReaderGoneError from None
-        raise UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
+            raise _ReaderGoneError from None
+        raise _UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
 
 
 def _drop(stream: TextIO) -> None:
@@ -99,7 +92,7 @@ class SuggestingGroup(click.Group):
 class VerbGroup(SuggestingGroup):
     """The top group: it imports the module of a verb when the verb is asked for, and answers for errors."""
 
-    def __init__(self, *args: Any, verbs: dict[str, Verb], **settings: Any) -> None:
+    def __init__(self, *args: Any, verbs: dict[str, str], **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._verbs = verbs
 
@@ -111,16 +104,9 @@ class VerbGroup(SuggestingGroup):
         """Import a verb."""
         if cmd_name not in self._verbs:
             return None
-        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name].module}")
+        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name]}")
         command: click.Command = getattr(module, cmd_name)
         return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing them."""
-        limit = formatter.width - 6 - max(map(len, self._verbs))
-        shown = {name: click.Command(name, help=verb.summary) for name, verb in self._verbs.items()}
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in shown.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
@@ -132,7 +118,7 @@ class VerbGroup(SuggestingGroup):
         except LatpredError as error:
             _say(ctx, str(error))
             ctx.exit(error.exit_code)
-        except ReaderGoneError:
+        except _ReaderGoneError:
             ctx.exit(0)
         except SystemExit as end:
             _say(ctx, f"the model's own code ended the program with sys.exit({end.code!r}); take that out.")

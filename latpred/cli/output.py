@@ -18,7 +18,6 @@ from latpred.cli.options import Output
 from latpred.errors import UsageError
 from latpred.progress import ProgressEvent, time_left
 from latpred.render import WIDTH, Page
-from latpred.storage import result_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +52,8 @@ def emit(
         with results() as stream:
             click.echo(text, file=stream, nl=False)
         return
+    from latpred.storage import result_file
+
     with result_file(output.path, "Name another file with -o.") as part:
         part.write_text(text)
     notice(f"wrote {output.path}")

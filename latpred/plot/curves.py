@@ -61,7 +61,7 @@ def points(measured: Measured, setting: Setting) -> Points:
     )
 
 
-class Region(NamedTuple):
+class _Region(NamedTuple):
     """Batches in which one regime holds."""
 
     regime: str
@@ -128,12 +128,12 @@ def title(setting: Setting) -> str:
     return f"{setting.model}, {setting.precision}\n{setting.runtime} on {setting.device}{protocol}"
 
 
-def regions(found: Curve, span: tuple[float, float]) -> list[Region]:
+def regions(found: Curve, span: tuple[float, float]) -> list[_Region]:
     """Where each regime holds: the crossover ends the framework-bound part, points half way between them the others."""
     points = sorted(found, key=lambda point: point.batch)
     runs = [(regime, list(group)) for regime, group in groupby(points, key=lambda point: point.regime)]
     crossover = found.crossover.batch
-    ends: list[Region] = []
+    ends: list[_Region] = []
     low = span[0]
     for index, (regime, group) in enumerate(runs):
         high = span[1]
@@ -142,7 +142,7 @@ def regions(found: Curve, span: tuple[float, float]) -> list[Region]:
             between = float(np.sqrt(group[-1].batch * after))
             leaves = regime == "framework-bound" and crossover is not None and group[-1].batch < crossover <= after
             high = float(crossover) if leaves and crossover is not None else between
-        ends.append(Region(regime, low, high))
+        ends.append(_Region(regime, low, high))
         low = high
     return ends
 
@@ -154,7 +154,7 @@ def span_of(batches: np.ndarray) -> tuple[float, float]:
     return low / room, high * room
 
 
-def _shade(ax: Axes, found: list[Region], span: tuple[float, float]) -> None:
+def _shade(ax: Axes, found: list[_Region], span: tuple[float, float]) -> None:
     octaves = np.log(span[1] / span[0])
     for region in found:
         hatch = "///" if region.regime == "framework-bound" else ""
@@ -169,7 +169,7 @@ def _shade(ax: Axes, found: list[Region], span: tuple[float, float]) -> None:
             )  # fmt: skip
 
 
-def _name(region: Region, octaves: float) -> str:
+def _name(region: _Region, octaves: float) -> str:
     wide = np.log(region.high / region.low) > 2 * _LABEL_SHARE * octaves
     return region.regime if wide else region.regime.removesuffix("-bound")
 

@@ -29,7 +29,7 @@ from latpred.prediction.timeline import ForwardPass, forward_pass
 from latpred.profile.document import DeviceProfile
 from latpred.profile.profile_page import age
 from latpred.query import DeviceQuery, Options
-from latpred.render import Table, format_interval, format_ms, format_span
+from latpred.render import Table, format_interval, format_ms, format_span, listed
 from latpred.runtimes import lowering
 from latpred.storage import result_file
 from latpred.units import format_bytes, format_count
@@ -46,7 +46,7 @@ _SPACE_BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[KMGT]?i?B|[KMG]|%)(?:
 _SPACES_WITHIN_A_SPAN = re.compile(r"(?<=[\ds]) to (?=[\d.]+\W[num]?s\b)")
 
 
-class Chart(NamedTuple):
+class _Chart(NamedTuple):
     """A figure: what it shows, and its SVG as an address that holds all of it."""
 
     about: str
@@ -113,7 +113,7 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
     }
 
 
-def _charts(studied: Studied) -> dict[str, Chart]:
+def _charts(studied: Studied) -> dict[str, _Chart]:
     explanation = studied.explanation
     points = [choice.prediction for choice in explanation.choices]
     forward = studied.forward.prediction
@@ -134,7 +134,7 @@ def _charts(studied: Studied) -> dict[str, Chart]:
     }
 
 
-def _other_runtimes(studied: Studied) -> list[Chart]:
+def _other_runtimes(studied: Studied) -> list[_Chart]:
     """All runtimes in one figure, and those that are not advised each by itself."""
     if len(studied.curves) == 1:
         return []
@@ -143,7 +143,7 @@ def _other_runtimes(studied: Studied) -> list[Chart]:
     return [together, *(_curve_chart(studied.name, curve) for curve in studied.curves[1:])]
 
 
-def _curve_chart(name: str, curve: Curve) -> Chart:
+def _curve_chart(name: str, curve: Curve) -> _Chart:
     about = (
         f"Latency of {name} in {curve.setting.runtime} against batch size on logarithmic axes, with its 90 % interval, "
         "the host's overhead, the device's compute, the regimes and the crossover"
@@ -151,8 +151,8 @@ def _curve_chart(name: str, curve: Curve) -> Chart:
     return _chart(about, plot.figure_of(plot.curve(curve, plot.blank())))
 
 
-def _chart(about: str, figure: Figure) -> Chart:
-    return Chart(about, f"data:image/svg+xml;base64,{base64.b64encode(style.svg(figure)).decode()}")
+def _chart(about: str, figure: Figure) -> _Chart:
+    return _Chart(about, f"data:image/svg+xml;base64,{base64.b64encode(style.svg(figure)).decode()}")
 
 
 def answer(studied: Studied) -> str:
@@ -184,9 +184,8 @@ def gap(studied: Studied) -> str:
     if not coverage.estimated_ops:
         return ""
     names = [f"{name} ({count})" for name, count in coverage.estimated_ops.items()]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
-        f"No cost formula knows {', '.join(names[:_NAMED])}{more}. Formulas cover {coverage.launches:.0%} of the "
+        f"No cost formula knows {listed(names, _NAMED)}. Formulas cover {coverage.launches:.0%} of the "
         f"launches and {coverage.bytes:.0%} of the bytes; the rest is estimated from its bytes alone, its "
         "multiply-adds are not counted, and the intervals are wider for it. Teach latpred these operations with "
         "@latpred.cost."
