@@ -17,7 +17,7 @@ from latpred import runtimes, storage
 from latpred.calibration import calibrate, measure, runtime_calibration
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
-from latpred.calibration.runtime_calibration import replays
+from latpred.calibration.runtime_calibration import base
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads import networks
@@ -118,11 +118,11 @@ def test_gap_of_a_graph_is_plausible(gpu: CudaDevice, measuring: None) -> None:
     calibrator = runtime_calibration.get("cuda-graphs")
     rows = [
         Row(cell, dict(calibrator.measure(cell, gpu).timings), 1.0)
-        for cell in islice(calibrator.cells(gpu, "fp32"), len(replays.LENGTHS))
+        for cell in islice(calibrator.cells(gpu, "fp32"), len(base.LENGTHS))
     ]
     taken = [row.timings["replayed"].median_s for row in rows]
     assert taken == sorted(taken)
-    assert 0 <= replays.node_gap_us(rows, 0.0, "cuda-graphs") < 20
+    assert 0 <= base.node_gap_us(rows, 0.0, "cuda-graphs") < 20
 
 
 @pytest.fixture(scope="module")
