@@ -311,6 +311,13 @@ def cell_name(row: Mapping[str, object] | pd.Series) -> str:
     return " ".join(str(part) for part in parts)
 
 
+def seconds(point: Any) -> dict[str, float]:
+    """The times of a predicted row, from a record that has them in milliseconds."""
+    times = {"latency_s": point.latency_ms, "low_s": point.interval_ms[0], "high_s": point.interval_ms[1]}
+    times |= {"overhead_s": point.overhead_ms, "compute_s": point.compute_ms}
+    return {name: ms / 1e3 for name, ms in times.items()}
+
+
 def machine_name(machine: Machine) -> str:
     """What stands in the column machine: the host without its name, and its accelerator, as far as they are known."""
     cores = f" x{machine.cores}" if machine.cores else ""

@@ -240,9 +240,8 @@ def frame(points: tuple[GenerationPrediction, ...]) -> pd.DataFrame:
 
 
 def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> dict[str, Any]:
-    from latpred.tables import machine_name
+    from latpred.tables import machine_name, seconds
 
-    whole = _sum(steps)
     return {
         "machine": machine_name(point.provenance.machine),
         "device": point.device,
@@ -253,11 +252,7 @@ def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> d
         "input_kind": input_kind(tokens),
         "input_size": point.prompt,
         "protocol": "single",
-        "latency_s": whole.latency_ms / 1e3,
-        "low_s": whole.interval_ms[0] / 1e3,
-        "high_s": whole.interval_ms[1] / 1e3,
-        "overhead_s": whole.overhead_ms / 1e3,
-        "compute_s": whole.compute_ms / 1e3,
+        **seconds(_sum(steps)),
         "regime": steps[-1].regime,
     }
 
