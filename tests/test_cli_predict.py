@@ -28,7 +28,6 @@ import latpred
 from latpred import storage, tables
 from latpred.cli import main
 from latpred.profile import store
-from latpred.report import page
 
 QUICK = "latpred.calibration.calibrator.calibrate"
 
@@ -449,8 +448,7 @@ def test_a_timeline_is_printed_traced_and_drawn(model: str, tmp_path: Path) -> N
     assert (refused.exit_code, "leave out --protocol" in refused.stderr) == (2, True)
 
 
-def test_a_report_of_two_models(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_bundle", lambda: "")
+def test_a_report_of_two_models(model: str, tmp_path: Path) -> None:
     where = ("--image", "32", "--batch", "1,8,64", "-d", saved(), "--runtime", "cuda-graphs")
     shown = run("report", model, model, *where, "-o", tmp_path / "r.html")
     assert shown.exit_code == 0, shown.stderr
@@ -473,9 +471,7 @@ def test_a_figure_or_report_that_cannot_be_written_is_said_first(model: str, tmp
 
 
 def test_without_what_draws(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda name: None if name == "altair" else object())
-    shown = run("report", model, "--device", saved())
-    assert (shown.exit_code, "pip install 'latpred[report]'" in shown.stderr) == (3, True)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    shown = run("curve", model, "--device", saved(), "--plot", "c.png")
-    assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)
+    for verb, *figure in (("report",), ("curve", "--plot", "c.png")):
+        shown = run(verb, model, "--device", saved(), *figure)
+        assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from latpred.cli.calibrate import ensure_profile
 from latpred.cli.options import (
     INPUTS,
     SETUP,
@@ -222,14 +223,6 @@ def _demand_model(model: str, runtime: str | None = None, era: str = "", **input
 
         onnx_file.check_file(model, runtime)
     return None
-
-
-def ensure_profile(device: str | None, **asked: Any) -> None:
-    """On a machine without a profile, offer to measure one; see `latpred.cli.calibrate.ensure_profile`."""
-    from latpred.cli.calibrate import ensure_profile as ensure
-
-    names = ("runtimes", "yes", "threads", "cudnn_benchmark")
-    ensure(device, **{name: asked[name] for name in names if name in asked})
 
 
 def _asking(runtime: str, model: str) -> str:
