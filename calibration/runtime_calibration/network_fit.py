@@ -31,7 +31,6 @@ from latpred.calibration.session import Row
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph, Schedule
 from latpred.ops.families import kind_of, root
@@ -42,6 +41,7 @@ from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, Ker
 from latpred.runtimes.cuda_graphs import REPLAY
 from latpred.runtimes.lowering import fitting, of_source, target_of
 from latpred.runtimes.source import Source
+from latpred.tracing.inputs import dtype_of
 from latpred.units import US_PER_S
 
 

@@ -142,7 +142,8 @@ class _Traces:
 
     def _lowered(self, runtime: str) -> ModelGraph:
         if isinstance(self._model, ModelGraph):
-            graph = attended(self._asked.checked(self._model), self._asked.attention)
+            graph = self._asked.checked(self._model)
+            graph = graph if self._asked.attention is None else attended(graph, self._asked.attention)
             return lowering.fitting(graph, runtime, self._target)
         if lowering.is_onnx_file(self._model) or lowering.traced_by(runtime) == "eager":
             return self._trace(runtime)
