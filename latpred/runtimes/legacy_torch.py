@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from latpred.graph.attention import elementwise, itemsize, unfused, view
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP
@@ -122,21 +122,14 @@ def rewrites(era: str, runtime: str) -> bool:
 
 def _torch_2(graph: ModelGraph) -> ModelGraph:
     """The graph with classes that tell convolutions apart."""
-
-    def renamed(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(msgspec.structs.replace(op, host_class=_class_of(op, half=False)) for op in ops)
-
-    exact = graph.ops_at_one
-    return msgspec.structs.replace(graph, ops=renamed(graph.ops), ops_at_one=None if exact is None else renamed(exact))
+    return rewritten(
+        graph, lambda ops: [msgspec.structs.replace(op, host_class=_class_of(op, half=False)) for op in ops]
+    )
 
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
-    def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(older for op in ops for older in _older(op, graph.precision))
-
     plain = graph if graph.attention == "sdpa" else unfused(graph)
-    exact = plain.ops_at_one
-    return msgspec.structs.replace(plain, ops=rewrite(plain.ops), ops_at_one=None if exact is None else rewrite(exact))
+    return rewritten(plain, lambda ops: [older for op in ops for older in _older(op, graph.precision)])
 
 
 def _older(op: Op, precision: str) -> Iterator[Op]:
@@ -186,10 +179,7 @@ def _half(name: str, half: bool) -> str:
 
 def scripted(graph: ModelGraph, fuser: Fuser) -> ModelGraph:
     """An eager graph of that time as TorchScript ran it; what its ops and kernels are called stays."""
-    exact = graph.ops_at_one
-    return msgspec.structs.replace(
-        graph, ops=_fused(graph.ops, fuser), ops_at_one=None if exact is None else _fused(exact, fuser)
-    )
+    return rewritten(graph, lambda ops: _fused(ops, fuser))
 
 
 def _fused(ops: tuple[Op, ...], fuser: Fuser) -> tuple[Op, ...]:

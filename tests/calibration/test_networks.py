@@ -14,8 +14,8 @@ from latpred.calibration.devices.conditions import cast
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.graph import Op
+from latpred.tracing.inputs import dtype_of
 
 TINY = [networks.draw(seed, tiny=True) for seed in range(3 * len(KINDS))]
 # A second head of width 8 and images and sequences of other sizes, still small.

@@ -24,9 +24,8 @@ from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
 from latpred.runtimes import graph_store, lowering
 from latpred.runtimes.onnx import onnx_export, onnx_session
-from latpred.runtimes.onnx.onnx_estimate import NOTE
 from latpred.runtimes.onnx.onnx_formulas import Node, Value, work_of
-from latpred.runtimes.onnx.onnxruntime import OnnxRuntime
+from latpred.runtimes.onnx.onnxruntime import NOTE, OnnxRuntime
 from latpred.runtimes.source import Source, source_of, tensors_of
 
 
