@@ -18,6 +18,7 @@ VERBS = {
         "predict",
         "Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be.",
     ),
+    "rank": Verb("predict", "Order MODELS by predicted latency, on one device or several."),
     "explain": Verb(
         "predict",
         "Compare runtimes for MODEL: what each takes, where the time goes, how far it can grow, what to change.",

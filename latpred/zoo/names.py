@@ -39,6 +39,7 @@ from latpred.tracing.inputs import (
     placed,
 )
 from latpred.tracing.meta_module import Unweighted
+from latpred.zoo.spaces.space import named
 
 Example = Callable[[int, str], Any]
 
@@ -259,8 +260,9 @@ def build(
     """Build a model by name, its structure alone on "meta", with random weights elsewhere.
 
     A name is one of `known()` or another of its names ("bert-base", "google/mobilebert-uncased"), "torchvision:NAME",
-    "timm:NAME", either without its library where nothing else goes by the name, or "path/file.py:FUNCTION" for a
-    function without arguments that returns a model, or a model and an example of its inputs.
+    "timm:NAME", either without its library where nothing else goes by the name, "SPACE:NETWORK" of a published space,
+    or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and an example of its
+    inputs.
     """
     dtype = dtype_of(precision)
     if name.lower().endswith(".onnx"):
@@ -270,6 +272,13 @@ def build(
             "or give the model that it was exported from"
         )
     name = SHORT.get(canonical(name), name)
+    of_space = named(name)
+    if of_space is not None:
+        space, encoding = of_space[0], of_space[0].encoded(of_space[1])
+        demand_used(name, "image", seq, image)
+        with _building_for(device):
+            model = space.build(encoding)
+        return _built(name, model, "image", image or space.pixels(encoding), dtype, device)
     library, colon, rest = name.partition(":")
     if colon and library in _LIBRARIES:
         demand_used(name, "image", seq, image)
