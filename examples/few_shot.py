@@ -79,9 +79,7 @@ def truth_of(name: str) -> Callable[[ModelGraph, int], float]:
     return lambda graph, batch: predictor.predict(graph, batch).latency_ms / 1e3
 
 
-def cell(
-    title: str, truth: str, base: str, graphs: list[ModelGraph], options: Matrix, batch: int, seeds: int
-) -> None:
+def cell(title: str, truth: str, base: str, graphs: list[ModelGraph], options: Matrix, batch: int, seeds: int) -> None:
     """Print one line."""
     takes, counts = truth_of(truth), work(graphs, batch)
     latency_s = np.array([takes(graph, batch) for graph in graphs])

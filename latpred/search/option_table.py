@@ -69,7 +69,12 @@ def latency_table(
         {label: names[n] for (label, names), n in zip(options.items(), one, strict=True)} for one in chosen
     )
     predicted = predict_many(
-        map(supernet.graph, architectures), device=device, batch=batch, runtime=runtime, protocol=protocol, errors="raise"
+        map(supernet.graph, architectures),
+        device=device,
+        batch=batch,
+        runtime=runtime,
+        protocol=protocol,
+        errors="raise",
     )
     keys = [("", ""), *((label, name) for label, names in options.items() for name in names)]
     parts = []

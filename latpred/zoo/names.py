@@ -28,6 +28,7 @@ import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError, UsageError
 from latpred.graph.dtypes import dtype_of
+from latpred.query import SPACES
 from latpred.tracing.inputs import (
     cast,
     demand_one,
@@ -39,7 +40,6 @@ from latpred.tracing.inputs import (
     placed,
 )
 from latpred.tracing.meta_module import Unweighted
-from latpred.zoo.spaces.space import named
 
 Example = Callable[[int, str], Any]
 
@@ -272,18 +272,15 @@ def build(
             "or give the model that it was exported from"
         )
     name = SHORT.get(canonical(name), name)
-    of_space = named(name)
-    if of_space is not None:
-        space, encoding = of_space[0], of_space[0].encoded(of_space[1])
-        demand_used(name, "image", seq, image)
-        with _building_for(device):
-            model = space.build(encoding)
-        return _built(name, model, "image", image or space.pixels(encoding), dtype, device)
     library, colon, rest = name.partition(":")
     if colon and library in _LIBRARIES:
         demand_used(name, "image", seq, image)
         model, side = _from_library(library, rest, device, image)
         return _built(name, model, "image", side, dtype, device)
+    if colon and library in SPACES:
+        demand_used(name, "image", seq, image)
+        model, side = _from_space(name, device)
+        return _built(name, model, "image", image or side, dtype, device)
     if is_file(name):
         model, example, kind, size = _build_from_file(name, device, seq, image)
         made = _settled(model, dtype, device)
@@ -461,6 +458,13 @@ def _torchvision_broken() -> bool:
 def _building_for(device: str) -> AbstractContextManager[None]:
     """Build without memory and without initialising weights, for the meta device; as usual for any other."""
     return Unweighted() if device == "meta" else nullcontext()
+
+
+def _from_space(name: str, device: str) -> tuple[torch.nn.Module, int]:
+    space, architecture = import_module("latpred.zoo.spaces.space").named(name)
+    encoding = space.encoded(architecture)
+    with _building_for(device):
+        return space.build(encoding), space.pixels(encoding)
 
 
 # -- torchvision and timm ------------------------------------------------------------------------------------------

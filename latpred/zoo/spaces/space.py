@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from latpred.errors import UnknownModelError, UsageError
-
-NAMES = ("nasbench201", "fbnet", "once_for_all")
+from latpred.query import SPACES
 
 Options = Mapping[str, Callable[[], nn.Module | None]]
 Place = Callable[[str, Options], nn.Module | None]
@@ -66,8 +65,8 @@ def space(name: str) -> Space:
     >>> space("nasbench201").size
     15625
     """
-    if name not in NAMES:
-        raise UnknownModelError(f"there is no space {name!r}; there are: {', '.join(NAMES)}.")
+    if name not in SPACES:
+        raise UnknownModelError(f"there is no space {name!r}; there are: {', '.join(SPACES)}.")
     found: Space = import_module(f"latpred.zoo.spaces.{name}").SPACE
     return found
 
@@ -81,7 +80,7 @@ def named(name: object) -> tuple[Space, str | int] | None:
     if not isinstance(name, str):
         return None
     of, _, architecture = name.partition(":")
-    if of not in NAMES:
+    if of not in SPACES:
         return None
     if not architecture:
         raise UsageError(f"{name!r} names no network; give its number or its encoding, as {of}:0.")
