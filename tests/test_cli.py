@@ -10,29 +10,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 import torch
 from clidata import run
 from torch import nn
 
 import latpred
-from latpred.cli import VERBS, main
+from latpred.cli import VERBS
 from latpred.cli.options import parse_batches, parse_seconds
 from latpred.errors import CalibrationError, LatpredError, TraceError, UsageError
 from latpred.storage import result_file
 
 
-def test_help_lists_every_verb_as_it_describes_itself_and_a_command_to_start_with() -> None:
+def test_help_lists_every_verb_and_a_command_to_start_with() -> None:
     shown = run("--help")
     assert shown.exit_code == 0
-    listed = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")]
-    assert listed[: len(VERBS)] == list(VERBS)
+    listed = "".join(shown.stdout.partition("Commands:")[2].split())
+    assert listed.startswith("".join("".join(f"{name} {verb.summary}".split()) for name, verb in VERBS.items()))
     assert "latpred predict bert-base-uncased --batch 1,8,32" in shown.stdout
-    for name, verb in VERBS.items():
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        assert verb.summary == " ".join((command.help or "").partition("\n\n")[0].split())
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 import filelock
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
 from clidata import document, models_file, run
 from factories import device
@@ -27,7 +28,6 @@ import latpred
 from latpred import storage, tables
 from latpred.cli import main
 from latpred.profile import store
-from latpred.report import page
 
 QUICK = "latpred.calibration.calibrator.calibrate"
 
@@ -265,6 +265,16 @@ def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
     assert shown.stdout.startswith(model)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_said_before_a_calibration_of_it_is_announced(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
+    shown = run("predict", model, "--image", "8", "--device", "cuda:0")
+    assert shown.exit_code == 3
+    assert shown.stderr.startswith("latpred: no CUDA device here")
+
+
 def test_the_first_calibration_can_be_switched_off(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for verb in ("predict", "explain", "timeline", "report"):
         shown = run(verb, model, "--image", "8")
@@ -378,7 +388,7 @@ def test_explain_as_csv_compares_only_what_was_asked_for(model: str, gpu: str) -
     ("arguments", "exit_code", "sentence"),
     [
         (("--runtime", "cuda-graph"), 2, "No runtime is called 'cuda-graph'. Did you mean 'cuda-graphs'"),
-        (("--runtime", "torchscript"), 3, "latpred calibrate --runtimes torchscript"),
+        (("--runtime", "torchscript"), 3, "latpred calibrate --device simulated --runtimes torchscript"),
         (("--threads", "7", "--device", "cpu"), 3, "no profile of cpu in"),
         (("--batch", "0"), 2, "0 is not in the range x>=1"),
         (("--precision", "bf16"), 3, "no kernels in bf16"),
@@ -438,8 +448,7 @@ def test_a_timeline_is_printed_traced_and_drawn(model: str, tmp_path: Path) -> N
     assert (refused.exit_code, "leave out --protocol" in refused.stderr) == (2, True)
 
 
-def test_a_report_of_two_models(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_bundle", lambda: "")
+def test_a_report_of_two_models(model: str, tmp_path: Path) -> None:
     where = ("--image", "32", "--batch", "1,8,64", "-d", saved(), "--runtime", "cuda-graphs")
     shown = run("report", model, model, *where, "-o", tmp_path / "r.html")
     assert shown.exit_code == 0, shown.stderr
@@ -462,12 +471,10 @@ def test_a_figure_or_report_that_cannot_be_written_is_said_first(model: str, tmp
 
 
 def test_without_what_draws(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda name: None if name == "altair" else object())
-    shown = run("report", model, "--device", saved())
-    assert (shown.exit_code, "pip install 'latpred[report]'" in shown.stderr) == (3, True)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    shown = run("curve", model, "--device", saved(), "--plot", "c.png")
-    assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)
+    for verb, *figure in (("report",), ("curve", "--plot", "c.png")):
+        shown = run(verb, model, "--device", saved(), *figure)
+        assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)
 
 
 def test_rank_orders_models_on_each_device() -> None:

@@ -73,3 +73,10 @@ def test_models_are_found_by_a_part_of_their_name() -> None:
     unknown = run("models", "no-such-model")
     assert unknown.exit_code == 2
     assert "no model has 'no-such-model' in its name" in unknown.stderr
+
+
+def test_libraries_whose_names_cannot_be_listed_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latpred.zoo.names.of_library", lambda library: ["a-model"] if library == "timm" else [])
+    shown = run("models", "a-model", "--libraries")
+    assert shown.stdout.splitlines()[1].split() == ["timm:a-model", "a-model"]
+    assert "no names of torchvision, which cannot be imported here; latpred doctor says why" in shown.stderr

@@ -63,7 +63,11 @@ def test_every_other_runtime_is_listed_with_its_reason() -> None:
     reasons = {one.runtime: one for one in found.excluded}
     assert set(reasons) | {"eager", "cuda-graphs"} == set(latpred.runtimes.names())
     assert reasons["torchscript"].kind == "uncalibrated"
-    assert reasons["torchscript"].reason == "not calibrated; run: latpred calibrate --runtimes torchscript"
+    command = "latpred calibrate --device simulated --runtimes"
+    assert reasons["torchscript"].reason == f"not calibrated; run: {command} torchscript"
+    # What needs no GPU to be calibrated on the simulated device is not said to lack one.
+    assert reasons["onnxruntime-cuda-graphs"].reason == f"not calibrated; run: {command} onnxruntime-cuda-graphs"
+    assert reasons["tensorrt"].kind == "missing"
     info = device(name="cpu", kind="cpu", asynchronous=False)
     cpu = latpred.explain(network(), device=saved(info, "cpu-there"))
     unsuited = next(one for one in cpu.excluded if one.runtime == "cuda-graphs")
@@ -98,7 +102,7 @@ def test_only_some_runtimes() -> None:
     assert found.excluded == ()
     with pytest.raises(UsageError, match="Did you mean 'torchscript'"):
         latpred.explain(network(), device=name, runtimes=["torchscrpt"])
-    with pytest.raises(ProfileError, match="latpred calibrate --runtimes torchscript"):
+    with pytest.raises(ProfileError, match="latpred calibrate --device simulated --runtimes torchscript"):
         latpred.explain(network(), device=saved(name="less"), runtimes=["torchscript"])
 
 

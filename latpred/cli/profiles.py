@@ -226,7 +226,7 @@ def clear() -> None:
 @click.command(epilog=examples("latpred doctor"))
 @output_options
 def doctor(output: Output) -> None:
-    """Say what stands between this machine and a prediction, and what to do about it."""
+    """Say what keeps this machine from a prediction, and what to do."""
     from latpred.cli.doctor import examine
 
     findings = examine()

@@ -61,10 +61,14 @@ class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth_bytes_per_us: float = 0.0
     copy_bytes_per_us: float = 0.0  # host to device, for inputs_on="host"
     cache_bytes: int = 0  # last level; weights that fit stay there between forward passes
-    resident_bytes: int = (
-        0  # a pass that touches no more finds its weights in the cache again; 0: as `cache_bytes` says
-    )
+    resident_bytes: int = 0  # a pass that touches no more finds its weights in the cache again; 0: as `cache_bytes`
     knee: float = 0.0  # exponent that joins the two clocks of pipelined forwards; 0 takes the slower one
+
+    @property
+    def calibration(self) -> str:
+        """The command that measures a device of the kind."""
+        option = {"cpu": "", "cuda": " --device cuda:0"}.get(self.kind, f" --device {self.kind}")
+        return f"latpred calibrate{option}"
 
 
 class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):

@@ -333,6 +333,9 @@ def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | No
     if benchmark and own[0].device.kind != "cuda":
         kind = own[0].device.kind
         return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
+    if owner(own[0].machine) is Owner.ANOTHER:  # whose profile nothing here can make anew
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in _differing(own[0], wanted))
+        return f"profile {own[0].name!r} is of another machine, and holds for {_how(own[0])}. Ask without {flags}."
     said, flags, name = [], "", own[0].device.kind
     if threads is not None:
         said.append(f"{threads} thread{'' if threads == 1 else 's'}")
@@ -359,8 +362,9 @@ def _unknown(name: str) -> str:
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
         )
     names = [entry.name for entry in listing()]
-    near = [*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)]
-    hint = f"Did you mean {', '.join(dict.fromkeys(near))}? " if near else ""
+    near = {*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)}
+    likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
+    hint = f"Did you mean {', '.join(likeliest)}? " if near else ""
     return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
 
 

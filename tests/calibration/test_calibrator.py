@@ -16,7 +16,7 @@ from latpred.calibration import calibrate, cells, fit_raw, schedules, session
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
 from latpred.calibration.fitting import profile_fit
-from latpred.calibration.session import Row, Session, directory, read_rows
+from latpred.calibration.session import Row, Session, directory, read_journal
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -50,7 +50,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calibrated]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         profile = calibrate(device, cells=CELLS, progress=told.append)
-        rows = read_rows(directory(device.name) / session.LAST)
+        rows = read_journal(directory(device.name) / session.LAST)
         yield Calibrated(device, profile, tuple(told), tuple(rows))
 
 
@@ -186,7 +186,7 @@ def test_interrupted_calibration_goes_on_where_it_stopped() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         calibrate(SimulatedDevice(), cells=FEW, progress=interrupt)
-    kept = read_rows(directory("simulated") / session.JOURNAL)
+    kept = read_journal(directory("simulated") / session.JOURNAL)
     assert [row.cell.key for row in kept] == before
     assert len(before) == stop
     after: list[ProgressEvent] = []
@@ -217,7 +217,7 @@ def test_other_settings_or_fresh_start_anew() -> None:
 def test_cells_that_do_not_fit_the_device_are_left_out() -> None:
     small = SimulatedDevice(SimulatedSpec(memory_bytes=2**27))
     profile = calibrate(small, cells=FEW)
-    rows = read_rows(directory(small.name) / session.LAST)
+    rows = read_journal(directory(small.name) / session.LAST)
     failed = [row for row in rows if row.error]
     assert {row.error.partition(":")[0] for row in failed} == {session.OUT_OF_MEMORY}
     assert "bandwidth" in {row.cell.name for row in failed}

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from latpred.calibration.fitting import dispatch_fit
-from latpred.calibration.fitting.dispatch_fit import CallCosts, NetworkRun
+from latpred.calibration.fitting.dispatch_fit import CallCosts, TimedNetwork
 from latpred.graph.graph import Op
 from latpred.prediction.pricing import host_cost
 
@@ -24,11 +24,11 @@ def closing(modules: int = 0, functions: int = 0) -> Op:
     return msgspec.structs.replace(op_of("python", modules, functions), name="python::return")
 
 
-def run(ops: list[Op], total_us: float, calls_us: tuple[float, ...] = ()) -> NetworkRun:
-    return NetworkRun(factories.graph(*ops), 1, total_us, calls_us)
+def run(ops: list[Op], total_us: float, calls_us: tuple[float, ...] = ()) -> TimedNetwork:
+    return TimedNetwork(factories.graph(*ops), 1, total_us, calls_us)
 
 
-def networks(per_call: float, dearer: float) -> list[NetworkRun]:
+def networks(per_call: float, dearer: float) -> list[TimedNetwork]:
     """Networks of other mixes whose passes take `per_call` more a call, and `dearer` Python."""
     mixes = (
         (["gemm.linear", "view.transpose"], 3, 2),

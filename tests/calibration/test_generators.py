@@ -24,7 +24,6 @@ from latpred import runtimes
 from latpred.calibration import cells, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_workloads
-from latpred.calibration.runtime_calibration.network_fit import build_network, network_inputs
 from latpred.calibration.runtime_calibration.onnx_calibrator import TINY_GRAPHS, graph_cell
 from latpred.calibration.runtime_calibration.onnx_workloads import Graph
 from latpred.calibration.workloads import blocks, networks, single_ops
@@ -217,9 +216,9 @@ def test_networks_run_for_real(runtime: str) -> None:
     others = [number for number, kind in enumerate(KINDS) if kind not in STAGED]
     others.append(len(KINDS) + KINDS.index("audio"))  # whose turn a network of waves takes
     for seed in list(PIXELS)[:1] if runtime == "compile" else (*PIXELS, *others):  # which takes long to compile
-        model = build_network(small(seed), "fp32")
+        model = networks.real_model(small(seed), "fp32")
         for batch in (1, 2):
-            inputs = network_inputs(small(seed), "fp32", batch=batch)
+            inputs = networks.real_inputs(small(seed), "fp32", batch=batch)
             out = device.prepare_model(model, inputs, runtime)()
             first = torch.as_tensor(out[0] if isinstance(out, (list, tuple)) else out)
             with torch.inference_mode():

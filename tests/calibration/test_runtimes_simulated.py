@@ -12,9 +12,9 @@ from factories import device, graph, kernel_fit, profile
 
 from latpred.calibration import runtime_calibration
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
-from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.calibrate_runtimes import fit_with_spread
 from latpred.calibration.session import Row
+from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.prediction.predictor import Predictor
@@ -95,7 +95,7 @@ def calibrated(request: pytest.FixtureRequest) -> Calibrated:
     """A runtime's calibrator run over its first cells, on networks made by hand."""
     runtime = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network_fit, "graph_of", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
+        patch.setattr(networks, "graph_in", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
         simulated, calibrator, whole = (
             SimulatedDevice(SimulatedSpec(seed=SEED)),
             runtime_calibration.get(runtime),

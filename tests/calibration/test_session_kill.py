@@ -76,7 +76,7 @@ def test_fifty_kills_repeat_at_most_one_cell_each(tmp_path):
     ran = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
     assert ran.stdout.splitlines() == [*["killed"] * KILLS, "exit 0"], ran.stderr
     started = Counter((tmp_path / "started").read_text().splitlines())
-    rows = session.read_rows(tmp_path / "session" / session.LAST)
+    rows = session.read_journal(tmp_path / "session" / session.LAST)[1]
     assert [row.cell.dims["bytes"] for row in rows] == list(range(1000, 1000 + CELLS))
     assert all(row.timings and not row.error for row in rows)
     assert set(started) == {row.cell.key for row in rows}
@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_a_journal_to_resume(tmp_path):
         _, said = running.communicate(timeout=30)
     assert "KeyboardInterrupt" in said
     assert running.returncode == -signal.SIGINT
-    journalled = len(session.read_rows(tmp_path / "session" / session.JOURNAL))
+    journalled = len(session.read_journal(tmp_path / "session" / session.JOURNAL)[1])
     started = len((tmp_path / "started").read_text().splitlines())
     assert started - 1 <= journalled <= started
 
@@ -113,4 +113,4 @@ def test_a_journal_cut_anywhere_holds_all_whole_lines_before_the_cut(tmp_path):
     for _ in range(200):
         cut = rng.randrange(whole.index(b"\n") + 1, len(whole))
         path.write_bytes(whole[:cut])
-        assert len(session.read_rows(path)) == whole[:cut].count(b"\n") - 1
+        assert len(session.read_journal(path)[1]) == whole[:cut].count(b"\n") - 1
