@@ -475,3 +475,19 @@ def test_without_what_draws(model: str, monkeypatch: pytest.MonkeyPatch) -> None
     for verb, *figure in (("report",), ("curve", "--plot", "c.png")):
         shown = run(verb, model, "--device", saved(), *figure)
         assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)
+
+
+def test_rank_orders_models_on_each_device() -> None:
+    asked = ("rank", "nasbench201:9", "fbnet:0", "nasbench201:x", "--image", "32", "--batch", "1,8")
+    asked += ("--device", "rtx-8000", "--device", "rtx-2080ti")
+    rows = json.loads(run(*asked, "--json").stdout)["rows"]
+    cells = [(row["device"], row["batch"]) for row in rows]
+    assert list(dict.fromkeys(cells)) == [(name, batch) for name in ("rtx-8000", "rtx-2080ti") for batch in (1, 8)]
+    for cell in set(cells):
+        of_cell = [row for row in rows if (row["device"], row["batch"]) == cell]
+        assert [row["rank"] for row in of_cell] == [1, 2, None]
+        assert of_cell[0]["latency_ms"] < of_cell[1]["latency_ms"]
+        assert "is no NAS-Bench-201 cell" in of_cell[2]["error"]
+    text = run(*asked).stdout
+    assert text.index("rtx-8000, batch 1") < text.index("rtx-8000, batch 8") < text.index("rtx-2080ti, batch 1")
+    assert text.count("nasbench201:x on ") == 2

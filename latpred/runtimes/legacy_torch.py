@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -37,6 +38,9 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "bmm": "gemm",
     "embedding": "index",
 }
+MOST_OPS = 20_000  # whose rewriting is kept
+# With the op itself, so that nothing else gets its identity.
+_older_ops: dict[tuple[int, str], tuple[Op, tuple[Op, ...]]] = {}
 _rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 _ERA: ContextVar[str] = ContextVar("era", default="")
 
@@ -129,7 +133,19 @@ def _torch_2(graph: ModelGraph) -> ModelGraph:
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
     plain = graph if graph.attention == "sdpa" else unfused(graph)
-    return rewritten(plain, lambda ops: [older for op in ops for older in _older(op, graph.precision)])
+    return rewritten(plain, lambda ops: chain.from_iterable(_kept(op, graph.precision) for op in ops))
+
+
+def _kept(op: Op, precision: str) -> tuple[Op, ...]:
+    """What `_older` gives, the same objects each time: architectures of a search share most of their ops."""
+    global _older_ops
+    found = _older_ops.get((id(op), precision))
+    if found is None:
+        found = op, tuple(_older(op, precision))
+        if len(_older_ops) >= MOST_OPS:
+            _older_ops = {}
+        _older_ops[id(op), precision] = found
+    return found[1]
 
 
 def _older(op: Op, precision: str) -> Iterator[Op]:
