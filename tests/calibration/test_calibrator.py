@@ -50,7 +50,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calibrated]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         profile = calibrate(device, cells=CELLS, progress=told.append)
-        rows = read_journal(directory(device.name) / session.LAST)
+        rows = read_journal(directory(device.name) / session.LAST)[1]
         yield Calibrated(device, profile, tuple(told), tuple(rows))
 
 
@@ -186,7 +186,7 @@ def test_interrupted_calibration_goes_on_where_it_stopped() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         calibrate(SimulatedDevice(), cells=FEW, progress=interrupt)
-    kept = read_journal(directory("simulated") / session.JOURNAL)
+    kept = read_journal(directory("simulated") / session.JOURNAL)[1]
     assert [row.cell.key for row in kept] == before
     assert len(before) == stop
     after: list[ProgressEvent] = []
@@ -217,7 +217,7 @@ def test_other_settings_or_fresh_start_anew() -> None:
 def test_cells_that_do_not_fit_the_device_are_left_out() -> None:
     small = SimulatedDevice(SimulatedSpec(memory_bytes=2**27))
     profile = calibrate(small, cells=FEW)
-    rows = read_journal(directory(small.name) / session.LAST)
+    rows = read_journal(directory(small.name) / session.LAST)[1]
     failed = [row for row in rows if row.error]
     assert {row.error.partition(":")[0] for row in failed} == {session.OUT_OF_MEMORY}
     assert "bandwidth" in {row.cell.name for row in failed}
