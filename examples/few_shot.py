@@ -28,10 +28,10 @@ from latpred.profile import datasheet, gpus, load
 from latpred.search import spaces
 from latpred.zoo.spaces.space import space
 
-SPACES = (spaces.nasbench201, spaces.fbnet, spaces.once_for_all)
+SPACES = {of.name: of for of in (spaces.nasbench201, spaces.fbnet, spaces.once_for_all)}
 TRUTHS = {"simulated": "rtx-2080ti", "titan-x-pascal": "rtx-3090"}  # and whose datasheet is corrected
 BATCHES = (1, 32, 256)
-SHOTS, JUDGED = 10, 50
+NETWORKS, SHOTS, JUDGED = 120, 10, 50  # of each space; of these, measured and judged by each seed
 ALIKE = 0.001  # errors that differ by less
 NOISE = {1: 0.015, 32: 0.003, 256: 0.003}  # standard deviation of a measurement, as repeats of GPUs have it
 
@@ -42,15 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line for each space, truth and batch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=50)
-    parser.add_argument("--networks", type=int, default=120, help="of each space, of which each seed draws 60")
+    parser.add_argument("--spaces", nargs="+", choices=SPACES, default=[*SPACES])
     asked = parser.parse_args(arguments)
     heads = ("before", "factor", "linear", "adapt", "p90")
     print(f"{'space':14}{'truth':16}batch" + "".join(f"{head:>9}" for head in heads) + "  no worse")
-    for of in SPACES:
-        graphs, options = drawn(of, asked.networks)
-        for truth, base in TRUTHS.items():
+    for of in map(SPACES.__getitem__, asked.spaces):
+        graphs, options = drawn(of, NETWORKS)
+        for truth in TRUTHS:
             for batch in BATCHES:
-                cell(f"{of.name:14}{truth:16}{batch:5}", truth, base, graphs, options, batch, asked.seeds)
+                cell(f"{of.name:14}{truth:16}{batch:5}", truth, graphs, options, batch, asked.seeds)
 
 
 def drawn(of: spaces.SearchSpace, count: int) -> tuple[list[ModelGraph], Matrix]:
@@ -79,11 +79,11 @@ def truth_of(name: str) -> Callable[[ModelGraph, int], float]:
     return lambda graph, batch: predictor.predict(graph, batch).latency_ms / 1e3
 
 
-def cell(title: str, truth: str, base: str, graphs: list[ModelGraph], options: Matrix, batch: int, seeds: int) -> None:
+def cell(title: str, truth: str, graphs: list[ModelGraph], options: Matrix, batch: int, seeds: int) -> None:
     """Print one line."""
     takes, counts = truth_of(truth), work(graphs, batch)
     latency_s = np.array([takes(graph, batch) for graph in graphs])
-    profile = datasheet.profile_of(gpus.spec(base))
+    profile = datasheet.profile_of(gpus.spec(TRUTHS[truth]))
     unchanged = seconds(Predictor(profile), graphs, batch)
     errors: dict[str, list[float]] = {name: [] for name in ("before", "factor", "linear", "adapt")}
     for seed in range(seeds):
