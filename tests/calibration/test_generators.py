@@ -1,7 +1,7 @@
 """Generators: whatever a calibration can draw is valid, so that no draw fails and none ends a run.
 
-Sized networks run forward on the meta device, where nothing is computed and every shape is. Of the first 30,000 seeds
-all are taken whose kind has stages of convolutions, 3,000 of each kind: their maps shrink, and whether a layer is left
+Sized networks run forward on the meta device, where nothing is computed and every shape is. Of the first 13,000 seeds
+all are taken whose kind has stages of convolutions, 1,200 of each kind: their maps shrink, and whether a layer is left
 with anything depends on the draw. In the other kinds a draw changes sizes that fit each other by construction, so every
 tenth stands for the rest. A calibration of five minutes reaches some 1,300 seeds.
 
@@ -35,16 +35,16 @@ from latpred.tracing.inputs import from_example
 from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.tracer import Naming, Tracer
 
-EACH = 3000  # seeds of a kind
+EACH = 1200  # seeds of a kind
 STAGED = ("residual", "mobile", "dense")
 THINNED = 10
 PARTS = 3  # that the seeds of a kind fall into, so that several processes share them
-TRACED = (*range(0, 13_000, 21), *range(13_000, 130_000, 191))
+TRACED = (*range(0, 13_000, 42), *range(13_000, 130_000, 382))
 HOLDOUTS = 60
 TINY = 10 * len(KINDS)  # as many as the calibrator of any runtime draws
 PRECISIONS = ("fp32", "bf16", "fp16")
 CELLS = 400  # kernel cells of a precision
-GRAPHS = 30_000  # generated ONNX graphs
+GRAPHS = 6_000  # generated ONNX graphs
 # Networks that are left with one pixel before their last stage; one like the first once ended a calibration's draws.
 PIXELS: dict[int, type[torch.nn.Module]] = {
     10522: blocks.FireBlock,
