@@ -10,10 +10,8 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import filelock
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -24,7 +22,7 @@ from profiledata import machine, profile
 from reportdata import saved
 
 import latpred
-from latpred import storage, tables
+from latpred import tables
 from latpred.cli import main
 from latpred.profile import store
 from latpred.report import page
@@ -275,24 +273,6 @@ def test_the_first_calibration_can_be_switched_off(model: str, monkeypatch: pyte
     shown = run("predict", model, "--image", "8")
     assert shown.exit_code == 2
     assert "LATPRED_CALIBRATE='bogus' is not known; set it to quick or never." in shown.stderr
-
-
-def test_of_two_first_predictions_the_second_waits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr(QUICK, lambda *_, **__: pytest.fail("calibrated again"))
-    folder = storage.data_dir() / "calibration"
-    folder.mkdir(parents=True)
-    first = filelock.FileLock(folder / "first.lock", thread_local=False)
-    first.acquire()
-
-    def finish() -> None:
-        store.save(profile())
-        first.release()
-
-    threading.Timer(0.2, finish).start()
-    shown = run("predict", model, "--image", "8")
-    assert shown.exit_code == 0
-    assert "another process calibrates this machine for the first time; waiting for it" in shown.stderr
 
 
 @pytest.mark.parametrize(
