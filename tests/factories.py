@@ -81,6 +81,11 @@ def kernel_fit(family: str = "gemm", **changes: object) -> KernelFit:
     return KernelFit(**(values | changes))  # type: ignore[arg-type]
 
 
+def kernel_fits(*families: str, **changes: object) -> tuple[KernelFit, ...]:
+    """One such roofline for each of some families."""
+    return tuple(kernel_fit(family, **changes) for family in families)
+
+
 def dispatch(**changes: object) -> DispatchFit:
     """Host costs in round microseconds."""
     values = {

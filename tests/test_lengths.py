@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from factories import device, dispatch, kernel_fit
+from factories import device, dispatch, kernel_fits
 from factories import profile as asynchronous
 from torch import nn
 
@@ -41,13 +41,10 @@ def small() -> nn.TransformerEncoder:
 
 def gpu() -> DeviceProfile:
     """A device with one law for all its kernels, in eager and in CUDA graphs."""
-    families = (
-        *("gemm", "bmm", "attention", "norm", "softmax", "elementwise"),
-        *("copy", "cat", "index", "reduction", "factory"),
-    )
+    products, others = ("gemm", "bmm", "attention"), ("norm", "softmax", "elementwise", "copy", "cat", "index")
     graphs = dispatch(costs_us={"": 0.5, "replay": 9.0}, module_call_us=0.0, python_call_us=0.0)
     rates = {"macs_per_us": 1e7, "weight_bytes_per_us": 5e5, "activation_bytes_per_us": 5e5}
-    fits = [kernel_fit(family, **rates) for family in families]
+    fits = kernel_fits(*products, *others, "reduction", "factory", **rates)
     return asynchronous(device(), fits, {"eager": dispatch(), "cuda-graphs": graphs})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from explanationdata import explanation, prediction
-from factories import add, device, dispatch, graph, kernel_fit, linear, profile
+from factories import add, device, dispatch, graph, kernel_fits, linear, profile
 from tabledata import measured, predicted
 
 from latpred import plot
@@ -23,10 +23,8 @@ from latpred.prediction.predictor import Predictor
 from latpred.prediction.timeline import forward_pass
 from latpred.tables import KEYS
 
-FITS = tuple(
-    kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=2e6, spread=0.1)
-    for family in ("gemm", "elementwise")
-)
+RATES = {"weight_bytes_per_us": 1e5, "activation_bytes_per_us": 1e5, "macs_per_us": 2e6}
+FITS = kernel_fits("gemm", "elementwise", **RATES, spread=0.1)
 NET = graph(*[op for _ in range(8) for op in (linear(4, 256), add(256))])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from factories import device, dispatch, kernel_fit, profile
+from factories import device, dispatch, kernel_fits, profile
 from torch import nn
 
 import latpred
@@ -199,8 +199,8 @@ def test_a_bad_encoding_says_what_is_wrong(space: str, encoding: tuple[Any, ...]
 
 def cpu() -> Predictor:
     info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    families = ("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
-    return Predictor(profile(info, tuple(kernel_fit(name) for name in families), {"eager": dispatch()}))
+    fits = kernel_fits("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
+    return Predictor(profile(info, fits, {"eager": dispatch()}))
 
 
 def test_encodings_are_candidates() -> None:
