@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -29,13 +30,19 @@ THREADS = 8
 DEVICE = "epyc-shared"
 
 
-@pytest.fixture
-def known() -> dict[str, Any]:
-    """What is set before a test, everything imported that its predictions import."""
+@cache
+def import_everything() -> None:
+    """Have every runtime and two named models predicted once, which imports what such predictions import."""
     for runtime in ("eager", "torchscript", "onnxruntime", "compile"):
         latpred.predict(nn.Linear(4, 4), inputs=torch.zeros(1, 4), runtime=runtime, device=DEVICE)
     latpred.trace("torchvision:resnet18")
     latpred.trace("gpt2")
+
+
+@pytest.fixture
+def known() -> dict[str, Any]:
+    """What is set before a test."""
+    import_everything()
     return settings()
 
 
