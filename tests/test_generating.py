@@ -147,9 +147,3 @@ def test_the_verb(tmp_path: Path) -> None:
     document = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
     assert [point["batch"] for point in document["points"]] == [1, 8]
     assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2
-
-
-def test_the_verb_refuses_what_generates_nothing(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["generate", f"{models_file(tmp_path)}:small"])
-    assert done.exit_code == 2
-    assert "generates no text" in done.stderr

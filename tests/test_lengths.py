@@ -144,19 +144,3 @@ def test_the_command_line() -> None:
         main, ["curve", "distilbert-base-uncased", "--lengths", "mean=20,std=5,pad=64", "-b", "2,4"]
     )
     assert done.exit_code == 0, done.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["12,0"], "length of 0 is not possible"),
-        (["mean=20"], "write 12,40,7 or mean=20.92"),
-        (["12,x"], "are not lengths"),
-        (["12,7", "--channels-last"], "have no channels; leave out --channels-last"),
-        (["12,7", "--strict"], "--strict looks at models whose inputs are alike; leave it out, or --lengths"),
-    ],
-)
-def test_the_command_line_refuses(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(main, ["predict", "distilbert-base-uncased", "--lengths", *arguments])
-    assert done.exit_code == 2
-    assert said in " ".join(done.stderr.split())
