@@ -66,6 +66,8 @@ def test_latencies_by_hand():
     # 6 forward + 1.2 view + 4.6 add, then the kernel, then 3 to notice.
     assert true_us(graph) == pytest.approx(6 + 1.2 + 4.6 + LAUNCH + FLOOR + SYNC)
     assert true_us(graph, protocol="pipelined") == pytest.approx(6 + 1.2 + 4.6)
+    twice = graph_of(bare("elementwise", "elementwise", launches=2))
+    assert true_us(twice) == pytest.approx(6 + 4.6 + LAUNCH + FLOOR + COSTS.gap_us + FLOOR + SYNC)
 
 
 def test_a_kernels_time_by_hand():
