@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import factories
@@ -61,7 +62,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     )
     journal = directory("simulated") / "journal.jsonl"
     while calibrating.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < 4):
-        pass
+        time.sleep(0.01)
     calibrating.send_signal(signal.SIGINT)
     output, said = calibrating.communicate()
     assert (calibrating.returncode, output) == (130, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from latpred.calibration.measurement import recorder, whole_models
 from latpred.calibration.measurement.plans import Plan, Setting
+from latpred.calibration.timing.timer import QUICK
 from latpred.calibration.workloads.suites import module_workload
 
 TINY = module_workload("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
@@ -35,6 +37,7 @@ def model(tmp_path: Path) -> str:
 @pytest.fixture
 def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "plan", study_plan)
+    monkeypatch.setattr(recorder, "record", partial(recorder.record, effort=QUICK))
 
 
 @pytest.mark.parametrize("form", ["file", "stdout"])

@@ -64,7 +64,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"{UNEQUAL} 12,x", 2, "are not lengths"),
         (f"{UNEQUAL} 12,7 --channels-last", 2, "have no channels; leave out --channels-last"),
         (f"{UNEQUAL} 12,7 --strict", 2, "--strict looks at models whose inputs are alike; leave it out, or --lengths"),
-        ("generate {models}:small", 2, "generates no text"),
+        ("generate {models}:picture", 2, "generates no text"),
         (f"explain {PICTURE} -d gpu --runtime cuda-graph", 2, "'cuda-graph'. Did you mean 'cuda-graphs'"),
         (f"explain {PICTURE} -d gpu --runtime torchscript", 3, "latpred calibrate --runtimes torchscript"),
         (f"explain {PICTURE} -d cpu --threads 7", 3, "no profile of cpu was measured with 7 threads"),

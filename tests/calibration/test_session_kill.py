@@ -12,12 +12,12 @@ import pytest
 
 from latpred.calibration import session
 
-KILLS = 50
-CELLS = 800
+KILLS = 20
+CELLS = 300
 CELL_S = 0.004
 
 # Started once: it forks one calibration after another, kills each at a random moment and starts the next at once, so
-# that fifty kills do not cost fifty interpreters. Each calibration notes what it starts to measure in `started`, and
+# that twenty kills do not cost twenty interpreters. Each calibration notes what it starts to measure in `started`, and
 # once all cells are there writes an artefact and completes.
 PROGRAM = """
 import os, random, signal, sys, time
@@ -69,7 +69,7 @@ while True:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs fork and SIGKILL")
-def test_fifty_kills_repeat_at_most_one_cell_each(tmp_path):
+def test_twenty_kills_repeat_at_most_one_cell_each(tmp_path):
     arguments = [str(tmp_path), str(KILLS), str(CELLS), str(CELL_S), "20"]
     ran = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
     assert ran.stdout.splitlines() == [*["killed"] * KILLS, "exit 0"], ran.stderr
