@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 import torch
 from clidata import document, models_file, run
+from gauges import FAST
 from torch import nn
 
 from latpred.calibration.measurement import recorder, whole_models
 from latpred.calibration.measurement.plans import Plan, Setting
-from latpred.calibration.timing.timer import QUICK
 from latpred.calibration.workloads.suites import module_workload
 
 TINY = module_workload("tiny", nn.Linear(8, 8), torch.zeros(1, 8))
@@ -37,7 +37,7 @@ def model(tmp_path: Path) -> str:
 @pytest.fixture
 def small_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "plan", study_plan)
-    monkeypatch.setattr(recorder, "record", partial(recorder.record, effort=QUICK))
+    monkeypatch.setattr(recorder, "record", partial(recorder.record, effort=FAST))
 
 
 @pytest.mark.parametrize("form", ["file", "stdout"])

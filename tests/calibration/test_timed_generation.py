@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from clidata import models_file
+from gauges import FAST
 from profiledata import profile
 from tracing.test_text_generation import gpt2
 
@@ -16,15 +17,12 @@ import latpred
 from latpred import tables
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement.timed_generation import beside, generation_workload, measure_generation
-from latpred.calibration.timing import timer
 from latpred.cli import main
 from latpred.cli.predict import live_device
 from latpred.errors import UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo
 from latpred.tracing.text_generation import trace_generation
-
-FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
 
 def test_the_table_has_all_of_it_and_the_first_token() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from factories import bare, graph
+from gauges import FAST
 from torch import nn
 
 from latpred import runtimes, tables
@@ -24,8 +25,6 @@ from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo
 from latpred.progress import ProgressEvent
 from latpred.runtimes import Eager
-
-FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
 
 def tiny() -> nn.Module:
