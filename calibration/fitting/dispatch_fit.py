@@ -16,6 +16,7 @@ from scipy.optimize import lsq_linear, nnls
 
 from latpred.calibration.timing.in_network import calls
 from latpred.graph.graph import ModelGraph, Op
+from latpred.host import SAME, Slowdown
 from latpred.ops.families import parent
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
@@ -31,7 +32,7 @@ class NetworkRun(NamedTuple):
     """A network that was timed: its graph, batch, time of a forward pass and, where taken, the time of each call in it.
 
     `total_us` is the latency on a synchronous device and the time to issue the pass on an asynchronous one; `resident`
-    is the share of its weights that was in the cache already.
+    is the share of its weights that was in the cache already; `slowdown` is the machine's then, against its full speed.
     """
 
     graph: ModelGraph
@@ -39,6 +40,7 @@ class NetworkRun(NamedTuple):
     total_us: float
     calls_us: tuple[float, ...] = ()
     resident: float = 0.0
+    slowdown: Slowdown = SAME
 
     @property
     def ops(self) -> tuple[Op, ...]:

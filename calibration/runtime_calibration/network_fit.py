@@ -28,14 +28,17 @@ from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.fitting.dispatch_fit import NetworkRun, with_parents
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.session import Row
+from latpred.calibration.timing import visits
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
 from latpred.graph.dtypes import dtype_of
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph, Schedule
+from latpred.host import SAME
 from latpred.ops.families import kind_of, root
 from latpred.prediction.kernel_times import resident_share
+from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import ESTIMATED_SPREAD, SUBSTITUTES, Priced, PriceList, host_cost, precision_of
 from latpred.profile.datasheet import short
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit
@@ -99,6 +102,23 @@ def graph_of(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> Mode
         # A runtime that counts weights itself knows nothing of those that push a cold network's own out.
         graph = msgspec.structs.replace(graph, parameter_bytes=source.graph.parameter_bytes)
     return graph
+
+
+def at_full_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
+    """Undisturbed rows as they would have been at the machine's full speed, by the work that eager has with them."""
+    speed = visits.speed_of(rows)
+    usual = Predictor(profile)
+
+    def longer(row: Row) -> float | None:
+        slowdown = visits.slowdown(row, speed)
+        if row.cell.kind != "network" or slowdown == SAME:
+            return None
+        spec = schedules.network_spec(row.cell)
+        graph = networks.graph(spec, row.cell.precision)
+        slow, fast = (one.predict(graph, spec.batch) for one in (Predictor(profile, slowdown=slowdown), usual))
+        return slow.latency_ms / fast.latency_ms
+
+    return [visits.at_full_speed(row, speed, longer(row)) for row in visits.undisturbed(rows)]
 
 
 def is_holdout(row: Row) -> bool:

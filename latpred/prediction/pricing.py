@@ -298,7 +298,7 @@ class Priced:
         """Times of every distinct row at every batch."""
         shape = (self.families.shape[1], len(batches))
         us, log_std, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
-        far = np.zeros(shape)
+        slower = np.ones(shape)
         for group in self.groups:
             count, width = group.constant.shape
             rows = group.constant[:, None, :] + group.per_sample[:, None, :] * batches[:, None]
@@ -307,22 +307,23 @@ class Priced:
             us[part] = times.us.reshape(count, -1)
             log_std[part] = np.maximum(times.log_std.reshape(count, -1), group.least_log_std[:, None])
             memory_bound[part] = times.memory_bound.reshape(count, -1)
-            if self.slowdown.cache != self.slowdown.compute:
-                far[part] = _from_shared_cache(rows)
+            if self.slowdown != SAME:
+                slower[part] = slower_kernels(self.slowdown, group.model.fit.family, rows)
         for size_correction in self.size_corrections:
             us *= size_corrected(size_correction, us)
-        if self.slowdown != SAME:
-            us *= self.slowdown.compute + far * (self.slowdown.cache - self.slowdown.compute)
-        return KernelEstimate(us, log_std, memory_bound)
+        return KernelEstimate(us * slower, log_std, memory_bound)
 
 
-def _from_shared_cache(rows: Floats) -> Floats:
-    """How far kernels slow down with the reference that reads its weights from the shared cache, from 0 to 1."""
+def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
+    """How many times longer a family's kernels take on a machine that is slower."""
     moved = rows[..., _BYTES].sum(axis=-1)
-    # As far as they read as many bytes per MAC; not at all where the core's own cache holds them.
+    # With the reference that reads from the shared cache, as far as they read as many bytes per MAC; not at all where
+    # the core's own cache holds them.
     waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
-    share: Floats = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
-    return share
+    far = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
+    near = slowdown.near(family)
+    slower: Floats = near + far * (slowdown.cache - near)
+    return slower
 
 
 class PriceList:

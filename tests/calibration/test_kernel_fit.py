@@ -24,6 +24,7 @@ from latpred.calibration.fitting.kernel_fit import (
     row_of,
     with_cold,
 )
+from latpred.host import Slowdown
 from latpred.prediction.kernel_times import evaluate
 
 
@@ -163,6 +164,12 @@ def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
     assert product.row == row_of(factories.linear(3), 1)
     resident, _ = kernel_samples([run(3, (5.0, 700.0), (0.0, 0.0, 0.0), resident=True)], DISPATCH)
     assert resident.row == row_of(factories.linear(3), 1, resident=True)
+
+
+def test_kernels_that_read_the_shared_cache_are_brought_to_its_full_speed() -> None:
+    timed = run(3, (90.0, 8.0), (0.0, 0.0, 0.0))
+    product, total = kernel_samples([timed._replace(slowdown=Slowdown(cache=1.5))], DISPATCH)
+    assert (product.us, total.us) == pytest.approx((60.0, 8.0))
 
 
 HALF_BYTES = 1e6  # after which code is half cold
