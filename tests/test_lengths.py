@@ -107,8 +107,6 @@ def test_the_crossover_between_points_is_where_the_two_lines_meet() -> None:
     [
         ({"batch": 2, "lengths": [12, 40, 7]}, "3 lengths are a batch of 3, not of 2"),
         ({"batch": [3, 6], "lengths": [12, 40, 7]}, "not of 6"),
-        ({"lengths": []}, "list of lengths is empty"),
-        ({"lengths": [12, 0]}, "length of 0"),
         ({"lengths": [12, 40], "seq": 64}, "lengths= says what the inputs are; leave out seq"),
         ({"lengths": [12, 40], "execution": "jagged"}, "execution='jagged' is not known; choose from: padded, nested"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tabledata import measured, predicted
 
 from latpred import plot
 from latpred.accuracy import comparison
-from latpred.errors import MissingPackageError, TableError, UsageError
+from latpred.errors import TableError
 from latpred.graph.graph import ModelGraph
 from latpred.plot import breakdown, style
 from latpred.plot.curves import regions, span_of
@@ -162,21 +161,6 @@ def test_two_clocks_in_whole_and_close(tmp_path: Path) -> None:
     named = {text.get_text() for text in figure.legends[0].get_texts()}
     assert {"gemm", "elementwise", "waiting"} <= named
     plot.save(figure, tmp_path / "clocks.png")
-
-
-def test_without_matplotlib_there_is_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'latpred\[plot\]'"):
-        curve(1, 8).plot()
-
-
-def test_where_a_figure_cannot_go(tmp_path: Path) -> None:
-    figure = plot.figure()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"):
-        plot.save(figure, tmp_path / "file" / "curve.png")
-    with pytest.raises(UsageError, match=r"end it in \.png, \.svg, \.pdf"):
-        plot.save(figure, tmp_path / "curve.gif")
 
 
 @pytest.mark.parametrize("batches", [(1,), tuple(range(1, 201))], ids=["one", "200"])
