@@ -78,10 +78,10 @@ def latency_table(
     )
     keys = [("", ""), *((label, name) for label, names in options.items() for name in names)]
     parts = []
-    for where, cells in predicted.groupby(["device", "batch", "runtime"], sort=False):
+    for (device_name, size, runtime_name), cells in predicted.groupby(["device", "batch", "runtime"], sort=False):
         added, error = additive(chosen, [len(names) for names in options.values()], cells["latency_ms"].to_numpy())
         part = pd.DataFrame(keys, columns=["label", "option"]).assign(latency_ms=added, error=error)
-        parts.append(part.assign(**dict(zip(("device", "batch", "runtime"), where, strict=True))))
+        parts.append(part.assign(device=device_name, batch=size, runtime=runtime_name))
     return pd.concat(parts, ignore_index=True)[["device", "batch", "runtime", "label", "option", "latency_ms", "error"]]
 
 
@@ -109,7 +109,7 @@ def additive(chosen: Sequence[Sequence[int]], counts: Sequence[int], latency_ms:
     for row, one in zip(design, chosen, strict=True):
         row[starts + np.array(one)] = 1.0
     fitted = max(len(chosen) - int(HELD_OUT * len(chosen)), 1)
-    added: Floats = np.linalg.lstsq(design[:fitted], latency_ms[:fitted], rcond=None)[0]
+    added: Floats = np.linalg.lstsq(design[:fitted], latency_ms[:fitted], rcond=None)[0].astype(float)
     left_out = np.abs(design[fitted:] @ added / latency_ms[fitted:] - 1.0)
     for start, count in zip(starts.tolist(), counts, strict=True):
         least = added[start : start + count].min()
