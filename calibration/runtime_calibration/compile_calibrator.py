@@ -22,7 +22,6 @@ from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
-from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, effort
 from latpred.calibration.runtime_calibration.network_fit import is_holdout
 from latpred.calibration.session import Row, Sampled

@@ -14,7 +14,7 @@ from gauges import ScriptedGauge
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
-from latpred.calibration.runtime_calibration import compile_calibrator, network_fit
+from latpred.calibration.runtime_calibration import compile_calibrator
 from latpred.calibration.workloads import networks
 from latpred.calibration.runtime_calibration.compile_calibrator import KINDS, PUSHING_US, CompileCalibrator
 from latpred.calibration.session import Row

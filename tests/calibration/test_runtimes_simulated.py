@@ -12,7 +12,6 @@ from factories import device, graph, kernel_fit, profile
 
 from latpred.calibration import runtime_calibration
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
-from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.workloads import networks
 from latpred.calibration.runtime_calibration.calibrate_runtimes import fit_with_spread
 from latpred.calibration.session import Row
