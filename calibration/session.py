@@ -1,9 +1,10 @@
 """The session of a measurement: one at a time in a folder, journalled cell by cell, resumed after any kind of end.
 
 Knows nothing of what a cell measures: a function given to `Session.run` does. A journal is a file of raw timings that
-can be fitted again: a header and rows in JSON lines. A row is on the disk when `Session.run` returns, so a kill loses at
-most what was being measured; a torn last line is cut off, and a damaged line costs only itself. No cell ends a run: one
-that fails, hangs, or ends the process becomes a row with the reason, and is tried once more when the run is resumed.
+can be fitted again: a header and rows in JSON lines. A row is on the disk when `Session.run` returns, so a kill loses
+at most what was being measured; a torn last line is cut off, and a damaged line costs only itself. No cell ends a run:
+one that fails, hangs, or ends the process becomes a row with the reason, and is tried once more when the run is
+resumed.
 """
 
 from __future__ import annotations

@@ -20,13 +20,14 @@ from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
-from latpred.calibration.timing import timer
-from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.timing import timer, visits
+from latpred.calibration.timing.reference_speed import FULL, RunSpeed, gauge_of
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
+from latpred.host import Slowdown
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import Acceptance, DeviceProfile
@@ -62,10 +63,13 @@ def holdout_errors(
     # Not quite zero: then the predictor adds only what a kernel's spread exceeds its family's usual one by.
     bare = {name: msgspec.structs.replace(fit, spread=1e-9) for name, fit in profile.runtimes.items()}
     # What an earlier gate found is no part of it either: it would widen the intervals.
-    predictor = Predictor(msgspec.structs.replace(profile, runtimes=bare, acceptance=Acceptance(True, {}, ())))
+    bare_profile = msgspec.structs.replace(profile, runtimes=bare, acceptance=Acceptance(True, {}, ()))
+    predictors: dict[Slowdown, Predictor] = {}
     errors = []
     for key, run in runs.items():
-        prediction = predictor.predict(run.graph, run.batch, runtime=runtime)
+        if run.slowdown not in predictors:
+            predictors[run.slowdown] = Predictor(bare_profile, slowdown=run.slowdown)
+        prediction = predictors[run.slowdown].predict(run.graph, run.batch, runtime=runtime)
         low, high = prediction.interval_ms
         spread = math.log(high / low) / (2 * Z90)
         errors.append(HoldoutError(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))
@@ -236,14 +240,15 @@ def measure(cell: Cell, device: Device) -> Sampled:
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 
 
-def model_runs(rows: Iterable[Row]) -> dict[str, TimedNetwork]:
+def model_runs(rows: Iterable[Row], speed: RunSpeed = FULL) -> dict[str, TimedNetwork]:
     """The ordinary models among a journal's rows, by the keys of their cells."""
     runs = {}
     for row in rows:
         if row.cell.kind == MODEL and not row.error:
             graph = _graph_of_model(row.cell.name, row.cell.precision)
             latency_us = row.timings["single"].median_s * US_PER_S
-            runs[row.cell.key] = TimedNetwork(graph, row.cell.dims["batch"], latency_us)
+            slowdown = visits.slowdown(row, speed)
+            runs[row.cell.key] = TimedNetwork(graph, row.cell.dims["batch"], latency_us, slowdown=slowdown)
     return runs
 
 

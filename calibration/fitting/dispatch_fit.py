@@ -16,6 +16,7 @@ from scipy.optimize import lsq_linear, nnls
 
 from latpred.calibration.timing.in_network import calls
 from latpred.graph.graph import ModelGraph, Op
+from latpred.host import SAME, Slowdown
 from latpred.ops.families import parent
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
@@ -33,7 +34,7 @@ class TimedNetwork(NamedTuple):
     calls_us : time of each call in it, where taken. resident : share of its weights that was in the cache already.
     issue_us : time to issue a forward pass without waiting, on an asynchronous device where that was taken. queued_us :
     device time of one, gaps included, where several were issued before the first could start. tiny : whether next to
-    nothing but dispatch takes time.
+    nothing but dispatch takes time. slowdown : the machine's then, against its full speed.
     """
 
     graph: ModelGraph
@@ -45,6 +46,7 @@ class TimedNetwork(NamedTuple):
     queued_us: float | None = None
     sigma: float = 0.0
     tiny: bool = False
+    slowdown: Slowdown = SAME
 
     @property
     def ops(self) -> tuple[Op, ...]:

@@ -20,7 +20,7 @@ from latpred.graph.features import NATIVE, native
 from latpred.graph.graph import Op
 from latpred.ops.families import nearest, parent, root
 from latpred.prediction.kernel_times import columns
-from latpred.prediction.pricing import ColdDispatch, host_cost
+from latpred.prediction.pricing import ColdDispatch, host_cost, slower_kernels
 from latpred.profile.document import DispatchFit, KernelFit
 from latpred.runtimes import one_step_per_op
 
@@ -178,7 +178,7 @@ def kernel_samples(
                 after_us = float(_terms(np.array([us]))[0] @ refill)
                 beside_us = dispatch_us + PASS_SHARE * run.total_us
                 row = row_of(op, run.batch, resident=run.resident)
-                each = 1.0 / op.launches
+                each = 1.0 / op.launches / float(slower_kernels(run.slowdown, op.family, np.array(row)))
                 samples.append(KernelSample(op.family, row, (us + after_us) * each, 1.0, beside_us * each))
     return samples
 
@@ -198,7 +198,7 @@ def with_cold(
         for group, taken, cold_us in zip(calls(run.ops), run.calls_us, _cold_us(run, all_cold), strict=True):
             if not any(op.launches for op in group):
                 cold.append(cold_us)
-                extra.append(min(taken - _dispatch_us(group, in_place), MOST_COLD_US))
+                extra.append(min(taken / run.slowdown.dispatch - _dispatch_us(group, in_place), MOST_COLD_US))
     if len(cold) < FEWEST_COLD or not any(cold):
         return dispatch
     factor = max(float(np.dot(cold, extra) / np.dot(cold, cold)), 0.0)
@@ -220,7 +220,7 @@ def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float])
     kernels = []
     for group, taken, longer_us in zip(calls(run.ops), run.calls_us, cold_us, strict=True):
         if any(op.launches for op in group):
-            cost = _dispatch_us(group, dispatch) + longer_us
+            cost = (_dispatch_us(group, dispatch) + longer_us) * run.slowdown.dispatch
             us = max(taken - cost, LEAST_SHARE * taken)
             alone = len(group) == 1 and not group[0].estimated
             kernels.append(Kernel(group[0] if alone else None, us, cost))
@@ -238,7 +238,7 @@ def _cold_us(run: TimedNetwork, dispatch: DispatchFit) -> list[float]:
     if cold is None:
         return [0.0] * len(groups)
     # What closes a pass belongs to no call and dispatches nothing; the others stand in order.
-    ends = np.cumsum([len(group) for group in groups])
+    ends = np.cumsum([len(group) for group in groups], dtype=np.int64)  # a chain of module calls has no groups
     total = np.concatenate(([0.0], np.cumsum(cold.at(np.array([float(run.batch)]))[:, 0])))
     longer: list[float] = np.diff(total[ends], prepend=0.0).tolist()
     return longer
@@ -248,7 +248,7 @@ def _cache_refill(runs: Sequence[TimedNetwork], kernels: Sequence[Sequence[Kerne
     """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
     totals = np.array([run.total_us for run in runs])
     kernels_us = np.array([sum(kernel.us for kernel in launched) for launched in kernels])
-    left = totals - (np.array([host_us(run, dispatch) for run in runs]) + kernels_us)
+    left = totals - (np.array([host_us(run, dispatch) * run.slowdown.dispatch for run in runs]) + kernels_us)
     terms = np.array([_terms(np.array([k.us for k in launched])).sum(axis=0) for launched in kernels])
     coefficients: Floats = nnls(terms / totals[:, None], left / totals)[0]
     return coefficients

@@ -28,9 +28,9 @@ from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
     SLOW,
     ReferenceTimer,
+    RunSpeed,
     SpeedReading,
     at_full_speed,
-    full_speed,
     gauge_of,
     slower,
 )
@@ -340,9 +340,12 @@ class _Visits:
             "stack": tables.stack_text(machine),
         }
         fastest = {host.DISPATCH: self.fastest.dispatch_us, host.THREADS: self.fastest.threads_us}
-        speed = full_speed(self.speeds) | {kind: round(us, 3) for kind, us in fastest.items() if us > 0}
-        speeds = {host.COLUMN.format(kind): us for kind, us in speed.items()}
-        rows = [{**common, **speeds, **_row(cell, self.fastest, unvisited)} for cell in self.cells]
+        speed = RunSpeed.of(self.speeds)
+        speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest.items() if us > 0}})
+        rows = [{**common, **_row(cell, self.fastest, unvisited)} for cell in self.cells]
+        for row in rows:
+            at = speed.at(row.get(host.SLOWED, 1.0))
+            row |= {host.COLUMN.format(kind): round(us, 3) for kind, us in at.items()}
         return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 

@@ -22,7 +22,6 @@ from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
 from latpred.calibration.schedules import in_turn
 from latpred.calibration.session import Row, Session
-from latpred.calibration.timing import visits
 from latpred.calibration.timing.visits import Visits
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
@@ -113,7 +112,7 @@ class RuntimeSession:
         runtime = calibrator.runtime
         spent = self._measure(calibrator, seconds, cells, tell)
         tell(f"fitting {runtime}", spent())
-        rows = visits.at_one_speed(row for row in self._rows(runtime) if not row.error)
+        rows = network_fit.at_full_speed([row for row in self._rows(runtime) if not row.error], profile)
         whole_s = profile.seconds + round(spent(), 1)
         try:
             fit, errors = fit_with_spread(calibrator, rows, profile)

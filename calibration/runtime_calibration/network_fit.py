@@ -27,14 +27,35 @@ from latpred.calibration.fitting.dispatch_fit import TimedNetwork, with_parents
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.session import Row
+from latpred.calibration.timing import visits
+from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.features import Floats
 from latpred.graph.graph import Schedule
+from latpred.host import SAME
 from latpred.ops.families import kind_of, root
+from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import ESTIMATED_SPREAD, SUBSTITUTES, Priced, PriceList, host_cost, precision_of
 from latpred.profile.datasheet import short
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes.cuda_graphs import REPLAY
+
+
+def at_full_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
+    """Undisturbed rows as they would have been at the machine's full speed, by the work that eager has with them."""
+    speed = visits.speed_of(rows)
+    usual = Predictor(profile)
+
+    def longer(row: Row) -> float | None:
+        slowdown = visits.slowdown(row, speed)
+        if row.cell.kind != "network" or slowdown == SAME:
+            return None
+        spec = schedules.network_spec(row.cell)
+        graph = networks.graph(spec, row.cell.precision)
+        slow, fast = (one.predict(graph, spec.batch) for one in (Predictor(profile, slowdown=slowdown), usual))
+        return slow.latency_ms / fast.latency_ms
+
+    return [visits.at_full_speed(row, speed, longer(row)) for row in visits.undisturbed(rows)]
 
 
 def is_holdout(row: Row) -> bool:

@@ -5,7 +5,9 @@ Gives predicted tables (`latpred.tables.PREDICTED`), which `latpred.accuracy.com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
@@ -88,10 +90,7 @@ def predict_table(
             "launches": graph.launches(batch),
         }
         if at_speed is not None:
-            slow = float(cell.get(host.SLOWED, 1.0))
-            slow = slow if slow > 1.0 else 1.0  # not a number where nobody looked
-            latency_ms = at_speed.predict(graph, batch, **options).latency_ms
-            row[tables.AT_SPEED] = latency_ms / 1e3 * slow**host.SLOWED_POWER
+            row[tables.AT_SPEED] = at_speed(cell).predict(graph, batch, **options).latency_ms / 1e3
         rows.append(row)
     left_out = {"run", "stack", "host", *(() if at_speed is not None else (tables.AT_SPEED,))}
     left_out |= {name for name in tables.FURTHER_KEYS if name not in cells}
@@ -99,12 +98,21 @@ def predict_table(
     return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
 
 
-def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Predictor | None:
-    """A predictor at the speed that the machine had while a table was measured; None where nobody says."""
-    speed = tables.speed_of(cells)
-    if not host.ratio(profile.speed, speed):
+def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mapping[str, Any]], Predictor] | None:
+    """What gives the predictor at the speed that the machine had for a cell; None where nobody says."""
+    if not host.ratio(profile.speed, tables.speed_of(cells)):
         return None
-    return Predictor(profile, slowdown=host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous))
+
+    @cache
+    def predictor(slowdown: host.Slowdown) -> Predictor:
+        return Predictor(profile, slowdown=slowdown)
+
+    def at_speed(cell: Mapping[str, Any]) -> Predictor:
+        speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
+        found = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
+        return predictor(host.Slowdown(*(round(ratio, 2) for ratio in found)))
+
+    return at_speed
 
 
 def trace_models(

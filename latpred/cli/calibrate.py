@@ -64,7 +64,10 @@ EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 def calibrate(
     device: str | None, runtimes: str, repeat: int | None, host_only: bool, output: Output, **asked: Any
 ) -> None:
-    """Measure what ops and kernels cost on this machine, and keep it as a profile. Once per machine and device."""
+    """Measure this machine, and keep it as a profile.
+
+    It times what ops and kernels cost, once per machine and device.
+    """
     if host_only:
         _calibrate_host(asked["name"], output)
         return
@@ -147,7 +150,12 @@ def ensure_profile(
                 f"{reason}. Make one that knows {others} with: latpred calibrate --device {target} --runtimes {others}"
             ) from None
         set_up = threads is not None or cudnn_benchmark is not None
-        if set_up or not (yes or (may_calibrate and _agreed(target))):
+        if set_up or not (yes or may_calibrate):
+            raise
+        from latpred.calibration.devices import open_device
+
+        open_device(target)  # of one that is not here nobody is asked, and nothing is announced
+        if not (yes or _agreed(target)):
             raise
 
     def calibrate_quickly() -> None:
@@ -260,7 +268,10 @@ def _shifts_page(rows: list[dict[str, Any]]) -> Page:
 def fit(
     sources: tuple[Path, ...], mapping: Path | None, raw: Path | None, gpu: str | None, name: str | None, output: Output
 ) -> None:
-    """Fit a profile from a calibration's journal, or from tables of published latencies, and keep it."""
+    """Fit a profile to a journal, or to tables of latencies.
+
+    A journal is what a calibration leaves; the tables are of published latencies.
+    """
     from latpred.calibration import fit_profile, fit_raw
     from latpred.profile import store
 
@@ -308,10 +319,11 @@ def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
 )
 @output_options
 def check(profile: str | None, device: str | None, budget_s: float | None, output: Output) -> None:
-    """Say in half a minute whether a PROFILE of this machine still holds, after a new driver, torch or library.
+    """Say in half a minute whether a PROFILE still holds.
 
-    Times a few of the profile's own cells again. Exits with 0 when it holds, 1 when parts of it moved, and 3 when
-    noise or other work leaves too little to tell by. Without PROFILE, this machine's own is checked.
+    A few of the profile's own cells are timed again, as after a new driver, torch or library. Exits with 0 when it
+    holds, 1 when parts of it moved, and 3 when noise or other work leaves too little to tell by. Without PROFILE, this
+    machine's own is checked.
     """
     from latpred.calibration.measurement.drift_test import BUDGET_S
     from latpred.calibration.measurement.drift_test import check as run

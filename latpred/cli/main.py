@@ -9,13 +9,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import click
 
 from latpred.errors import LatpredError, UsageError
 
 INTERRUPTED = 130
+
+
+class Verb(NamedTuple):
+    """Where a verb is, and what `latpred --help` says of it without importing that."""
+
+    module: str
+    summary: str
 
 
 @dataclass
@@ -34,11 +41,11 @@ def state() -> State:
     return State() if context is None else context.ensure_object(State)
 
 
-class _ReaderGoneError(Exception):
+class ReaderGoneError(Exception):
     """Nobody reads the results any more, as `head` when it has enough."""
 
 
-class _UnwritableError(LatpredError):
+class UnwritableError(LatpredError):
     """The results cannot be written to stdout."""
 
     exit_code = 3
@@ -62,8 +69,8 @@ def results() -> Iterator[TextIO]:
     except OSError as error:
         _drop(stream)
         if isinstance(error, BrokenPipeError):
-            raise _ReaderGoneError from None
-        raise _UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
+            raise ReaderGoneError from None
+        raise UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
 
 
 def _drop(stream: TextIO) -> None:
@@ -92,7 +99,7 @@ class SuggestingGroup(click.Group):
 class VerbGroup(SuggestingGroup):
     """The top group: it imports the module of a verb when the verb is asked for, and answers for errors."""
 
-    def __init__(self, *args: Any, verbs: dict[str, str], **settings: Any) -> None:
+    def __init__(self, *args: Any, verbs: dict[str, Verb], **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._verbs = verbs
 
@@ -104,9 +111,14 @@ class VerbGroup(SuggestingGroup):
         """Import a verb."""
         if cmd_name not in self._verbs:
             return None
-        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name]}")
+        module = importlib.import_module(f"latpred.cli.{self._verbs[cmd_name].module}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.summary) for name, verb in self._verbs.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""
@@ -118,7 +130,7 @@ class VerbGroup(SuggestingGroup):
         except LatpredError as error:
             _say(ctx, str(error))
             ctx.exit(error.exit_code)
-        except _ReaderGoneError:
+        except ReaderGoneError:
             ctx.exit(0)
         except SystemExit as end:
             _say(ctx, f"the model's own code ended the program with sys.exit({end.code!r}); take that out.")

@@ -49,10 +49,11 @@ def measure(
     output: Output,
     **asked: Any,
 ) -> None:
-    """Run models on this machine and time them, in rounds, with the repeat noise of the same run.
+    """Time whole models on this machine.
 
-    With --suite a whole study is measured instead, in the order of its worth, and kept as a recording to replay; a run
-    that was interrupted, or whose budget was spent, goes on where it stopped.
+    They run in rounds, and the repeat noise of the same run is reported. With --suite a whole study is measured
+    instead, in the order of its worth, and kept as a recording to replay; a run that was interrupted, or whose budget
+    was spent, goes on where it stopped.
     """
     if suite is not None:
         runtimes = (asked["runtime"],) if _given("runtime") else ()

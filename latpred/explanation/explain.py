@@ -128,7 +128,11 @@ class _Traces:
     @property
     def resizable(self) -> ModelGraph | None:
         """Its eager trace; None where other inputs than its own cannot be traced."""
-        if isinstance(self._model, ModelGraph) or lowering.is_onnx_file(self._model) or self._options.inputs is not None:
+        if (
+            isinstance(self._model, ModelGraph)
+            or lowering.is_onnx_file(self._model)
+            or self._options.inputs is not None
+        ):
             return None
         eager = self.of("eager")
         return eager if eager.input_size else None

@@ -126,9 +126,7 @@ def _charts(studied: Studied) -> dict[str, _Chart]:
     )
     return {
         "curve": _curve_chart(studied.name, studied.curves[0]),
-        "runtimes": _chart(
-            runtimes, plot.figure_of(plot.runtimes(points, plot.blank(1.1 + 0.2 * len(points))))
-        ),
+        "runtimes": _chart(runtimes, plot.figure_of(plot.runtimes(points, plot.blank(1.1 + 0.2 * len(points))))),
         "shares": _chart(classes, plot.figure_of(plot.shares(points, plot.blank(1.1 + 0.4 * len(points))))),
         "clocks": _chart(clocks, plot.two_clocks(studied.forward)),
     }

@@ -19,6 +19,7 @@ from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, suites
+from latpred.host import Slowdown
 from latpred.prediction.clocks import Z90
 from latpred.profile import store
 
@@ -52,6 +53,14 @@ def test_holdout_networks_are_predicted_by_the_profile() -> None:
     assert kernel_us <= macs_us + moved_us
     assert (found.cell, found.measured_us) == ("holdout", 500.0)
     assert found.log_error == pytest.approx(math.log(found.predicted_us / 500.0))
+
+
+def test_holdout_networks_are_predicted_for_the_speed_that_they_were_timed_at() -> None:
+    profile = factories.profile(factories.device(asynchronous=False, kind="cpu"))
+    run = TimedNetwork(factories.graph(factories.linear(rows=1, width=768)), 1, 500.0)
+    slow = run._replace(slowdown=Slowdown(cache=1.5))
+    found, slower = acceptance.holdout_errors(profile, {"fast": run, "slow": slow})
+    assert slower.predicted_us - 25.0 == pytest.approx(1.5 * (found.predicted_us - 25.0))  # all but dispatch
 
 
 def test_the_dispatch_spread_is_left_out() -> None:

@@ -15,10 +15,10 @@ from gauges import ScriptedGauge
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import compile_calibrator
-from latpred.calibration.workloads import networks
 from latpred.calibration.runtime_calibration.compile_calibrator import KINDS, PUSHING_US, CompileCalibrator
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
+from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost

@@ -24,6 +24,7 @@ from latpred.calibration.fitting.kernel_fit import (
     row_of,
     with_cold,
 )
+from latpred.host import Slowdown
 from latpred.prediction.kernel_times import evaluate
 
 
@@ -165,6 +166,12 @@ def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
     assert resident.row == row_of(factories.linear(3), 1, resident=True)
 
 
+def test_kernels_that_read_the_shared_cache_are_brought_to_its_full_speed() -> None:
+    timed = run(3, (90.0, 8.0), (0.0, 0.0, 0.0))
+    product, total = kernel_samples([timed._replace(slowdown=Slowdown(cache=1.5))], DISPATCH)
+    assert (product.us, total.us) == pytest.approx((60.0, 8.0))
+
+
 HALF_BYTES = 1e6  # after which code is half cold
 COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=HALF_BYTES)
 
@@ -216,3 +223,6 @@ def test_the_host_time_of_a_pass() -> None:
     assert host_us(TimedNetwork(factories.graph(*ops), 1, 0.0), fit) == 20.0 + 2.0 * 20.0
     cold = cold_run(500, 40.0, 9.0)
     assert host_us(cold, COLD) == pytest.approx(cold.total_us - 49.0)
+    # A chain of Python calls dispatches nothing: 20 + 7 for the class of any op + 6 functions at 0.5
+    calls_alone = factories.graph(factories.view(name="python::return", host_class="python", python_calls=6))
+    assert host_us(TimedNetwork(calls_alone, 1, 0.0), COLD) == pytest.approx(30.0)
