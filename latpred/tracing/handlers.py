@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
     def run(self) -> Any:
         """What the op itself gives."""
-        return self.info.call(*self.args, **self.options)
+        return self.func(*self.args, **self.options)
 
     def on_meta(self) -> Call:
         """The same call, real tensors replaced by meta ones."""

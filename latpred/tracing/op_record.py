@@ -71,13 +71,6 @@ _MAYBE_WHOLE = frozenset(
         *("view_as_real_copy", "unsafe_split"),
     }
 )
-# A tensor's own method does what these do in a third of the time, which PyTorch takes to look through their schema.
-_METHODS = frozenset(
-    {
-        *("view", "expand", "transpose", "permute", "select", "unsqueeze", "squeeze", "t"),
-        *("reshape", "flatten", "contiguous"),
-    }
-)
 _PICKING = ("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 _SPECIAL = {
     name: kind
@@ -109,7 +102,6 @@ class OpInfo:
     name: str
     short: str
     kind: Kind
-    call: Callable[..., Any]  # what runs it
     formula: Formula | None  # None when nobody knows
     override: Callable[..., Any] | None  # makes its result without the meta kernel
     arguments: tuple[str, ...]  # names of the schema's, in order
@@ -131,7 +123,6 @@ def describe(func: OpOverload[..., Any]) -> OpInfo:
         name=name,
         short=short,
         kind=kind,
-        call=getattr(torch.Tensor, short) if aten and short in _METHODS else func,
         formula=formula,
         override=OVERRIDES.get(short) if aten else None,
         arguments=tuple(argument.name for argument in schema.arguments),
