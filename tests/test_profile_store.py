@@ -71,7 +71,7 @@ def test_a_named_profile_is_held_to_how_it_was_measured() -> None:
     assert store.find("server", threads=1).name == "server"
     with pytest.raises(NoProfileError, match=r"measured with 4 threads \(there is server: 1 thread\)"):
         store.find("server", threads=4)
-    with pytest.raises(NoProfileError, match="is of another machine, and holds for 1 thread. Ask without --threads"):
+    with pytest.raises(NoProfileError, match=r"is of another machine, and holds for 1 thread\. Ask without --threads"):
         store.find("rtx-8000", threads=4)
 
 

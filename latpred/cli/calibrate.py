@@ -320,8 +320,8 @@ def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
 def check(profile: str | None, device: str | None, budget_s: float | None, output: Output) -> None:
     """Say in half a minute whether a PROFILE still holds.
 
-    A few of the profile's own cells are timed again, as after a new driver, torch or library. Exits with 0 when it holds,
-    1 when parts of it moved, and 3 when noise or other work leaves too little to tell by. Without PROFILE, this
+    A few of the profile's own cells are timed again, as after a new driver, torch or library. Exits with 0 when it
+    holds, 1 when parts of it moved, and 3 when noise or other work leaves too little to tell by. Without PROFILE, this
     machine's own is checked.
     """
     from latpred.calibration.measurement.drift_test import BUDGET_S

@@ -408,7 +408,8 @@ def generate(
     """Predict how long MODEL takes to generate text.
 
     It gives the time of the first token, of each further one, and of all. MODEL is the name of a decoder (gpt2,
-    llama-3.2-1b), or a file and the function in it that builds a transformers model with a generate() (models.py:build).
+    llama-3.2-1b), or a file and the function in it that builds a transformers model with a generate()
+    (models.py:build).
     """
     from latpred import runtimes
     from latpred.explanation.generation import generation_page, predict_generation
