@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.timing.in_network import calls
 from latpred.fit.roofline import RooflineRegressor, scale_leaf
 from latpred.graph.features import NATIVE, native
@@ -101,7 +101,7 @@ def _fit_family(
     return fits
 
 
-def nearest_fit(fits: Mapping[str, KernelFit], family: str) -> str | None:
+def nearest_fit(fits: Mapping[str, object], family: str) -> str | None:
     """The family itself or the nearest more general one that has a fit; None where none has."""
     name: str | None = family
     while name is not None and name not in fits:
@@ -162,7 +162,7 @@ class Kernel(NamedTuple):
 
 
 def kernel_samples(
-    runs: Sequence[NetworkRun], dispatch: DispatchFit, in_place: DispatchFit | None = None
+    runs: Sequence[TimedNetwork], dispatch: DispatchFit, in_place: DispatchFit | None = None
 ) -> list[KernelSample]:
     """Samples of every kernel that had a call of its own, from runs of one precision with the times of their calls.
 
@@ -184,7 +184,7 @@ def kernel_samples(
 
 
 def with_cold(
-    dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[NetworkRun], half_bytes: float
+    dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[TimedNetwork], half_bytes: float
 ) -> DispatchFit:
     """Dispatch with what it takes longer from cold caches: the same multiple, for every call, of what it takes warm.
 
@@ -206,7 +206,7 @@ def with_cold(
     return msgspec.structs.replace(all_cold, cold_costs_us=costs_us)
 
 
-def host_us(run: NetworkRun, dispatch: DispatchFit) -> float:
+def host_us(run: TimedNetwork, dispatch: DispatchFit) -> float:
     """Dispatch of a whole forward pass."""
     cold = sum(_cold_us(run, dispatch))
     ops = sum(host_cost(dispatch, op.host_class) for op in run.ops)
@@ -215,7 +215,7 @@ def host_us(run: NetworkRun, dispatch: DispatchFit) -> float:
     return dispatch.fixed_us + dispatch.scale * (ops + modules + python) + cold
 
 
-def _kernels(run: NetworkRun, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
+def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
     """The launching calls of a run, without their dispatch and what that takes longer from cold caches."""
     kernels = []
     for group, taken, longer_us in zip(calls(run.ops), run.calls_us, cold_us, strict=True):
@@ -231,7 +231,7 @@ def _dispatch_us(group: Sequence[Op], dispatch: DispatchFit) -> float:
     return sum(host_cost(dispatch, op.host_class) for op in group) * dispatch.scale
 
 
-def _cold_us(run: NetworkRun, dispatch: DispatchFit) -> list[float]:
+def _cold_us(run: TimedNetwork, dispatch: DispatchFit) -> list[float]:
     """What each call's dispatch takes longer because its code has left the caches."""
     groups, ops = calls(run.ops), run.ops
     cold = ColdDispatch.of(one_step_per_op("eager", ops), dispatch)
@@ -244,7 +244,7 @@ def _cold_us(run: NetworkRun, dispatch: DispatchFit) -> list[float]:
     return longer
 
 
-def _cache_refill(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
+def _cache_refill(runs: Sequence[TimedNetwork], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
     """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
     totals = np.array([run.total_us for run in runs])
     kernels_us = np.array([sum(kernel.us for kernel in launched) for launched in kernels])

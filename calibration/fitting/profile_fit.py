@@ -17,7 +17,7 @@ from latpred.calibration.devices.constants import Clocks
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.acceptance import FEWEST, HoldoutError, RunQuality, holdout_errors
 from latpred.calibration.fitting.dispatch_fit import (
-    NetworkRun,
+    TimedNetwork,
     call_costs,
     class_costs,
     fit_in_place,
@@ -67,7 +67,7 @@ def fit_profile(
     eager = [row for row in rows if row.cell.runtime == EAGER]
     speed = visits.speed_of(eager)
     good = [_at_full_speed(row, speed) for row in visits.undisturbed(row for row in eager if not row.error)]
-    info = constants.described(clocks_of(good).into(info) if info.asynchronous else info, good)
+    info = constants.described(_clocks_of(good).into(info) if info.asynchronous else info, good)
     dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
         name=name,
@@ -92,8 +92,8 @@ def fit_profile(
 
 def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, DispatchFit]:
     """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer."""
-    tiny = [run_of(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
-    chains = [run_of(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
+    tiny = [timed_network(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
+    chains = [timed_network(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
     if len(tiny) < FEWEST_NETWORKS or not chains:
         raise CalibrationError(
             f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
@@ -158,12 +158,12 @@ def queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
         yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
 
 
-def _timed_in_place(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed = FULL) -> dict[str, list[NetworkRun]]:
+def _timed_in_place(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed = FULL) -> dict[str, list[TimedNetwork]]:
     """Networks with the times of their calls, without the holdout ones, by precision."""
-    runs: dict[str, list[NetworkRun]] = {}
+    runs: dict[str, list[TimedNetwork]] = {}
     for row in rows:
         if row.calls_us and not network_spec(row.cell).holdout:
-            runs.setdefault(row.cell.precision, []).append(run_of(row, info, speed))
+            runs.setdefault(row.cell.precision, []).append(timed_network(row, info, speed))
     return runs
 
 
@@ -172,7 +172,7 @@ def _checked(
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
     holdouts = _fast([row for row in _networks(rows) if network_spec(row.cell).holdout])
-    errors = holdout_errors(profile, {row.cell.key: _latency(row, profile.device, speed) for row in holdouts})
+    errors = holdout_errors(profile, {row.cell.key: timed_network(row, profile.device, speed) for row in holdouts})
     models = _fast([row for row in rows if row.cell.kind == acceptance.MODEL])
     of_models = holdout_errors(profile, acceptance.model_runs(models, speed))
     spread = acceptance.network_spread(of_models if len(of_models) >= FEWEST else errors)
@@ -202,24 +202,26 @@ def _networks(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.cell.kind == "network" and not network_spec(row.cell).chain]
 
 
-def run_of(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> NetworkRun:
-    """A network row as a run: its latency where the device is synchronous, else the time to issue it.
+def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNetwork:
+    """A network's row, of any runtime, as fits take it; `speed` is the run's, where the row is not at it yet."""
+    spec, cell = network_spec(row.cell), row.cell
+    single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
+    graph = networks.graph_in(spec, cell.precision, cell.runtime, info.kind)
+    return TimedNetwork(
+        graph=graph,
+        batch=spec.batch,
+        total_us=single.median_s * US_PER_S,
+        calls_us=row.calls_us,
+        resident=resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info),
+        issue_us=None if issue is None else issue.median_s * US_PER_S,
+        queued_us=None if queued is None else queued.median_s * US_PER_S,
+        sigma=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
+        tiny=spec.tiny,
+        slowdown=SAME if spec.tiny else visits.slowdown(row, speed),
+    )
 
-    One that is not at full speed yet is of a machine that was slower than at `speed`.
-    """
-    spec = network_spec(row.cell)
-    timing = row.timings.get("issue") or row.timings["single"]
-    graph = networks.graph(spec, row.cell.precision)
-    resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info)
-    slowdown = SAME if spec.tiny else visits.slowdown(row, speed)
-    return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us, resident, slowdown)
 
-
-def _latency(row: Row, info: DeviceInfo, speed: RunSpeed) -> NetworkRun:
-    return run_of(row, info, speed)._replace(total_us=row.timings["single"].median_s * US_PER_S)
-
-
-def clocks_of(rows: Iterable[Row]) -> Clocks:
+def _clocks_of(rows: Iterable[Row]) -> Clocks:
     """The clock constants that a journal holds."""
     for row in rows:
         if row.cell == CLOCK:

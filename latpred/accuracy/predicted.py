@@ -6,7 +6,7 @@ Gives predicted tables (`latpred.tables.PREDICTED`), which `latpred.accuracy.com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,7 @@ from latpred import host, tables
 from latpred.errors import MissingPackageError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
+from latpred.render import listed
 from latpred.runtimes import lowering
 
 if TYPE_CHECKING:
@@ -82,11 +83,7 @@ def predict_table(
             **{name: cell[name] for name in (*tables.KEYS, *tables.FURTHER_KEYS) if name in cell},
             "machine": tables.machine_name(profile.machine),
             "device": profile.device.name,
-            "latency_s": prediction.latency_ms / 1e3,
-            "low_s": prediction.interval_ms[0] / 1e3,
-            "high_s": prediction.interval_ms[1] / 1e3,
-            "overhead_s": prediction.overhead_ms / 1e3,
-            "compute_s": prediction.compute_ms / 1e3,
+            **tables.seconds(prediction),
             "regime": prediction.regime,
             "macs": graph.macs(batch),
             "bytes": graph.bytes(batch),
@@ -101,7 +98,7 @@ def predict_table(
     return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
 
 
-def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mapping[str, Any]], Predictor] | None:
+def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mapping[Hashable, Any]], Predictor] | None:
     """What gives the predictor at the speed that the machine had for a cell; None where nobody says."""
     if not host.ratio(profile.speed, tables.speed_of(cells)):
         return None
@@ -110,7 +107,7 @@ def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mappi
     def predictor(slowdown: host.Slowdown) -> Predictor:
         return Predictor(profile, slowdown=slowdown)
 
-    def at_speed(cell: Mapping[str, Any]) -> Predictor:
+    def at_speed(cell: Mapping[Hashable, Any]) -> Predictor:
         speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
         found = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
         return predictor(host.Slowdown(*(round(ratio, 2) for ratio in found)))
@@ -163,15 +160,9 @@ def left_out(models: Sequence[str], reasons: Sequence[str]) -> tuple[str, ...]:
         by_reason.setdefault(reason, []).append(model)
     return tuple(
         f"{_counted(len(rows), 'row')} of {_counted(len(set(rows)), 'model')} are left out "
-        f"({_named(rows)}): {reason.removesuffix('.')}."
+        f"({listed(list(dict.fromkeys(rows)), _SHOWN)}): {reason.removesuffix('.')}."
         for reason, rows in by_reason.items()
     )
-
-
-def _named(models: Sequence[str]) -> str:
-    names = list(dict.fromkeys(models))
-    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return ", ".join([*names[:_SHOWN], *more])
 
 
 def _counted(count: int, what: str) -> str:

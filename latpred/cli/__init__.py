@@ -15,6 +15,7 @@ from latpred.cli.main import State, Verb, VerbGroup
 VERBS = {
     "predict": Verb("predict", "Predict the latency of MODEL, with its interval and crossover."),
     "curve": Verb("predict", "Predict the latency of MODEL over a range of batch sizes."),
+    "rank": Verb("predict", "Order MODELS by predicted latency, on one device or several."),
     "explain": Verb("predict", "Compare runtimes for MODEL, and say what to change."),
     "timeline": Verb("predict", "Follow host and device through one forward pass of MODEL."),
     "report": Verb("predict", "Write one HTML file about MODELS, to share."),

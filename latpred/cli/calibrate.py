@@ -71,12 +71,12 @@ def calibrate(
     if host_only:
         _calibrate_host(asked["name"], output)
         return
-    device = device or default_device()
+    device = device or _default_device()
     asked |= {"runtimes": _runtimes(runtimes, device), "precisions": asked["precisions"] or None}
     if repeat is not None:
         _repeat(device, repeat, asked, output)
         return
-    profile = measure_profile(device, **asked)
+    profile = _measure_profile(device, **asked)
     show_profile(profile, output)
     if not (profile.acceptance.passed and all(profile.acceptance.runtimes.values())):
         click.get_current_context().exit(1)
@@ -96,7 +96,7 @@ def _runtimes(text: str, device: str) -> tuple[str, ...]:
     return tuple(able)
 
 
-def measure_profile(device: str, **asked: Any) -> DeviceProfile:
+def _measure_profile(device: str, **asked: Any) -> DeviceProfile:
     """Calibrate with a progress display; Ctrl-C keeps what was measured."""
     from latpred.calibration import calibrate as run
 
@@ -127,6 +127,7 @@ def ensure_profile(
     yes: bool,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
+    **_: object,
 ) -> None:
     """On a machine that has no profile, offer the quick calibration, or just run it.
 
@@ -142,7 +143,7 @@ def ensure_profile(
         find()
         return
     except NoProfileError as error:
-        target, reason = device or default_device(), str(error).partition(". ")[0]
+        target, reason = device or _default_device(), str(error).partition(". ")[0]
         others = ",".join(name for name in runtimes if name != "eager")
         if others:
             raise NoProfileError(
@@ -160,12 +161,12 @@ def ensure_profile(
     def calibrate_quickly() -> None:
         takes = "which takes under a minute (latpred calibrate takes 5 and is more exact)"
         notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
-        measure_profile(target, quick=True)
+        _measure_profile(target, quick=True)
 
     calibrate_once(find, calibrate_quickly, notice)
 
 
-def default_device() -> str:
+def _default_device() -> str:
     """What a machine without profiles is calibrated for: its GPU, else its CPU."""
     import torch
 
@@ -208,7 +209,7 @@ def _repeat(device: str, times: int, asked: dict[str, Any], output: Output) -> N
 
     def calibrate_anew(number: int) -> DeviceProfile:
         notice(f"calibration {number} of {times}")
-        return measure_profile(device, **(asked | {"fresh": True}))
+        return _measure_profile(device, **(asked | {"fresh": True}))
 
     rows = [_shift_fields(shift) for shift in repeat(calibrate_anew, times, SUITE)]
     emit(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def show_report(report: Report, output: Output, plot: Path | None) -> None:
+def _show_report(report: Report, output: Output, plot: Path | None) -> None:
     """Print an accuracy report, and draw it; CSV gives its cells."""
     from latpred.accuracy.accuracy_report import report_page
 
@@ -47,7 +47,7 @@ def compare(predicted: Path, measured: Path, plot: Path | None, output: Output) 
 
     with working("comparing"):
         report = compare_tables(predicted, measured)
-    show_report(report, output, plot)
+    _show_report(report, output, plot)
 
 
 @click.command(
@@ -95,13 +95,13 @@ def evaluate(
         for line in table.kept():
             notice(line)
         profile = None if device is None else store.find(device)
-        show_report(evaluate_published(table, profile, host_row=host_row, progress=notice), output, plot)
+        _show_report(evaluate_published(table, profile, host_row=host_row, progress=notice), output, plot)
     else:
         from latpred.accuracy.comparison import evaluate as evaluate_table
 
         if host_row:
             raise UsageError("--host-row is for tables that name GPUs; leave it out.")
-        show_report(evaluate_table(sources[0], store.find(device), progress=notice), output, plot)
+        _show_report(evaluate_table(sources[0], store.find(device), progress=notice), output, plot)
 
 
 def _evaluate_left_out(
@@ -157,7 +157,7 @@ def validate(device: str, replay: str | None, plot: Path | None, output: Output,
 
     with progress(f"validating {device}") if replay is None else working(f"replaying {replay}") as show:
         report = run(device, replay=replay, progress=show, **asked)
-    show_report(report, output, plot)
+    _show_report(report, output, plot)
     missed = report.shortfalls()
     for sentence in missed:
         notice(f"target missed: {sentence}")

@@ -158,11 +158,10 @@ def _record(
 
 
 def _recorded_page(done: Done) -> Page:
-    from latpred.render import Page
+    from latpred.render import Page, listed
 
     lines = [f"{name:<18}{measured:>5} of {planned:>5}" for name, (measured, planned) in done.stages.items()]
     for reason, keys in done.failed.items():
-        more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-        lines.append(f"{len(keys)} in vain, {reason.rstrip('.')}: {', '.join(keys[:_NAMED])}{more}")
+        lines.append(f"{len(keys)} in vain, {reason.rstrip('.')}: {listed(keys, _NAMED)}")
     lines.append(f"kept in {done.folder}")
     return Page("", [*lines, *["The same command again goes on where this stopped."] * bool(done.left)])

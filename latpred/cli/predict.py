@@ -1,7 +1,8 @@
-"""Verbs that predict from a profile and run nothing: predict, curve, explain, timeline, report and generate."""
+"""Verbs that predict from a profile and run nothing: predict, curve, rank, explain, timeline, report and generate."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from latpred.cli.calibrate import ensure_profile
 from latpred.cli.options import (
     INPUTS,
     SETUP,
@@ -224,16 +226,63 @@ def _demand_model(model: str, runtime: str | None = None, era: str = "", **input
     return None
 
 
-def ensure_profile(device: str | None, **asked: Any) -> None:
-    """On a machine without a profile, offer to measure one; see `latpred.cli.calibrate.ensure_profile`."""
-    from latpred.cli.calibrate import ensure_profile as ensure
-
-    names = ("runtimes", "yes", "threads", "cudnn_benchmark")
-    ensure(device, **{name: asked[name] for name in names if name in asked})
-
-
 def _asking(runtime: str, model: str) -> str:
     return f"asking {runtime} what it makes of {model}"
+
+
+@click.command(
+    epilog=examples(
+        "latpred rank resnet18 resnet50 mobilenet_v2 --device rtx-8000 --device a100 --batch 1,64",
+        "latpred rank nasbench201:9 nasbench201:123 --device rtx-8000 --csv",
+    )
+)
+@click.argument("models", nargs=-1, required=True)
+@batch_option("1")
+@takes(*INPUTS, "devices", "runtime", "protocol", "attention", "yes")
+@output_options
+def rank(
+    models: tuple[str, ...],
+    batches: tuple[int, ...],
+    devices: tuple[str, ...],
+    runtime: str,
+    yes: bool,
+    output: Output,
+    **asked: Any,
+) -> None:
+    """Order MODELS by predicted latency, on one device or several.
+
+    A MODEL is what `latpred predict` takes, or a network of a published space: nasbench201:17, fbnet:C, once_for_all:0.
+    """
+    from latpred.search.ranking import rank as ranked
+
+    for device in devices or (None,):
+        ensure_profile(device, runtimes=(runtime,), yes=yes)
+    table = ranked(models, batch=batches, runtime=runtime, device=list(devices) or None, **asked)
+    emit(
+        output,
+        document=lambda: {"schema": "latpred.ranking/1", "rows": json.loads(table.to_json(orient="records"))},
+        rows=lambda: table,
+        page=lambda: _ranking_page(table),
+    )
+
+
+def _ranking_page(table: pd.DataFrame) -> Page:
+    from latpred.render import Page, Table, format_interval, format_ms
+
+    parts: list[Table | str] = []
+    for (device, batch), cells in table.groupby(["device", "batch"], sort=False):
+        rows = [
+            (
+                *(str(row["rank"]), row["name"], format_ms(row["latency_ms"])),
+                *(format_interval((row["low_ms"], row["high_ms"])), row["regime"], f"{row['launches']:.0f}"),
+            )
+            for row in cells[cells["error"].isna()].to_dict("records")
+        ]
+        heads = ("rank", "model", "latency", "90 % interval", "regime", "launches")
+        parts.append(Table(heads, rows, left=("model", "regime"), title=f"{device}, batch {batch}"))
+    failed = table[table["error"].notna()].drop_duplicates(["device", "candidate"])
+    parts += [f"{row['name']} on {row['device']}: {row['error']}" for row in failed.to_dict("records")]
+    return Page("", parts)
 
 
 @click.command(

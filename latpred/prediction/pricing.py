@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ SIZES = (TIME, "window", "channels")
 """Sizes that a correction may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the
 window, and the geometric mean of the channels it reads and writes."""
 
+_LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 _SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
@@ -371,10 +373,10 @@ class PriceList:
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             families=_one_hot(rows, order),
-            live=_two_columns(op.live_bytes for op in schedule.ops),
+            live=_two_columns(map(_LIVE_BYTES, schedule.ops)),
             unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.price.measured)),
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in rows if row.price.model.caveat)),
-            estimated=any(op.estimated for op in schedule.ops),
+            estimated=any(map(_ESTIMATED, schedule.ops)),
             size_corrections=tuple(one for one in dispatch.kernel_tilts if one.of == TIME),
             slowdown=self._slowdown,
         )
@@ -530,9 +532,10 @@ def _classes(schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.int64], ND
     host_classes, code = numbered(schedule.host_class)
     numbers = {name: names.setdefault(kind_of(name), len(names)) for name in host_classes}
     of_step = np.concatenate(([0], np.array(list(numbers.values()), dtype=np.int64)[code]))
-    for name in dict.fromkeys([op.host_class for op in schedule.ops]):
+    of_ops = list(map(_HOST_CLASS, schedule.ops))
+    for name in dict.fromkeys(of_ops):
         numbers[name] = names.setdefault(kind_of(name), len(names))
-    of_op = np.array([numbers[op.host_class] for op in schedule.ops], dtype=np.int64)
+    of_op = np.array([numbers[name] for name in of_ops], dtype=np.int64)
     return tuple(names), of_step, of_op
 
 
