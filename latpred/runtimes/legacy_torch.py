@@ -137,8 +137,9 @@ def _torch_2(graph: ModelGraph) -> ModelGraph:
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
     plain = graph if graph.attention == "sdpa" else unfused(graph)
-    exact, older = plain.ops_at_one, _older_ops(graph.precision)
-    return msgspec.structs.replace(plain, ops=older(plain.ops), ops_at_one=None if exact is None else older(exact))
+    exact = plain.ops_at_one
+    ops, at_one = _older_ops(graph.precision)(plain.ops, () if exact is None else exact)
+    return msgspec.structs.replace(plain, ops=ops, ops_at_one=None if exact is None else at_one)
 
 
 class _OlderOps:
@@ -151,22 +152,26 @@ class _OlderOps:
         self._precision = precision
         self._by_op: dict[int, tuple[Op, ...]] = {}
         self._ops: list[Op] = []  # kept, so that nothing else gets their identities
-        self._latest: deque[tuple[tuple[Op, ...], frozenset[int]]] = deque(maxlen=LATEST)
+        self._latest: deque[tuple[tuple[tuple[Op, ...], ...], frozenset[int]]] = deque(maxlen=LATEST)
 
-    def __call__(self, ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        """The ops of a pass."""
+    def __call__(self, *passes: tuple[Op, ...]) -> list[tuple[Op, ...]]:
+        """The ops of a graph's passes."""
         if len(self._ops) > MOST_OPS:
             self._by_op, self._ops = {}, []
-        identities = list(map(id, ops))
-        seen = list(map(self._by_op.get, identities))
-        if None in seen:
+        identities = [list(map(id, ops)) for ops in passes]
+        older = [list(map(self._by_op.get, each)) for each in identities]
+        if any(None in each for each in older):
             shared = frozenset[int]().union(*[known for _, known in tuple(self._latest)])
-            seen = [self._made(op, shared) if older is None else older for op, older in zip(ops, seen, strict=True)]
-            self._latest.append((ops, frozenset(identities)))
-        return tuple(chain.from_iterable(seen))  # type: ignore[arg-type]
+            made: dict[int, tuple[Op, ...]] = {}
+            for ops, each in zip(passes, older, strict=True):
+                for index, op in enumerate(ops):
+                    if each[index] is None:
+                        each[index] = made.get(id(op)) or self._made(op, shared, made)
+            self._latest.append((passes, frozenset(chain.from_iterable(identities))))
+        return [tuple(chain.from_iterable(each)) for each in older]  # type: ignore[arg-type]
 
-    def _made(self, op: Op, shared: frozenset[int]) -> tuple[Op, ...]:
-        older = tuple(_older(op, self._precision))
+    def _made(self, op: Op, shared: frozenset[int], made: dict[int, tuple[Op, ...]]) -> tuple[Op, ...]:
+        older = made[id(op)] = tuple(_older(op, self._precision))
         if id(op) in shared:
             self._by_op[id(op)] = older
             self._ops.append(op)
