@@ -39,12 +39,12 @@ from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import UsageError
 from latpred.fit.roofline import RooflineRegressor
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.features import Floats, read
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
+from latpred.tracing.inputs import dtype_of
 
 Indices = NDArray[np.int64]
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, Self, TypeVar
 
 import msgspec
 import torch
@@ -177,7 +177,7 @@ class Session:
         self._journal: BinaryIO | None = None
         self.resumed = 0
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         with ExitStack() as stack, self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(storage.locked(self._folder / LOCK, self._busy()))

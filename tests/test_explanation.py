@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from explanationdata import explanation, headroom, prediction
-from factories import add, device, dispatch, graph, kernel_fit, linear, machine_here, profile
+from factories import add, device, dispatch, graph, kernel_fit, kernel_fits, linear, machine_here, profile
 
 import latpred
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
@@ -28,9 +28,7 @@ EAGER = dispatch(spread=0.05)
 def saved(info: DeviceInfo | None = None, name: str = "gpu", **runtimes: DispatchFit) -> str:
     """A profile of a device with eager and CUDA graphs, kept under a name."""
     costs = {name.replace("_", "-"): fit for name, fit in runtimes.items()} or {"eager": EAGER, "cuda-graphs": REPLAYED}
-    fits = [
-        kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5) for family in ("gemm", "elementwise")
-    ]
+    fits = kernel_fits("gemm", "elementwise", weight_bytes_per_us=1e5, activation_bytes_per_us=1e5)
     made = msgspec.structs.replace(profile(info, fits, costs), name=name)
     store.save(made)
     return name

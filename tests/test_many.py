@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from factories import device, dispatch, kernel_fit, profile
+from searchdata import INPUTS, predictor
 from torch import nn
 from transformers import BertConfig
 
@@ -21,14 +22,7 @@ from latpred.profile import store
 from latpred.query import Options
 from latpred.search.resume import COLUMNS, Evaluator
 
-INPUTS = (torch.zeros(2, 64),)
 SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
-
-
-def predictor() -> Predictor:
-    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    fits = (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
-    return Predictor(profile(info, fits, {"eager": dispatch(), "torchscript": dispatch(fixed_us=1.0)}))
 
 
 predict_many = partial(latpred.predict_many, device=predictor())

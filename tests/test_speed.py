@@ -6,6 +6,7 @@ import factories
 import msgspec
 import pandas as pd
 import pytest
+import tabledata
 
 from latpred import host, tables
 from latpred.accuracy.comparison import compare
@@ -83,26 +84,9 @@ def test_kernels_wait_for_the_shared_cache_by_their_bytes(op: Op, share: float) 
 
 
 def measured(latency_s: float, dispatch_us: float) -> pd.DataFrame:
-    graph = GRAPH
-    row = {
-        "machine": "m",
-        "device": "cpu",
-        "runtime": "eager",
-        "precision": "fp32",
-        "model": graph.model,
-        "batch": 1,
-        "input_kind": graph.input_kind,
-        "input_size": graph.input_size,
-        "protocol": "single",
-        "latency_s": latency_s,
-        "spread_s": 0.0,
-        "n": 4,
-        "run": "r",
-        "stack": "",
-        "status": tables.OK,
-        "speed_dispatch_us": dispatch_us,
-    }
-    return tables.check(pd.DataFrame([row]), tables.MEASURED)
+    asked = {"machine": "m", "input_kind": GRAPH.input_kind, "input_size": GRAPH.input_size}
+    row = tabledata.measured([(GRAPH.model, 1, latency_s)], **asked, status=tables.OK, speed_dispatch_us=dispatch_us)
+    return tables.check(row, tables.MEASURED)
 
 
 def test_a_report_gives_errors_as_measured_and_at_equal_speed() -> None:

@@ -203,7 +203,7 @@ def _networks(rows: Iterable[Row]) -> list[Row]:
 
 
 def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNetwork:
-    """A network's row, of any runtime, as fits take it; one that is not at full speed yet was timed on a slower machine."""
+    """A network's row, of any runtime, as fits take it; `speed` is the run's, where the row is not at it yet."""
     spec, cell = network_spec(row.cell), row.cell
     single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
     graph = networks.graph_in(spec, cell.precision, cell.runtime, info.kind)

@@ -202,9 +202,8 @@ def slowdown(row: Row, speed: RunSpeed) -> Slowdown:
     then = host.slowdown(speed.full_us, speed.at(slow))
     read = host.slowdown(speed.full_us, row.speed)
     beside = read.cache / read.product / (then.cache / then.product) if CACHE in row.speed else 1.0
-    return Slowdown(
-        *(round(ratio, 2) for ratio in then[:-1]), round(then.cache * min(max(beside, 1 / HOPELESS), HOPELESS), 2)
-    )
+    then = then._replace(cache=then.cache * min(max(beside, 1 / HOPELESS), HOPELESS))
+    return Slowdown(*(round(ratio, 2) for ratio in then))
 
 
 def failures(rows: Sequence[Row]) -> dict[str, int]:

@@ -18,10 +18,10 @@ from torch import nn
 from latpred.calibration.cells import log_uniform
 from latpred.calibration.devices.conditions import cast
 from latpred.calibration.workloads import blocks
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes.lowering import fitting, of_source, target_of
 from latpred.runtimes.source import Source
+from latpred.tracing.inputs import dtype_of
 
 
 class NetworkSpec(msgspec.Struct, frozen=True):

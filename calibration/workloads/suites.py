@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_map
 
 from latpred.accuracy.predicted import GraphKey
 from latpred.errors import UsageError
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.graph import ModelGraph
-from latpred.runtimes.graph_store import digest_of
 from latpred.runtimes.lowering import fitting, of_source, traced_by
 from latpred.runtimes.source import Source
+from latpred.sandbox.lookups import digest_of
+from latpred.tracing.inputs import dtype_of
 from latpred.zoo.names import settle_transformers
 
 Inputs = Callable[[int, Any], Any]

@@ -6,7 +6,7 @@ Gives predicted tables (`latpred.tables.PREDICTED`), which `latpred.accuracy.com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,7 +98,7 @@ def predict_table(
     return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
 
 
-def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mapping[str, Any]], Predictor] | None:
+def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mapping[Hashable, Any]], Predictor] | None:
     """What gives the predictor at the speed that the machine had for a cell; None where nobody says."""
     if not host.ratio(profile.speed, tables.speed_of(cells)):
         return None
@@ -107,7 +107,7 @@ def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mappi
     def predictor(slowdown: host.Slowdown) -> Predictor:
         return Predictor(profile, slowdown=slowdown)
 
-    def at_speed(cell: Mapping[str, Any]) -> Predictor:
+    def at_speed(cell: Mapping[Hashable, Any]) -> Predictor:
         speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
         found = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
         return predictor(host.Slowdown(*(round(ratio, 2) for ratio in found)))

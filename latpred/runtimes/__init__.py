@@ -61,13 +61,6 @@ def built_in() -> list[str]:
 def get(name: str) -> Runtime:
     """The runtime of a name; always the same object.
 
-    Raises
-    ------
-    UsageError
-        When no runtime goes by the name, or the package that offers it cannot be imported.
-
-    Examples
-    --------
     >>> get("eager").name
     'eager'
     """

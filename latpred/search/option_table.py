@@ -78,11 +78,12 @@ def latency_table(
     )
     keys = [("", ""), *((label, name) for label, names in options.items() for name in names)]
     parts = []
-    for where, cells in predicted.groupby(["device", "batch", "runtime"], sort=False):
+    settings = ["device", "batch", "runtime"]
+    for _, cells in predicted.groupby(settings, sort=False):
         added, error = additive(chosen, [len(names) for names in options.values()], cells["latency_ms"].to_numpy())
         part = pd.DataFrame(keys, columns=["label", "option"]).assign(latency_ms=added, error=error)
-        parts.append(part.assign(**dict(zip(("device", "batch", "runtime"), where, strict=True))))
-    return pd.concat(parts, ignore_index=True)[["device", "batch", "runtime", "label", "option", "latency_ms", "error"]]
+        parts.append(part.merge(cells[settings].head(1), how="cross"))
+    return pd.concat(parts, ignore_index=True)[[*settings, "label", "option", "latency_ms", "error"]]
 
 
 def drawn(options: Options, rng: np.random.Generator) -> list[tuple[int, ...]]:
@@ -109,7 +110,7 @@ def additive(chosen: Sequence[Sequence[int]], counts: Sequence[int], latency_ms:
     for row, one in zip(design, chosen, strict=True):
         row[starts + np.array(one)] = 1.0
     fitted = max(len(chosen) - int(HELD_OUT * len(chosen)), 1)
-    added: Floats = np.linalg.lstsq(design[:fitted], latency_ms[:fitted], rcond=None)[0]
+    added: Floats = np.linalg.lstsq(design[:fitted], latency_ms[:fitted], rcond=None)[0].astype(float)
     left_out = np.abs(design[fitted:] @ added / latency_ms[fitted:] - 1.0)
     for start, count in zip(starts.tolist(), counts, strict=True):
         least = added[start : start + count].min()

@@ -44,7 +44,7 @@ from latpred.progress import ProgressCounter
 from latpred.query import AMP, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
-from latpred.sandbox.restore import UntoldError, library, named
+from latpred.sandbox.lookups import UntoldError, library, named
 from latpred.storage import demand_writable, locked, replacing
 
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ import msgspec
 import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError, UsageError
-from latpred.graph.dtypes import dtype_of
 from latpred.query import SPACES
 from latpred.tracing.inputs import (
     cast,
     demand_one,
     demand_used,
     derived,
+    dtype_of,
     example_speech,
     example_tokens,
     from_example,

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from gauges import FAST
 from profiledata import profile
 from torch import nn
 
@@ -19,7 +20,6 @@ from latpred.calibration.measurement import plans, recorder
 from latpred.calibration.measurement.plans import Plan, Setting
 from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, RecordingSession
 from latpred.calibration.session import JOURNAL, MOST_TRIES
-from latpred.calibration.timing.timer import QUICK
 from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import BusyError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
@@ -49,7 +49,7 @@ def small_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, device: SimulatedDevice | None = None, **given: object) -> recorder.Done:
-    return recorder.record("small", folder, device or SimulatedDevice(), effort=QUICK, **given)  # type: ignore[arg-type]
+    return recorder.record("small", folder, device or SimulatedDevice(), effort=FAST, **given)  # type: ignore[arg-type]
 
 
 def test_a_recording_holds_everything_that_was_planned(tmp_path: Path) -> None:

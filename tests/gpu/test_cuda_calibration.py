@@ -48,7 +48,7 @@ def calibrated(gpu: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Ite
         patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         found = calibrate(gpu, budget_s=BUDGET_S, precisions=("fp32", "fp16"))
         assert store.find("cuda:0").sha256
-        yield found, read_journal(directory(gpu.name) / session.LAST)
+        yield found, read_journal(directory(gpu.name) / session.LAST)[1]
 
 
 @pytest.fixture

@@ -95,7 +95,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block, added to its input where shapes allow."""
-        return x + self.body(x) if self.added else self.body(x)
+        out: Tensor = self.body(x)
+        return x + out if self.added else out
 
 
 def _block(name: str, entering: int, leaving: int, stride: int) -> nn.Module:

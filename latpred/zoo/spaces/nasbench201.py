@@ -68,7 +68,7 @@ class Cell(nn.Module):
 
     def __init__(self, operations: Iterable[nn.Module | None]) -> None:
         super().__init__()
-        self.operations = nn.ModuleList(operations)
+        self.operations = nn.ModuleList(operations)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """The last node."""
@@ -98,7 +98,8 @@ class Halving(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Both branches, added."""
-        return self.shortcut(x) + self.body(x)
+        added: Tensor = self.shortcut(x) + self.body(x)
+        return added
 
 
 def operation(name: str, channels: int) -> nn.Module:

@@ -129,7 +129,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block, added to its input where shapes allow."""
-        return x + self.body(x) if self.residual else self.body(x)
+        out: Tensor = self.body(x)
+        return x + out if self.residual else out
 
 
 class Squeeze(nn.Module):
@@ -148,7 +149,8 @@ class Squeeze(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The weighted image."""
-        return x * self.body(x)
+        weights: Tensor = self.body(x)
+        return x * weights
 
 
 def _convolution(
