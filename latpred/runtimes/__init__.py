@@ -21,7 +21,7 @@ from latpred.graph.graph import ModelGraph, Op, Schedule
 from latpred.runtimes.base import Runtime
 from latpred.storage import IdentityCache
 
-__all__ = ["GROUP", "Runtime", "StepPerOp", "built_in", "get", "names", "one_step_per_op"]
+__all__ = ["GROUP", "Runtime", "built_in", "get", "names"]
 
 GROUP = "latpred.runtimes"
 # What runtimes of other packages may still call what `RuntimeTracer` asks for.
