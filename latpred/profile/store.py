@@ -107,9 +107,7 @@ def path(name: str) -> Path:
     >>> path("cpu").name
     'cpu.json'
     """
-    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
-        raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
-    return directory() / f"{name}{SUFFIX}"
+    return _file_of(name)
 
 
 def listing() -> list[Entry]:
@@ -155,7 +153,7 @@ def _file_called(name: str) -> Path | None:
 
 def _files_of(name: str) -> tuple[Path, Path]:
     """Where a profile of a name may lie: the user's, else the one that ships."""
-    return path(name), _shipped() / f"{name}{SUFFIX}"
+    return _file_of(name), _shipped() / f"{name}{SUFFIX}"
 
 
 def _sheet_of(source: str | os.PathLike[str]) -> gpus.Spec | None:
@@ -205,9 +203,9 @@ def cudnn_benchmarked(profile: DeviceProfile) -> bool:
     return profile.protocol.get(CUDNN) == BENCHMARK
 
 
-def save(profile: DeviceProfile, to: str | os.PathLike[str] | None = None) -> Path:
+def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> Path:
     """Write a profile atomically, with its checksum, by default into the user's directory under its own name."""
-    target = path(profile.name) if to is None else Path(to)
+    target = _file_of(profile.name) if path is None else Path(path)
     return storage.save_document(target, encode(profile), ProfileError)
 
 
@@ -260,6 +258,12 @@ def _usable(profiles: list[DeviceProfile]) -> list[DeviceProfile]:
     owners = [(owner(profile.machine), profile) for profile in profiles]
     own = [profile for whose, profile in owners if whose is Owner.THIS]
     return own or [profile for whose, profile in owners if whose is Owner.ALIKE]
+
+
+def _file_of(name: str) -> Path:
+    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+        raise ProfileError(f"{name!r} cannot name a profile: use letters, digits, dots and dashes, as in cpu-laptop.")
+    return directory() / f"{name}{SUFFIX}"
 
 
 def _shipped() -> Path:

@@ -78,11 +78,12 @@ def latency_table(
     )
     keys = [("", ""), *((label, name) for label, names in options.items() for name in names)]
     parts = []
-    for (device_name, size, runtime_name), cells in predicted.groupby(["device", "batch", "runtime"], sort=False):
+    settings = ["device", "batch", "runtime"]
+    for _, cells in predicted.groupby(settings, sort=False):
         added, error = additive(chosen, [len(names) for names in options.values()], cells["latency_ms"].to_numpy())
         part = pd.DataFrame(keys, columns=["label", "option"]).assign(latency_ms=added, error=error)
-        parts.append(part.assign(device=device_name, batch=size, runtime=runtime_name))
-    return pd.concat(parts, ignore_index=True)[["device", "batch", "runtime", "label", "option", "latency_ms", "error"]]
+        parts.append(part.merge(cells[settings].head(1), how="cross"))
+    return pd.concat(parts, ignore_index=True)[[*settings, "label", "option", "latency_ms", "error"]]
 
 
 def drawn(options: Options, rng: np.random.Generator) -> list[tuple[int, ...]]:

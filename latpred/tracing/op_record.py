@@ -304,13 +304,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-_META = torch.device("meta")
-
-
 def _maker(tensor: torch.Tensor | None) -> Callable[[], Any]:
     if tensor is None:
         return lambda: None
-    return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+    # A device is read faster than its name; it is made here, since modes of the caller look on while files load.
+    meta = torch.device("meta")
+    return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=meta)
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
