@@ -114,6 +114,9 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     jumps : bool
         Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
         choice of tiles; else Matern 3/2.
+    cache_bytes, cache_gain : float
+        What the last-level cache holds, and how many times as fast activations come that lie there; 0 and 1 where no
+        datasheet tells.
     """
 
     family: str
@@ -137,6 +140,8 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     tiling: dict[str, float] = {}
     efforts: tuple[float, ...] = ()
     jumps: bool = False
+    cache_bytes: float = 0.0
+    cache_gain: float = 1.0
 
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""
