@@ -15,7 +15,7 @@ from torch import nn
 
 import latpred
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.errors import ProfileError, TraceError
 from latpred.ops.families import root
 from latpred.prediction.clocks import Z90
@@ -259,6 +259,6 @@ def test_each_runtime_has_its_own_verdict() -> None:
 
 
 def test_judging_anew_does_not_count_an_earlier_verdict() -> None:
-    runs = {"judge": NetworkRun(graph(linear()), 1, 500.0)}
+    runs = {"judge": TimedNetwork(graph(linear()), 1, 500.0)}
     spreads = [acceptance.holdout_errors(accepted(passed, {}), runs)[0].kernel_spread for passed in (True, False)]
     assert spreads[0] == spreads[1]

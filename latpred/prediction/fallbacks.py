@@ -134,7 +134,7 @@ def _double(op: Op, profile: DeviceProfile) -> float:
             "Predict the model in another format, as precision='fp32'."
         )
     mode = mode_of(gpu, "fp32", root(op.family))  # PyTorch lets convolutions in fp32 use TF32
-    return FP64_OVER_FP32[gpu.compute_capability] * gpu.peak_macs_per_s(mode) / gpu.peak_macs_per_s("fp32")
+    return FP64_OVER_FP32[gpu.compute_capability] * gpu.peak_macs_per_us(mode) / gpu.peak_macs_per_us("fp32")
 
 
 UNTESTED_LOG_STD = math.log(10.0) / Z90  # nothing says how wrong a profile is: a factor of ten either way

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
 
 from latpred.errors import TraceError
-from latpred.sandbox.copies import Copier
 from latpred.sandbox.own_thread import SWITCHING, leave_hooks_out, replaced
+from latpred.sandbox.untouched import Copier
 from latpred.tracing.inputs import demand_dense
 
 Tensor = torch.Tensor
