@@ -119,6 +119,37 @@ def test_float8_is_refused() -> None:
         predicted(torch.float8_e4m3fn)
 
 
+class Scaled(nn.Module):
+    """Operands of 8 bits, a result of 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.empty(WIDTH, WIDTH, dtype=torch.float8_e4m3fn, device="meta"))
+        self.register_buffer("scale", torch.ones((), device="meta"))
+        self.norm = nn.LayerNorm(WIDTH, dtype=torch.bfloat16, device="meta")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        short = self.norm(x).to(torch.float8_e4m3fn)
+        return torch._scaled_mm(short, self.weight.t(), self.scale, self.scale, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", ["h100", "l40s", "rtx-4090", "b200"])
+def test_scaled_products_of_8_bits_take_the_rate_of_the_datasheet(device: str) -> None:
+    def product_ms(model: nn.Module) -> float:
+        x = torch.ones(1, WIDTH, dtype=torch.bfloat16)
+        found = latpred.predict(model, 65536, inputs=x, device=device)
+        assert ("in float8_e4m3fn were not measured: priced at 2.0 times" in said(found)) == isinstance(model, Scaled)
+        assert found.precision == "bf16"
+        return next(share.device_ms for share in found.breakdown if share.name == "gemm")
+
+    assert product_ms(Scaled()) / product_ms(Product(torch.bfloat16)) == pytest.approx(0.5, abs=0.15)
+
+
+def test_scaled_products_of_8_bits_are_refused_where_the_datasheet_has_none() -> None:
+    with pytest.raises(ProfileError, match=r"A30 multiplies nothing in float8_e4m3fn.* Name a GPU that does"):
+        latpred.predict(Scaled(), 8, inputs=torch.ones(1, WIDTH, dtype=torch.bfloat16), device="a30")
+
+
 def test_quantised_modules_are_refused() -> None:
     class Linear(nn.Linear):
         __module__ = "torch.ao.nn.quantized.dynamic.modules.linear"

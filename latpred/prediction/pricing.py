@@ -26,6 +26,8 @@ from latpred.ops.families import kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
+from latpred.profile import gpus
+from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 from latpred.query import AMP
 from latpred.storage import Recent
@@ -42,7 +44,7 @@ window, and the geometric mean of the channels it reads and writes."""
 
 _LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
-_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp16", "float8_e5m2": "fp16"}
 _SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
 # Families with the same dimensions that stand in for one that was not measured, the nearest first.
 SUBSTITUTES = {
@@ -460,23 +462,34 @@ class PriceList:
             name: str | None = kind(family, op.dims)
             while name is not None:
                 if name in source:
-                    model = self._model(source[name], None if source is runtime_fits else native)
+                    model = self._model(source[name], wanted, None if source is runtime_fits else native)
                     leaf_scale = nearest(source[name].leaf_scales, family, 1.0)
                     return KernelPrice(model, leaf_scale, 1.0 if source is runtime_fits else scale, measured=True)
                 name = parent(name)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
-                return KernelPrice(self._model(fits[substitute], native), 1.0, scale, measured=False)
+                return KernelPrice(self._model(fits[substitute], wanted, native), 1.0, scale, measured=False)
         if wanted not in self._models:
-            self._models[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD))
+            limits = self._limits(wanted, root(family))
+            self._models[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD), limits=limits)
         return KernelPrice(self._models[wanted], 1.0, scale, measured=False)
 
-    def _model(self, fit: KernelFit, native: KernelFit | None = None) -> KernelModel:
+    def _model(self, fit: KernelFit, precision: str, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), native is None  # the profile keeps every fit alive
         if key not in self._models:
-            other = None if native is None or native is fit else self._model(native)
-            self._models[key] = KernelModel(fit, other, self._profile.machine.threads)
+            other = None if native is None or native is fit else self._model(native, precision)
+            limits = self._limits(precision, root(fit.family))
+            self._models[key] = KernelModel(fit, other, self._profile.machine.threads, limits)
         return self._models[key]
+
+    def _limits(self, precision: str, family: str) -> Limits | None:
+        """What the device cannot do faster; None where nothing tells, or every kernel was timed on the GPU itself."""
+        device, name = self._profile.device, self._profile.machine.accelerator
+        if device.kind == "cpu" and device.bandwidth_bytes_per_us and device.cache_bytes:
+            return limits_of_cpu(device)
+        if self._profile.provenance == "measured" or not gpus.known(name):
+            return None
+        return limits_of(gpus.spec(name), precision, family)
 
 
 def host_cost(fit: DispatchFit, name: str) -> float:

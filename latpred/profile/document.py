@@ -111,6 +111,10 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     # Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
     # choice of tiles; else Matern 3/2.
     jumps: bool = False
+    # What the last-level cache holds, and how many times as fast activations come that lie there; 0 and 1 where no
+    # datasheet tells.
+    cache_bytes: float = 0.0
+    cache_gain: float = 1.0
 
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""
