@@ -25,7 +25,7 @@ from latpred.profile.document import (
     KernelFit,
     Machine,
 )
-from latpred.profile.gpus import GIB, MIB, Spec
+from latpred.profile.gpus import GIB, Spec
 
 # What a kernel's time is made of. floor: microseconds. compute, weights, activations: times per multiply-add or byte
 # over what the datasheet promises. waves, outputs, k, n: sizes of half use, results per multiprocessor.
@@ -37,7 +37,7 @@ CACHE_BYTES = 64.0  # that one multiprocessor can take from the last-level cache
 # What one draws in products of 10 to 30 us whose operands lie there: about as much on an A100, whose memory gives that
 # too, as on an L40S, whose memory gives a quarter of it.
 DRAWN_BYTES = 9.0
-LARGE_CACHE = 16 * MIB  # of a layer at least; what smaller caches change is in what kernels reach
+LARGE_CACHE = 16 << 20  # of a layer at least; what smaller caches change is in what kernels reach
 # Values of a window that one multiprocessor takes in a cycle: Pascal multiplies the 64-bit numbers of their addresses
 # in many steps, and reads each value from the last-level cache.
 TAPS = {"6.1": 2.25}
