@@ -60,6 +60,11 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int(self.memory_gib * GIB)
 
     @property
+    def l2_bytes(self) -> int:
+        """Size of the last-level cache."""
+        return self.l2_kib << 10
+
+    @property
     def tensor_cores(self) -> bool:
         """Whether products in half precision run on units of their own."""
         return "fp16" in self.tflops
