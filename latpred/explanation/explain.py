@@ -181,15 +181,16 @@ class _Comparison:
 
     def _unfit(self, name: str) -> Excluded | None:
         """Why a runtime is not to be asked at all."""
+        device, asked = self.predictor.profile.device, known_runtimes.get(name)
         reason = lowering.unsuited(name, self.predictor.target)
         if reason is not None:
             return Excluded(name, "unsuited", reason)
         if name in self.predictor.profile.runtimes:
             return None
-        missing = known_runtimes.get(name).available()
-        if missing is not None:
+        missing = asked.available()
+        if missing is not None and (device.kind != "simulated" or getattr(asked, "predicted_only", False)):
             return Excluded(name, "missing", missing)
-        return Excluded(name, "uncalibrated", f"not calibrated; run: latpred calibrate --runtimes {name}")
+        return Excluded(name, "uncalibrated", f"not calibrated; run: {device.calibration} --runtimes {name}")
 
     def _choice(self, name: str) -> Choice | Excluded:
         if self.progress is not None and lowering.traced_by(name) != "eager":

@@ -8,10 +8,10 @@ know nothing of this, and neither do profiles that were measured with the instal
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "embedding": "index",
 }
 MOST_OPS = 20_000  # whose rewriting is kept
-LATEST = 8  # graphs among which shared ops are looked for
+LATEST = 8  # passes among which shared ops are looked for
 _rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 _ERA: ContextVar[str] = ContextVar("era", default="")
 
@@ -134,7 +134,14 @@ def _torch_2(graph: ModelGraph) -> ModelGraph:
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
     plain = graph if graph.attention == "sdpa" else unfused(graph)
-    return rewritten(plain, _older_ops(graph.precision))
+    return rewritten(plain, _older_ops(graph.precision).of_one_graph())
+
+
+class _Known(NamedTuple):
+    """Ops of a pass that is held, and what tells them apart while they are."""
+
+    ops: tuple[Op, ...]
+    identities: frozenset[int]
 
 
 class _OlderOps:
@@ -147,22 +154,29 @@ class _OlderOps:
         self._precision = precision
         self._by_op: dict[int, tuple[Op, ...]] = {}
         self._ops: list[Op] = []  # kept, so that nothing else gets their identities
-        self._latest: deque[tuple[tuple[Op, ...], frozenset[int]]] = deque(maxlen=LATEST)
+        self._latest: deque[_Known] = deque(maxlen=LATEST)
 
-    def __call__(self, ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        """The ops of a pass."""
+    def of_one_graph(self) -> Callable[[tuple[Op, ...]], tuple[Op, ...]]:
+        """A function for all passes of a graph; what these share among themselves does not count."""
+        return partial(self._older_pass, tuple(self._latest), {})
+
+    def _older_pass(
+        self, latest: tuple[_Known, ...], made: dict[int, tuple[Op, ...]], ops: tuple[Op, ...]
+    ) -> tuple[Op, ...]:
         if len(self._ops) > MOST_OPS:
             self._by_op, self._ops = {}, []
         identities = list(map(id, ops))
-        seen = list(map(self._by_op.get, identities))
-        if None in seen:
-            shared = frozenset[int]().union(*[known for _, known in tuple(self._latest)])
-            seen = [self._made(op, shared) if older is None else older for op, older in zip(ops, seen, strict=True)]
-            self._latest.append((ops, frozenset(identities)))
-        return tuple(chain.from_iterable(seen))  # type: ignore[arg-type]
+        older = list(map(self._by_op.get, identities))
+        if None in older:
+            shared = frozenset[int]().union(*[known.identities for known in latest])
+            for index, op in enumerate(ops):
+                if older[index] is None:
+                    older[index] = made.get(id(op)) or self._made(op, shared, made)
+            self._latest.append(_Known(ops, frozenset(identities)))
+        return tuple(chain.from_iterable(older))  # type: ignore[arg-type]
 
-    def _made(self, op: Op, shared: frozenset[int]) -> tuple[Op, ...]:
-        older = tuple(_older(op, self._precision))
+    def _made(self, op: Op, shared: frozenset[int], made: dict[int, tuple[Op, ...]]) -> tuple[Op, ...]:
+        older = made[id(op)] = tuple(_older(op, self._precision))
         if id(op) in shared:
             self._by_op[id(op)] = older
             self._ops.append(op)
