@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import factories
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 import latpred
 from latpred.errors import ProfileError, UnknownGpuError
+from latpred.fit.roofline import evaluate
 from latpred.prediction.pricing import PriceList
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import decode, encode
@@ -98,8 +100,6 @@ def test_large_products_come_near_the_peak() -> None:
     fit = datasheet.profile_of(gpu).kernels["fp16"]["gemm"]
     side = 16384.0
     row = np.array([[side**3, 2 * side**2, 2 * side**2, 2 * side**2, side, side, side]])
-    from latpred.fit.roofline import evaluate
-
     assert 0.4 < side**3 / evaluate(fit, row)[0] / gpu.peak_macs_per_us("fp16") < 0.9
 
 
@@ -126,3 +126,16 @@ def test_a_newer_design_is_taken_like_the_one_that_it_continues() -> None:
         fit = datasheet.profile_of(gpu).kernels["fp16"]["gemm"]
         usual = datasheet.macs_per_us(gpu, "fp16") / reached[design]
         assert fit.macs_per_us == pytest.approx(usual / limited.get(name, 1.0), rel=1e-4)
+
+
+def test_small_work_draws_from_a_large_cache_where_memory_is_slow() -> None:
+    def sped_up(name: str, rows: float) -> float:
+        fit = datasheet.profile_of(gpus.spec(name)).kernels["bf16"]["gemm"]
+        uncached = msgspec.structs.replace(fit, cache_bytes=0.0)
+        row = np.array([[rows * 2**20, 2**21, rows * 2**11, rows * 2**11, rows, 1024, 1024]])
+        return float(evaluate(uncached, row)[0] / evaluate(fit, row)[0])
+
+    assert sped_up("l40s", 4096) > 1.5
+    assert sped_up("l40s", 65536) == sped_up("h100", 4096) == 1.0
+    kept = {name: datasheet.profile_of(gpus.spec(name)).device.resident_bytes for name in ("l40s", "h100", "rtx-3090")}
+    assert kept == {"l40s": gpus.spec("l40s").l2_bytes // 2, "h100": 0, "rtx-3090": 0}

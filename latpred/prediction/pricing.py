@@ -336,6 +336,8 @@ class PriceList:
     def __init__(self, profile: DeviceProfile, slowdown: Slowdown = SAME) -> None:
         self._profile = profile
         self._slowdown = slowdown
+        name = profile.machine.accelerator
+        self._gpu = gpus.spec(name) if profile.provenance != "measured" and gpus.known(name) else None
         self._models: dict[object, KernelModel] = {}
         self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
         self._rows: dict[tuple[str, str, float], _KernelRows] = {}
@@ -462,34 +464,34 @@ class PriceList:
             name: str | None = kind(family, op.dims)
             while name is not None:
                 if name in source:
-                    model = self._model(source[name], wanted, None if source is runtime_fits else native)
+                    limits = self._limits(wanted, family)
+                    model = self._model(source[name], limits, None if source is runtime_fits else native)
                     leaf_scale = nearest(source[name].leaf_scales, family, 1.0)
                     return KernelPrice(model, leaf_scale, 1.0 if source is runtime_fits else scale, measured=True)
                 name = parent(name)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
-                return KernelPrice(self._model(fits[substitute], wanted, native), 1.0, scale, measured=False)
+                model = self._model(fits[substitute], self._limits(wanted, family), native)
+                return KernelPrice(model, 1.0, scale, measured=False)
         if wanted not in self._models:
-            limits = self._limits(wanted, root(family))
+            limits = self._limits(wanted, "other")
             self._models[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD), limits=limits)
         return KernelPrice(self._models[wanted], 1.0, scale, measured=False)
 
-    def _model(self, fit: KernelFit, precision: str, native: KernelFit | None = None) -> KernelModel:
-        key = id(fit), native is None  # the profile keeps every fit alive
+    def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:
+        key = id(fit), limits, native is None  # the profile keeps every fit alive
         if key not in self._models:
-            other = None if native is None or native is fit else self._model(native, precision)
-            limits = self._limits(precision, root(fit.family))
+            other = None if native is None or native is fit else self._model(native, limits)
             self._models[key] = KernelModel(fit, other, self._profile.machine.threads, limits)
         return self._models[key]
 
     def _limits(self, precision: str, family: str) -> Limits | None:
         """What the device cannot do faster; None where nothing tells, or every kernel was timed on the GPU itself."""
-        device, name = self._profile.device, self._profile.machine.accelerator
-        if device.kind == "cpu" and device.bandwidth_bytes_per_us and device.cache_bytes:
-            return limits_of_cpu(device)
-        if self._profile.provenance == "measured" or not gpus.known(name):
-            return None
-        return limits_of(gpus.spec(name), precision, family)
+        if self._gpu is not None:
+            return limits_of(self._gpu, precision, family)
+        device = self._profile.device
+        known = device.kind == "cpu" and device.bandwidth_bytes_per_us and device.cache_bytes
+        return limits_of_cpu(device) if known else None
 
 
 def host_cost(fit: DispatchFit, name: str) -> float:
