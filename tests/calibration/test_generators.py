@@ -32,6 +32,7 @@ from latpred.errors import TraceError
 from latpred.graph.graph import ModelGraph
 from latpred.tracing.inputs import from_example
 from latpred.tracing.meta_module import make_meta_module
+from latpred.tracing.op_record import leaves
 from latpred.tracing.tracer import Naming, Tracer
 
 EACH = 1200  # seeds of a kind
@@ -68,8 +69,8 @@ def run_on_meta(spec: NetworkSpec) -> list[str]:
     with torch.device("meta"):
         model = networks.build(spec)
     tracer = Tracer(make_meta_module(model), from_example(networks.inputs(spec, 2, "meta")), Naming(""))
-    made = [(op.name, spec[0]) for op in tracer.one_pass(2).records for spec in op.specs or () if spec is not None]
-    return [name for name, shape in made if 0 in shape]
+    made = [(op.name, out) for op in tracer.one_pass(2).records if op.makers for out in leaves(op.make())]
+    return [name for name, out in made if not out.numel()]
 
 
 def demand_sound(graph: ModelGraph, batch: int) -> None:
