@@ -66,7 +66,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"{UNEQUAL} 12,7 --strict", 2, "--strict looks at models whose inputs are alike; leave it out, or --lengths"),
         ("generate {models}:picture", 2, "generates no text"),
         (f"explain {PICTURE} -d gpu --runtime cuda-graph", 2, "'cuda-graph'. Did you mean 'cuda-graphs'"),
-        (f"explain {PICTURE} -d gpu --runtime torchscript", 3, "latpred calibrate --device simulated --runtimes torchscript"),
+        (f"explain {PICTURE} -d gpu --runtime torchscript", 3, "--device simulated --runtimes torchscript"),
         (f"explain {PICTURE} -d cpu --threads 7", 3, "no profile of cpu was measured with 7 threads"),
         (f"explain {PICTURE} -d gpu --batch 0", 2, "0 is not in the range x>=1"),
         (f"explain {PICTURE} -d gpu --precision bf16", 3, "no kernels in bf16"),
