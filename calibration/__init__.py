@@ -9,25 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from latpred.calibration.calibrator import calibrate, calibrate_host, fit_raw
-    from latpred.calibration.fitting.kernel_table import evaluate_kernels
-    from latpred.calibration.measurement.drift_test import check
-    from latpred.calibration.measurement.validation import validate
-    from latpred.calibration.measurement.whole_models import measure
-    from latpred.calibration.published.fitted_profiles import fit_profile
-    from latpred.calibration.schedules import choose_shapes
-
-__all__ = [
-    "calibrate",
-    "calibrate_host",
-    "check",
-    "choose_shapes",
-    "evaluate_kernels",
-    "fit_profile",
-    "fit_raw",
-    "measure",
-    "validate",
-]
+    from latpred.calibration.calibrator import calibrate as calibrate
+    from latpred.calibration.calibrator import calibrate_host as calibrate_host
+    from latpred.calibration.calibrator import fit_raw as fit_raw
+    from latpred.calibration.fitting.kernel_table import evaluate_kernels as evaluate_kernels
+    from latpred.calibration.measurement.drift_test import check as check
+    from latpred.calibration.measurement.validation import validate as validate
+    from latpred.calibration.measurement.whole_models import measure as measure
+    from latpred.calibration.published.fitted_profiles import fit_profile as fit_profile
+    from latpred.calibration.schedules import choose_shapes as choose_shapes
 
 _HOMES = {
     "calibrate": "calibrator",
@@ -40,6 +30,8 @@ _HOMES = {
     "measure": "measurement.whole_models",
     "validate": "measurement.validation",
 }
+
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -468,7 +468,7 @@ def calibrate_host(
 def _fitted(rows: list[Row], live: Device) -> DispatchFit:
     """What dispatch costs by networks without errors, at one speed of the machine."""
     rows = visits.at_one_speed(row for row in rows if not row.error)
-    runs = [(profile_fit.run_of(row, live.info()), schedules.network_spec(row.cell)) for row in rows]
+    runs = [(profile_fit.timed_network(row, live.info()), schedules.network_spec(row.cell)) for row in rows]
     chains = [run for run, spec in runs if spec.chain]
     tiny = [run for run, spec in runs if spec.tiny and not spec.chain]
     if len(tiny) < FEWEST or not chains:

@@ -11,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from latpred.calibration.cells import (
 )
 from latpred.calibration.devices import Device, constants
 from latpred.calibration.devices.conditions import cast
-from latpred.calibration.fitting.kernel_fit import row_of
+from latpred.calibration.fitting.kernel_fit import nearest_fit, row_of
 from latpred.calibration.session import Sampled
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.timing.reference_speed import gauge_of
@@ -39,15 +39,15 @@ from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import UsageError
 from latpred.fit.roofline import RooflineRegressor
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.features import Floats, read
 from latpred.graph.graph import ModelGraph
-from latpred.ops.families import parent
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
+from latpred.tracing.inputs import dtype_of
 
 Indices = NDArray[np.int64]
+T = TypeVar("T")
 
 FIRST = 0.6  # of the budget, spread before anything is known
 ROUNDS = 2  # in which the rest is chosen, with a fit between them
@@ -218,9 +218,7 @@ def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
     op = next((op for op in graph.at(batch) if op.launches), None)
     if op is None:
         return -math.inf
-    name: str | None = op.family
-    while name is not None and name not in models:
-        name = parent(name)
+    name = nearest_fit(models, op.family)
     if name is None:
         return math.inf
     row = np.array([row_of(op, batch)])
@@ -336,6 +334,18 @@ class Schedule(ABC):
         return model, cast(networks.inputs(spec, device=str(place)), cell.precision)
 
 
+def in_turn(precisions: Sequence[T], number: int) -> T:
+    """Which of several precisions, or of what belongs to each, a cell of this number is of.
+
+    >>> [in_turn(("fp32", "bf16"), number) for number in range(5)]
+    ['fp32', 'fp32', 'fp32', 'bf16', 'fp32']
+    """
+    main, *others = precisions
+    if not others or number % (PREFERENCE + 1) < PREFERENCE:
+        return main
+    return others[number // (PREFERENCE + 1) % len(others)]
+
+
 def schedule_of(device: Device, precisions: Sequence[str]) -> Schedule:
     """The schedule of a device."""
     return (Asynchronous if device.asynchronous else Synchronous)(device, precisions)
@@ -358,7 +368,7 @@ class Synchronous(Schedule):
         yield from map(network_cell, chain_networks())
         yield from (*tiny[:first], *memory_cells(), *tiny[first:])
         for number, spec in enumerate(self._sampler.of_networks(sized_networks())):
-            yield network_cell(spec, self._precision(number))
+            yield network_cell(spec, in_turn(self._precisions, number))
 
     def measure(self, cell: Cell) -> Sampled:
         """Time a network whole and call by call, or bytes being moved."""
@@ -386,12 +396,6 @@ class Synchronous(Schedule):
             other_model(*inputs)
 
         return evict
-
-    def _precision(self, number: int) -> str:
-        main, *others = self._precisions
-        if not others or number % (PREFERENCE + 1) < PREFERENCE:
-            return main
-        return others[number // (PREFERENCE + 1) % len(others)]
 
 
 def _effort(spec: NetworkSpec) -> tuple[int, float]:

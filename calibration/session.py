@@ -1,8 +1,10 @@
-"""The calibration session: one at a time per device, journalled cell by cell, resumed after any kind of end.
+"""The session of a measurement: one at a time in a folder, journalled cell by cell, resumed after any kind of end.
 
 Knows nothing of what a cell measures: a function given to `Session.run` does. A journal is a file of raw timings that
-can be fitted again. No cell ends a run: one that fails, hangs, or ends the process becomes a row with the reason, and
-is tried once more when the run is resumed.
+can be fitted again: a header and rows in JSON lines. A row is on the disk when `Session.run` returns, so a kill loses
+at most what was being measured; a torn last line is cut off, and a damaged line costs only itself. No cell ends a run:
+one that fails, hangs, or ends the process becomes a row with the reason, and is tried once more when the run is
+resumed.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, Self, TypeVar
 
 import msgspec
+import torch
 
 from latpred import storage
-from latpred.calibration import journal
 from latpred.calibration.cells import Cell
-from latpred.calibration.journal import Journal
 from latpred.calibration.timing.timer import Timing, time_limit
-from latpred.errors import CalibrationError, DeviceError
+from latpred.errors import CalibrationError, DeviceError, RuntimeRefusalError
 from latpred.profile.document import Machine
 
 JOURNAL_VERSION = 1
@@ -34,21 +36,26 @@ LAST = "last.jsonl"
 UNDER_WAY = "under-way.json"
 LOCK, HOLDER = "lock", "holder.json"  # who holds the lock is kept beside it: opening a lock file may empty it
 OUT_OF_MEMORY = "out of memory"
+REFUSED = "refused: "
 ENDED = "ended the process"
 CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
 MOST_TRIES = 2
+MOST_TEXT = 200
+T = TypeVar("T")
 
 
 class Sampled(NamedTuple):
     """What measuring a cell gave: timings by what was timed, and the calls of a network that were timed within it.
 
     speed : microseconds of the reference work around it. disturbed : what other work did meanwhile; "" when nothing.
+    more : what else the row of a whole model says.
     """
 
     timings: Mapping[str, Timing]
     calls_us: tuple[float, ...] = ()
     speed: Mapping[str, float] = MappingProxyType({})
     disturbed: str = ""
+    more: Mapping[str, str | float] = MappingProxyType({})
 
 
 Measure = Callable[[Cell], Sampled]
@@ -65,6 +72,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speed: dict[str, float] = {}  # microseconds of the reference work around it
     disturbed: str = ""  # what other work did meanwhile
     tries: int = 1  # how often it was started, by this session and those that it goes on from
+    more: dict[str, str | float] = {}  # other columns of a whole model's row
 
     @property
     def settled(self) -> bool:
@@ -92,7 +100,7 @@ class UnderWay(msgspec.Struct, frozen=True):
     tries: int
 
 
-class Holder(msgspec.Struct, frozen=True):
+class _Holder(msgspec.Struct, frozen=True):
     """Who holds the lock."""
 
     pid: int
@@ -117,7 +125,7 @@ def read_journal(path: Path) -> tuple[Header, list[Row]]:
     """Header and rows of a journal, a torn or damaged line left out; a CalibrationError where it is none."""
     try:
         with path.open("rb"):  # a file that is missing is no empty journal here
-            header, rows, _ = journal.read(path, Header, Row)
+            header, rows, _ = _contents(path)
     except OSError as error:
         raise CalibrationError(
             f"cannot read {path}: {error.strerror or error}. Name a journal in JSON lines."
@@ -127,36 +135,53 @@ def read_journal(path: Path) -> tuple[Header, list[Row]]:
     return header, rows
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a journal, as `read_journal` gives them."""
-    return read_journal(path)[1]
+def _contents(path: Path) -> tuple[Header | None, list[Row], int]:
+    """Header and rows of a journal as far as they can be read, and the bytes of its whole lines."""
+    data = path.read_bytes() if path.exists() else b""
+    length = data.rfind(b"\n") + 1
+    first, *others = data[:length].splitlines() or [b""]
+    rows = [row for line in others if (row := _decoded(line, Row)) is not None]
+    return _decoded(first, Header), rows, length
+
+
+def _decoded(text: bytes, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class Session:
-    """A calibration under way, as a context manager; on entry a BusyError says that another one uses the folder.
+    """A measurement under way, as a context manager; on entry a BusyError says that another one uses the folder.
 
     The journal is bound to a machine, and to settings: anything JSON can hold that the measurements depend on. `fresh`
     starts anew even where there is something to resume; a cell that runs for longer than `limit_s` is given up.
     """
 
+    purpose, elsewhere = "calibration", f"{storage.VARIABLE}=DIR"  # what errors call it, and what names another folder
+
     def __init__(
         self, folder: Path, machine: Machine, settings: object, *, fresh: bool = False, limit_s: float = CELL_LIMIT_S
     ) -> None:
         self._folder = folder
-        self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), journal.now())
+        self._header = Header(JOURNAL_VERSION, machine, settings_hash(settings), _now())
         self._fresh = fresh
         self._limit_s = limit_s
         self._rows: dict[str, Row] = {}
         self._tries: dict[str, int] = {}  # of cells that an earlier session could not measure
         self._resources = ExitStack()
-        self._journal: Journal[Header, Row] | None = None
+        self._journal: BinaryIO | None = None
         self.resumed = 0
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         with ExitStack() as stack, self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(storage.locked(self._folder / LOCK, _busy(self._folder)))
-            storage.write(self._folder / HOLDER, msgspec.json.encode(Holder(os.getpid(), journal.now())))
+            stack.enter_context(storage.locked(self._folder / LOCK, self._busy()))
+            storage.write(self._folder / HOLDER, msgspec.json.encode(_Holder(os.getpid(), _now())))
             self._journal = self._opened()
             stack.callback(self._journal.close)
             self._resources = stack.pop_all()
@@ -165,7 +190,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        (self._folder / UNDER_WAY).unlink(missing_ok=True)  # whoever leaves here was not killed
+        if not isinstance(error, DeviceError):  # whoever leaves here was not killed, unless the device was
+            (self._folder / UNDER_WAY).unlink(missing_ok=True)
         self._resources.close()
 
     @property
@@ -226,7 +252,7 @@ class Session:
             self._journal.close()
         last = self._folder / LAST
         measured = {row.cell.runtime for row in self._rows.values()}
-        header, rows, _ = journal.read(last, Header, Row)
+        header, rows, _ = _contents(last)
         older = [row for row in rows if row.cell.runtime not in measured]
         if not (extending and older and header is not None and self._header.resumes(header)):
             older = []
@@ -235,24 +261,36 @@ class Session:
         (self._folder / JOURNAL).unlink()
         return last
 
-    def _opened(self) -> Journal[Header, Row]:
+    def _opened(self) -> BinaryIO:
         """The journal, and what of its rows need not be measured again."""
         path = self._folder / JOURNAL
         killed = _killed_at(self._folder / UNDER_WAY) if path.exists() and not self._fresh else None
-        opened = Journal(path, self._header, Row, lambda header: not self._fresh and self._header.resumes(header))
-        latest = {row.cell.key: row for row in opened.rows}
+        header, rows, length = _contents(path)
+        if header is not None and self._resumes(header):
+            os.truncate(path, length)
+            self._header = header
+        else:
+            storage.write(path, msgspec.json.encode(self._header) + b"\n")
+            rows = []
+        latest = {row.cell.key: row for row in rows}
         self._rows = {key: row for key, row in latest.items() if row.settled}
         self._tries = {key: row.tries for key, row in latest.items() if not row.settled}
         if killed is not None and killed.key not in self._rows:
             self._tries[killed.key] = killed.tries
         self.resumed = len(self._rows)
-        return opened
+        return path.open("ab")
+
+    def _resumes(self, header: Header) -> bool:
+        """Whether the rows of a journal that there is count."""
+        return not self._fresh and self._header.resumes(header)
 
     def _append(self, row: Row) -> None:
         if self._journal is None or self._journal.closed:
             raise CalibrationError("this session is over. Open another one to measure more.")
         with self._writing():
-            self._journal.append(row)
+            self._journal.write(msgspec.json.encode(row) + b"\n")
+            self._journal.flush()
+            os.fsync(self._journal.fileno())
         self._rows[row.cell.key] = row
 
     @contextmanager
@@ -262,9 +300,21 @@ class Session:
             yield
         except OSError as error:
             raise CalibrationError(
-                f"cannot keep a calibration journal in {self._folder}: {error.strerror or error}. "
-                f"Make it writable, or choose another directory with {storage.VARIABLE}=DIR."
+                f"cannot keep a {self.purpose} journal in {self._folder}: {error.strerror or error}. "
+                f"Make it writable, or choose another directory with {self.elsewhere}."
             ) from error
+
+    def _busy(self) -> str:
+        """What to say where another session holds the lock."""
+        under_way = f"another {self.purpose} of {self._folder.name} is under way"
+        holder = self._folder / HOLDER
+        who = _decoded(holder.read_bytes(), _Holder) if holder.exists() else None
+        if who is None:
+            return f"{under_way}. Wait until it ends."
+        return (
+            f"{under_way} (process {who.pid}, since {who.since}), and two would slow each other down. Wait until it "
+            f"ends, or stop it with: kill -INT {who.pid}; what it measured is kept."
+        )
 
 
 def measured(cell: Cell, measure: Measure) -> Row:
@@ -273,18 +323,27 @@ def measured(cell: Cell, measure: Measure) -> Row:
     sampled, error = Sampled({}), ""
     try:
         sampled = measure(cell)
-    except MemoryError as failure:
-        error = f"{OUT_OF_MEMORY}: {failure}"
     except DeviceError:
         raise
     except Exception as failure:
         # One op that a device or a torch version lacks must not end a calibration of hundreds of others.
-        error = f"{type(failure).__name__}: {str(failure)[:200]}"
+        error = failure_of(failure)
     error = error or _not_finite(sampled)
     if error:
         sampled = Sampled({}, disturbed=sampled.disturbed)
-    timings, calls_us, speed, disturbed = sampled
-    return Row(cell, dict(timings), time.monotonic() - start, error, calls_us, dict(speed), disturbed)
+    timings, calls_us, speed, disturbed, more = sampled
+    seconds = time.monotonic() - start
+    return Row(cell, dict(timings), seconds, error, calls_us, dict(speed), disturbed, more=dict(more))
+
+
+def failure_of(error: Exception) -> str:
+    """What a row says of a cell that raised an error."""
+    text = " ".join(str(error).split())
+    if isinstance(error, RuntimeRefusalError):
+        return f"{REFUSED}{text}"[:MOST_TEXT]
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return f"{OUT_OF_MEMORY}: {text}"[:MOST_TEXT]
+    return (text if isinstance(error, CalibrationError) else f"{type(error).__name__}: {text}")[:MOST_TEXT]
 
 
 def _not_finite(sampled: Sampled) -> str:
@@ -297,25 +356,10 @@ def _not_finite(sampled: Sampled) -> str:
 
 def _killed_at(path: Path) -> UnderWay | None:
     """The cell that a killed process was timing; None where there is none, or nothing readable."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=UnderWay)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return _decoded(path.read_bytes(), UnderWay) if path.exists() else None
 
 
 def _at_least(cell: Cell, other: Cell) -> bool:
     """Whether a cell is the same as another but for dimensions, none of which is smaller."""
     same = msgspec.structs.replace(cell, dims=other.dims) == other and cell.dims.keys() == other.dims.keys()
     return same and all(cell.dims[name] >= size for name, size in other.dims.items())
-
-
-def _busy(folder: Path) -> str:
-    """What to say where another session holds the lock."""
-    try:
-        who = msgspec.json.decode((folder / HOLDER).read_bytes(), type=Holder)
-    except (OSError, msgspec.MsgspecError):
-        return f"another calibration of {folder.name} is under way. Wait until it ends."
-    return (
-        f"another calibration of {folder.name} is under way (process {who.pid}, since {who.since}), and two would slow "
-        f"each other down. Wait until it ends, or stop it with: kill -INT {who.pid}; what it measured is kept."
-    )

@@ -6,6 +6,7 @@ size stands in: how long a prediction takes does not depend on the numbers in it
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -15,12 +16,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from statistics import median
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import msgspec
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
 
 from latpred.errors import ProfileError
 from latpred.graph.features import layout
@@ -45,6 +49,10 @@ from latpred.zoo import names
 
 MODEL, SEQ = "bert-base-uncased", 128
 TRACERS = ("torchscript", "onnxruntime", "compile")  # runtimes whose own tools take a model apart
+MODELS = (
+    *(MODEL, "gpt2", "swin-tiny", "vit-base-patch16-224", "resnet-50", "mobilenet-v2"),
+    "torchvision:efficientnet_b0",
+)
 SAMPLES = 150  # per kernel family, as a full calibration keeps
 
 
@@ -74,6 +82,7 @@ def main() -> None:
     show("lowering for eager alone", timed(lambda: get("eager").lower(next(fresh), 8)))
 
     show_traces(module)
+    show_builds(predictor)
 
     bare = process("-c", "pass")
     show("bare Python", bare)
@@ -96,6 +105,36 @@ def show_traces(module: torch.nn.Module) -> None:
             graph_store.forget()
             show("the same structure in another process", timed(make, 1), "read from the cache on disk")
             show("the same structure again, at any batch", timed(make))
+
+
+def show_builds(predictor: Predictor, repeats: int = 9) -> None:
+    """What a prediction of a module takes beside building that module on the meta device, in turns, in CPU time."""
+    print("nn.Module to prediction, over building the model on meta (and one pass under FlopCounterMode over that)")
+    for name in MODELS:
+        built = names.build(name)
+        inputs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), built.inputs(2, "meta"))
+        calls = (
+            partial(names.build, name),
+            lambda model=built.model: predictor.predict(trace(model), 8),
+            partial(count_flops, built.model, inputs),
+        )
+        seconds = [[cpu_seconds(call) for call in calls] for _ in range(repeats + 1)][1:]
+        ratios = [median(row[which] / row[0] for row in seconds) for which in (1, 2)]
+        show(name, median(row[1] for row in seconds), f"{ratios[0]:.2f} x its build ({ratios[1]:.2f})")
+
+
+def count_flops(model: torch.nn.Module, inputs: Any) -> None:
+    """A pass under PyTorch's own counter."""
+    with torch.no_grad(), FlopCounterMode(display=False):
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+
+
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """Processor time of a call, which other work on the machine hardly changes."""
+    gc.collect()
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 def timed(call: Callable[[], object], repeats: int = 30) -> float:

@@ -32,12 +32,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from benchmark import usual_profile
-from spaces import nasbench201
 
 from latpred import predict_many
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
+from latpred.search.spaces import nasbench201
 from latpred.zoo.candidates import traceable
+from latpred.zoo.spaces.nasbench201 import PIXELS
 
 WIDTHS = [(heads, 64 * heads, 512 * steps) for heads in (2, 4, 6, 8, 10, 12) for steps in (1, 2, 3, 4, 6, 8)]
 DEPTHS = range(1, 13)
@@ -45,7 +46,7 @@ WARM, TURNS = 200, 5  # of workers beside processes: candidates that each has ha
 # What the time goes into: a stage, and the function whose time it is, with all that it calls.
 STAGES = {
     "graphs of transformers, from layers": ("layer_extrapolation.py", "graph"),
-    "graphs of cells, from a supernet": ("nasbench201.py", "graph"),
+    "graphs of cells, from a supernet": ("spaces.py", "graph"),
     "a schedule for the runtime": ("__init__.py", "lower"),
     "dispatch costs and distinct kernels": ("pricing.py", "price"),
     "kernel times": ("pricing.py", "rows_at"),
@@ -101,15 +102,15 @@ def transformers(predictor: Predictor, count: int) -> None:
 
 def cells(predictor: Predictor, count: int, built: int) -> None:
     """NAS-Bench-201 networks, all different; then some of them from their modules."""
-    encodings = list(nasbench201.encodings())
+    encodings = [nasbench201.encoding(index) for index in range(nasbench201.size)]
     random.Random(0).shuffle(encodings)
     print(f"NAS-Bench-201, {len(encodings):,} cells in random order")
-    print(f"  {'traces of the supernet, once':<46}{cpu(nasbench201.supernet) * 1e3:9.0f} ms")
+    print(f"  {'traces of the supernet, once':<46}{cpu(partial(nasbench201.supernet, image=PIXELS)) * 1e3:9.0f} ms")
     show_growth(predictor, map(nasbench201.graph, encodings * (1 + count // len(encodings))), count)
     some = encodings[: min(count, 200)]
     rate("graphs alone, without a prediction", len(some), lambda: [nasbench201.graph(each) for each in some])
     show_stages(lambda: predict_many(map(nasbench201.graph, some), device=predictor))
-    ask = partial(predict_many, image=nasbench201.PIXELS, device=predictor)
+    ask = partial(predict_many, image=PIXELS, device=predictor)
     ask([partial(nasbench201.build, encodings[-1])])
     builders = [partial(nasbench201.build, each) for each in encodings[:built]]
     rate("built and traced, from string to prediction", built, lambda: ask(builders))
@@ -157,7 +158,7 @@ def alone(predictor: Predictor, number: int, workers: int, count: int) -> None:
 
 def shuffled(count: int) -> list[Callable[[], Any]]:
     """Functions that give graphs of NAS-Bench-201 networks, all different."""
-    encodings = list(nasbench201.encodings())
+    encodings = [nasbench201.encoding(index) for index in range(nasbench201.size)]
     random.Random(0).shuffle(encodings)
     return [partial(nasbench201.graph, each) for each in encodings[:count]]
 

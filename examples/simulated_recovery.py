@@ -97,7 +97,7 @@ def recovered(seed: int, cells: int, truths: Mapping[tuple[str, str], Truth]) ->
 
 def costs(profile: DeviceProfile, device: SimulatedDevice) -> Iterator[tuple[str, float, float]]:
     """Every cost that a profile holds: its name, its value, the true one."""
-    true, dispatch, info = device.true_costs(), profile.runtimes["eager"], profile.device
+    true, dispatch, info = device.spec.costs, profile.runtimes["eager"], profile.device
     for name, us in dispatch.costs_us.items():
         if name not in ("", "python"):
             yield name, us * dispatch.scale, true.dispatch(name)

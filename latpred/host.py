@@ -250,24 +250,34 @@ MEANINGS = {
 }
 COLUMN = "speed_{}_us"  # of a measurement table: what a reference took in the run that a cell is of
 SLOWED = "slow_ratio"  # of the same: how many times slower than in the run's fastest moments it was for a cell
-# Of that ratio, by which forward passes take longer: 0.7 to 1 where the core that dispatches was slowed, 0 to 0.4 where
-# another one was, on which the ratio is a root already.
-SLOWED_POWER = 0.5
 CACHE_ROWS = 32  # of the reference that reads its fp32 weights from the shared cache
 CACHE_MACS_PER_BYTE = CACHE_ROWS / 4
+PRODUCTS = ("gemm", "attention", "rnn")  # families of kernels that go by the reference product
+CONVOLUTIONS = ("conv",)
 CORE_CACHE_BYTES = 1 << 20  # cores have a cache of 0.25 to 2 MiB to themselves
 
 
 class Slowdown(NamedTuple):
-    """How many times longer things take than at a profile's speed: dispatch, and kernels by where their data lies.
+    """How many times longer things take than at a profile's speed: dispatch, and kernels by what they wait for.
 
-    compute : in the core's own cache, or nowhere since they hardly wait for data. cache : in the cache that cores and
-    neighbours share, and beyond it.
+    product, convolution : kernels of these kinds, on data of the core's own cache; others go by the mean of both.
+    cache : kernels as far as they read from the cache that cores and neighbours share, or from beyond it.
     """
 
     dispatch: float = 1.0
-    compute: float = 1.0
+    product: float = 1.0
+    convolution: float = 1.0
     cache: float = 1.0
+
+    def near(self, family: str) -> float:
+        """The slowdown of a family's kernels on data of the core's own cache.
+
+        >>> Slowdown(product=1.0, convolution=1.44).near("norm")
+        1.2
+        """
+        if family.startswith(CONVOLUTIONS):
+            return self.convolution
+        return self.product if family.startswith(PRODUCTS) else (self.product * self.convolution) ** 0.5
 
 
 SAME = Slowdown()
@@ -280,14 +290,14 @@ def slowdown(profile_us: Mapping[str, float], now_us: Mapping[str, float], *, as
     read the shared cache, as before there was a reference of it, all kernels go by those in a core's cache.
 
     >>> slowdown({"dispatch": 100.0, "product": 500.0}, {"dispatch": 120.0, "product": 500.0})
-    Slowdown(dispatch=1.2, compute=1.0, cache=1.0)
+    Slowdown(dispatch=1.2, product=1.0, convolution=1.0, cache=1.0)
     """
     ratios = ratio(profile_us, now_us)
     dispatch = ratios.get(DISPATCH, 1.0)
     if asynchronous:
         return Slowdown(dispatch)
-    kernels = (ratios.get(PRODUCT, 1.0) * ratios.get(CONVOLUTION, 1.0)) ** 0.5
-    return Slowdown(dispatch, kernels, ratios.get(CACHE, kernels))
+    product, convolution = (ratios.get(kind, 1.0) for kind in (PRODUCT, CONVOLUTION))
+    return Slowdown(dispatch, product, convolution, ratios.get(CACHE, (product * convolution) ** 0.5))
 
 
 def ratio(profile_us: Mapping[str, float], now_us: Mapping[str, float]) -> dict[str, float]:

@@ -29,6 +29,7 @@ PLACES = ("device", "host")
 EXECUTIONS = ("padded", "nested", "packed")
 AMP = {"amp-fp16": "fp16", "amp-bf16": "bf16"}  # torch.autocast over weights in fp32, and to what it casts
 ATTENTIONS = ("eager", "sdpa")
+SPACES = ("nasbench201", "fbnet", "once_for_all")  # published, whose networks go by name
 MOST_BATCH = 2**20
 _PAIR = re.compile(r"(?P<name>[a-z]+)=(?P<value>\d+(?:\.\d+)?)")
 

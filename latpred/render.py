@@ -27,6 +27,15 @@ _BARS = "▁▂▃▄▅▆▇█"
 Row = tuple[str, ...]
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Cells under heads; a table without rows is not shown.

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -309,6 +309,13 @@ def cell_name(row: Mapping[str, object] | pd.Series) -> str:
     """
     parts = (row["model"], f"batch {row['batch']}", row["runtime"], row["precision"], row["device"], row["protocol"])
     return " ".join(str(part) for part in parts)
+
+
+def seconds(point: Any) -> dict[str, float]:
+    """The times of a predicted row, from a record that has them in milliseconds."""
+    times = {"latency_s": point.latency_ms, "low_s": point.interval_ms[0], "high_s": point.interval_ms[1]}
+    times |= {"overhead_s": point.overhead_ms, "compute_s": point.compute_ms}
+    return {name: ms / 1e3 for name, ms in times.items()}
 
 
 def machine_name(machine: Machine) -> str:

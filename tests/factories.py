@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from latpred import host
 from latpred.graph.graph import Affine, ModelGraph, Op
@@ -15,6 +16,9 @@ from latpred.profile.document import (
     KernelFit,
     Machine,
 )
+
+if TYPE_CHECKING:
+    from latpred.calibration.devices.simulated_costs import TrueCosts
 
 
 def machine(**changes: object) -> Machine:
@@ -77,6 +81,11 @@ def kernel_fit(family: str = "gemm", **changes: object) -> KernelFit:
     return KernelFit(**(values | changes))  # type: ignore[arg-type]
 
 
+def kernel_fits(*families: str, **changes: object) -> tuple[KernelFit, ...]:
+    """One such roofline for each of some families."""
+    return tuple(kernel_fit(family, **changes) for family in families)
+
+
 def dispatch(**changes: object) -> DispatchFit:
     """Host costs in round microseconds."""
     values = {
@@ -107,6 +116,23 @@ def profile(
         acceptance=Acceptance(passed=True, checks={}, advice=()),
         seconds=1.0,
     )
+
+
+def perfect(costs: TrueCosts, **changes: object) -> DeviceProfile:
+    """What a perfect calibration of the simulated device would find of eager and of some kernels of its own."""
+    fits = [
+        kernel_fit(
+            name,
+            floor_us=costs.kernel(name).floor_us,
+            macs_per_us=0.0,
+            weight_bytes_per_us=costs.weight_bytes_per_us,
+            activation_bytes_per_us=costs.activation_bytes_per_us * costs.kernel(name).memory,
+        )
+        for name in ("elementwise", "norm", "copy", "softmax")
+    ]
+    eager = DispatchFit(dict(costs.dispatch_us), costs.module_call_us, costs.python_call_us, costs.forward_us)
+    info = device(launch_us=costs.launch_us, gap_us=costs.gap_us, sync_us=costs.sync_us, **changes)
+    return profile(info, fits, {"eager": eager})
 
 
 def linear(rows: int = 128, width: int = 768, **changes: object) -> Op:
@@ -153,6 +179,22 @@ def view(name: str = "transpose", **changes: object) -> Op:
         "family": "",
         "dtype": "float32",
         "dims": {},
+    }
+    return Op(**(values | changes))  # type: ignore[arg-type]
+
+
+def bare(host_class: str, family: str = "", numel: int = 0, **changes: object) -> Op:
+    """An op of a class and a family that reads `numel` numbers per sample and writes as many."""
+    values = {
+        "name": f"aten::{host_class}",
+        "module": "",
+        "host_class": host_class,
+        "family": family,
+        "dtype": "float32",
+        "dims": {"numel": Affine(0, numel), "rows": Affine(0, numel), "cols": Affine(1)},
+        "read_bytes": Affine(0, 4 * numel),
+        "write_bytes": Affine(0, 4 * numel),
+        "launches": int(bool(family)),
     }
     return Op(**(values | changes))  # type: ignore[arg-type]
 

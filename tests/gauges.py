@@ -1,10 +1,13 @@
-"""A speed gauge that says what a test wants."""
+"""For tests of what measures: a gauge that says what a test wants, and the least that can be timed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from latpred.calibration.timing.reference_speed import SpeedGauge, SpeedReading
+from latpred.calibration.timing.timer import Plan
+
+FAST = Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
 
 class ScriptedGauge(SpeedGauge):

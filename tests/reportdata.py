@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from factories import add, device, dispatch, graph, kernel_fit, linear, machine, profile
+from factories import add, device, dispatch, graph, kernel_fits, linear, machine, profile
 
 from latpred import report
 from latpred.graph.graph import ModelGraph
@@ -16,10 +16,8 @@ CHECKS = {"median error of networks that no fit saw at most 15%": "4.2%: passed"
 
 def saved(name: str = "gpu") -> str:
     """A profile of a GPU with eager and CUDA graphs, kept under a name."""
-    fits = [
-        kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=2e6, spread=0.1)
-        for family in ("gemm", "elementwise")
-    ]
+    rates = {"weight_bytes_per_us": 1e5, "activation_bytes_per_us": 1e5, "macs_per_us": 2e6}
+    fits = kernel_fits("gemm", "elementwise", **rates, spread=0.1)
     replayed = dispatch(costs_us={"": 3.0}, module_call_us=0.0, python_call_us=0.0, fixed_us=5.0, spread=0.05)
     costs = {"eager": dispatch(spread=0.05), "cuda-graphs": replayed}
     made = msgspec.structs.replace(

@@ -60,7 +60,7 @@ def test_with_eager_alone_the_advice_says_how_to_compare() -> None:
         Excluded("cuda-graphs", "unsuited", "needs a CUDA device"),
     )
     assert advise(explanation(prediction(), excluded=excluded)) == (
-        "What compile or onnxruntime would bring is not known before: latpred calibrate --runtimes compile,onnxruntime."
+        "What compile or onnxruntime would bring is not known before a calibration."
     )
 
 

@@ -43,21 +43,6 @@ def test_from_a_module_to_a_number() -> None:
     assert latpred.predict(graph, 4).latency_ms == pytest.approx(found.latency_ms, rel=0.2)
 
 
-def test_several_batches_give_a_curve() -> None:
-    store.save(own_profile())
-    curve = latpred.predict(graph(linear()), [1, 8, 32])
-    assert isinstance(curve, latpred.Curve)
-    assert curve.batches.tolist() == [1, 8, 32]
-    assert latpred.predict(graph(linear()), range(1, 4)).batches.tolist() == [1, 2, 3]
-
-
-def test_max_batch() -> None:
-    store.save(own_profile())
-    net = graph(linear())
-    most = latpred.max_batch(net, latency_ms=20.0)
-    assert latpred.predict(net, most).latency_ms <= 20.0 < latpred.predict(net, most + 1).latency_ms
-
-
 def test_a_new_calibration_is_noticed() -> None:
     net = graph(linear())
     with pytest.raises(NoProfileError, match="latpred calibrate"):

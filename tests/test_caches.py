@@ -26,17 +26,6 @@ def test_a_value_is_made_once_for_each_object() -> None:
     assert len(cache) == 2
 
 
-def test_a_value_dies_with_its_key() -> None:
-    cache: IdentityCache[object, Value] = IdentityCache()
-    key = graph(linear())
-    value = weakref.ref(cache.get(key, lambda _: Value()))
-    assert value() is not None
-    del key
-    gc.collect()
-    assert value() is None
-    assert len(cache) == 0
-
-
 def test_a_value_dies_with_its_cache() -> None:
     cache: IdentityCache[object, Value] = IdentityCache()
     key = graph(linear())

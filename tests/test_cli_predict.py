@@ -10,12 +10,11 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import filelock
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
 from clidata import document, models_file, run
 from factories import device
@@ -24,10 +23,9 @@ from profiledata import machine, profile
 from reportdata import saved
 
 import latpred
-from latpred import storage, tables
+from latpred import tables
 from latpred.cli import main
 from latpred.profile import store
-from latpred.report import page
 
 QUICK = "latpred.calibration.calibrator.calibrate"
 
@@ -104,29 +102,6 @@ def test_csv_is_a_predicted_table(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("calibrated")
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "sentence"),
-    [
-        (("bert-bas-uncased",), 2, "latpred: no model is called 'bert-bas-uncased'; did you mean bert-base-uncased"),
-        (("{models}:pictur",), 2, "has no function 'pictur'; it offers"),
-        (("{models}:broken",), 2, "broken failed: ValueError: no such layer"),
-        (("{models}:small",), 2, "nothing tells what Sequential takes"),
-        (("{models}:Mismatched",), 2, "the forward pass failed at aten::linear in module 'head'"),
-        (("{models}:picture", "--batch", "99999999"), 2, "Batch 99999999 is beyond anything a device holds"),
-        (("{models}:picture", "--runtime", "torchscript"), 3, "latpred calibrate --runtimes torchscript"),
-        (("{models}:picture", "--runtime", "cuda-graphs"), 2, "cuda-graphs needs a CUDA device"),
-        (("{models}:picture", "--precision", "fp16"), 3, "no kernels in fp16 (it has: fp32)"),
-        (("{models}:picture", "--device", "xeon"), 3, "no profile is called 'xeon'"),
-    ],
-)
-def test_what_cannot_be_predicted(models: str, arguments: tuple[str, ...], exit_code: int, sentence: str) -> None:
-    shown = run("predict", *(argument.format(models=models) for argument in arguments), "--image", "8")
-    assert (shown.exit_code, shown.stdout) == (exit_code, "")
-    assert sentence in shown.stderr
-    assert "Traceback" not in shown.stderr
-
-
-@pytest.mark.usefixtures("calibrated")
 @pytest.mark.parametrize("verb", ["predict", "explain", "trace", "measure", "timeline"])
 @pytest.mark.parametrize("name", ["nosuch.py", "./folder/nosuch.py:build", "nosuch.json", "nosuch.onnx"])
 def test_a_file_that_is_missing_is_said_to_be(name: str, verb: str) -> None:
@@ -186,16 +161,16 @@ def test_predictions_use_the_profile_of_as_many_threads(model: str) -> None:
 HEAVY = """
 import sys
 from latpred.cli import main
-main(sys.argv[1:], standalone_mode=False)
+for device in ("rtx-8000", "cpu"):
+    main(["predict", "bert-base-uncased", "--device", device, "--json"], standalone_mode=False)
 print({"torch", "transformers"} & set(sys.modules), file=sys.stderr)
 """
 
 
 @pytest.mark.usefixtures("calibrated")
-@pytest.mark.parametrize("device", ["rtx-8000", "cpu"])
-def test_the_second_prediction_of_a_name_needs_no_pytorch(device: str) -> None:
-    asked = [sys.executable, "-c", HEAVY, "predict", "bert-base-uncased", "--device", device, "--json"]
-    first, second = (subprocess.run(asked, capture_output=True, text=True, check=True) for _ in range(2))
+def test_the_second_prediction_of_a_name_needs_no_pytorch() -> None:
+    script = [sys.executable, "-c", HEAVY]
+    first, second = (subprocess.run(script, capture_output=True, text=True, check=True) for _ in range(2))
     assert first.stdout == second.stdout
     assert "torch" in first.stderr
     assert second.stderr == "set()\n"
@@ -265,6 +240,16 @@ def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
     assert shown.stdout.startswith(model)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_said_before_a_calibration_of_it_is_announced(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
+    shown = run("predict", model, "--image", "8", "--device", "cuda:0")
+    assert shown.exit_code == 3
+    assert shown.stderr.startswith("latpred: no CUDA device here")
+
+
 def test_the_first_calibration_can_be_switched_off(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for verb in ("predict", "explain", "timeline", "report"):
         shown = run(verb, model, "--image", "8")
@@ -275,24 +260,6 @@ def test_the_first_calibration_can_be_switched_off(model: str, monkeypatch: pyte
     shown = run("predict", model, "--image", "8")
     assert shown.exit_code == 2
     assert "LATPRED_CALIBRATE='bogus' is not known; set it to quick or never." in shown.stderr
-
-
-def test_of_two_first_predictions_the_second_waits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr(QUICK, lambda *_, **__: pytest.fail("calibrated again"))
-    folder = storage.data_dir() / "calibration"
-    folder.mkdir(parents=True)
-    first = filelock.FileLock(folder / "first.lock", thread_local=False)
-    first.acquire()
-
-    def finish() -> None:
-        store.save(profile())
-        first.release()
-
-    threading.Timer(0.2, finish).start()
-    shown = run("predict", model, "--image", "8")
-    assert shown.exit_code == 0
-    assert "another process calibrates this machine for the first time; waiting for it" in shown.stderr
 
 
 @pytest.mark.parametrize(
@@ -374,24 +341,6 @@ def test_explain_as_csv_compares_only_what_was_asked_for(model: str, gpu: str) -
     assert {row["launches"] for row in rows} == {"4"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "sentence"),
-    [
-        (("--runtime", "cuda-graph"), 2, "No runtime is called 'cuda-graph'. Did you mean 'cuda-graphs'"),
-        (("--runtime", "torchscript"), 3, "latpred calibrate --runtimes torchscript"),
-        (("--threads", "7", "--device", "cpu"), 3, "no profile of cpu in"),
-        (("--batch", "0"), 2, "0 is not in the range x>=1"),
-        (("--precision", "bf16"), 3, "no kernels in bf16"),
-    ],
-)
-def test_what_cannot_be_explained(
-    arguments: tuple[str, ...], exit_code: int, sentence: str, model: str, gpu: str
-) -> None:
-    shown = run("explain", model, "--image", "8", "--device", gpu, *arguments)
-    assert (shown.exit_code, shown.stdout) == (exit_code, "")
-    assert sentence in " ".join(shown.stderr.split())
-
-
 def test_a_curve_has_a_sparkline_and_a_figure(model: str, tmp_path: Path) -> None:
     where = (model, "--image", "32", "--batch", "1-64:2x", "--device", saved())
     shown = run("curve", *where, "--plot", tmp_path / "deep" / "curve.png")
@@ -438,8 +387,7 @@ def test_a_timeline_is_printed_traced_and_drawn(model: str, tmp_path: Path) -> N
     assert (refused.exit_code, "leave out --protocol" in refused.stderr) == (2, True)
 
 
-def test_a_report_of_two_models(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_bundle", lambda: "")
+def test_a_report_of_two_models(model: str, tmp_path: Path) -> None:
     where = ("--image", "32", "--batch", "1,8,64", "-d", saved(), "--runtime", "cuda-graphs")
     shown = run("report", model, model, *where, "-o", tmp_path / "r.html")
     assert shown.exit_code == 0, shown.stderr
@@ -462,9 +410,23 @@ def test_a_figure_or_report_that_cannot_be_written_is_said_first(model: str, tmp
 
 
 def test_without_what_draws(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda name: None if name == "altair" else object())
-    shown = run("report", model, "--device", saved())
-    assert (shown.exit_code, "pip install 'latpred[report]'" in shown.stderr) == (3, True)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    shown = run("curve", model, "--device", saved(), "--plot", "c.png")
-    assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)
+    for verb, *figure in (("report",), ("curve", "--plot", "c.png")):
+        shown = run(verb, model, "--device", saved(), *figure)
+        assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)
+
+
+def test_rank_orders_models_on_each_device() -> None:
+    asked = ("rank", "nasbench201:9", "fbnet:0", "nasbench201:x", "--image", "32", "--batch", "1,8")
+    asked += ("--device", "rtx-8000", "--device", "rtx-2080ti")
+    rows = json.loads(run(*asked, "--json").stdout)["rows"]
+    cells = [(row["device"], row["batch"]) for row in rows]
+    assert list(dict.fromkeys(cells)) == [(name, batch) for name in ("rtx-8000", "rtx-2080ti") for batch in (1, 8)]
+    for cell in set(cells):
+        of_cell = [row for row in rows if (row["device"], row["batch"]) == cell]
+        assert [row["rank"] for row in of_cell] == [1, 2, None]
+        assert of_cell[0]["latency_ms"] < of_cell[1]["latency_ms"]
+        assert "is no NAS-Bench-201 cell" in of_cell[2]["error"]
+    text = run(*asked).stdout
+    assert text.index("rtx-8000, batch 1") < text.index("rtx-8000, batch 8") < text.index("rtx-2080ti, batch 1")
+    assert text.count("nasbench201:x on ") == 2

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from explanationdata import explanation, headroom, prediction
-from factories import add, device, dispatch, graph, kernel_fit, linear, machine_here, profile
+from factories import add, device, dispatch, graph, kernel_fit, kernel_fits, linear, machine_here, profile
 
 import latpred
 from latpred.errors import ProfileError, RuntimeRefusalError, UsageError
@@ -28,9 +28,7 @@ EAGER = dispatch(spread=0.05)
 def saved(info: DeviceInfo | None = None, name: str = "gpu", **runtimes: DispatchFit) -> str:
     """A profile of a device with eager and CUDA graphs, kept under a name."""
     costs = {name.replace("_", "-"): fit for name, fit in runtimes.items()} or {"eager": EAGER, "cuda-graphs": REPLAYED}
-    fits = [
-        kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5) for family in ("gemm", "elementwise")
-    ]
+    fits = kernel_fits("gemm", "elementwise", weight_bytes_per_us=1e5, activation_bytes_per_us=1e5)
     made = msgspec.structs.replace(profile(info, fits, costs), name=name)
     store.save(made)
     return name
@@ -63,7 +61,11 @@ def test_every_other_runtime_is_listed_with_its_reason() -> None:
     reasons = {one.runtime: one for one in found.excluded}
     assert set(reasons) | {"eager", "cuda-graphs"} == set(latpred.runtimes.names())
     assert reasons["torchscript"].kind == "uncalibrated"
-    assert reasons["torchscript"].reason == "not calibrated; run: latpred calibrate --runtimes torchscript"
+    command = "latpred calibrate --device simulated --runtimes"
+    assert reasons["torchscript"].reason == f"not calibrated; run: {command} torchscript"
+    # What needs no GPU to be calibrated on the simulated device is not said to lack one.
+    assert reasons["onnxruntime-cuda-graphs"].reason == f"not calibrated; run: {command} onnxruntime-cuda-graphs"
+    assert reasons["tensorrt"].kind == "missing"
     info = device(name="cpu", kind="cpu", asynchronous=False)
     cpu = latpred.explain(network(), device=saved(info, "cpu-there"))
     unsuited = next(one for one in cpu.excluded if one.runtime == "cuda-graphs")
@@ -98,7 +100,7 @@ def test_only_some_runtimes() -> None:
     assert found.excluded == ()
     with pytest.raises(UsageError, match="Did you mean 'torchscript'"):
         latpred.explain(network(), device=name, runtimes=["torchscrpt"])
-    with pytest.raises(ProfileError, match="latpred calibrate --runtimes torchscript"):
+    with pytest.raises(ProfileError, match="latpred calibrate --device simulated --runtimes torchscript"):
         latpred.explain(network(), device=saved(name="less"), runtimes=["torchscript"])
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import latpred
 from latpred.calibration.fitting import acceptance
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.errors import ProfileError, TraceError
 from latpred.ops.families import root
 from latpred.prediction.clocks import Z90
@@ -117,6 +117,37 @@ def test_products_of_integers_are_slow_or_refused() -> None:
 def test_float8_is_refused() -> None:
     with pytest.raises(ProfileError, match="no kernels in float8_e4m3fn"):
         predicted(torch.float8_e4m3fn)
+
+
+class Scaled(nn.Module):
+    """Operands of 8 bits, a result of 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.empty(WIDTH, WIDTH, dtype=torch.float8_e4m3fn, device="meta"))
+        self.register_buffer("scale", torch.ones((), device="meta"))
+        self.norm = nn.LayerNorm(WIDTH, dtype=torch.bfloat16, device="meta")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        short = self.norm(x).to(torch.float8_e4m3fn)
+        return torch._scaled_mm(short, self.weight.t(), self.scale, self.scale, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", ["h100", "l40s", "rtx-4090", "b200"])
+def test_scaled_products_of_8_bits_take_the_rate_of_the_datasheet(device: str) -> None:
+    def product_ms(model: nn.Module) -> float:
+        x = torch.ones(1, WIDTH, dtype=torch.bfloat16)
+        found = latpred.predict(model, 65536, inputs=x, device=device)
+        assert ("in float8_e4m3fn were not measured: priced at 2.0 times" in said(found)) == isinstance(model, Scaled)
+        assert found.precision == "bf16"
+        return next(share.device_ms for share in found.breakdown if share.name == "gemm")
+
+    assert product_ms(Scaled()) / product_ms(Product(torch.bfloat16)) == pytest.approx(0.5, abs=0.15)
+
+
+def test_scaled_products_of_8_bits_are_refused_where_the_datasheet_has_none() -> None:
+    with pytest.raises(ProfileError, match=r"A30 multiplies nothing in float8_e4m3fn.* Name a GPU that does"):
+        latpred.predict(Scaled(), 8, inputs=torch.ones(1, WIDTH, dtype=torch.bfloat16), device="a30")
 
 
 def test_quantised_modules_are_refused() -> None:
@@ -228,6 +259,6 @@ def test_each_runtime_has_its_own_verdict() -> None:
 
 
 def test_judging_anew_does_not_count_an_earlier_verdict() -> None:
-    runs = {"judge": NetworkRun(graph(linear()), 1, 500.0)}
+    runs = {"judge": TimedNetwork(graph(linear()), 1, 500.0)}
     spreads = [acceptance.holdout_errors(accepted(passed, {}), runs)[0].kernel_spread for passed in (True, False)]
     assert spreads[0] == spreads[1]

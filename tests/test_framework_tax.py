@@ -22,7 +22,7 @@ SMALL = {
     "fig07_funnel": ["--device", "epyc-shared"],
     "fig08_efficient": ["--device", "rtx-8000", "--models", "distilbert,albert"],
     "fig09_devices": ["--device", "rtx-8000,rtx-3090", "--models", "resnet-18"],
-    "fig10_vision_speech": ["--device", "epyc-shared", "--models", "resnet-18,vit-base-32,mobilenet-v2"],
+    "fig10_vision_speech": ["--device", "rtx-8000", "--models", "resnet-18,vit-base-32,mobilenet-v2"],
     "fig11_generation": ["--device", "rtx-8000"],
     "fig12_precision": ["--device", "rtx-8000", "--models", "resnet-18"],
     "fig13_fnet": ["--device", "rtx-8000"],

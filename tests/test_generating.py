@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from clidata import models_file
 from factories import device, dispatch
 from factories import profile as asynchronous
 from profiledata import kernel, profile
@@ -137,28 +138,8 @@ def test_the_device_fills_up() -> None:
     assert "does not fit" in repr(found)
 
 
-MODELS = """
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
-
-
-def tiny():
-    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1))
-
-
-def flat():
-    return torch.nn.Linear(2, 2), torch.zeros(1, 2)
-"""
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> Path:
-    (tmp_path / "models.py").write_text(MODELS)
-    return tmp_path / "models.py"
-
-
-def test_the_verb(models: Path) -> None:
-    options = ["generate", f"{models}:tiny", "--prompt", "6", "--new-tokens", "3", "--batch", "1,8"]
+def test_the_verb(tmp_path: Path) -> None:
+    options = ["generate", f"{models_file(tmp_path)}:gpt2", "--prompt", "6", "--new-tokens", "3", "--batch", "1,8"]
     done = CliRunner().invoke(main, options)
     assert done.exit_code == 0, done.output
     assert "3 new tokens after 6" in done.output
@@ -166,9 +147,3 @@ def test_the_verb(models: Path) -> None:
     document = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
     assert [point["batch"] for point in document["points"]] == [1, 8]
     assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2
-
-
-def test_the_verb_refuses_what_generates_nothing(models: Path) -> None:
-    done = CliRunner().invoke(main, ["generate", f"{models}:flat"])
-    assert done.exit_code == 2
-    assert "generates no text" in done.stderr

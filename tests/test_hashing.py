@@ -9,6 +9,7 @@ import torch
 from profiledata import profile
 from tabledata import measured, predicted
 from torch import nn
+from tracing.test_text_generation import gpt2
 
 import latpred
 from latpred.profile import store
@@ -23,9 +24,9 @@ RECORDS = {
     "Curve": lambda: latpred.predict(nn.Linear(8, 8), [1, 4], inputs=X, device=DEVICE),
     "Provenance": lambda: latpred.predict(nn.Linear(8, 8), 4, inputs=X, device=DEVICE).provenance,
     "Explanation": lambda: latpred.explain(nn.Linear(8, 8), 4, inputs=X, device=DEVICE, runtimes=["eager"]),
-    "GenerationCurve": lambda: latpred.predict_generation("gpt2", 4, 3, [1, 2], device=DEVICE),
-    "GenerationPrediction": lambda: latpred.predict_generation("gpt2", 4, 3, device=DEVICE),
-    "GenerationGraph": lambda: trace_generation("gpt2", 4, 3).prefill.graph,
+    "GenerationCurve": lambda: latpred.predict_generation(gpt2(), 4, 3, [1, 2], device=DEVICE),
+    "GenerationPrediction": lambda: latpred.predict_generation(gpt2(), 4, 3, device=DEVICE),
+    "GenerationGraph": lambda: trace_generation(gpt2(), 4, 3).prefill.graph,
     "ModelGraph": lambda: latpred.trace(nn.Linear(8, 8), X),
     "Op": lambda: latpred.trace(nn.Linear(8, 8), X).ops[0],
     "DeviceProfile": profile,

@@ -42,7 +42,7 @@ ALONE = ("latpred.errors", "latpred.units")
 
 CLOCKS = {"time", "timeit", "torch.utils.benchmark", "torch.profiler", "cProfile"}
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-HEAVY = {"torch", "pandas", "sklearn", "scipy", "transformers", "matplotlib", "altair", "fvcore", "joblib"}
+HEAVY = {"torch", "pandas", "sklearn", "scipy", "transformers", "matplotlib", "fvcore", "joblib"}
 
 
 SOURCES = sources()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from factories import device, dispatch, kernel_fit, profile
+from searchdata import INPUTS, predictor
 from torch import nn
 from transformers import BertConfig
 
@@ -21,14 +22,7 @@ from latpred.profile import store
 from latpred.query import Options
 from latpred.search.resume import COLUMNS, Evaluator
 
-INPUTS = (torch.zeros(2, 64),)
 SMALL = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
-
-
-def predictor() -> Predictor:
-    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    fits = (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
-    return Predictor(profile(info, fits, {"eager": dispatch(), "torchscript": dispatch(fixed_us=1.0)}))
 
 
 predict_many = partial(latpred.predict_many, device=predictor())
@@ -40,6 +34,44 @@ def network(width: int = 64) -> nn.Module:
 
 def broken() -> nn.Module:
     raise RuntimeError("no such block")
+
+
+def gpu(name: str, **changes: float) -> Predictor:
+    info = device(name=name, kind="cuda", asynchronous=True, **changes)
+    fits = (kernel_fit("gemm"), kernel_fit("elementwise", macs_per_us=0.0))
+    return Predictor(msgspec.structs.replace(profile(info, fits, {"eager": dispatch()}), name=name))
+
+
+def test_several_devices_share_one_trace() -> None:
+    built: list[int] = []
+
+    def candidate() -> nn.Module:
+        built.append(1)
+        return network()
+
+    devices = [predictor(), gpu("fast"), gpu("slow", launch_us=90.0)]
+    table = latpred.predict_many([candidate], batch=[1, 8], inputs=INPUTS, device=devices)
+    assert len(built) == 1
+    names = [each.profile.name for each in devices]
+    assert table["device"].tolist() == [name for name in names for _ in (1, 8)]
+    for predicts, (_, cells) in zip(devices, table.groupby("device", sort=False), strict=True):
+        alone = latpred.predict_many([network], batch=[1, 8], inputs=INPUTS, device=predicts)
+        assert cells.drop(columns="name").reset_index(drop=True).equals(alone.drop(columns="name"))
+    ranked = latpred.rank([network, partial(network, 512)], inputs=INPUTS, device=devices)
+    assert ranked.groupby("device")["rank"].apply(list).tolist() == [[1, 2]] * 3
+
+
+def test_a_candidate_that_fails_fails_on_each_device() -> None:
+    table = latpred.predict_many([broken], device=[gpu("one"), gpu("other")])
+    assert table["device"].tolist() == ["one", "other"]
+    assert table["error"].str.contains("no such block").all()
+
+
+def test_devices_are_named_once() -> None:
+    with pytest.raises(UsageError, match="no device was named"):
+        latpred.predict_many([network], device=[])
+    with pytest.raises(UsageError, match="2 of the devices have the profile 'rtx-8000'; give each once"):
+        latpred.predict_many([network], device=["rtx-8000", "rtx-8000"])
 
 
 def test_rows_are_what_single_predictions_say() -> None:
@@ -97,7 +129,7 @@ def test_a_candidate_that_fails_says_why_and_the_rest_go_on() -> None:
     assert "a int is no candidate" in table.error[3]
     assert "returned a str" in table.error[4]
     numbers = table[table.error.notna()].select_dtypes("float64")
-    assert list(numbers) == [*COLUMNS[5:10], "macs", "parameters", "launches"]
+    assert list(numbers) == [*COLUMNS[6:11], "macs", "parameters", "launches"]
     assert numbers.isna().all(axis=None)
 
 
@@ -170,7 +202,7 @@ def test_candidates_are_taken_one_at_a_time() -> None:
 
 
 def test_workers_get_and_give_what_can_be_pickled() -> None:
-    evaluator = pickle.loads(pickle.dumps(Evaluator.of(predictor(), [1, 2], "eager", Options(INPUTS))))
+    evaluator = pickle.loads(pickle.dumps(Evaluator.of([predictor()], [1, 2], "eager", Options(INPUTS))))
     rows = [*evaluator.rows(5, network), *evaluator.rows(3, broken)]
     assert [row.candidate for row in rows] == [5, 5, 3, 3]
     assert pickle.loads(pickle.dumps(rows))[:2] == rows[:2]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from explanationdata import explanation, prediction
-from factories import add, device, dispatch, graph, kernel_fit, linear, profile
+from factories import add, device, dispatch, graph, kernel_fits, linear, profile
 from tabledata import measured, predicted
 
 from latpred import plot
 from latpred.accuracy import comparison
-from latpred.errors import MissingPackageError, TableError, UsageError
+from latpred.errors import TableError
 from latpred.graph.graph import ModelGraph
 from latpred.plot import breakdown, style
 from latpred.plot.curves import regions, span_of
@@ -23,10 +22,8 @@ from latpred.prediction.predictor import Predictor
 from latpred.prediction.timeline import forward_pass
 from latpred.tables import KEYS
 
-FITS = tuple(
-    kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=2e6, spread=0.1)
-    for family in ("gemm", "elementwise")
-)
+RATES = {"weight_bytes_per_us": 1e5, "activation_bytes_per_us": 1e5, "macs_per_us": 2e6}
+FITS = kernel_fits("gemm", "elementwise", **RATES, spread=0.1)
 NET = graph(*[op for _ in range(8) for op in (linear(4, 256), add(256))])
 
 
@@ -164,21 +161,6 @@ def test_two_clocks_in_whole_and_close(tmp_path: Path) -> None:
     named = {text.get_text() for text in figure.legends[0].get_texts()}
     assert {"gemm", "elementwise", "waiting"} <= named
     plot.save(figure, tmp_path / "clocks.png")
-
-
-def test_without_matplotlib_there_is_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'latpred\[plot\]'"):
-        curve(1, 8).plot()
-
-
-def test_where_a_figure_cannot_go(tmp_path: Path) -> None:
-    figure = plot.figure()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"):
-        plot.save(figure, tmp_path / "file" / "curve.png")
-    with pytest.raises(UsageError, match=r"end it in \.png, \.svg, \.pdf"):
-        plot.save(figure, tmp_path / "curve.gif")
 
 
 @pytest.mark.parametrize("batches", [(1,), tuple(range(1, 201))], ids=["one", "200"])

@@ -71,6 +71,8 @@ def test_a_named_profile_is_held_to_how_it_was_measured() -> None:
     assert store.find("server", threads=1).name == "server"
     with pytest.raises(NoProfileError, match=r"measured with 4 threads \(there is server: 1 thread\)"):
         store.find("server", threads=4)
+    with pytest.raises(NoProfileError, match=r"is of another machine, and holds for 1 thread\. Ask without --threads"):
+        store.find("rtx-8000", threads=4)
 
 
 def test_cudnn_benchmark_is_a_way_of_measuring() -> None:
@@ -131,6 +133,8 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     store.save(profile("workstation"))
     with pytest.raises(ProfileError, match=r"no profile is called 'workstatoin'\. Did you mean workstation\?"):
         store.load("workstatoin")
+    with pytest.raises(ProfileError, match=r"no profile is called 'h100x'\. Did you mean h100, "):
+        store.load("h100x")
 
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a\0b"])

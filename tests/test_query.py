@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,44 +37,54 @@ def test_given_lengths_are_the_batch() -> None:
     assert given.padded_to == 40
 
 
-@pytest.mark.parametrize(
-    ("lengths", "said"),
-    [
-        ([], "list of lengths is empty"),
-        ([12, 0], "length of 0 is not possible"),
-        ([12, -3], "length of -3 is not possible"),
-        ([12, 3.5], "3.5 is not a whole number"),
-        ([True], "True is not a whole number"),
-        ("12,40", "are not lengths"),
-        (12, "are not lengths"),
-    ],
-)
-def test_wrong_lists(lengths: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        checked_lengths(lengths)
+def distributed(given: tuple[Any, Any, Any]) -> Lengths:
+    mean, std, padded_to = given
+    return Lengths(mean=mean, std=std, padded_to=padded_to)
 
 
-def test_a_batch_that_contradicts() -> None:
-    with pytest.raises(UsageError, match="3 lengths are a batch of 3, not of 8"):
-        checked_lengths([12, 40, 7]).of(8)
+def in_protocol(name: Any) -> Options:
+    return Options(protocol=name)
+
+
+def on_device(name: Any) -> Options:
+    return Options(inputs_on=name)
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "padded_to", "said"),
+    ("ask", "given", "said"),
     [
-        (200, 10, 128, "mean of 200 tokens is not possible"),
-        (0.5, 0.1, 128, "mean of 0.5 tokens is not possible"),
-        (20, 60, 128, "cannot have a standard deviation of 60; give one from 0 to 45.3"),
-        (20, -1, 128, "cannot have a standard deviation of -1"),
-        (20, 5, 0, "padded_to of 0 is not possible"),
-        (20, 5, 12.5, "12.5 is not a whole number"),
-        (float("nan"), 5, 128, "mean=nan is not a number"),
-        ("20", 5, 128, "mean='20' is not a number"),
+        (checked_lengths, [], "list of lengths is empty"),
+        (checked_lengths, [12, 0], "length of 0 is not possible"),
+        (checked_lengths, [12, -3], "length of -3 is not possible"),
+        (checked_lengths, [12, 3.5], "3.5 is not a whole number"),
+        (checked_lengths, [True], "True is not a whole number"),
+        (checked_lengths, "12,40", "are not lengths"),
+        (checked_lengths, 12, "are not lengths"),
+        (checked_lengths([12, 40, 7]).of, 8, "3 lengths are a batch of 3, not of 8"),
+        (distributed, (200, 10, 128), "mean of 200 tokens is not possible"),
+        (distributed, (0.5, 0.1, 128), "mean of 0.5 tokens is not possible"),
+        (distributed, (20, 60, 128), "cannot have a standard deviation of 60; give one from 0 to 45.3"),
+        (distributed, (20, -1, 128), "cannot have a standard deviation of -1"),
+        (distributed, (20, 5, 0), "padded_to of 0 is not possible"),
+        (distributed, (20, 5, 12.5), "12.5 is not a whole number"),
+        (distributed, (float("nan"), 5, 128), "mean=nan is not a number"),
+        (distributed, ("20", 5, 128), "mean='20' is not a number"),
+        (checked_batches, 0, "smallest batch is 1"),
+        (checked_batches, -3, "smallest batch is 1"),
+        (checked_batches, [4, 0], "smallest batch is 1"),
+        (checked_batches, 2.5, "not a whole number"),
+        (checked_batches, True, "not a whole number"),
+        (checked_batches, np.array([True]), "not a whole number"),
+        (checked_batches, "8", "not a whole number"),
+        (checked_batches, [], "names no batch size"),
+        (checked_batches, 10**9, "the largest that is predicted"),
+        (in_protocol, "double", "protocol='double' is not known; choose from: single, pipelined"),
+        (on_device, "disk", "inputs_on='disk' is not known"),
     ],
 )
-def test_wrong_distributions(mean: Any, std: Any, padded_to: Any, said: str) -> None:
+def test_what_cannot_be_asked(ask: Callable[[Any], object], given: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Lengths(mean=mean, std=std, padded_to=padded_to)
+        ask(given)
 
 
 @pytest.mark.parametrize(
@@ -84,41 +95,10 @@ def test_texts_that_are_no_lengths(text: str) -> None:
         parse_lengths(text)
 
 
-@pytest.mark.parametrize(
-    ("batch", "said"),
-    [
-        (0, "smallest batch is 1"),
-        (-3, "smallest batch is 1"),
-        ([4, 0], "smallest batch is 1"),
-        (2.5, "not a whole number"),
-        (True, "not a whole number"),
-        (np.array([True]), "not a whole number"),
-        ("8", "not a whole number"),
-        ([], "names no batch size"),
-        (10**9, "the largest that is predicted"),
-    ],
-)
-def test_impossible_batches(batch: object, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        checked_batches(batch)
-
-
 def test_one_batch_and_several() -> None:
     assert checked_batches(8) == (8,)
     assert checked_batches(np.int64(8)) == (8,)
     assert checked_batches(range(1, 3)) == checked_batches(np.array([1, 2])) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"protocol": "double"}, "protocol='double' is not known; choose from: single, pipelined"),
-        ({"inputs_on": "disk"}, "inputs_on='disk' is not known"),
-    ],
-)
-def test_options_that_are_none(options: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        Options(**options)  # type: ignore[arg-type]
 
 
 def test_a_device_goes_by_its_name_or_its_path() -> None:

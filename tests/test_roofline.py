@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import msgspec
 import numpy as np
@@ -109,13 +107,6 @@ def test_numbers_survive_json_and_are_the_same_without_the_estimator() -> None:
     again = msgspec.json.decode(text, type=KernelFit)
     assert evaluate(again, rows) == pytest.approx(model.predict(rows), rel=1e-12)
     assert len(json.loads(text)["points"]) == 80
-
-
-def test_evaluation_needs_neither_scipy_nor_scikit_learn() -> None:
-    heavy = "('scipy', 'sklearn', 'torch', 'pandas')"
-    script = f"import sys, latpred.prediction.kernel_times; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_an_estimator_like_any_other() -> None:

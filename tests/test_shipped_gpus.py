@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from smallmodels import build_small, inputs_of
 from torch import nn
 
 from latpred import Predictor
@@ -150,7 +151,8 @@ def test_explain_compares_the_runtimes_as_they_ran_then_and_says_what_the_others
     from latpred import explain
 
     found = explain(
-        "distilbert-base-uncased",
+        build_small("distilbert", "cpu"),
+        inputs=lambda batch: inputs_of("distilbert", batch),
         device="rtx-8000",
         precision="fp16",
         protocol="pipelined",

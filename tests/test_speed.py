@@ -6,6 +6,7 @@ import factories
 import msgspec
 import pandas as pd
 import pytest
+import tabledata
 
 from latpred import host, tables
 from latpred.accuracy.comparison import compare
@@ -14,7 +15,7 @@ from latpred.api import predictor_now
 from latpred.calibration.timing import reference_speed
 from latpred.errors import ProfileError
 from latpred.graph.graph import Op
-from latpred.host import SAME, SLOWED_POWER, Slowdown
+from latpred.host import SAME, Slowdown
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import DeviceProfile
 
@@ -42,22 +43,22 @@ def test_each_kind_of_work_has_its_reference() -> None:
         "stream": 1100.0,
         "threads": 40.0,
     }
-    assert host.slowdown(THEN, now) == pytest.approx((1.5, 1.2, 1.4))
-    assert host.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5, 1.0, 1.0)
+    assert host.slowdown(THEN, now) == pytest.approx((1.5, 1.0, 1.44, 1.4))
+    assert host.slowdown(THEN, now, asynchronous=True) == Slowdown(1.5)
 
 
 def test_where_nobody_read_the_shared_cache_all_kernels_go_by_the_others() -> None:
     now = {"dispatch": 100.0, "product": 400.0, "convolution": 288.0, "cache": 4200.0}
     before = {kind: us for kind, us in THEN.items() if kind != "cache"}
-    assert host.slowdown(before, now) == pytest.approx((1.0, 1.2, 1.2))
-    assert host.slowdown(THEN, before | {"convolution": 288.0}) == pytest.approx((1.0, 1.2, 1.2))
+    assert host.slowdown(before, now) == pytest.approx((1.0, 1.0, 1.44, 1.2))
+    assert host.slowdown(THEN, before | {"convolution": 288.0}) == pytest.approx((1.0, 1.0, 1.44, 1.2))
 
 
 def test_a_slower_machine_takes_longer_by_what_limits_it() -> None:
     usual, slow = Predictor(profile()).predict(GRAPH), Predictor(profile(), slowdown=Slowdown(2.0)).predict(GRAPH)
     assert slow.overhead_ms == pytest.approx(2 * usual.overhead_ms)
     assert slow.compute_ms == pytest.approx(usual.compute_ms)
-    both = Predictor(profile(), slowdown=Slowdown(1.0, 3.0, 3.0)).predict(GRAPH)
+    both = Predictor(profile(), slowdown=Slowdown(1.0, 3.0, 3.0, 3.0)).predict(GRAPH)
     assert both.compute_ms == pytest.approx(3 * usual.compute_ms)
     assert both.latency_ms == pytest.approx(usual.overhead_ms + 3 * usual.compute_ms)
 
@@ -78,31 +79,14 @@ def compute_ms(op: Op, slowdown: Slowdown) -> float:
 )
 def test_kernels_wait_for_the_shared_cache_by_their_bytes(op: Op, share: float) -> None:
     usual = compute_ms(op, SAME)
-    assert compute_ms(op, Slowdown(compute=2.0)) == pytest.approx((2.0 - share) * usual)
+    assert compute_ms(op, Slowdown(product=2.0, convolution=2.0)) == pytest.approx((2.0 - share) * usual)
     assert compute_ms(op, Slowdown(cache=2.0)) == pytest.approx((1.0 + share) * usual)
 
 
 def measured(latency_s: float, dispatch_us: float) -> pd.DataFrame:
-    graph = GRAPH
-    row = {
-        "machine": "m",
-        "device": "cpu",
-        "runtime": "eager",
-        "precision": "fp32",
-        "model": graph.model,
-        "batch": 1,
-        "input_kind": graph.input_kind,
-        "input_size": graph.input_size,
-        "protocol": "single",
-        "latency_s": latency_s,
-        "spread_s": 0.0,
-        "n": 4,
-        "run": "r",
-        "stack": "",
-        "status": tables.OK,
-        "speed_dispatch_us": dispatch_us,
-    }
-    return tables.check(pd.DataFrame([row]), tables.MEASURED)
+    asked = {"machine": "m", "input_kind": GRAPH.input_kind, "input_size": GRAPH.input_size}
+    row = tabledata.measured([(GRAPH.model, 1, latency_s)], **asked, status=tables.OK, speed_dispatch_us=dispatch_us)
+    return tables.check(row, tables.MEASURED)
 
 
 def test_a_report_gives_errors_as_measured_and_at_equal_speed() -> None:
@@ -118,14 +102,23 @@ def test_a_report_gives_errors_as_measured_and_at_equal_speed() -> None:
     assert not any("median error" in said for said in report.shortfalls())
 
 
-def test_a_cell_that_found_no_full_speed_is_held_against_a_slower_prediction() -> None:
+def test_each_cell_is_held_against_a_prediction_at_its_own_speed() -> None:
     key = GraphKey(GRAPH.model, GRAPH.input_kind, GRAPH.input_size, "fp32")
-    table = measured(1e-3, 150.0).assign(slow_ratio=1.5)
-    unslowed, slowed = (
-        predict_table(cells, {key: GRAPH}, profile())[tables.AT_SPEED].item()
-        for cells in (table.assign(slow_ratio=float("nan")), table)
-    )
-    assert slowed == pytest.approx(unslowed * 1.5**SLOWED_POWER)
+    table = pd.concat([measured(1e-3, dispatch_us) for dispatch_us in (100.0, 150.0)])
+    table["batch"] = [1, 2]
+    predicted_s = predict_table(tables.check(table, tables.MEASURED), {key: GRAPH}, profile())[tables.AT_SPEED]
+    expected = [
+        Predictor(profile(), slowdown=Slowdown(slow)).predict(GRAPH, batch).latency_ms / 1e3
+        for slow, batch in ((1.0, 1), (1.5, 2))
+    ]
+    assert predicted_s.tolist() == pytest.approx(expected)
+
+
+def test_kernels_slow_down_with_the_reference_of_their_kind() -> None:
+    slower = Slowdown(product=2.0, convolution=4.5)
+    ratios = [compute_ms(op, slower) / compute_ms(op, SAME) for op in (factories.linear(8, 64), factories.add(100))]
+    assert ratios == pytest.approx([2.0, 3.0])
+    assert slower.near("conv_depthwise") == 4.5
 
 
 def test_without_a_speed_on_both_sides_there_is_one_error() -> None:
@@ -140,7 +133,7 @@ def test_now_is_answered_at_the_speed_of_the_moment(monkeypatch: pytest.MonkeyPa
     mine = profile(machine=factories.machine_here())
     monkeypatch.setattr(reference_speed, "speed_now", lambda threads: {"dispatch": 130.0})
     now = predictor_now(Predictor(mine, ("known",)))
-    assert now.slowdown == pytest.approx((1.3, 1.0, 1.0))
+    assert now.slowdown == Slowdown(1.3)
     assert now.caveats == (
         "known",
         "adjusted to the present speed of the machine; reference times, relative to the profile's: dispatch x1.30",

@@ -20,21 +20,6 @@ def test_a_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) ->
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_what_ends_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    path.write_text("old")
-
-    def interrupted() -> None:
-        with storage.replacing(path) as part:
-            part.write_text("ha")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert path.read_text() == "old"
-    assert [*tmp_path.iterdir()] == [path]
-
-
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     with storage.locked(tmp_path / "lock", "the first"), pytest.raises(BusyError, match="busy here"):
         storage.locked(tmp_path / "lock", "busy here", 0.01).__enter__()

@@ -6,16 +6,13 @@ import json
 from itertools import pairwise
 
 import pytest
-from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
+from factories import add, device, dispatch, graph, kernel_fits, linear, profile, view
 
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.timeline import DEVICE, HOST, WAIT, forward_pass
 
-FITS = tuple(
-    kernel_fit(family, weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=1e7)
-    for family in ("gemm", "elementwise")
-)
+FITS = kernel_fits("gemm", "elementwise", weight_bytes_per_us=1e5, activation_bytes_per_us=1e5, macs_per_us=1e7)
 SMALL = graph(*[op for _ in range(6) for op in (linear(4, 64, module_calls=3), view(), add(256))])
 LARGE = graph(*[op for _ in range(6) for op in (linear(), view(), add(100_000))])
 WAITING = graph(linear(), add(syncs=1), linear(4, 64), add(syncs=2), linear())

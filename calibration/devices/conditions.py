@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from latpred.errors import UsageError
-from latpred.graph.dtypes import dtype_of
 from latpred.profile.document import BENCHMARK, CUDNN, THREADS, DeviceProfile
+from latpred.tracing.inputs import dtype_of
 
 _AUTOCAST = ("cpu", "cuda")
 _LARGEST_KEPT_BYTES = (32 << 20) - 8192  # with the allocator's own bookkeeping, just within what it learns from

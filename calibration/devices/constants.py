@@ -89,12 +89,12 @@ def measure(device: Device) -> Clocks:
         floor_us=floor_us,
         node_gap_us=_node_gap_us(device, tiny, floor_us, gap_us),
         dispatch_us=_us(issue_tiny),
-        queue=queue_depth(device, tiny, _us(issue_tiny)),
+        queue=_queue_depth(device, tiny, _us(issue_tiny)),
         stable=all(one.stable for one in seen),
     )
 
 
-def queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:
+def _queue_depth(device: Device, tiny: Call, dispatch_us: float) -> int:
     """How many launches the device takes before the host must wait.
 
     The device is kept busy while small kernels are launched behind it: the first launch that takes as long as the

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
 from typing import Any
@@ -105,12 +105,9 @@ class CudaDevice:
         """The call that issues a cell once, in the cell's precision."""
         from latpred.calibration.workloads import single_ops
 
-        makers: Mapping[str, Callable[[Cell], Call]] = {"clock": self._clock_call, "memory": self._memory_call}
         with self.errors():
             self.use_precision(cell.precision)
-            if cell.kind in makers:
-                return makers[cell.kind](cell)
-            return single_ops.build(cell, self)
+            return self._clock_call(cell) if cell.kind == "clock" else single_ops.build(cell, self)
 
     def prepare_model(self, model: Any, inputs: Any, runtime: str) -> Call:
         """The call that issues one forward pass in a runtime; model and inputs must be on the GPU."""
@@ -211,22 +208,6 @@ class CudaDevice:
             self._sleep(1.0)  # measures its speed before anything is timed
             return lambda: self._sleep(us)
         raise UsageError(f"there is no clock cell {cell.name!r}. Use 'mark', 'tiny' or 'busy'.")
-
-    def _memory_call(self, cell: Cell) -> Call:
-        """Bytes moved within the GPU ("bandwidth") or brought from the host's pageable memory ("upload")."""
-        size = cell.dims["bytes"]
-        target = torch.empty(size, dtype=torch.uint8, device=self.torch_device)
-        if cell.name == "bandwidth":
-            source = torch.zeros(size, dtype=torch.uint8, device=self.torch_device)
-        elif cell.name == "upload":
-            source = torch.zeros(size, dtype=torch.uint8)
-        else:
-            raise UsageError(f"there is no memory cell {cell.name!r}. Use 'bandwidth' or 'upload'.")
-
-        def move() -> None:
-            target.copy_(source)
-
-        return move
 
 
 def _require(index: int) -> None:

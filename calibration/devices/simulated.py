@@ -207,10 +207,6 @@ class SimulatedDevice:
             return ProfiledForward(0, 0, 0.0, 0)
         return ProfiledForward(len(kernels_us), len(kernels_us), sum(kernels_us) * 1e-6, 0)
 
-    def true_costs(self) -> TrueCosts:
-        """The truth, for tests to compare with."""
-        return self.spec.costs
-
     def true_latency_s(self, graph: ModelGraph, batch: int, runtime: str = "eager", protocol: str = "single") -> float:
         """Seconds of a forward pass without any noise, by running it on a device without any."""
         device = self._noiseless()

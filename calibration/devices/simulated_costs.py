@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph, Op, Schedule
-from latpred.ops.families import parent, root
+from latpred.ops.families import nearest, parent, root
 from latpred.query import AMP
-
-T = TypeVar("T")
 
 ITEMSIZE = {
     "float16": 2,
@@ -124,7 +122,7 @@ class RuntimeCosts:
 
     def dispatch(self, host_class: str) -> float:
         """Host microseconds of a step of a class."""
-        return _nearest(self.dispatch_us, host_class, "")
+        return nearest(self.dispatch_us, host_class)
 
     def factor(self, family: str) -> float:
         """Time of a kernel over that of eager's."""
@@ -201,11 +199,14 @@ class TrueCosts:
 
     def dispatch(self, host_class: str) -> float:
         """Host microseconds of an op of a class, looked up from special to general."""
-        return _nearest(self.dispatch_us, host_class, "")
+        return nearest(self.dispatch_us, host_class)
 
     def kernel(self, family: str) -> KernelCosts:
         """Costs of a kernel family, looked up from special to general."""
-        return _nearest(self.kernels, family, "other")
+        name: str | None = family
+        while name is not None and name not in self.kernels:
+            name = parent(name)
+        return self.kernels[name or "other"]
 
     def kernel_us(self, family: str, work: Work, precision: str, share: float = 1.0) -> float:
         """Device microseconds of a kernel that does a share of some work."""
@@ -235,7 +236,7 @@ class SimulatedSpec:
     costs: TrueCosts = field(default_factory=TrueCosts)
 
 
-def op_work(op: Op, batch: int) -> Work:
+def _op_work(op: Op, batch: int) -> Work:
     """Work of a graph's op at one batch size."""
     write = op.write_bytes.at(batch)
     return Work(
@@ -245,14 +246,6 @@ def op_work(op: Op, batch: int) -> Work:
         write,
         write / ITEMSIZE.get(op.dtype, 4),
     )
-
-
-def _nearest(table: Mapping[str, T], name: str, default: str) -> T:
-    """The entry of a name, of the nearest more general one, or the default's."""
-    general: str | None = name
-    while general is not None and general not in table:
-        general = parent(general)
-    return table[default if general is None else general]
 
 
 PYTHON = "python::"  # ops that stand for the model's own Python, not for an op
@@ -343,7 +336,7 @@ def _runtime_step(costs: TrueCosts, runtime_costs: RuntimeCosts, op: Op, batch: 
 
 def _kernels(costs: TrueCosts, op: Op, batch: int, precision: str) -> tuple[float, ...]:
     share = 1 / op.launches if op.launches else 0.0
-    return (costs.kernel_us(op.family, op_work(op, batch), _format(op, precision), share),) * op.launches
+    return (costs.kernel_us(op.family, _op_work(op, batch), _format(op, precision), share),) * op.launches
 
 
 def _format(op: Op, precision: str) -> str:
@@ -364,7 +357,7 @@ def _scheduled(costs: TrueCosts, schedule: Schedule, graph: ModelGraph, batch: i
         kernels = tuple(
             costs.kernel_us(
                 schedule.kernel_family[number],
-                op_work(schedule.ops[int(schedule.kernel_op[number])], batch),
+                _op_work(schedule.ops[int(schedule.kernel_op[number])], batch),
                 _format(schedule.ops[int(schedule.kernel_op[number])], graph.precision),
                 float(schedule.kernel_share[number]),
             )

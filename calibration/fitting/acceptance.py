@@ -17,16 +17,17 @@ import torch
 
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row, Sampled
-from latpred.calibration.timing import timer
-from latpred.calibration.timing.reference_speed import gauge_of
+from latpred.calibration.timing import timer, visits
+from latpred.calibration.timing.reference_speed import FULL, RunSpeed, gauge_of
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
+from latpred.host import Slowdown
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import Acceptance, DeviceProfile
@@ -56,16 +57,19 @@ class HoldoutError(NamedTuple):
 
 
 def holdout_errors(
-    profile: DeviceProfile, runs: Mapping[str, NetworkRun], runtime: str = "eager"
+    profile: DeviceProfile, runs: Mapping[str, TimedNetwork], runtime: str = "eager"
 ) -> list[HoldoutError]:
     """Errors of a profile, whose own spread is left out, on networks that no fit saw; by the keys of their cells."""
     # Not quite zero: then the predictor adds only what a kernel's spread exceeds its family's usual one by.
     bare = {name: msgspec.structs.replace(fit, spread=1e-9) for name, fit in profile.runtimes.items()}
     # What an earlier gate found is no part of it either: it would widen the intervals.
-    predictor = Predictor(msgspec.structs.replace(profile, runtimes=bare, acceptance=Acceptance(True, {}, ())))
+    bare_profile = msgspec.structs.replace(profile, runtimes=bare, acceptance=Acceptance(True, {}, ()))
+    predictors: dict[Slowdown, Predictor] = {}
     errors = []
     for key, run in runs.items():
-        prediction = predictor.predict(run.graph, run.batch, runtime=runtime)
+        if run.slowdown not in predictors:
+            predictors[run.slowdown] = Predictor(bare_profile, slowdown=run.slowdown)
+        prediction = predictors[run.slowdown].predict(run.graph, run.batch, runtime=runtime)
         low, high = prediction.interval_ms
         spread = math.log(high / low) / (2 * Z90)
         errors.append(HoldoutError(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))
@@ -229,21 +233,22 @@ def _holdouts_again(rows: Sequence[Row], runtime: str) -> Iterator[Cell]:
 
 def measure(cell: Cell, device: Device) -> Sampled:
     """Time an ordinary model whole, called again and again."""
-    graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
+    _graph_of_model(cell.name, cell.precision)  # one that cannot be traced is no use to the gate
     model, inputs = _workload(cell.name).make(device.name, cell.precision)
     call = device.prepare_model(model, inputs(cell.dims["batch"], device.name), cell.runtime)
     gauge = None if device.asynchronous else gauge_of(torch.get_num_threads())
     return Sampled({"single": timer.single(device, call, VISIT, gauge)})
 
 
-def model_runs(rows: Iterable[Row]) -> dict[str, NetworkRun]:
+def model_runs(rows: Iterable[Row], speed: RunSpeed = FULL) -> dict[str, TimedNetwork]:
     """The ordinary models among a journal's rows, by the keys of their cells."""
     runs = {}
     for row in rows:
         if row.cell.kind == MODEL and not row.error:
-            graph = graph_of_model(row.cell.name, row.cell.precision)
+            graph = _graph_of_model(row.cell.name, row.cell.precision)
             latency_us = row.timings["single"].median_s * US_PER_S
-            runs[row.cell.key] = NetworkRun(graph, row.cell.dims["batch"], latency_us)
+            slowdown = visits.slowdown(row, speed)
+            runs[row.cell.key] = TimedNetwork(graph, row.cell.dims["batch"], latency_us, slowdown=slowdown)
     return runs
 
 
@@ -261,7 +266,7 @@ def predictions(profile: DeviceProfile) -> Floats:
     latencies: list[float] = []
     for workload in suite.ready:
         try:
-            points = predictor.curve(graph_of_model(workload.name, "fp32"), suite.batches).points
+            points = predictor.curve(_graph_of_model(workload.name, "fp32"), suite.batches).points
             latencies += [point.latency_ms for point in points]
         except LatpredError:
             latencies += [math.nan] * len(suite.batches)
@@ -279,7 +284,7 @@ def settled(before: Floats, now: Floats) -> bool:
 
 
 @lru_cache(maxsize=64)
-def graph_of_model(name: str, precision: str) -> ModelGraph:
+def _graph_of_model(name: str, precision: str) -> ModelGraph:
     """What an ordinary model does."""
     return _workload(name).trace(precision)
 

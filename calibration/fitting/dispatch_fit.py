@@ -16,6 +16,7 @@ from scipy.optimize import lsq_linear, nnls
 
 from latpred.calibration.timing.in_network import calls
 from latpred.graph.graph import ModelGraph, Op
+from latpred.host import SAME, Slowdown
 from latpred.ops.families import parent
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
@@ -27,11 +28,13 @@ ALIKE = 0.01  # pull of a class towards the cost of its like; the cells that tel
 RETURN = "python"  # the step that stands for a forward's last Python: it dispatches nothing
 
 
-class NetworkRun(NamedTuple):
-    """A network that was timed: its graph, batch, time of a forward pass and, where taken, the time of each call in it.
+class TimedNetwork(NamedTuple):
+    """A network that was timed in a runtime: what that runs, and its latency with relative standard error `sigma`.
 
-    `total_us` is the latency on a synchronous device and the time to issue the pass on an asynchronous one; `resident`
-    is the share of its weights that was in the cache already.
+    calls_us : time of each call in it, where taken. resident : share of its weights that was in the cache already.
+    issue_us : time to issue a forward pass without waiting, on an asynchronous device where that was taken. queued_us :
+    device time of one, gaps included, where several were issued before the first could start. tiny : whether next to
+    nothing but dispatch takes time. slowdown : the machine's then, against its full speed.
     """
 
     graph: ModelGraph
@@ -39,11 +42,21 @@ class NetworkRun(NamedTuple):
     total_us: float
     calls_us: tuple[float, ...] = ()
     resident: float = 0.0
+    issue_us: float | None = None
+    queued_us: float | None = None
+    sigma: float = 0.0
+    tiny: bool = False
+    slowdown: Slowdown = SAME
 
     @property
     def ops(self) -> tuple[Op, ...]:
         """The ops at this batch."""
         return self.graph.at(self.batch)
+
+    @property
+    def issued_us(self) -> float:
+        """Time to issue a pass: on a synchronous device, and where nothing else was taken, its latency."""
+        return self.total_us if self.issue_us is None else self.issue_us
 
 
 class CallCosts(NamedTuple):
@@ -54,14 +67,14 @@ class CallCosts(NamedTuple):
     fixed_us: float
 
 
-def call_costs(chains: Sequence[NetworkRun]) -> CallCosts:
+def call_costs(chains: Sequence[TimedNetwork]) -> CallCosts:
     """Costs of calls from networks that do nothing else, of few calls and of many."""
     terms = np.array([(*_counts(run.ops)[1:], 1.0) for run in chains], dtype=float)
-    totals = np.array([run.total_us for run in chains])
+    totals = np.array([run.issued_us for run in chains])
     return CallCosts(*(float(cost) for cost in nnls(terms / totals[:, None], np.ones(len(chains)))[0]))
 
 
-def fit_in_place(runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:
+def fit_in_place(runs: Sequence[TimedNetwork], called: CallCosts) -> DispatchFit:
     """Costs from tiny networks whose calls were timed in place.
 
     A class costs what its calls take, corrected by the same amount for every call: the binding's time lies outside what
@@ -88,11 +101,11 @@ def _corrected(name: str, cost: float, per_call: float) -> float:
     return cost if ".nested." in name else max(cost + per_call, LEAST_US)
 
 
-def fit_issued(costs: Mapping[str, float], runs: Sequence[NetworkRun], called: CallCosts) -> DispatchFit:
+def fit_issued(costs: Mapping[str, float], runs: Sequence[TimedNetwork], called: CallCosts) -> DispatchFit:
     """Costs of classes and calls timed in loops of their own, brought to what whole networks take to issue."""
     loops = DispatchFit(with_parents(dict(costs)), called.module_us, called.python_us, called.fixed_us)
     alone = np.array([_loop_us(loops, run) for run in runs])
-    totals = np.array([run.total_us for run in runs])
+    totals = np.array([run.issued_us for run in runs])
     return msgspec.structs.replace(loops, scale=float(np.median((totals - loops.fixed_us) / alone)))
 
 
@@ -131,14 +144,14 @@ def _told_apart(shared: Sequence[tuple[Counter[str], float]], told: DispatchFit)
     return dict(zip(classes, costs_us.tolist(), strict=True))
 
 
-def _loop_us(fit: DispatchFit, run: NetworkRun) -> float:
+def _loop_us(fit: DispatchFit, run: TimedNetwork) -> float:
     """What a network's steps cost by a fit, without the cost of the pass itself."""
     _, modules, functions = _counts(run.ops)
     steps = sum(host_cost(fit, op.host_class) for op in run.ops)
     return steps + modules * fit.module_call_us + functions * fit.python_call_us
 
 
-def class_costs(runs: Iterable[NetworkRun]) -> dict[str, float]:
+def class_costs(runs: Iterable[TimedNetwork]) -> dict[str, float]:
     """Time of each dispatch class where it has least to do; classes that only come inside another's get what is left.
 
     Even in a tiny network some calls of a class have something to compute, and that is their kernels' time.

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.timing.in_network import calls
 from latpred.fit.roofline import RooflineRegressor, scale_leaf
 from latpred.graph.features import NATIVE, native
 from latpred.graph.graph import Op
 from latpred.ops.families import nearest, parent, root
 from latpred.prediction.kernel_times import columns
-from latpred.prediction.pricing import ColdDispatch, host_cost
+from latpred.prediction.pricing import ColdDispatch, host_cost, slower_kernels
 from latpred.profile.document import DispatchFit, KernelFit
 from latpred.runtimes import one_step_per_op
 
@@ -101,7 +101,7 @@ def _fit_family(
     return fits
 
 
-def nearest_fit(fits: Mapping[str, KernelFit], family: str) -> str | None:
+def nearest_fit(fits: Mapping[str, object], family: str) -> str | None:
     """The family itself or the nearest more general one that has a fit; None where none has."""
     name: str | None = family
     while name is not None and name not in fits:
@@ -162,7 +162,7 @@ class Kernel(NamedTuple):
 
 
 def kernel_samples(
-    runs: Sequence[NetworkRun], dispatch: DispatchFit, in_place: DispatchFit | None = None
+    runs: Sequence[TimedNetwork], dispatch: DispatchFit, in_place: DispatchFit | None = None
 ) -> list[KernelSample]:
     """Samples of every kernel that had a call of its own, from runs of one precision with the times of their calls.
 
@@ -178,13 +178,13 @@ def kernel_samples(
                 after_us = float(_terms(np.array([us]))[0] @ refill)
                 beside_us = dispatch_us + PASS_SHARE * run.total_us
                 row = row_of(op, run.batch, resident=run.resident)
-                each = 1.0 / op.launches
+                each = 1.0 / op.launches / float(slower_kernels(run.slowdown, op.family, np.array(row)))
                 samples.append(KernelSample(op.family, row, (us + after_us) * each, 1.0, beside_us * each))
     return samples
 
 
 def with_cold(
-    dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[NetworkRun], half_bytes: float
+    dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[TimedNetwork], half_bytes: float
 ) -> DispatchFit:
     """Dispatch with what it takes longer from cold caches: the same multiple, for every call, of what it takes warm.
 
@@ -198,7 +198,7 @@ def with_cold(
         for group, taken, cold_us in zip(calls(run.ops), run.calls_us, _cold_us(run, all_cold), strict=True):
             if not any(op.launches for op in group):
                 cold.append(cold_us)
-                extra.append(min(taken - _dispatch_us(group, in_place), MOST_COLD_US))
+                extra.append(min(taken / run.slowdown.dispatch - _dispatch_us(group, in_place), MOST_COLD_US))
     if len(cold) < FEWEST_COLD or not any(cold):
         return dispatch
     factor = max(float(np.dot(cold, extra) / np.dot(cold, cold)), 0.0)
@@ -206,7 +206,7 @@ def with_cold(
     return msgspec.structs.replace(all_cold, cold_costs_us=costs_us)
 
 
-def host_us(run: NetworkRun, dispatch: DispatchFit) -> float:
+def host_us(run: TimedNetwork, dispatch: DispatchFit) -> float:
     """Dispatch of a whole forward pass."""
     cold = sum(_cold_us(run, dispatch))
     ops = sum(host_cost(dispatch, op.host_class) for op in run.ops)
@@ -215,12 +215,12 @@ def host_us(run: NetworkRun, dispatch: DispatchFit) -> float:
     return dispatch.fixed_us + dispatch.scale * (ops + modules + python) + cold
 
 
-def _kernels(run: NetworkRun, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
+def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:
     """The launching calls of a run, without their dispatch and what that takes longer from cold caches."""
     kernels = []
     for group, taken, longer_us in zip(calls(run.ops), run.calls_us, cold_us, strict=True):
         if any(op.launches for op in group):
-            cost = _dispatch_us(group, dispatch) + longer_us
+            cost = (_dispatch_us(group, dispatch) + longer_us) * run.slowdown.dispatch
             us = max(taken - cost, LEAST_SHARE * taken)
             alone = len(group) == 1 and not group[0].estimated
             kernels.append(Kernel(group[0] if alone else None, us, cost))
@@ -231,24 +231,24 @@ def _dispatch_us(group: Sequence[Op], dispatch: DispatchFit) -> float:
     return sum(host_cost(dispatch, op.host_class) for op in group) * dispatch.scale
 
 
-def _cold_us(run: NetworkRun, dispatch: DispatchFit) -> list[float]:
+def _cold_us(run: TimedNetwork, dispatch: DispatchFit) -> list[float]:
     """What each call's dispatch takes longer because its code has left the caches."""
     groups, ops = calls(run.ops), run.ops
     cold = ColdDispatch.of(one_step_per_op("eager", ops), dispatch)
     if cold is None:
         return [0.0] * len(groups)
     # What closes a pass belongs to no call and dispatches nothing; the others stand in order.
-    ends = np.cumsum([len(group) for group in groups])
+    ends = np.cumsum([len(group) for group in groups], dtype=np.int64)  # a chain of module calls has no groups
     total = np.concatenate(([0.0], np.cumsum(cold.at(np.array([float(run.batch)]))[:, 0])))
     longer: list[float] = np.diff(total[ends], prepend=0.0).tolist()
     return longer
 
 
-def _cache_refill(runs: Sequence[NetworkRun], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
+def _cache_refill(runs: Sequence[TimedNetwork], kernels: Sequence[Sequence[Kernel]], dispatch: DispatchFit) -> Floats:
     """Coefficients of `_terms` that explain what networks take beyond their dispatch and their kernels."""
     totals = np.array([run.total_us for run in runs])
     kernels_us = np.array([sum(kernel.us for kernel in launched) for launched in kernels])
-    left = totals - (np.array([host_us(run, dispatch) for run in runs]) + kernels_us)
+    left = totals - (np.array([host_us(run, dispatch) * run.slowdown.dispatch for run in runs]) + kernels_us)
     terms = np.array([_terms(np.array([k.us for k in launched])).sum(axis=0) for launched in kernels])
     coefficients: Floats = nnls(terms / totals[:, None], left / totals)[0]
     return coefficients

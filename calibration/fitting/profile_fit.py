@@ -17,7 +17,7 @@ from latpred.calibration.devices.constants import Clocks
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.acceptance import FEWEST, HoldoutError, RunQuality, holdout_errors
 from latpred.calibration.fitting.dispatch_fit import (
-    NetworkRun,
+    TimedNetwork,
     call_costs,
     class_costs,
     fit_in_place,
@@ -29,10 +29,11 @@ from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, ke
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import full_speed
+from latpred.calibration.timing.reference_speed import FULL, RunSpeed
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError
 from latpred.graph.features import layout
+from latpred.host import SAME
 from latpred.prediction.kernel_times import resident_share
 from latpred.profile.document import (
     SCHEMA_VERSION,
@@ -64,8 +65,9 @@ def fit_profile(
     Too few rows to fit anything are a CalibrationError.
     """
     eager = [row for row in rows if row.cell.runtime == EAGER]
-    good = visits.at_one_speed(row for row in eager if not row.error)
-    info = constants.described(clocks_of(good).into(info) if info.asynchronous else info, good)
+    speed = visits.speed_of(eager)
+    good = [_at_full_speed(row, speed) for row in visits.undisturbed(row for row in eager if not row.error)]
+    info = constants.described(_clocks_of(good).into(info) if info.asynchronous else info, good)
     dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
         name=name,
@@ -76,22 +78,22 @@ def fit_profile(
         device=info,
         protocol=dict(_PROTOCOL),
         runtimes={EAGER: dispatch},
-        kernels=_kernels(good, dispatch, in_place, info, machine),
+        kernels=_kernels(good, dispatch, in_place, info, machine, speed),
         samples=tuple(sample_of(row) for row in good),
         acceptance=Acceptance(False, {}, ()),
         seconds=round(sum(row.seconds for row in eager), 3),
-        speed=full_speed(row.speed for row in eager if row.speed),
+        speed=dict(speed.full_us),
         disturbed=round(sum(map(visits.is_disturbed, eager)) / len(eager), 4),
         slowed=round(sum(map(visits.is_slowed, eager)) / len(eager), 4),
         failures=visits.failures(eager),
     )
-    return _checked(profile, good, eager)
+    return _checked(profile, good, eager, speed)
 
 
 def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, DispatchFit]:
     """Host costs as a forward pass has them, and as a clock around each call has them, which is a little longer."""
-    tiny = [run_of(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
-    chains = [run_of(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
+    tiny = [timed_network(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
+    chains = [timed_network(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
     if len(tiny) < FEWEST_NETWORKS or not chains:
         raise CalibrationError(
             f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
@@ -122,14 +124,19 @@ def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:
 
 
 def _kernels(
-    rows: Sequence[Row], dispatch: DispatchFit, in_place: DispatchFit, info: DeviceInfo, machine: Machine
+    rows: Sequence[Row],
+    dispatch: DispatchFit,
+    in_place: DispatchFit,
+    info: DeviceInfo,
+    machine: Machine,
+    speed: RunSpeed,
 ) -> dict[str, dict[str, KernelFit]]:
     """Kernel fits by precision, from kernels timed in queues and from those timed in their networks."""
     samples: dict[str, list[KernelSample]] = {}
     for row in rows:
         if row.cell.kind == "kernel":
             samples.setdefault(row.cell.precision, []).extend(queued_sample(row, info.gap_us))
-    for precision, runs in _timed_in_place(rows, info).items():
+    for precision, runs in _timed_in_place(rows, info, speed).items():
         samples.setdefault(precision, []).extend(kernel_samples(runs, dispatch, in_place))
     if "tf32" in samples:
         # TF32 is a way to multiply: all else is what it is in fp32.
@@ -151,34 +158,40 @@ def queued_sample(row: Row, gap_us: float) -> Iterator[KernelSample]:
         yield KernelSample(launching[0].family, row_of(launching[0], batch), us)
 
 
-def _timed_in_place(rows: Iterable[Row], info: DeviceInfo) -> dict[str, list[NetworkRun]]:
+def _timed_in_place(rows: Iterable[Row], info: DeviceInfo, speed: RunSpeed = FULL) -> dict[str, list[TimedNetwork]]:
     """Networks with the times of their calls, without the holdout ones, by precision."""
-    runs: dict[str, list[NetworkRun]] = {}
+    runs: dict[str, list[TimedNetwork]] = {}
     for row in rows:
         if row.calls_us and not network_spec(row.cell).holdout:
-            runs.setdefault(row.cell.precision, []).append(run_of(row, info))
+            runs.setdefault(row.cell.precision, []).append(timed_network(row, info, speed))
     return runs
 
 
 def _checked(
-    profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row]
+    profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row], speed: RunSpeed
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
-    holdouts = _at_full_speed([row for row in _networks(rows) if network_spec(row.cell).holdout])
-    errors = holdout_errors(profile, {row.cell.key: _latency(row, profile.device) for row in holdouts})
-    models = _at_full_speed([row for row in rows if row.cell.kind == acceptance.MODEL])
-    of_models = holdout_errors(profile, acceptance.model_runs(models))
+    holdouts = _fast([row for row in _networks(rows) if network_spec(row.cell).holdout])
+    errors = holdout_errors(profile, {row.cell.key: timed_network(row, profile.device, speed) for row in holdouts})
+    models = _fast([row for row in rows if row.cell.kind == acceptance.MODEL])
+    of_models = holdout_errors(profile, acceptance.model_runs(models, speed))
     spread = acceptance.network_spread(of_models if len(of_models) >= FEWEST else errors)
     runtimes = {name: msgspec.structs.replace(fit, spread=spread) for name, fit in profile.runtimes.items()}
     timings = [timing for row in rows for timing in row.timings.values()]
     stable = sum(timing.stable for timing in timings) / len(timings)
-    shifts = acceptance.shift(_at_full_speed(rows))
+    shifts = acceptance.shift(_fast(rows))
     quality = RunQuality(stable, profile.disturbed, shifts, acceptance.missing(every))
     verdict = acceptance.accepted(errors, of_models, quality)
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
 
 
-def _at_full_speed(rows: Sequence[Row]) -> Sequence[Row]:
+def _at_full_speed(row: Row, speed: RunSpeed) -> Row:
+    """A row at full speed; those in which dispatch and kernels mix stay as they are."""
+    mixed = row.cell.kind == acceptance.MODEL or (row.cell.kind == "network" and not network_spec(row.cell).tiny)
+    return row if mixed else visits.at_full_speed(row, speed)
+
+
+def _fast(rows: Sequence[Row]) -> Sequence[Row]:
     """Rows that were timed at full speed, which alone say how exact a profile is; all where those are too few."""
     fast = [row for row in rows if not visits.is_slowed(row)]
     return fast if len(fast) >= FEWEST else rows
@@ -189,20 +202,26 @@ def _networks(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.cell.kind == "network" and not network_spec(row.cell).chain]
 
 
-def run_of(row: Row, info: DeviceInfo) -> NetworkRun:
-    """A network row as a run: its latency where the device is synchronous, else the time to issue it."""
-    spec = network_spec(row.cell)
-    timing = row.timings.get("issue") or row.timings["single"]
-    graph = networks.graph(spec, row.cell.precision)
-    resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info)
-    return NetworkRun(graph, spec.batch, timing.median_s * US_PER_S, row.calls_us, resident)
+def timed_network(row: Row, info: DeviceInfo, speed: RunSpeed = FULL) -> TimedNetwork:
+    """A network's row, of any runtime, as fits take it; `speed` is the run's, where the row is not at it yet."""
+    spec, cell = network_spec(row.cell), row.cell
+    single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
+    graph = networks.graph_in(spec, cell.precision, cell.runtime, info.kind)
+    return TimedNetwork(
+        graph=graph,
+        batch=spec.batch,
+        total_us=single.median_s * US_PER_S,
+        calls_us=row.calls_us,
+        resident=resident_share(graph.parameter_bytes, graph.bytes(spec.batch), info),
+        issue_us=None if issue is None else issue.median_s * US_PER_S,
+        queued_us=None if queued is None else queued.median_s * US_PER_S,
+        sigma=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
+        tiny=spec.tiny,
+        slowdown=SAME if spec.tiny else visits.slowdown(row, speed),
+    )
 
 
-def _latency(row: Row, info: DeviceInfo) -> NetworkRun:
-    return run_of(row, info)._replace(total_us=row.timings["single"].median_s * US_PER_S)
-
-
-def clocks_of(rows: Iterable[Row]) -> Clocks:
+def _clocks_of(rows: Iterable[Row]) -> Clocks:
     """The clock constants that a journal holds."""
     for row in rows:
         if row.cell == CLOCK:

@@ -20,7 +20,7 @@ from latpred.accuracy.drift import Check, Part
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device, conditions, open_device
 from latpred.calibration.fitting import profile_fit
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.fitting.kernel_fit import KernelSample, host_us, kernel_samples, nearest_fit, row_of
 from latpred.calibration.fitting.profile_fit import EAGER
 from latpred.calibration.schedules import network_spec, schedule_of
@@ -110,11 +110,11 @@ def _parts(profile: DeviceProfile, cell: Cell) -> set[str]:
         spec = network_spec(cell)
         graph, batch = networks.graph(spec, cell.precision), spec.batch
     ops = [op for op in graph.at(batch) if op.launches]
-    fits = (fit_of(profile, op.family, row_of(op, batch), cell.precision) for op in ops)
+    fits = (_fit_of(profile, op.family, row_of(op, batch), cell.precision) for op in ops)
     return {fit if cell.kind == "kernel" else root(fit) for fit in fits if fit is not None}
 
 
-def fit_of(profile: DeviceProfile, family: str, row: tuple[float, ...], precision: str) -> str | None:
+def _fit_of(profile: DeviceProfile, family: str, row: tuple[float, ...], precision: str) -> str | None:
     """The fit that prices a kernel, by its key in the profile; None where no fit does."""
     fits = profile.kernels.get(precision, {})
     if NATIVE in fits and native(family, np.array([row]), profile.machine.threads)[0]:
@@ -145,7 +145,7 @@ class Ratio(NamedTuple):
 def ratios(profile: DeviceProfile, rows: Sequence[Row]) -> list[Ratio]:
     """What rows of one round say about a profile."""
     good = [row for row in rows if not row.error]
-    runs = [(row, profile_fit.run_of(row, profile.device)) for row in good if row.cell.kind == "network"]
+    runs = [(row, profile_fit.timed_network(row, profile.device)) for row in good if row.cell.kind == "network"]
     measured = list(_chains(profile, runs))
     tiny = [(row, run) for row, run in runs if network_spec(row.cell).tiny and not network_spec(row.cell).chain]
     if profile.device.asynchronous:
@@ -165,13 +165,13 @@ def _log(measured_us: float, predicted_us: float) -> Iterator[float]:
         yield math.log(measured_us / predicted_us)
 
 
-def _chains(profile: DeviceProfile, runs: Iterable[tuple[Row, NetworkRun]]) -> Iterator[Ratio]:
+def _chains(profile: DeviceProfile, runs: Iterable[tuple[Row, TimedNetwork]]) -> Iterator[Ratio]:
     """Chains of calls, those long enough for the calls to be what takes the time."""
     dispatch = profile.runtimes[EAGER]
     for row, run in runs:
         predicted_us = host_us(run, dispatch) if network_spec(row.cell).chain else 0.0
         if dispatch.fixed_us <= SHORT * predicted_us:
-            for ratio in _log(run.total_us, predicted_us):
+            for ratio in _log(run.issued_us, predicted_us):
                 yield Ratio(HOST, CALLS[row.cell.name], row.cell.key, ratio)
 
 
@@ -188,11 +188,11 @@ def _dispatched(profile: DeviceProfile, rows: Iterable[Row]) -> Iterator[Ratio]:
             yield Ratio(HOST, max(costs, key=lambda name: costs[name]), row.cell.key, ratio)
 
 
-def _issued(profile: DeviceProfile, tiny: Iterable[tuple[Row, NetworkRun]]) -> Iterator[Ratio]:
+def _issued(profile: DeviceProfile, tiny: Iterable[tuple[Row, TimedNetwork]]) -> Iterator[Ratio]:
     """Tiny networks, whose dispatch is dearer than that of the same ops in loops."""
     for row, run in tiny:
-        if "issue" in row.timings:
-            for ratio in _log(run.total_us, host_us(run, profile.runtimes[EAGER])):
+        if run.issue_us is not None:
+            for ratio in _log(run.issue_us, host_us(run, profile.runtimes[EAGER])):
                 yield Ratio(HOST, ISSUED, row.cell.key, ratio)
 
 
@@ -210,7 +210,7 @@ class _KernelPrices:
 
     def ratio(self, sample: KernelSample, precision: str, probe: str, *, general: bool = False) -> Iterator[Ratio]:
         """A kernel's time over the profile's; as part of its family where that is fine enough."""
-        key = fit_of(self._profile, sample.family, sample.row, precision)
+        key = _fit_of(self._profile, sample.family, sample.row, precision)
         if key is None:
             return
         fit = self._profile.kernels[precision][key]
@@ -220,7 +220,7 @@ class _KernelPrices:
             yield Ratio(DEVICE, f"{precision} {root(key) if general else key}", probe, ratio, fit.spread)
 
 
-def _in_network(profile: DeviceProfile, runs: Sequence[tuple[Row, NetworkRun]]) -> Iterator[Ratio]:
+def _in_network(profile: DeviceProfile, runs: Sequence[tuple[Row, TimedNetwork]]) -> Iterator[Ratio]:
     """Kernels timed in their networks, by family: shapes that come again are one probe."""
     prices = _KernelPrices(profile)
     for precision in profile.kernels:
@@ -229,7 +229,7 @@ def _in_network(profile: DeviceProfile, runs: Sequence[tuple[Row, NetworkRun]]) 
             yield from prices.ratio(sample, precision, repr((sample.family, sample.row)), general=True)
 
 
-def _called(profile: DeviceProfile, runs: Sequence[NetworkRun]) -> Iterator[Ratio]:
+def _called(profile: DeviceProfile, runs: Sequence[TimedNetwork]) -> Iterator[Ratio]:
     """Calls of tiny networks, timed in place.
 
     What the clock adds to a call, and what it does not see of it, is the same for all of them: the median of what is

@@ -13,6 +13,7 @@ from itertools import chain
 
 from torch import nn
 
+from latpred.calibration.cells import Cell
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Inputs, Workload, seeded, token_inputs, workloads_of
 from latpred.errors import MissingPackageError, UsageError
@@ -64,10 +65,10 @@ class Setting:
         return self.number == COUNTED
 
     @property
-    def key(self) -> str:
+    def cell(self) -> Cell:
         """What a journal knows it by."""
-        size = f"{self.workload.name}@{self.workload.input_size}"
-        return f"{size}/{self.precision}/{self.runtime}/{self.batch}/{self.number}"
+        dims = {"size": self.workload.input_size, "batch": self.batch, "number": self.number}
+        return Cell(f"model.{self.workload.input_kind}", self.workload.name, dims, self.precision, self.runtime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _each_once(stages: Iterable[tuple[str, Iterator[Setting]]]) -> dict[str, tup
     seen: set[str] = set()
     kept = {}
     for name, settings in stages:
-        fresh = [setting for setting in settings if setting.key not in seen]
-        seen.update(setting.key for setting in fresh)
+        fresh = [setting for setting in settings if setting.cell.key not in seen]
+        seen.update(setting.cell.key for setting in fresh)
         kept[name] = tuple(fresh)
     return kept

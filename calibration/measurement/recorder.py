@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,189 +19,111 @@ import pandas as pd
 from latpred import runtimes, storage, tables
 from latpred.accuracy.predicted import GraphKey
 from latpred.accuracy.recording import Recording, TracedModel
-from latpred.calibration import journal
+from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Call, Device, conditions, open_device
-from latpred.calibration.journal import Journal
-from latpred.calibration.measurement.plans import Plan, Setting, plan
-from latpred.calibration.measurement.whole_models import OUT_OF_MEMORY, REFUSED, VISIT, Bench, demand_runtime
+from latpred.calibration.measurement.plans import COUNTED, Plan, Setting, plan
+from latpred.calibration.measurement.whole_models import VISIT, Bench, demand_runtime
+from latpred.calibration.session import REFUSED, Header, Row, Sampled, Session
 from latpred.calibration.timing import timer
-from latpred.errors import LatpredError, MissingPackageError, RecordingError, UsageError
+from latpred.errors import CalibrationError, LatpredError, MissingPackageError, RuntimeRefusalError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import Machine
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.runtimes.lowering import target_of, unsuited
 
-VERSION = 1
-FOLDER, LINES, WALKS, LOCK = "notebook", "settings.jsonl", "walks", "lock"
+JOURNAL_FOLDER, GRAPHS_FOLDER = "journal", "graphs"
+LIMIT_S = 600.0  # of one setting: a compiler may take minutes for a large model
+ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
+"""Effort of timing one side alone; few calls in a row, so that they fit the device's launch queue."""
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """First line: what the others hold for."""
+class RecordingSession(Session):
+    """The session in a recording's folder, which keeps the traced models too.
 
-    version: int
-    plan: str
-    machine: Machine
-    started: str  # ISO 8601, UTC
-
-
-class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """A setting is about to be measured."""
-
-    key: str
-
-
-class JournalEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="Entry"):
-    """One setting, measured or not: median, spread and number of samples by protocol, and other columns of its rows."""
-
-    key: str
-    model: str
-    input_kind: str
-    input_size: int
-    precision: str
-    runtime: str
-    batch: int
-    number: int
-    status: str
-    timings: dict[str, tuple[float, float, int]]
-    more: dict[str, str | float]
-
-    @property
-    def setting(self) -> tuple[object, ...]:
-        """What was measured, whichever time it was."""
-        return self.model, self.input_kind, self.input_size, self.precision, self.runtime, self.batch
-
-
-class RecordingJournal:
-    """The journal in a recording's folder, as a context manager; another machine of the same make may go on with it.
-
-    On entry a UsageError says that the folder holds another plan's measurements or another kind of machine's, a
-    BusyError that another run uses it, a RecordingError that it cannot be written.
+    Another machine of the same make may go on with it; another plan's measurements, or those of another kind of
+    machine, are a UsageError.
     """
 
+    purpose, elsewhere = "recording", "--record DIR"
+
     def __init__(self, folder: Path, plan: str, machine: Machine) -> None:
-        self._folder, self._inner = folder, folder / FOLDER
-        self._head = Head(VERSION, plan, machine, journal.now())
-        self._begun: Counter[str] = Counter()
-        self._resources = ExitStack()
-        self.entries: dict[str, JournalEntry] = {}
-        self.graphs: dict[GraphKey, ModelGraph] = {}
-
-    def __enter__(self) -> RecordingJournal:
-        with ExitStack() as stack:
-            try:
-                (self._inner / WALKS).mkdir(parents=True, exist_ok=True)
-                busy = f"another run measures into {self._folder}. Wait until it ends."
-                stack.enter_context(storage.locked(self._inner / LOCK, busy))
-                self._open()
-            except OSError as error:
-                raise RecordingError(f"Cannot write {self._folder}: {error.strerror or error}.") from error
-            stack.callback(self._journal.close)
-            self._resources = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._resources.close()
-
-    def _open(self) -> None:
-        self._journal: Journal[Head, Begun | JournalEntry] = Journal(
-            self._inner / LINES,
-            self._head,
-            Begun | JournalEntry,  # type: ignore[arg-type]  # a union is no type to a type checker, but to msgspec
-            self._demand_same,
-        )
-        self._head = self._journal.header
-        for row in self._journal.rows:
-            if isinstance(row, Begun):
-                self._begun[row.key] += 1
-            else:
-                self.entries[row.key] = row
-        for file in sorted((self._inner / WALKS).glob("*.json.gz")):
+        super().__init__(folder / JOURNAL_FOLDER, machine, plan, limit_s=LIMIT_S)
+        self._header = msgspec.structs.replace(self._header, settings=plan)
+        self._recording = folder
+        self._graphs: dict[GraphKey, ModelGraph] = {}
+        for file in sorted((folder / JOURNAL_FOLDER / GRAPHS_FOLDER).glob("*.json.gz")):
             traced = msgspec.json.decode(gzip.decompress(file.read_bytes()), type=TracedModel)
             key = GraphKey(traced.model, traced.input_kind, traced.input_size, traced.precision, traced.runtime)
-            self.graphs[key] = traced.graph
+            self._graphs[key] = traced.graph
 
-    def _demand_same(self, head: Head) -> bool:
+    def _resumes(self, header: Header) -> bool:
         """Raise a UsageError where the folder's rows do not hold for this run."""
-        if head.version != VERSION or head.plan != self._head.plan:
-            raise UsageError(f"{self._folder} holds the plan {head.plan}. Name another folder with --record.")
-        if _make(head.machine) != _make(self._head.machine):
+        if header.settings != self._header.settings:
+            raise UsageError(f"{self._recording} holds the plan {header.settings}. Name another folder with --record.")
+        if _make(header.machine) != _make(self._header.machine):
             raise UsageError(
-                f"{self._folder} holds measurements of {tables.machine_name(head.machine)} with "
-                f"{tables.stack_text(head.machine)}, which this machine is not. Name another folder with --record."
+                f"{self._recording} holds measurements of {tables.machine_name(header.machine)} with "
+                f"{tables.stack_text(header.machine)}, which this machine is not. Name another folder with --record."
             )
         return True
 
-    def ended_runs(self, key: str) -> int:
-        """How many earlier runs ended while they measured a setting."""
-        return self._begun[key]
+    def graph(self, setting: Setting, target: str) -> ModelGraph:
+        """What a setting's runtime runs for its model, traced once and kept."""
+        key = setting.workload.key(setting.precision, setting.runtime)
+        if key not in self._graphs:
+            graph = setting.workload.trace(setting.precision, setting.runtime, target)
+            traced = TracedModel(*key[:4], graph=graph, runtime=key.runtime)
+            name = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:24]
+            folder = self._folder / GRAPHS_FOLDER
+            folder.mkdir(exist_ok=True)
+            storage.write(folder / f"{name}.json.gz", gzip.compress(msgspec.json.encode(traced), mtime=0))
+            self._graphs[key] = graph
+        return self._graphs[key]
 
-    def begin(self, key: str) -> None:
-        """Note that a setting is about to be measured."""
-        self._journal.append(Begun(key))
-
-    def add(self, entry: JournalEntry) -> None:
-        """Keep what was measured; it is on the disk when this returns."""
-        self._journal.append(entry)
-        self.entries[entry.key] = entry
-
-    def keep(self, key: GraphKey, graph: ModelGraph) -> None:
-        """Keep a traced model."""
-        body = gzip.compress(msgspec.json.encode(TracedModel(*key[:4], graph=graph, runtime=key.runtime)), mtime=0)
-        name = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:24]
-        path = self._inner / WALKS / f"{name}.json.gz"
-        storage.write(path, body)
-        self.graphs[key] = graph
-
-    def save(self, device: str) -> Recording | None:
-        """Write the recording of everything measured so far; None where that is nothing."""
-        if not any(entry.number for entry in self.entries.values()):
-            return None
-        head, machine = self._head, self._head.machine
-        about = f"plan {head.plan} on {device} ({tables.machine_name(machine)}), {tables.stack_text(machine)}"
-        recording = Recording(
-            f"{head.plan}-{device}", f"{about}, from {head.started}", self._table(device), self.graphs
-        )
-        recording.save(self._folder)
-        return recording
-
-    def _table(self, device: str) -> pd.DataFrame:
-        machine = self._head.machine
+    def save(self, device: str) -> None:
+        """Write the recording of everything timed so far, where there is anything."""
+        plan, machine = self._header.settings, self._header.machine
+        counted = {_model(row): row.more for row in self.rows if row.cell.dims["number"] == COUNTED}
+        timed = [row for row in self.rows if row.cell.dims["number"] != COUNTED]
         common = {"machine": tables.machine_name(machine), "device": device, "stack": tables.stack_text(machine)}
-        counted = {entry.setting: entry.more for entry in self.entries.values() if not entry.number}
         rows = [
-            {**common, **row, **(counted.get(entry.setting, {}) if entry.number == 1 else {})}
-            for entry in self.entries.values()
-            if entry.number
-            for row in _rows(entry, self._head.started)
+            {**common, **columns, **(counted.get(_model(row), {}) if row.cell.dims["number"] == 1 else {})}
+            for row in timed
+            for columns in _columns(row, self._header.started)
         ]
-        frame = pd.DataFrame(rows)
-        texts = [name for name in frame if str(name).startswith(tables.NOTE_PREFIX) or name == "regime"]
-        return tables.check(frame.fillna(dict.fromkeys(texts, "")), tables.MEASURED)
+        if rows:
+            frame = pd.DataFrame(rows)
+            texts = [name for name in frame if str(name).startswith(tables.NOTE_PREFIX) or name == "regime"]
+            table = tables.check(frame.fillna(dict.fromkeys(texts, "")), tables.MEASURED)
+            about = f"plan {plan} on {device} ({common['machine']}), {common['stack']}, from {self._header.started}"
+            Recording(f"{plan}-{device}", about, table, self._graphs).save(self._recording)
 
 
-def _rows(entry: JournalEntry, started: str) -> list[dict[str, Any]]:
-    """A row for each protocol; one in "single" for a setting that failed."""
-    common = {name: getattr(entry, name) for name in ("model", "input_kind", "input_size", "precision", "runtime")}
-    common |= {"batch": entry.batch, "run": f"{started}/{entry.number}", "status": entry.status, **entry.more}
-    nothing = {"single": (float("nan"), float("nan"), 0)}
-    return [
-        {**common, "protocol": protocol, "latency_s": median, "spread_s": spread, "n": count}
-        for protocol, (median, spread, count) in (entry.timings or nothing).items()
-    ]
+def _model(row: Row) -> tuple[object, ...]:
+    """What was measured, whichever time it was."""
+    return row.cell.name, row.cell.dims["size"], row.cell.dims["batch"], row.cell.precision, row.cell.runtime
+
+
+def _columns(row: Row, started: str) -> Iterator[dict[str, Any]]:
+    """A row of the table for each protocol; one in "single" for a setting that failed."""
+    cell, timings = row.cell, row.timings
+    common: dict[str, Any] = {"model": cell.name, "precision": cell.precision, "runtime": cell.runtime}
+    common |= {"input_kind": cell.kind.partition(".")[2], "input_size": cell.dims["size"], "batch": cell.dims["batch"]}
+    common |= {"run": f"{started}/{cell.dims['number']}", "status": row.error or tables.OK, **row.more}
+    if "issue" in timings:
+        host_s, device_s = timings["issue"].median_s, timings["queued"].median_s
+        regime = "framework-bound" if host_s > device_s else "compute-bound"
+        common |= {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
+    if row.error:
+        yield {**common, "protocol": "single", "latency_s": float("nan"), "spread_s": float("nan"), "n": 0}
+    for name in timer.PROTOCOLS if timings else ():
+        timing = timings[name]
+        yield {**common, "protocol": name, "latency_s": timing.median_s, "spread_s": timing.spread_s, "n": timing.n}
 
 
 def _make(machine: Machine) -> tuple[object, ...]:
     """What latencies depend on; rented machines change the names of their hosts from one hour to the next."""
     return machine.cpu, machine.accelerator, machine.driver, machine.stack, machine.threads
-
-
-ISSUES = timer.Plan(least=3, most=30, precision=0.01, budget_s=0.1, warmup_s=0.05, loops=4)
-"""Effort of timing one side alone; few calls in a row, so that they fit the device's launch queue."""
-
-NOT_TRACED = "not traced: "
-MOST_ENDS = 3  # runs that may end in one and the same setting before it is passed over
 
 
 class Done(NamedTuple):
@@ -250,27 +169,21 @@ def record(
         stage: [one for one in settings if one.runtime not in left_out] for stage, settings in wanted.stages.items()
     }
     chosen = [one for stage, settings in planned.items() if not stages or stage in stages for one in settings]
-    with RecordingJournal(folder, name, live.machine()) as journal, conditions.stated():
-        _measure(
-            chosen,
-            Bench(live),
-            journal,
-            effort,
-            ProgressCounter("", _left(chosen, journal), progress, budget_s=budget_s),
-        )
-        failed: dict[str, list[str]] = {}
-        for setting in chosen:
-            entry = journal.entries.get(setting.key)
-            if entry is not None and entry.status != tables.OK:
-                failed.setdefault(entry.status, []).append(setting.key)
+    with RecordingSession(folder, name, live.machine()) as session, conditions.stated():
+        counter = ProgressCounter("", _left(chosen, session), progress, budget_s=budget_s)
+        _measure(chosen, Bench(live), session, effort, counter)
+        keys, failed = {setting.cell.key for setting in chosen}, dict[str, list[str]]()
+        for row in session.rows:
+            if row.error and row.cell.key in keys:
+                failed.setdefault(row.error, []).append(row.cell.key)
         counts = {
-            stage: (len(settings) - _left(settings, journal), len(settings)) for stage, settings in planned.items()
+            stage: (len(settings) - _left(settings, session), len(settings)) for stage, settings in planned.items()
         }
-        return Done(folder, counts, (*wanted.notes, *notes), failed, _left(chosen, journal))
+        return Done(folder, counts, (*wanted.notes, *notes), failed, _left(chosen, session))
 
 
-def _left(settings: Sequence[Setting], journal: RecordingJournal) -> int:
-    return sum(setting.key not in journal.entries for setting in settings)
+def _left(settings: Sequence[Setting], session: Session) -> int:
+    return sum(not session.holds(setting.cell) for setting in settings)
 
 
 def _check_stages(wanted: Plan, stages: Sequence[str]) -> None:
@@ -304,105 +217,83 @@ def _unavailable(device: Device, wanted: Plan, only: Sequence[str]) -> tuple[set
 
 
 def _measure(
-    chosen: Sequence[Setting], bench: Bench, journal: RecordingJournal, effort: timer.Plan, counter: ProgressCounter
+    chosen: Sequence[Setting], bench: Bench, session: RecordingSession, effort: timer.Plan, counter: ProgressCounter
 ) -> None:
     """Measure what the journal has not yet, one model built at a time."""
-    todo = [setting for setting in chosen if setting.key not in journal.entries]
+    todo = [setting for setting in chosen if not session.holds(setting.cell)]
     todo.sort(key=lambda setting: setting.counted)  # what a profiler leaves behind slows every later launch
-    built = None
+    built, refused = None, {_refusable(row.cell): row.error for row in session.rows if row.error.startswith(REFUSED)}
     try:
         for setting in todo:
-            if not counter.next(setting.key):
+            if not counter.next(setting.cell.key):
                 break
             if (setting.workload, setting.precision) != built:
                 bench.clear()
             built = setting.workload, setting.precision
-            journal.begin(setting.key)
-            journal.add(_visit(setting, bench, journal, effort))
+
+            def measured(cell: Cell, setting: Setting = setting) -> Sampled:
+                if _refusable(cell) in refused:  # at another batch, after seconds
+                    raise RuntimeRefusalError(refused[_refusable(cell)].removeprefix(REFUSED))
+                return bench.attempt(lambda: _visit(setting, bench, session, effort))
+
+            row = session.run(setting.cell, measured)
+            if row.error.startswith(REFUSED):
+                refused[_refusable(row.cell)] = row.error
     finally:
         bench.clear()
-        journal.save(bench.info.name)
+        session.save(bench.info.name)
 
 
-def _visit(setting: Setting, bench: Bench, journal: RecordingJournal, effort: timer.Plan) -> JournalEntry:
-    """Measure one setting in both protocols, or say why that cannot be done."""
-
-    def measured() -> JournalEntry:
-        bench.device.use_precision(setting.precision)
-        graph, untraced = _traced(setting, bench, journal)
-        call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
-        if setting.counted:
-            return _counted(call, setting, bench.device)
-        timings = {name: timer.timed(bench.device, call, name, effort) for name in timer.PROTOCOLS}
-        sides = _sides(call, setting, bench.device, graph)
-        return _entry(setting, untraced or tables.OK, timings, {**sides, **_state(bench.device)})
-
-    status = _hopeless(setting, journal)
-    if status:
-        return _entry(setting, status)
-    entry = bench.attempt(measured)
-    return _entry(setting, entry) if isinstance(entry, str) else entry
+def _refusable(cell: Cell) -> tuple[object, ...]:
+    """What a runtime that refuses it refuses at every batch."""
+    return cell.name, cell.dims["size"], cell.precision, cell.runtime
 
 
-def _hopeless(setting: Setting, journal: RecordingJournal) -> str:
-    """Why a setting need not be tried: what failed at a smaller batch fails here too."""
-    if journal.ended_runs(setting.key) >= MOST_ENDS:
-        return f"given up: it ended the run {MOST_ENDS} times"
-    mine = (setting.workload.name, setting.workload.input_size, setting.precision, setting.runtime)
-    for earlier in journal.entries.values():
-        if (earlier.model, earlier.input_size, earlier.precision, earlier.runtime) == mine:
-            if earlier.status.startswith(REFUSED):
-                return earlier.status
-            if earlier.status.startswith(OUT_OF_MEMORY) and setting.batch > earlier.batch:
-                return f"{OUT_OF_MEMORY} (not tried: batch {earlier.batch} did not fit)"
-    return ""
+def _visit(setting: Setting, bench: Bench, session: RecordingSession, effort: timer.Plan) -> Sampled:
+    """Time one setting in both protocols, or count what it launches."""
+    bench.device.use_precision(setting.precision)
+    try:
+        graph = session.graph(setting, bench.target)
+    except LatpredError as error:
+        if bench.simulated:  # which runs graphs
+            raise
+        raise CalibrationError(f"not traced: {error}") from error
+    call = bench.call(setting.workload, setting.batch, setting.runtime, setting.precision, graph)
+    if setting.counted:
+        return Sampled({}, more=_counted(call, setting, bench.device))
+    timings = {name: timer.timed(bench.device, call, name, effort) for name in timer.PROTOCOLS}
+    return Sampled({**timings, **_sides(call, setting, bench.device, graph)}, more=_state(bench.device))
 
 
-def _traced(setting: Setting, bench: Bench, journal: RecordingJournal) -> tuple[ModelGraph | None, str]:
-    """What the runtime runs for the model, kept in the journal; or why that is not known."""
-    key = setting.workload.key(setting.precision, setting.runtime)
-    if key not in journal.graphs:
-        try:
-            journal.keep(key, setting.workload.trace(setting.precision, setting.runtime, bench.target))
-        except LatpredError as error:
-            if bench.simulated:  # which runs graphs
-                raise
-            return None, f"{NOT_TRACED}{error}"[:200]
-    return journal.graphs[key], ""
-
-
-def _sides(call: Call, setting: Setting, device: Device, graph: ModelGraph | None) -> dict[str, Any]:
+def _sides(call: Call, setting: Setting, device: Device, graph: ModelGraph) -> dict[str, timer.Timing]:
     """Host and device timed alone; unknown where the host waits in mid-pass, or the stream is not PyTorch's."""
-    if not device.asynchronous or graph is None or graph.syncs(1) or graph.syncs(2):
+    if not device.asynchronous or graph.syncs(1) or graph.syncs(2):
         return {}
     runtime = runtimes.get(setting.runtime)
     if getattr(runtime, "waits", False) or getattr(runtime, "own_stream", False):
         return {}
-    host_s = timer.issue(device, call, ISSUES).median_s
-    device_s = timer.queued(device, call, ISSUES).median_s
-    regime = "framework-bound" if host_s > device_s else "compute-bound"
-    return {"overhead_s": host_s, "compute_s": device_s, "regime": regime}
+    return {"issue": timer.issue(device, call, ISSUES), "queued": timer.queued(device, call, ISSUES)}
 
 
-def _counted(call: Call, setting: Setting, device: Device) -> JournalEntry:
-    """What a profiler counts, or why there is nothing of it."""
+def _counted(call: Call, setting: Setting, device: Device) -> dict[str, str | float]:
+    """What a profiler counts; a CalibrationError says why there is nothing of it."""
     profiled = getattr(device, "profile", None)
     if profiled is None:
-        return _entry(setting, f"{device.name} has no profiler")
+        raise CalibrationError(f"{device.name} has no profiler")
     seen = profiled(call)
     if not seen.kernels:  # containers often forbid it
-        return _entry(setting, "the profiler sees no kernel")
-    counts = {
+        raise CalibrationError("the profiler sees no kernel")
+    # What is replayed is launched by no op, so there is nothing to hold the graph against.
+    launches = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
+    return {
+        **launches,
         tables.KERNELS: f"{seen.kernels:g}",
         "x_kernels_s": f"{seen.kernel_s:.6g}",
         "x_fills": f"{seen.fills:g}",
     }
-    # What is replayed is launched by no op, so there is nothing to hold the graph against.
-    launches = {"launches": seen.launches} if setting.runtime == "eager" and seen.launches else {}
-    return _entry(setting, tables.OK, {}, {**launches, **counts})
 
 
-def _state(device: Device) -> dict[str, Any]:
+def _state(device: Device) -> dict[str, str | float]:
     """The GPU's clocks just after."""
     state = device.state() if hasattr(device, "state") else None
     if state is None:
@@ -412,24 +303,3 @@ def _state(device: Device) -> dict[str, Any]:
         "x_temperature_c": str(state.temperature_c),
         "x_throttled": "+".join(state.throttled),
     }
-
-
-def _entry(
-    setting: Setting,
-    status: str,
-    timings: dict[str, timer.Timing] | None = None,
-    more: dict[str, Any] | None = None,
-) -> JournalEntry:
-    return JournalEntry(
-        key=setting.key,
-        model=setting.workload.name,
-        input_kind=setting.workload.input_kind,
-        input_size=setting.workload.input_size,
-        precision=setting.precision,
-        runtime=setting.runtime,
-        batch=setting.batch,
-        number=setting.number,
-        status=status,
-        timings={name: (t.median_s, t.spread_s, t.n) for name, t in (timings or {}).items()},
-        more=more or {},
-    )

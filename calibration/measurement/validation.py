@@ -159,13 +159,11 @@ def repeat(calibrate: Callable[[int], DeviceProfile], times: int, suite: str = "
     `calibrate` is told which time it is, from 1 on.
     """
     profiles = [calibrate(number) for number in range(1, times + 1)]
-    return shifts(profiles, graphs_of(suite, target_of(profiles[0].device.kind)))
+    return shifts(profiles, _graphs_of(suite, target_of(profiles[0].device.kind)))
 
 
-def graphs_of(suite: str, target: str) -> list[ModelGraph]:
+def _graphs_of(suite: str, target: str) -> list[ModelGraph]:
     """What the models of a suite do; those that need a package that is not here are left out."""
-    from latpred.calibration.workloads import suites
-
     graphs = []
     for workload in suites.get(suite).workloads():
         try:

@@ -23,28 +23,26 @@ import torch
 
 from latpred import host, runtimes, tables
 from latpred.calibration.devices import Call, Device, conditions, open_device
+from latpred.calibration.session import OUT_OF_MEMORY, REFUSED, failure_of
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
     SLOW,
     ReferenceTimer,
+    RunSpeed,
     SpeedReading,
     at_full_speed,
-    full_speed,
     gauge_of,
     slower,
 )
 from latpred.calibration.workloads.suites import Models, Workload, workloads_of
-from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError, UsageError
+from latpred.errors import DeviceError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.progress import ProgressCounter, ProgressEvent
 from latpred.runtimes.lowering import demand_autocast, lacking, target_of
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.autocast import under_autocast
 
-OUT_OF_MEMORY = "out of memory"
-REFUSED = "refused: "
 _KEPT_SHARE = 0.2  # of the device's memory, for models that stay built between rounds
-_MOST_TEXT = 200
 Result = TypeVar("Result")
 
 
@@ -81,23 +79,21 @@ class Bench:
                 return self.device.prepare_model(graph, batch, runtime)
             return self.device.prepare_model(*self.model(workload, batch, precision), runtime)
 
-    def attempt(self, visit: Callable[[], Result]) -> Result | str:
-        """What a visit gives, or why it failed: a model's own forward may raise anything.
+    def attempt(self, visit: Callable[[], Result]) -> Result:
+        """What a visit gives.
 
         Where memory is short it may be held by models that only wait for their next round, so it is tried once more
         without them.
         """
         try:
             return visit()
-        except (UsageError, DeviceError):
-            raise
-        except Exception as error:
-            failure = failure_of(error)
-        if failure != OUT_OF_MEMORY:
-            return failure
-        others = len(self._built) > 1
-        self.clear()
-        return self.attempt(visit) if others else failure
+        except (MemoryError, torch.OutOfMemoryError):
+            others = len(self._built) > 1
+            self._built.clear()
+            if not others:
+                raise
+        self.clear()  # out here, where no traceback holds a model any more
+        return visit()
 
     def leave(self, workload: Workload) -> None:
         """Free a model, unless it may stay for the next round."""
@@ -116,16 +112,6 @@ class Bench:
 
 def _weight_bytes(model: Any) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters()) if isinstance(model, torch.nn.Module) else 0
-
-
-def failure_of(error: Exception) -> str:
-    """What stands as the status of a cell that raised an error."""
-    if isinstance(error, RuntimeRefusalError):
-        return f"{REFUSED}{error}"[:_MOST_TEXT]
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return OUT_OF_MEMORY
-    text = " ".join(str(error).split())[:_MOST_TEXT]
-    return f"{type(error).__name__}: {text}"
 
 
 def demand_runtime(runtime: str, device: Device) -> None:
@@ -328,9 +314,12 @@ class _Visits:
             call = self.bench.call(cell.workload, cell.batch, cell.runtime, self.precision)
             return timer.timed(self.bench.device, call, self.protocol, self.plan, self._gauge)
 
-        timing = self.bench.attempt(timed)
-        if isinstance(timing, str):
-            cell.failure = timing
+        try:
+            timing = self.bench.attempt(timed)
+        except (UsageError, DeviceError):
+            raise
+        except Exception as error:  # a model's own forward may raise anything
+            cell.failure = failure_of(error)
             for other in self.cells:
                 if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
                     other.failure = _shared_failure(cell, other)
@@ -351,9 +340,12 @@ class _Visits:
             "stack": tables.stack_text(machine),
         }
         fastest = {host.DISPATCH: self.fastest.dispatch_us, host.THREADS: self.fastest.threads_us}
-        speed = full_speed(self.speeds) | {kind: round(us, 3) for kind, us in fastest.items() if us > 0}
-        speeds = {host.COLUMN.format(kind): us for kind, us in speed.items()}
-        rows = [{**common, **speeds, **_row(cell, self.fastest, unvisited)} for cell in self.cells]
+        speed = RunSpeed.of(self.speeds)
+        speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest.items() if us > 0}})
+        rows = [{**common, **_row(cell, self.fastest, unvisited)} for cell in self.cells]
+        for row in rows:
+            at = speed.at(row.get(host.SLOWED, 1.0))
+            row |= {host.COLUMN.format(kind): round(us, 3) for kind, us in at.items()}
         return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
 
@@ -364,7 +356,7 @@ def _shared_failure(failed: _Cell, other: _Cell) -> str:
     """
     if failed.failure.startswith(REFUSED):
         return failed.failure
-    if failed.failure == OUT_OF_MEMORY and other.batch > failed.batch:
+    if failed.failure.startswith(OUT_OF_MEMORY) and other.batch > failed.batch:
         return f"{OUT_OF_MEMORY} (not tried: batch {failed.batch} did not fit)"
     return ""
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
+from latpred.calibration.runtime_calibration.base import REPLAY_SECONDS, ReplayCalibrator, RuntimeCalibrator
 
 __all__ = ["RuntimeCalibrator", "get"]
 
-# Runtime, and the module and class of its calibrator. Imported when it is asked for.
-_REPLAYS = ("replays", "ReplayCalibrator")
-_OWN = {
-    "onnxruntime": ("onnx_calibrator", "OnnxCalibrator"),
-    "compile": ("compile_calibrator", "CompileCalibrator"),
-    "cuda-graphs": _REPLAYS,
-    "onnxruntime-cuda-graphs": _REPLAYS,
-    "compile-reduce-overhead": _REPLAYS,
-}
+# The module and class of a runtime's own calibrator, imported when it is asked for.
+_OWN = {"onnxruntime": ("onnx_calibrator", "OnnxCalibrator"), "compile": ("compile_calibrator", "CompileCalibrator")}
 
 
 def get(runtime: str) -> RuntimeCalibrator:
@@ -26,7 +19,7 @@ def get(runtime: str) -> RuntimeCalibrator:
     'torchscript'
     """
     if runtime not in _OWN:
-        return RuntimeCalibrator(runtime)
+        return (ReplayCalibrator if runtime in REPLAY_SECONDS else RuntimeCalibrator)(runtime)
     module, name = _OWN[runtime]
     calibrator: RuntimeCalibrator = getattr(import_module(f"{__name__}.{module}"), name)(runtime)
     return calibrator

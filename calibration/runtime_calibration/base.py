@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, cycle
 
+import numpy as np
 import torch
 
 from latpred import runtimes
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.devices import Call, Device
+from latpred.calibration.devices import Call, Device, constants
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
-from latpred.calibration.runtime_calibration.network_fit import build_network, fit_networks, is_holdout, network_inputs
+from latpred.calibration.runtime_calibration.network_fit import fit_networks, is_holdout
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_of
@@ -29,6 +30,7 @@ from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
 from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceProfile, DispatchFit
+from latpred.units import US_PER_S
 
 SECONDS = 90.0
 FIRST_TINY = len(networks.KINDS)  # one of each kind, before anything else
@@ -93,7 +95,7 @@ class RuntimeCalibrator:
         What this raises becomes a row with an error, and the calibration goes on.
         """
         spec = schedules.network_spec(cell)
-        graph = network_fit.graph_of(spec, cell.precision, self.runtime, device.info().kind)
+        graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
         call = self.prepared(cell, graph, device)
         if device.asynchronous:
             return Sampled(_timings(device, call, self.runtime, graph, spec.batch))
@@ -106,8 +108,8 @@ class RuntimeCalibrator:
         with device.errors():
             if place is None:
                 return device.prepare_model(graph, spec.batch, self.runtime)
-            model = build_network(spec, cell.precision, str(place))
-            return device.prepare_model(model, network_inputs(spec, cell.precision, str(place)), self.runtime)
+            model = networks.real_model(spec, cell.precision, str(place))
+            return device.prepare_model(model, networks.real_inputs(spec, cell.precision, str(place)), self.runtime)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """The runtime's costs, from rows that are no holdouts, brought to the usual speed of the machine.
@@ -188,3 +190,75 @@ def _timings(device: Device, call: Call, name: str, graph: ModelGraph, batch: in
         return timings
     loops = min(QUEUED, MOST_LAUNCHES // max(launches, 1))
     return timings | {"queued": timer.queued(device, call, Plan(loops=loops, most=40))}
+
+
+# Seconds of a full calibration: exporting takes a while, compiling longer.
+REPLAY_SECONDS = {"cuda-graphs": 45.0, "onnxruntime-cuda-graphs": 60.0, "compile-reduce-overhead": 120.0}
+LIKE = {"onnxruntime-cuda-graphs": "onnxruntime", "compile-reduce-overhead": "compile"}  # whose kernels are replayed
+LENGTHS = (1, 4, 16, 64, 256)  # kernels of a chain
+CHAIN_REPLAYS = 60  # of each chain
+CHAIN = "chain"
+
+
+class ReplayCalibrator(RuntimeCalibrator):
+    """Calibrates a runtime that launches a captured graph for each forward pass.
+
+    Chains of the smallest kernel, captured at several lengths, tell the gap between kernels of a graph. What a replay
+    takes the host, and how the kernels compare to eager's, are told by networks, as for any other runtime.
+
+    >>> from latpred.calibration.devices import open_device
+    >>> next(ReplayCalibrator("cuda-graphs").cells(open_device("simulated"), "fp32")).key
+    'clock/cuda-graphs/fp32/chain/kernels=1'
+    """
+
+    def __init__(self, runtime: str) -> None:
+        super().__init__(runtime, REPLAY_SECONDS[runtime])
+
+    def cells(self, device: Device, precision: str) -> Iterator[Cell]:
+        """Chains, then networks."""
+        for length in LENGTHS:
+            yield Cell("clock", CHAIN, {"kernels": length}, precision, self.runtime)
+        yield from super().cells(device, precision)
+
+    def measure(self, cell: Cell, device: Device) -> Sampled:
+        """Time replays of a chain, or a network."""
+        if cell.kind != "clock":
+            return super().measure(cell, device)
+        tiny = device.prepare(constants.TINY)
+        replayed = _replayed(device, tiny, cell.dims["kernels"])
+        return Sampled({"replayed": replayed, "queued": timer.queued(device, tiny, constants.QUEUED)})
+
+    def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
+        """The gap between kernels, what a replay takes the host, and factors on kernel times."""
+        gap_us = node_gap_us([row for row in rows if row.cell.kind == "clock"], profile.device.gap_us, self.runtime)
+        like = profile.runtimes.get(LIKE.get(self.runtime, "eager"))
+        timed = network_fit.networks_of(rows, profile.device)
+        return fit_networks(timed, profile, self.runtime, gap_us=gap_us, like=like)
+
+
+def node_gap_us(rows: Sequence[Row], stream_gap_us: float, runtime: str) -> float:
+    """The gap between two kernels of a graph, from chains of several lengths.
+
+    A longer chain takes a kernel and a gap more for each step; the kernel alone is what one takes in a queue, less the
+    gap of the stream.
+    """
+    lengths = np.array([row.cell.dims["kernels"] for row in rows], dtype=float)
+    if len(set(lengths.tolist())) < 2:
+        raise CalibrationError(
+            f"{len(rows)} chains were replayed, too few to tell the gap between kernels of a graph. "
+            f"Give it more time: latpred calibrate --runtimes {runtime} --budget 3m"
+        )
+    replayed_us = np.array([row.timings["replayed"].median_s for row in rows]) * US_PER_S
+    floor_us = float(np.median([row.timings["queued"].median_s for row in rows])) * US_PER_S - stream_gap_us
+    # A timing is off by a share of itself, so the longest chains must not outweigh the others.
+    step_us, _ = np.polyfit(lengths, replayed_us, 1, w=1.0 / replayed_us)
+    return round(max(float(step_us) - floor_us, 0.0), 4)
+
+
+def _replayed(device: Device, call: Call, length: int) -> Timing:
+    """Device time of one replay of a chain."""
+    replays = [device.time_replayed(call, length) for _ in range(CHAIN_REPLAYS)]
+    seconds = [one for one in replays if one is not None]
+    if len(seconds) < CHAIN_REPLAYS:
+        raise CalibrationError(f"{device.name} captures no graphs, so none can be replayed.")
+    return timer.summary(seconds)

@@ -20,8 +20,8 @@ from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.fitting.acceptance import HoldoutError
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator
+from latpred.calibration.schedules import in_turn
 from latpred.calibration.session import Row, Session
-from latpred.calibration.timing import visits
 from latpred.calibration.timing.visits import Visits
 from latpred.errors import BusyError, DeviceError, LatpredError, MissingPackageError, ProfileError, UsageError
 from latpred.profile import store
@@ -31,7 +31,6 @@ from latpred.runtimes.lowering import demand_suited, lacking, target_of, unsuite
 EAGER = profile_fit.EAGER
 ALL = "all"
 FITTING_SHARE = 0.1  # of a runtime's time, set aside for tracing networks again and fitting
-PREFERENCE = 3  # cells of the first precision for each one of another
 HOPELESS = 12  # cells that fail before any succeeds, after which there are no more
 
 Tell = Callable[[str, float], None]  # what is under way, and seconds spent
@@ -113,7 +112,7 @@ class RuntimeSession:
         runtime = calibrator.runtime
         spent = self._measure(calibrator, seconds, cells, tell)
         tell(f"fitting {runtime}", spent())
-        rows = visits.at_one_speed(row for row in self._rows(runtime) if not row.error)
+        rows = network_fit.at_full_speed([row for row in self._rows(runtime) if not row.error], profile)
         whole_s = profile.seconds + round(spent(), 1)
         try:
             fit, errors = fit_with_spread(calibrator, rows, profile)
@@ -145,7 +144,7 @@ class RuntimeSession:
             budget_s=seconds,
             tell=lambda said: tell(said, spent()),
         )
-        for cell in in_turns(calibrator, self.device, self.precisions):
+        for cell in _in_turns(calibrator, self.device, self.precisions):
             if self.session.holds(cell):
                 continue
             rows = self._rows(runtime)
@@ -183,15 +182,11 @@ def fit_with_spread(
     return msgspec.structs.replace(fit, spread=spread or profile.runtimes[EAGER].spread), errors
 
 
-def in_turns(calibrator: RuntimeCalibrator, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
+def _in_turns(calibrator: RuntimeCalibrator, device: Device, precisions: Sequence[str]) -> Iterator[Cell]:
     """A runtime's cells, most of them in the first precision."""
-    main, *others = (calibrator.cells(device, precision) for precision in precisions)
+    drawn = [calibrator.cells(device, precision) for precision in precisions]
     for number in count():
-        if not others or number % (PREFERENCE + 1) < PREFERENCE:
-            source = main
-        else:
-            source = others[number // (PREFERENCE + 1) % len(others)]
-        cell = next(source, None)
+        cell = next(in_turn(drawn, number), None)
         if cell is None:
             return
         yield cell

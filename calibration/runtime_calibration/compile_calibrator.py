@@ -22,7 +22,6 @@ from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
-from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, effort
 from latpred.calibration.runtime_calibration.network_fit import is_holdout
 from latpred.calibration.session import Row, Sampled
@@ -135,8 +134,8 @@ class CompileCalibrator(RuntimeCalibrator):
         if device.asynchronous:
             return super().measure(cell, device)
         spec = schedules.network_spec(cell)
-        graph = network_fit.graph_of(spec, cell.precision, self.runtime, device.info().kind)
-        with wrappers() as modules:
+        graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
+        with _wrappers() as modules:
             call = self.prepared(cell, graph, device)
         before = self._evict if spec.cold else call
         whole = self.timed(call, before, *effort(spec))
@@ -147,7 +146,7 @@ class CompileCalibrator(RuntimeCalibrator):
         """Host costs, generated kernels, and library kernels in proportion to eager's."""
         if profile.device.asynchronous:
             return super().fit(rows, profile)
-        compiled = [one for row in rows if (one := compiled_network(row, profile)) is not None]
+        compiled = [one for row in rows if (one := _compiled_network(row, profile)) is not None]
         if len(compiled) < FEWEST:
             raise CalibrationError(
                 f"{len(compiled)} networks were compiled and timed, too few to tell what torch.compile costs. "
@@ -185,7 +184,7 @@ def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[Ne
 
 
 @contextlib.contextmanager
-def wrappers() -> Iterator[list[ModuleType]]:
+def _wrappers() -> Iterator[list[ModuleType]]:
     """The wrappers that are loaded while the context lasts; the list is filled when it ends."""
     from torch._inductor.codecache import PyCodeCache
 
@@ -270,12 +269,12 @@ def _with_timer(function: Callable[..., Any], seconds: list[float]) -> Callable[
 # -- the fit -------------------------------------------------------------------------------------------------------
 
 
-def compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | None:
+def _compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | None:
     """A row as calls and the steps they run; None for holdouts, and where the two do not fit together."""
     if is_holdout(row):
         return None
     spec = schedules.network_spec(row.cell)
-    graph = network_fit.graph_of(spec, row.cell.precision, row.cell.runtime, profile.device.kind)
+    graph = networks.graph_in(spec, row.cell.precision, row.cell.runtime, profile.device.kind)
     joined: list[list[Op]] = []
     for op in graph.at(spec.batch):
         if op.host_class == JOINED_CLASS:

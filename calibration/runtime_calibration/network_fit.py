@@ -18,87 +18,44 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 
 from latpred import runtimes
 from latpred.calibration import schedules
-from latpred.calibration.devices.conditions import cast
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.acceptance import HoldoutError
-from latpred.calibration.fitting.dispatch_fit import NetworkRun, with_parents
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork, with_parents
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
+from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.session import Row
+from latpred.calibration.timing import visits
 from latpred.calibration.workloads import networks
-from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.features import Floats
-from latpred.graph.graph import ModelGraph, Schedule
+from latpred.graph.graph import Schedule
+from latpred.host import SAME
 from latpred.ops.families import kind_of, root
-from latpred.prediction.kernel_times import resident_share
+from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import ESTIMATED_SPREAD, SUBSTITUTES, Priced, PriceList, host_cost, precision_of
 from latpred.profile.datasheet import short
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes.cuda_graphs import REPLAY
-from latpred.runtimes.lowering import fitting, of_source, target_of
-from latpred.runtimes.source import Source
-from latpred.units import US_PER_S
 
 
-class TimedNetwork(NamedTuple):
-    """A network that was timed in a runtime: what that runs, and its latency with relative standard error.
+def at_full_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
+    """Undisturbed rows as they would have been at the machine's full speed, by the work that eager has with them."""
+    speed = visits.speed_of(rows)
+    usual = Predictor(profile)
 
-    issue_us : time to issue a forward pass without waiting, on an asynchronous device where that was taken. queued_us :
-    device time of one, gaps included, where several were issued before the first could start. tiny : whether next to
-    nothing but dispatch takes time.
-    """
+    def longer(row: Row) -> float | None:
+        slowdown = visits.slowdown(row, speed)
+        if row.cell.kind != "network" or slowdown == SAME:
+            return None
+        spec = schedules.network_spec(row.cell)
+        graph = networks.graph(spec, row.cell.precision)
+        slow, fast = (one.predict(graph, spec.batch) for one in (Predictor(profile, slowdown=slowdown), usual))
+        return slow.latency_ms / fast.latency_ms
 
-    graph: ModelGraph
-    batch: int
-    total_us: float
-    issue_us: float | None = None
-    queued_us: float | None = None
-    sigma: float = 0.0
-    tiny: bool = False
-
-
-def build_network(spec: NetworkSpec, precision: str, device: str = "cpu") -> torch.nn.Module:
-    """The real network of a spec, with ordinary weights: tools that export or trace want no inference tensors."""
-    with torch.inference_mode(False), torch.no_grad(), torch.device(device):
-        return networks.build(spec).to(dtype_of(precision))
-
-
-def network_inputs(
-    spec: NetworkSpec, precision: str, device: str = "cpu", batch: int | None = None
-) -> tuple[torch.Tensor, ...]:
-    """Real inputs of a spec's network at its own batch or another."""
-    with torch.inference_mode(False):
-        return cast(networks.inputs(spec, batch, device), precision)
-
-
-def network_source(spec: NetworkSpec, precision: str) -> Source:
-    """A spec's network as the tools of a runtime take it."""
-    return Source(
-        networks.graph(spec, precision),
-        lambda: build_network(spec, precision),
-        lambda batch: network_inputs(spec, precision, batch=batch),
-    )
-
-
-def graph_of(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> ModelGraph:
-    """What a runtime runs for a spec's network on a kind of device.
-
-    It is found again by its structure after the first time. The simulated device runs graphs and not models, so an
-    estimated graph serves it as well as one that takes the runtime's tools seconds to find.
-    """
-    if kind == "simulated":
-        return fitting(networks.graph(spec, precision), runtime, target_of(kind))
-    source = network_source(spec, precision)
-    graph = of_source(source, runtime, target_of(kind), spec.batch)
-    if spec.cold and graph.parameter_bytes != source.graph.parameter_bytes:
-        # A runtime that counts weights itself knows nothing of those that push a cold network's own out.
-        graph = msgspec.structs.replace(graph, parameter_bytes=source.graph.parameter_bytes)
-    return graph
+    return [visits.at_full_speed(row, speed, longer(row)) for row in visits.undisturbed(rows)]
 
 
 def is_holdout(row: Row) -> bool:
@@ -108,30 +65,14 @@ def is_holdout(row: Row) -> bool:
 
 def networks_of(rows: Iterable[Row], info: DeviceInfo) -> list[TimedNetwork]:
     """The networks among a runtime's rows that are no holdouts."""
-    return [network_of(row, info) for row in rows if row.cell.kind == "network" and not is_holdout(row)]
-
-
-def network_of(row: Row, info: DeviceInfo) -> TimedNetwork:
-    """A network's row as a fit takes it."""
-    spec, cell = schedules.network_spec(row.cell), row.cell
-    single, issue, queued = row.timings["single"], row.timings.get("issue"), row.timings.get("queued")
-    return TimedNetwork(
-        graph=graph_of(spec, cell.precision, cell.runtime, info.kind),
-        batch=spec.batch,
-        total_us=single.median_s * US_PER_S,
-        issue_us=None if issue is None else issue.median_s * US_PER_S,
-        queued_us=None if queued is None else queued.median_s * US_PER_S,
-        sigma=1.86 * single.spread_s / single.median_s / single.n**0.5 if single.n > 1 else 0.1,
-        tiny=spec.tiny,
-    )
+    return [timed_network(row, info) for row in rows if row.cell.kind == "network" and not is_holdout(row)]
 
 
 def holdout_errors(fit: DispatchFit, rows: Sequence[Row], profile: DeviceProfile, runtime: str) -> list[HoldoutError]:
     """How a runtime's fit does on networks that it did not see."""
     whole = msgspec.structs.replace(profile, runtimes={**profile.runtimes, runtime: fit})
-    timed = {row.cell.key: network_of(row, profile.device) for row in rows}
-    holdouts = {key: NetworkRun(one.graph, one.batch, one.total_us) for key, one in timed.items()}
-    return acceptance.holdout_errors(whole, holdouts, runtime)
+    timed = {row.cell.key: timed_network(row, profile.device) for row in rows}
+    return acceptance.holdout_errors(whole, timed, runtime)
 
 
 FEWEST = 6  # networks below which nothing can be told apart
@@ -227,7 +168,7 @@ def fit_networks(
             f"{len(networks)} networks were timed in {runtime}, too few to tell its costs. "
             f"Give it more time: latpred calibrate --runtimes {runtime} --budget 3m"
         )
-    terms = network_terms(networks, profile, runtime)
+    terms = _network_terms(networks, profile, runtime)
     if profile.device.asynchronous:
         return _TwoClocks(profile, gap_us).fit(terms, like)
     eager = profile.runtimes["eager"]
@@ -242,7 +183,7 @@ def fit_networks(
     return _with_kernels(_with_host(_with_cold_code(eager), values, eager), values, terms, profile)
 
 
-def network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[NetworkTerms]:
+def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[NetworkTerms]:
     """Steps and kernel times of every network."""
     bare = {**profile.runtimes, runtime: _with_cold_code(profile.runtimes["eager"])}
     prices, here = PriceList(msgspec.structs.replace(profile, runtimes=bare)), runtimes.get(runtime)
@@ -253,8 +194,7 @@ def network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runt
         graph, schedule = network.graph, here.lower(network.graph, network.batch)
         steps = Counter(schedule.host_class)
         steps[MODULE], steps[PYTHON] = int(schedule.module_calls.sum()), int(schedule.python_calls.sum())
-        resident = resident_share(graph.parameter_bytes, graph.bytes(network.batch), profile.device)
-        priced = prices.price(schedule, graph.precision, resident=resident)
+        priced = prices.price(schedule, graph.precision, resident=network.resident)
         batch = np.array([float(network.batch)])
         terms.append(
             NetworkTerms(

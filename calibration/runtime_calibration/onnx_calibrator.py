@@ -27,9 +27,9 @@ from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, ro
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, effort
-from latpred.calibration.runtime_calibration.network_fit import network_source
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
+from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Op
 from latpred.prediction.kernel_times import resident_share
@@ -154,7 +154,7 @@ class OnnxCalibrator(RuntimeCalibrator):
     def _exported(self, cell: Cell) -> tuple[bytes | str, Feed]:
         """A network by one export, which traces it too."""
         spec = schedules.network_spec(cell)
-        source = network_source(spec, cell.precision)
+        source = networks.source(spec, cell.precision)
         runtime: Any = get(NAME)
         model = runtime.exported(source).model
         lowering.of_source(source, self.runtime, "cpu")  # takes the same export

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latpred.host import CACHE, CACHE_ROWS, CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
 
@@ -31,8 +32,12 @@ CONVOLUTION_SHAPE = (1, 64, 28, 28)
 # code is near again; a slow moment lasts for all parts.
 PARTS, DISPATCH_CALLS, THREADED_CALLS = 4, 16, 3
 THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
-REPEATS = {PRODUCT: 3, CACHE: 1, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
-FASTEST = 0.1  # quantile of readings that stands for the full speed of a run: most moments may be slow ones
+# By which powers of how slow a moment is each reference took longer on an EPYC of family 26 with one thread, beside
+# neighbours; for runs that saw too few slow moments, or too few others, to say so themselves.
+USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35}
+FEWEST_MOMENTS = 5
+REPEATS = {PRODUCT: 3, CACHE: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
+FASTEST = 0.1  # quantile of readings that stands for the fastest moments of a run: most may be slow ones
 FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
 # Power of the threaded loop's slowdown that counts: where a neighbour slows another core than the one that dispatches,
 # only what is shared out among threads takes longer, and that by less.
@@ -41,6 +46,7 @@ SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter b
 
 
 Timed = TypeVar("Timed")
+Floats = NDArray[np.float64]
 
 
 class SpeedReading(NamedTuple):
@@ -216,17 +222,62 @@ def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
     return typical(readings)
 
 
-def full_speed(readings: Iterable[Mapping[str, float]], quantile: float = FASTEST) -> dict[str, float]:
-    """What each reference takes at the full speed of a run, in microseconds: the fastest fifth of many readings.
+class RunSpeed(NamedTuple):
+    """How fast a machine is at its full speed, and what its slow moments do to each kind of work.
 
-    >>> full_speed([{"product": us} for us in (5.0, 5.0, 8.0, 8.0, 8.0, 8.0)])
-    {'product': 5.0}
+    full_us : of each reference. powers : of how slow a moment is by `slower`, by which each takes longer then.
     """
-    by_kind: dict[str, list[float]] = {}
-    for reading in readings:
-        for kind, us in reading.items():
-            by_kind.setdefault(kind, []).append(us)
-    return {kind: round(float(np.quantile(values, quantile)), 3) for kind, values in by_kind.items()}
+
+    full_us: Mapping[str, float]
+    powers: Mapping[str, float]
+
+    @classmethod
+    def of(cls, readings: Iterable[Mapping[str, float]]) -> RunSpeed:
+        """The speed that a run's readings tell of; most of them may be of slow moments.
+
+        >>> slow, fast = {"dispatch": 150.0, "product": 550.0}, {"dispatch": 100.0, "product": 500.0}
+        >>> speed = RunSpeed.of([fast] * 10 + [slow] * 30)
+        >>> speed.full_us, round(speed.powers["product"], 3)
+        ({'dispatch': 100.0, 'product': 500.0}, 0.235)
+        """
+        us = _columns(readings)
+        slow = _slow_moments(us)
+        powers = {kind: _power(values, slow, USUAL_POWERS.get(kind, 0.0)) for kind, values in us.items()}
+        full = {kind: round(float(np.median(values / slow ** powers[kind])), 3) for kind, values in us.items()}
+        return cls(full, powers)
+
+    def at(self, slow: float) -> dict[str, float]:
+        """What each reference takes in moments as slow as that."""
+        return {kind: us * slow ** self.powers.get(kind, 1.0) for kind, us in self.full_us.items()}
+
+
+FULL = RunSpeed({}, {})  # of a device that nobody looked at
+
+
+def _columns(readings: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
+    """Readings by kind; those that lack a kind that others have are left out."""
+    kept = list(readings)
+    kinds = dict.fromkeys(kind for reading in kept for kind in reading)
+    whole = [reading for reading in kept if all(kind in reading for kind in kinds)]
+    return {kind: np.array([reading[kind] for reading in whole]) for kind in kinds}
+
+
+def _slow_moments(us: Mapping[str, Floats]) -> Floats:
+    """How slow it was at each reading, against the run's fastest ones."""
+    seen = [us[kind] if kind in us else np.zeros(1) for kind in (DISPATCH, THREADS)]
+    moments = [SpeedReading(*pair) for pair in np.broadcast(*seen)]
+    fastest = SpeedReading(*(float(np.quantile(values, FASTEST)) for values in seen))
+    slow: Floats = np.array([slower(moment, fastest) for moment in moments])
+    return slow
+
+
+def _power(us: Floats, slow: Floats, usual: float) -> float:
+    """By which power of how slow a moment is a reference takes longer, from slow moments beside fast ones."""
+    fast = slow <= SLOW
+    if min(fast.sum(), (~fast).sum()) < FEWEST_MOMENTS:
+        return usual
+    longer = np.log(np.median(us[~fast]) / np.median(us[fast])) / np.log(np.median(slow[~fast]) / np.median(slow[fast]))
+    return float(np.clip(longer, 0.0, 1.2))
 
 
 def typical(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -235,4 +286,4 @@ def typical(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
     >>> typical([{"product": us} for us in (5.0, 8.0, 8.0)])
     {'product': 8.0}
     """
-    return full_speed(readings, 0.5)
+    return {kind: round(float(np.median(values)), 3) for kind, values in _columns(readings).items()}

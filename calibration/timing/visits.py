@@ -14,12 +14,14 @@ from math import isfinite
 
 import msgspec
 
+from latpred import host
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.session import Measure, Row, Sampled, Session
 from latpred.calibration.timing.disturbance import Watch, wait_for_calm
-from latpred.calibration.timing.reference_speed import SLOW, ReferenceTimer, SpeedReading, gauge_of, slower
-from latpred.host import SLOWED_POWER
+from latpred.calibration.timing.reference_speed import SLOW, ReferenceTimer, RunSpeed, SpeedReading, gauge_of, slower
+from latpred.calibration.workloads.networks import TINY_WIDTH
+from latpred.host import CACHE, DISPATCH, STREAM, Slowdown
 
 OVERTIME = 0.5  # of a budget, for visits that are lost to other work and for waiting until it ends
 COUNTED_S = 60.0  # what a run counted in cells, which has no budget, is taken to last: it waits no longer than others
@@ -28,6 +30,8 @@ FAST_WAIT_S, FAST_POLL_S = 0.5, 0.01  # waited for full speed ahead of a visit, 
 READ_EVERY_S = 1.5  # how often all references are timed, which takes some ms
 MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for without end
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
+# Of how slow a moment is, by which whole networks take longer: 0.2 of those that multiply, 0.8 of those that dispatch.
+WHOLE_POWER = 0.5
 HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
 SLOWED = "the processors ran slower than at other times"
@@ -51,6 +55,7 @@ class Visits:
         self._gauge = gauge_of(threads) if self._live and not device.asynchronous else None
         self._threads = threads
         self._watch = Watch(threads=threads, gpu=getattr(device, "state", None)) if self._live else None
+        self._speed_us: dict[str, float] = {}
         self._read_at = -READ_EVERY_S
         self._pending: deque[tuple[Cell, Measure]] = deque()
         self._visits: dict[str, int] = {}
@@ -126,11 +131,11 @@ class Visits:
         self.lost_s += time.monotonic() - start
 
     def _speed(self) -> dict[str, float]:
-        """What the references take now; nothing where that was said a moment ago."""
-        if self._reference is None or time.monotonic() - self._read_at < READ_EVERY_S:
-            return {}
-        self._read_at = time.monotonic()
-        return self._reference.read()
+        """What the references take now, or took a moment ago."""
+        if self._reference is not None and time.monotonic() - self._read_at >= READ_EVERY_S:
+            self._read_at = time.monotonic()
+            self._speed_us = self._reference.read()
+        return self._speed_us
 
 
 def is_disturbed(row: Row) -> bool:
@@ -148,25 +153,57 @@ def _slow(row: Row | Sampled) -> float:
     return max((timing.slow for timing in row.timings.values()), default=1.0)
 
 
-def at_one_speed(rows: Iterable[Row]) -> list[Row]:
-    """Rows as they would have been at full speed, without those that other work disturbed.
-
-    Where too few would be left the disturbed ones stay.
-    """
+def undisturbed(rows: Iterable[Row]) -> list[Row]:
+    """Rows without those that other work disturbed; all where too few would be left."""
     rows = list(rows)
     calm = [row for row in rows if not is_disturbed(row)]
-    return [_at_full_speed(row) for row in (calm if len(calm) >= CALM_ENOUGH * len(rows) else rows)]
+    return calm if len(calm) >= CALM_ENOUGH * len(rows) else rows
 
 
-def _at_full_speed(row: Row) -> Row:
-    factor = min(_slow(row), HOPELESS) ** -SLOWED_POWER
-    if factor == 1.0:
+def speed_of(rows: Iterable[Row]) -> RunSpeed:
+    """The machine's speed during a run; several rows may have been timed around one reading."""
+    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows if row.speed}.values())
+
+
+def at_one_speed(rows: Iterable[Row]) -> list[Row]:
+    """Undisturbed rows as they would have been at full speed, each as a whole."""
+    rows = list(rows)
+    speed = speed_of(rows)
+    return [at_full_speed(row, speed) for row in undisturbed(rows)]
+
+
+def at_full_speed(row: Row, speed: RunSpeed, longer: float | None = None) -> Row:
+    """A row as it would have been at full speed, where it took so many times longer, or as its kind of work does."""
+    if longer is None:
+        longer = min(_slow(row), HOPELESS) ** speed.powers.get(_kind(row.cell), WHOLE_POWER)
+    if longer == 1.0:
         return row
     timings = {
-        name: msgspec.structs.replace(timing, median_s=timing.median_s * factor, spread_s=timing.spread_s * factor)
+        name: msgspec.structs.replace(timing, median_s=timing.median_s / longer, spread_s=timing.spread_s / longer)
         for name, timing in row.timings.items()
     }
-    return msgspec.structs.replace(row, timings=timings, calls_us=tuple(us * factor for us in row.calls_us))
+    return msgspec.structs.replace(row, timings=timings, calls_us=tuple(us / longer for us in row.calls_us))
+
+
+def _kind(cell: Cell) -> str:
+    """The reference that a cell's work is like; that of the rest is like all of them."""
+    if cell.kind == "memory":
+        return STREAM
+    small = cell.kind == "dispatch" or (cell.kind == "network" and cell.dims["width"] == TINY_WIDTH)
+    return DISPATCH if small else ""
+
+
+def slowdown(row: Row, speed: RunSpeed) -> Slowdown:
+    """How slow the machine was around a row, against its full speed.
+
+    Neighbours hold part of the shared cache for minutes, so that reading counts by itself, beside the product's.
+    """
+    slow = min(_slow(row), HOPELESS)
+    then = host.slowdown(speed.full_us, speed.at(slow))
+    read = host.slowdown(speed.full_us, row.speed)
+    beside = read.cache / read.product / (then.cache / then.product) if CACHE in row.speed else 1.0
+    then = then._replace(cache=then.cache * min(max(beside, 1 / HOPELESS), HOPELESS))
+    return Slowdown(*(round(ratio, 2) for ratio in then))
 
 
 def failures(rows: Sequence[Row]) -> dict[str, int]:

@@ -15,8 +15,13 @@ import msgspec
 import torch
 from torch import nn
 
+from latpred.calibration.cells import log_uniform
+from latpred.calibration.devices.conditions import cast
 from latpred.calibration.workloads import blocks
 from latpred.graph.graph import ModelGraph
+from latpred.runtimes.lowering import fitting, of_source, target_of
+from latpred.runtimes.source import Source
+from latpred.tracing.inputs import dtype_of
 
 
 class NetworkSpec(msgspec.Struct, frozen=True):
@@ -72,13 +77,13 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
     if tiny:
         return NetworkSpec(kind, seed, width=TINY_WIDTH, size=32 if kind in _IMAGE else 8, batch=1)
     smallest, largest = (32, 320) if kind in ("residual", "mobile", "dense") else (64, 1280)
-    width = _log_uniform(rng, smallest, largest, 8)
+    width = log_uniform(rng, smallest, largest, 8)
     if kind == "mlp":
-        size = _log_uniform(rng, 8, 1024, 8)
+        size = log_uniform(rng, 8, 1024, 8)
     elif kind in _IMAGE:
         size = rng.choice((32, 48, 64, 96, 112, 128, 160, 192, 224))
     else:
-        size = _log_uniform(rng, 4, 384, 1 if rng.random() < 0.3 else 4)
+        size = log_uniform(rng, 4, 384, 1 if rng.random() < 0.3 else 4)
     batch = rng.choice((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
     return NetworkSpec(kind, seed, width, size, batch, cold=rng.random() < COLD_SHARE)
 
@@ -117,9 +122,43 @@ def graph(spec: NetworkSpec, precision: str = "fp32") -> ModelGraph:
     return msgspec.structs.replace(traced, parameter_bytes=traced.parameter_bytes + EVICTING_BYTES)
 
 
-def _log_uniform(rng: random.Random, low: int, high: int, step: int) -> int:
-    value: float = low * (high / low) ** rng.random()
-    return max(low, round(value / step) * step)
+def real_model(spec: NetworkSpec, precision: str, device: str = "cpu") -> nn.Module:
+    """The real network of a spec, with ordinary weights: tools that export or trace want no inference tensors."""
+    with torch.inference_mode(False), torch.no_grad(), torch.device(device):
+        return build(spec).to(dtype_of(precision))
+
+
+def real_inputs(
+    spec: NetworkSpec, precision: str, device: str = "cpu", batch: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Real inputs of a spec's network at its own batch or another."""
+    with torch.inference_mode(False):
+        return cast(inputs(spec, batch, device), precision)
+
+
+def source(spec: NetworkSpec, precision: str) -> Source:
+    """A spec's network as the tools of a runtime take it."""
+    return Source(
+        graph(spec, precision),
+        lambda: real_model(spec, precision),
+        lambda batch: real_inputs(spec, precision, batch=batch),
+    )
+
+
+def graph_in(spec: NetworkSpec, precision: str, runtime: str, kind: str) -> ModelGraph:
+    """What a runtime runs for a spec's network on a kind of device.
+
+    It is found again by its structure after the first time. The simulated device runs graphs and not models, so an
+    estimated graph serves it as well as one that takes the runtime's tools seconds to find.
+    """
+    if kind == "simulated":
+        return fitting(graph(spec, precision), runtime, target_of(kind))
+    given = source(spec, precision)
+    found = of_source(given, runtime, target_of(kind), spec.batch)
+    if spec.cold and found.parameter_bytes != given.graph.parameter_bytes:
+        # A runtime that counts weights itself knows nothing of those that push a cold network's own out.
+        found = msgspec.structs.replace(found, parameter_bytes=given.graph.parameter_bytes)
+    return found
 
 
 def _multiple(value: float, step: int) -> int:

@@ -40,10 +40,10 @@ class Built(NamedTuple):
 
     def module(self) -> nn.Module:
         """The op as a network of its own, to be traced."""
-        return OneOp(self.function, self.weights).eval()
+        return _OneOp(self.function, self.weights).eval()
 
 
-class OneOp(nn.Module):
+class _OneOp(nn.Module):
     """A function of its inputs and its own parameters, called once."""
 
     def __init__(self, function: Callable[..., Any], weights: tuple[Tensor, ...]) -> None:

@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_map
 
 from latpred.accuracy.predicted import GraphKey
 from latpred.errors import UsageError
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.graph import ModelGraph
-from latpred.runtimes.graph_store import digest_of
 from latpred.runtimes.lowering import fitting, of_source, traced_by
 from latpred.runtimes.source import Source
+from latpred.sandbox.lookups import digest_of
+from latpred.tracing.inputs import dtype_of
 from latpred.zoo.names import settle_transformers
 
 Inputs = Callable[[int, Any], Any]
@@ -38,28 +38,15 @@ _ORDINARY = 16  # ids below may mean padding, whose mask would be other work
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """A model to measure.
+    """A model to measure."""
 
-    Attributes
-    ----------
-    name : str
-        What tables call it.
-    input_kind, input_size : str, int
-        "seq" and tokens, "image" and pixels, "audio" and samples, or "custom" and 0.
-    make : callable
-        (device, precision) -> (model in eval mode, inputs), where inputs maps (batch, device) to a tuple or dict.
-    family : str
-        Which architectures count as relatives; "" when nobody said.
-    graph : ModelGraph, optional
-        Its graph, where that is known without tracing.
-    """
-
-    name: str
-    input_kind: str
-    input_size: int
+    name: str  # what tables call it
+    input_kind: str  # "seq", "image", "audio" or "custom"
+    input_size: int  # tokens, pixels of a side, samples; 0 of a custom one
+    # (device, precision) -> (model in eval mode, inputs), where inputs maps (batch, device) to a tuple or dict
     make: Callable[[str, str], tuple[nn.Module, Inputs]]
-    family: str = ""
-    graph: ModelGraph | None = None
+    family: str = ""  # which architectures count as relatives; "" when nobody said
+    graph: ModelGraph | None = None  # where that is known without tracing
 
     def key(self, precision: str, runtime: str = "eager") -> GraphKey:
         """What its graph of a runtime is found by."""

@@ -47,7 +47,7 @@ def all_baselines(cells: pd.DataFrame, reasons: dict[str, str] | None = None) ->
     return (*fitted, *timed)
 
 
-def fit_flops_linear(cells: pd.DataFrame) -> Model:
+def _fit_flops_linear(cells: pd.DataFrame) -> Model:
     """Fit the line a + b * MACs, by least squares of the relative error."""
     macs, latency = _column(cells, "macs"), _column(cells, "latency_s")
     scale = float(max(macs.max(initial=0.0), 1.0))
@@ -57,7 +57,7 @@ def fit_flops_linear(cells: pd.DataFrame) -> Model:
     return lambda other: np.maximum(intercept + slope * _column(other, "macs"), _FLOOR)
 
 
-def fit_log_features(cells: pd.DataFrame) -> Model:
+def _fit_log_features(cells: pd.DataFrame) -> Model:
     """Fit the log latency as a line in log MACs, log bytes, log launches and log batch."""
 
     def design(of: pd.DataFrame) -> Floats:
@@ -68,7 +68,7 @@ def fit_log_features(cells: pd.DataFrame) -> Model:
     return lambda other: np.asarray(np.exp(design(other) @ constants), dtype=np.float64)
 
 
-def fit_hard_max(cells: pd.DataFrame) -> Model:
+def _fit_hard_max(cells: pd.DataFrame) -> Model:
     """Fit the bend max(o, c * MACs), with the observed pair (o, c) of least mean absolute log error."""
     macs, latency = _column(cells, "macs"), _column(cells, "latency_s")
     levels = np.log(_candidates(latency))
@@ -82,9 +82,9 @@ def fit_hard_max(cells: pd.DataFrame) -> Model:
 
 
 _FITTED: dict[str, tuple[str, Callable[[pd.DataFrame], Model]]] = {
-    "flops_linear": ("a + b x MACs", fit_flops_linear),
-    "log_features": ("log-linear in MACs, bytes, launches, batch", fit_log_features),
-    "hard_max": ("max(o, c x MACs)", fit_hard_max),
+    "flops_linear": ("a + b x MACs", _fit_flops_linear),
+    "log_features": ("log-linear in MACs, bytes, launches, batch", _fit_log_features),
+    "hard_max": ("max(o, c x MACs)", _fit_hard_max),
 }
 _TIMED = {
     "isolated_ops": "sum of every op timed alone",

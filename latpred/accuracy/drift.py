@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred.ops.families import root
-from latpred.render import Page, Table
+from latpred.render import Page, Table, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,19 +113,14 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             parts.append(_table(self.moved))
         if self.unclear:
             what = "noise" if self.told == self.parts else "noise or other work"
-            parts.append(f"{what} hides a change of 15 % in: {_named(self.unclear)}")
+            names = dict.fromkeys(part.group or f"all of the {part.clock}" for part in self.unclear)
+            parts.append(f"{what} hides a change of 15 % in: {listed(list(names), MOST_NAMED)}")
         same = ["nothing changed in processor, device, driver, threads and packages"]
         return Page(self.sentence, [*parts, *([f"changed: {said}" for said in self.changes] or same)])
 
     def _counted(self, verdict: str) -> str:
         count = sum(part.verdict == verdict for part in self.parts)
         return f"{count} of {len(self.parts)} parts are {'as they were' if verdict == HOLDS else 'not as they were'}"
-
-
-def _named(parts: tuple[Part, ...]) -> str:
-    names = list(dict.fromkeys(part.group or f"all of the {part.clock}" for part in parts))
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def _table(parts: tuple[Part, ...]) -> Table:

@@ -48,7 +48,7 @@ def errors(predicted: ArrayLike, measured: ArrayLike, models: Sequence[str] = ()
         models=len(set(models)),
         median=_median(sizes),
         p90=_quantile(sizes, 0.9),
-        near=share_within(sizes, NEAR),
+        near=_share_within(sizes, NEAR),
         bias=float(np.expm1(_mean(np.log(p / m)))),
     )
 
@@ -60,7 +60,7 @@ def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Floats:
     return sizes
 
 
-def share_within(sizes: Floats, limit: float) -> float:
+def _share_within(sizes: Floats, limit: float) -> float:
     """Share of the errors that are at most a limit; 1.1 against 1.0 is within 10 % in spite of binary fractions."""
     return _mean(sizes <= limit * (1 + 1e-9))
 
@@ -368,7 +368,7 @@ def speedups(predicted: ArrayLike, measured: ArrayLike) -> Speedups:
     Speedups(cells=2, median=0.25, near=0.5)
     """
     sizes = relative_errors(predicted, measured)
-    return Speedups(sizes.size, _median(sizes), share_within(sizes, SPEEDUP_NEAR))
+    return Speedups(sizes.size, _median(sizes), _share_within(sizes, SPEEDUP_NEAR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +388,7 @@ def launches(traced: ArrayLike, profiled: ArrayLike, models: Sequence[str]) -> L
     Launches(models=2, exact=0.5, near=1.0, worst=0.01)
     """
     sizes = relative_errors(traced, profiled)
-    return Launches(len(set(models)), _mean(sizes == 0), share_within(sizes, LAUNCHES_NEAR), _quantile(sizes, 1.0))
+    return Launches(len(set(models)), _mean(sizes == 0), _share_within(sizes, LAUNCHES_NEAR), _quantile(sizes, 1.0))
 
 
 def _median(values: Floats) -> float:

@@ -5,7 +5,9 @@ Gives predicted tables (`latpred.tables.PREDICTED`), which `latpred.accuracy.com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
@@ -14,6 +16,7 @@ from latpred import host, tables
 from latpred.errors import MissingPackageError, TableError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
+from latpred.render import listed
 from latpred.runtimes import lowering
 
 if TYPE_CHECKING:
@@ -80,21 +83,14 @@ def predict_table(
             **{name: cell[name] for name in (*tables.KEYS, *tables.FURTHER_KEYS) if name in cell},
             "machine": tables.machine_name(profile.machine),
             "device": profile.device.name,
-            "latency_s": prediction.latency_ms / 1e3,
-            "low_s": prediction.interval_ms[0] / 1e3,
-            "high_s": prediction.interval_ms[1] / 1e3,
-            "overhead_s": prediction.overhead_ms / 1e3,
-            "compute_s": prediction.compute_ms / 1e3,
+            **tables.seconds(prediction),
             "regime": prediction.regime,
             "macs": graph.macs(batch),
             "bytes": graph.bytes(batch),
             "launches": graph.launches(batch),
         }
         if at_speed is not None:
-            slow = float(cell.get(host.SLOWED, 1.0))
-            slow = slow if slow > 1.0 else 1.0  # not a number where nobody looked
-            latency_ms = at_speed.predict(graph, batch, **options).latency_ms
-            row[tables.AT_SPEED] = latency_ms / 1e3 * slow**host.SLOWED_POWER
+            row[tables.AT_SPEED] = at_speed(cell).predict(graph, batch, **options).latency_ms / 1e3
         rows.append(row)
     left_out = {"run", "stack", "host", *(() if at_speed is not None else (tables.AT_SPEED,))}
     left_out |= {name for name in tables.FURTHER_KEYS if name not in cells}
@@ -102,12 +98,21 @@ def predict_table(
     return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
 
 
-def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Predictor | None:
-    """A predictor at the speed that the machine had while a table was measured; None where nobody says."""
-    speed = tables.speed_of(cells)
-    if not host.ratio(profile.speed, speed):
+def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mapping[Hashable, Any]], Predictor] | None:
+    """What gives the predictor at the speed that the machine had for a cell; None where nobody says."""
+    if not host.ratio(profile.speed, tables.speed_of(cells)):
         return None
-    return Predictor(profile, slowdown=host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous))
+
+    @cache
+    def predictor(slowdown: host.Slowdown) -> Predictor:
+        return Predictor(profile, slowdown=slowdown)
+
+    def at_speed(cell: Mapping[Hashable, Any]) -> Predictor:
+        speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
+        found = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
+        return predictor(host.Slowdown(*(round(ratio, 2) for ratio in found)))
+
+    return at_speed
 
 
 def trace_models(
@@ -155,15 +160,9 @@ def left_out(models: Sequence[str], reasons: Sequence[str]) -> tuple[str, ...]:
         by_reason.setdefault(reason, []).append(model)
     return tuple(
         f"{_counted(len(rows), 'row')} of {_counted(len(set(rows)), 'model')} are left out "
-        f"({_named(rows)}): {reason.removesuffix('.')}."
+        f"({listed(list(dict.fromkeys(rows)), _SHOWN)}): {reason.removesuffix('.')}."
         for reason, rows in by_reason.items()
     )
-
-
-def _named(models: Sequence[str]) -> str:
-    names = list(dict.fromkeys(models))
-    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return ", ".join([*names[:_SHOWN], *more])
 
 
 def _counted(count: int, what: str) -> str:

@@ -163,15 +163,22 @@ def _located(source: str | os.PathLike[str]) -> Path:
     folder = Path(source)
     if folder.exists():
         return folder
-    shipped = Path(str(resources.files("latpred.models"))) / "recordings" / folder.name
+    shipped = _shipped() / folder.name
     return shipped if str(source) == folder.name and shipped.exists() else folder
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("latpred.models"))) / "recordings"
 
 
 def _manifest(source: Path) -> Manifest:
     try:
         body = (source / MANIFEST).read_bytes()
     except OSError:
-        raise RecordingError(f"There is no recording in {source}. Give a folder that holds {MANIFEST}.") from None
+        names = ", ".join(sorted(folder.name for folder in _shipped().iterdir()))
+        raise RecordingError(
+            f"There is no recording in {source}. Give a folder that holds {MANIFEST}, or a shipped one: {names}."
+        ) from None
     try:
         claim = msgspec.json.decode(body, type=dict[str, object])
         if claim.get("schema") != SCHEMA:

@@ -13,63 +13,26 @@ from latpred.cli.main import State, Verb, VerbGroup
 
 # In the order of --help. Each is a click command of the same name in its module.
 VERBS = {
-    "predict": Verb("predict", "Predict the latency of MODEL, with its interval, its regime and its crossover batch."),
-    "curve": Verb(
-        "predict",
-        "Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be.",
-    ),
-    "explain": Verb(
-        "predict",
-        "Compare runtimes for MODEL: what each takes, where the time goes, how far it can grow, what to change.",
-    ),
-    "timeline": Verb(
-        "predict",
-        "Follow host and device through one forward pass of MODEL: every dispatch, every kernel, and the gaps between.",
-    ),
-    "report": Verb(
-        "predict",
-        "Write one HTML file about MODELS: answer, figures, runtimes, what is free, what to change, how far to trust "
-        "it.",
-    ),
-    "generate": Verb(
-        "predict", "Predict how long MODEL takes to generate text: its first token, each further one, and all of them."
-    ),
-    "trace": Verb(
-        "trace", "Trace MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass."
-    ),
-    "calibrate": Verb(
-        "calibrate",
-        "Measure what ops and kernels cost on this machine, and keep it as a profile. Once per machine and device.",
-    ),
-    "check": Verb(
-        "calibrate",
-        "Say in half a minute whether a PROFILE of this machine still holds, after a new driver, torch or library.",
-    ),
-    "adapt": Verb("compare", "Correct a profile with a few measured models, and say what that bought."),
-    "fit": Verb(
-        "calibrate",
-        "Fit a profile from a calibration's journal, or from tables of published latencies, and keep it.",
-    ),
-    "measure": Verb(
-        "measure", "Run models on this machine and time them, in rounds, with the repeat noise of the same run."
-    ),
-    "compare": Verb(
-        "compare",
-        "Compare a predicted with a measured table: errors, order, crossover and knee, intervals, baselines.",
-    ),
-    "validate": Verb(
-        "compare", "Measure whole models that no fit has seen, and compare the profile's predictions with them."
-    ),
-    "evaluate": Verb(
-        "compare", "Predict every cell of measurement tables made elsewhere, and say how far off that is."
-    ),
-    "models": Verb(
-        "trace",
-        "List the models that go by name, or those with TEXT in a name. Any name works with _ for - and - for _.",
-    ),
+    "predict": Verb("predict", "Predict the latency of MODEL, with its interval and crossover."),
+    "curve": Verb("predict", "Predict the latency of MODEL over a range of batch sizes."),
+    "rank": Verb("predict", "Order MODELS by predicted latency, on one device or several."),
+    "explain": Verb("predict", "Compare runtimes for MODEL, and say what to change."),
+    "timeline": Verb("predict", "Follow host and device through one forward pass of MODEL."),
+    "report": Verb("predict", "Write one HTML file about MODELS, to share."),
+    "generate": Verb("predict", "Predict how long MODEL takes to generate text."),
+    "trace": Verb("trace", "Count operations, multiply-adds, bytes and launches of MODEL."),
+    "calibrate": Verb("calibrate", "Measure this machine, and keep it as a profile."),
+    "check": Verb("calibrate", "Say in half a minute whether a PROFILE still holds."),
+    "adapt": Verb("compare", "Correct a profile with a few measured models."),
+    "fit": Verb("calibrate", "Fit a profile to a journal, or to tables of latencies."),
+    "measure": Verb("measure", "Time whole models on this machine."),
+    "compare": Verb("compare", "Compare a predicted table with a measured one."),
+    "validate": Verb("compare", "Measure a suite of models and judge the predictions."),
+    "evaluate": Verb("compare", "Judge predictions on tables measured elsewhere."),
+    "models": Verb("trace", "List the models that go by name."),
     "profiles": Verb("profiles", "List, show and locate device profiles."),
     "cache": Verb("profiles", "Show or clear what latpred keeps only to save time."),
-    "doctor": Verb("profiles", "Say what stands between this machine and a prediction, and what to do about it."),
+    "doctor": Verb("profiles", "Say what keeps this machine from a prediction, and what to do."),
 }
 
 EPILOG = """\b

@@ -64,16 +64,19 @@ EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 def calibrate(
     device: str | None, runtimes: str, repeat: int | None, host_only: bool, output: Output, **asked: Any
 ) -> None:
-    """Measure what ops and kernels cost on this machine, and keep it as a profile. Once per machine and device."""
+    """Measure this machine, and keep it as a profile.
+
+    It times what ops and kernels cost, once per machine and device.
+    """
     if host_only:
         _calibrate_host(asked["name"], output)
         return
-    device = device or default_device()
+    device = device or _default_device()
     asked |= {"runtimes": _runtimes(runtimes, device), "precisions": asked["precisions"] or None}
     if repeat is not None:
         _repeat(device, repeat, asked, output)
         return
-    profile = measure_profile(device, **asked)
+    profile = _measure_profile(device, **asked)
     show_profile(profile, output)
     if not (profile.acceptance.passed and all(profile.acceptance.runtimes.values())):
         click.get_current_context().exit(1)
@@ -93,7 +96,7 @@ def _runtimes(text: str, device: str) -> tuple[str, ...]:
     return tuple(able)
 
 
-def measure_profile(device: str, **asked: Any) -> DeviceProfile:
+def _measure_profile(device: str, **asked: Any) -> DeviceProfile:
     """Calibrate with a progress display; Ctrl-C keeps what was measured."""
     from latpred.calibration import calibrate as run
 
@@ -124,6 +127,7 @@ def ensure_profile(
     yes: bool,
     threads: int | None = None,
     cudnn_benchmark: bool | None = None,
+    **_: object,
 ) -> None:
     """On a machine that has no profile, offer the quick calibration, or just run it.
 
@@ -139,25 +143,30 @@ def ensure_profile(
         find()
         return
     except NoProfileError as error:
-        target, reason = device or default_device(), str(error).partition(". ")[0]
+        target, reason = device or _default_device(), str(error).partition(". ")[0]
         others = ",".join(name for name in runtimes if name != "eager")
         if others:
             raise NoProfileError(
                 f"{reason}. Make one that knows {others} with: latpred calibrate --device {target} --runtimes {others}"
             ) from None
         set_up = threads is not None or cudnn_benchmark is not None
-        if set_up or not (yes or (may_calibrate and _agreed(target))):
+        if set_up or not (yes or may_calibrate):
+            raise
+        from latpred.calibration.devices import open_device
+
+        open_device(target)  # of one that is not here nobody is asked, and nothing is announced
+        if not (yes or _agreed(target)):
             raise
 
     def calibrate_quickly() -> None:
         takes = "which takes under a minute (latpred calibrate takes 5 and is more exact)"
         notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
-        measure_profile(target, quick=True)
+        _measure_profile(target, quick=True)
 
     calibrate_once(find, calibrate_quickly, notice)
 
 
-def default_device() -> str:
+def _default_device() -> str:
     """What a machine without profiles is calibrated for: its GPU, else its CPU."""
     import torch
 
@@ -200,7 +209,7 @@ def _repeat(device: str, times: int, asked: dict[str, Any], output: Output) -> N
 
     def calibrate_anew(number: int) -> DeviceProfile:
         notice(f"calibration {number} of {times}")
-        return measure_profile(device, **(asked | {"fresh": True}))
+        return _measure_profile(device, **(asked | {"fresh": True}))
 
     rows = [_shift_fields(shift) for shift in repeat(calibrate_anew, times, SUITE)]
     emit(
@@ -259,7 +268,10 @@ def _shifts_page(rows: list[dict[str, Any]]) -> Page:
 def fit(
     sources: tuple[Path, ...], mapping: Path | None, raw: Path | None, gpu: str | None, name: str | None, output: Output
 ) -> None:
-    """Fit a profile from a calibration's journal, or from tables of published latencies, and keep it."""
+    """Fit a profile to a journal, or to tables of latencies.
+
+    A journal is what a calibration leaves; the tables are of published latencies.
+    """
     from latpred.calibration import fit_profile, fit_raw
     from latpred.profile import store
 
@@ -307,10 +319,11 @@ def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
 )
 @output_options
 def check(profile: str | None, device: str | None, budget_s: float | None, output: Output) -> None:
-    """Say in half a minute whether a PROFILE of this machine still holds, after a new driver, torch or library.
+    """Say in half a minute whether a PROFILE still holds.
 
-    Times a few of the profile's own cells again. Exits with 0 when it holds, 1 when parts of it moved, and 3 when
-    noise or other work leaves too little to tell by. Without PROFILE, this machine's own is checked.
+    A few of the profile's own cells are timed again, as after a new driver, torch or library. Exits with 0 when it
+    holds, 1 when parts of it moved, and 3 when noise or other work leaves too little to tell by. Without PROFILE, this
+    machine's own is checked.
     """
     from latpred.calibration.measurement.drift_test import BUDGET_S
     from latpred.calibration.measurement.drift_test import check as run

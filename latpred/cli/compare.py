@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def show_report(report: Report, output: Output, plot: Path | None) -> None:
+def _show_report(report: Report, output: Output, plot: Path | None) -> None:
     """Print an accuracy report, and draw it; CSV gives its cells."""
     from latpred.accuracy.accuracy_report import report_page
 
@@ -39,12 +39,15 @@ def show_report(report: Report, output: Output, plot: Path | None) -> None:
 @takes("plot")
 @output_options
 def compare(predicted: Path, measured: Path, plot: Path | None, output: Output) -> None:
-    """Compare a predicted with a measured table: errors, order, crossover and knee, intervals, baselines."""
+    """Compare a predicted table with a measured one.
+
+    The report has errors, order, crossover and knee, intervals, and baselines.
+    """
     from latpred.accuracy.comparison import compare as compare_tables
 
     with working("comparing"):
         report = compare_tables(predicted, measured)
-    show_report(report, output, plot)
+    _show_report(report, output, plot)
 
 
 @click.command(
@@ -73,7 +76,7 @@ def evaluate(
     plot: Path | None,
     output: Output,
 ) -> None:
-    """Predict every cell of measurement tables made elsewhere, and say how far off that is.
+    """Judge predictions on tables measured elsewhere.
 
     Rows of tables that name GPUs, or that go through a --mapping, are each predicted with the profile of their GPU,
     else from its datasheet; --device predicts all rows with one profile.
@@ -92,13 +95,13 @@ def evaluate(
         for line in table.kept():
             notice(line)
         profile = None if device is None else store.find(device)
-        show_report(evaluate_published(table, profile, host_row=host_row, progress=notice), output, plot)
+        _show_report(evaluate_published(table, profile, host_row=host_row, progress=notice), output, plot)
     else:
         from latpred.accuracy.comparison import evaluate as evaluate_table
 
         if host_row:
             raise UsageError("--host-row is for tables that name GPUs; leave it out.")
-        show_report(evaluate_table(sources[0], store.find(device), progress=notice), output, plot)
+        _show_report(evaluate_table(sources[0], store.find(device), progress=notice), output, plot)
 
 
 def _evaluate_left_out(
@@ -146,12 +149,15 @@ def _evaluate_left_out(
 @takes("plot")
 @output_options
 def validate(device: str, replay: str | None, plot: Path | None, output: Output, **asked: Any) -> None:
-    """Measure whole models that no fit has seen, and compare the profile's predictions with them."""
+    """Measure a suite of models and judge the predictions.
+
+    No fit has seen the models of a suite.
+    """
     from latpred.calibration import validate as run
 
     with progress(f"validating {device}") if replay is None else working(f"replaying {replay}") as show:
         report = run(device, replay=replay, progress=show, **asked)
-    show_report(report, output, plot)
+    _show_report(report, output, plot)
     missed = report.shortfalls()
     for sentence in missed:
         notice(f"target missed: {sentence}")
@@ -171,7 +177,7 @@ def validate(device: str, replay: str | None, plot: Path | None, output: Output,
 @click.option("--name", help="Of the new profile.  [default: the old one's with -adapted]")
 @output_options
 def adapt(table: Path, device: str | None, name: str | None, output: Output) -> None:
-    """Correct a profile with a few measured models, and say what that bought.
+    """Correct a profile with a few measured models.
 
     The corrected profile goes to the file that -o names, else among the user's own. The report goes to stdout.
     """

@@ -163,7 +163,7 @@ def _profiles() -> list[Finding]:
     try:
         profile = store.find()
     except ProfileError as error:
-        return [*findings, Finding("profile", "note", str(error), "latpred calibrate")]
+        return [*findings, Finding("profile", "note", str(error).partition(". ")[0], "latpred calibrate")]
     return [*findings, _fit_of(profile)]
 
 

@@ -117,10 +117,8 @@ class VerbGroup(SuggestingGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
-        limit = formatter.width - 6 - max(map(len, self._verbs))
-        shown = {name: click.Command(name, help=verb.summary) for name, verb in self._verbs.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in shown.items()])
+            formatter.write_dl([(name, verb.summary) for name, verb in self._verbs.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; say what went wrong in a sentence on stderr, and exit with its code."""

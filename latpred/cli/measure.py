@@ -49,10 +49,11 @@ def measure(
     output: Output,
     **asked: Any,
 ) -> None:
-    """Run models on this machine and time them, in rounds, with the repeat noise of the same run.
+    """Time whole models on this machine.
 
-    With --suite a whole study is measured instead, in the order of its worth, and kept as a recording to replay; a run
-    that was interrupted, or whose budget was spent, goes on where it stopped.
+    They run in rounds, and the repeat noise of the same run is reported. With --suite a whole study is measured
+    instead, in the order of its worth, and kept as a recording to replay; a run that was interrupted, or whose budget
+    was spent, goes on where it stopped.
     """
     if suite is not None:
         runtimes = (asked["runtime"],) if _given("runtime") else ()
@@ -157,11 +158,10 @@ def _record(
 
 
 def _recorded_page(done: Done) -> Page:
-    from latpred.render import Page
+    from latpred.render import Page, listed
 
     lines = [f"{name:<18}{measured:>5} of {planned:>5}" for name, (measured, planned) in done.stages.items()]
     for reason, keys in done.failed.items():
-        more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-        lines.append(f"{len(keys)} in vain, {reason.rstrip('.')}: {', '.join(keys[:_NAMED])}{more}")
+        lines.append(f"{len(keys)} in vain, {reason.rstrip('.')}: {listed(keys, _NAMED)}")
     lines.append(f"kept in {done.folder}")
     return Page("", [*lines, *["The same command again goes on where this stopped."] * bool(done.left)])

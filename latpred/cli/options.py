@@ -137,6 +137,13 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         "-d",
         help="cpu, cuda:0 or simulated, a profile's name or file, or a GPU's name.  [default: this machine's own]",
     ),
+    "devices": click.option(
+        "--device",
+        "-d",
+        "devices",
+        multiple=True,
+        help="As for `latpred predict`; may be given again.  [default: this machine's own]",
+    ),
     "runtime": click.option("--runtime", default="eager", show_default=True, help="How the model is run."),
     "runtimes": click.option(
         "--runtime", "runtimes", multiple=True, help="Compare this with eager; may be given again.  [default: all]"

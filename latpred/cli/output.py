@@ -16,14 +16,14 @@ import click
 from latpred.cli.main import results, state
 from latpred.cli.options import Output
 from latpred.errors import UsageError
+from latpred.progress import ProgressEvent, time_left
 from latpred.render import WIDTH, Page
-from latpred.storage import result_file
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Show = Callable[[Any], None]  # is told done, total, label and left_s of each step of a measurement
+Show = Callable[[ProgressEvent], None]
 
 
 def emit(
@@ -52,6 +52,8 @@ def emit(
         with results() as stream:
             click.echo(text, file=stream, nl=False)
         return
+    from latpred.storage import result_file
+
     with result_file(output.path, "Name another file with -o.") as part:
         part.write_text(text)
     notice(f"wrote {output.path}")
@@ -146,23 +148,17 @@ def _bar(title: str) -> Iterator[Show]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None, label="", left="")
-        yield lambda at: bar.update(task, completed=at.done, total=at.total, label=at.label, left=_time_left(at.left_s))
+        yield lambda at: bar.update(task, completed=at.done, total=at.total, label=at.label, left=time_left(at))
 
 
 def _lines(title: str) -> Show:
     last = -1
 
-    def show(at: Any) -> None:
+    def show(at: ProgressEvent) -> None:
         nonlocal last
         tenth = min(10, int(10 * at.done / at.total)) if at.total else 0
         if tenth > last:
-            last, left = tenth, _time_left(at.left_s)
-            notice(f"{title}: {10 * tenth} %{', ' * bool(left)}{left}")
+            last = tenth
+            notice(", ".join(filter(None, (f"{title}: {10 * tenth} %", time_left(at)))))
 
     return show
-
-
-def _time_left(seconds: float) -> str:
-    if not 0 < seconds < float("inf"):
-        return ""
-    return f"{seconds:.0f} s left" if seconds < 100 else f"{seconds / 60:.0f} min left"

@@ -1,7 +1,8 @@
-"""Verbs that predict from a profile and run nothing: predict, curve, explain, timeline, report and generate."""
+"""Verbs that predict from a profile and run nothing: predict, curve, rank, explain, timeline, report and generate."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from latpred.cli.calibrate import ensure_profile
 from latpred.cli.options import (
     INPUTS,
     SETUP,
@@ -92,7 +94,7 @@ def predicting(default_batch: str) -> Callable[[Command], Command]:
 )
 @predicting("1")
 def predict(**asked: Any) -> None:
-    """Predict the latency of MODEL, with its interval, its regime and its crossover batch.
+    """Predict the latency of MODEL, with its interval and crossover.
 
     MODEL is a name (bert-base-uncased, torchvision:resnet50, timm:vit_tiny_patch16_224), a file and the function in it
     that builds the model (models.py:build), or an .onnx file (with --runtime onnxruntime).
@@ -108,7 +110,10 @@ def predict(**asked: Any) -> None:
 )
 @predicting("1-128:2x")
 def curve(**asked: Any) -> None:
-    """Predict the latency of MODEL over a range of batch sizes; see `latpred predict` for what MODEL may be."""
+    """Predict the latency of MODEL over a range of batch sizes.
+
+    MODEL is what `latpred predict` takes.
+    """
     _show_curve(sparklines=True, **asked)
 
 
@@ -221,16 +226,63 @@ def _demand_model(model: str, runtime: str | None = None, era: str = "", **input
     return None
 
 
-def ensure_profile(device: str | None, **asked: Any) -> None:
-    """On a machine without a profile, offer to measure one; see `latpred.cli.calibrate.ensure_profile`."""
-    from latpred.cli.calibrate import ensure_profile as ensure
-
-    names = ("runtimes", "yes", "threads", "cudnn_benchmark")
-    ensure(device, **{name: asked[name] for name in names if name in asked})
-
-
 def _asking(runtime: str, model: str) -> str:
     return f"asking {runtime} what it makes of {model}"
+
+
+@click.command(
+    epilog=examples(
+        "latpred rank resnet18 resnet50 mobilenet_v2 --device rtx-8000 --device a100 --batch 1,64",
+        "latpred rank nasbench201:9 nasbench201:123 --device rtx-8000 --csv",
+    )
+)
+@click.argument("models", nargs=-1, required=True)
+@batch_option("1")
+@takes(*INPUTS, "devices", "runtime", "protocol", "attention", "yes")
+@output_options
+def rank(
+    models: tuple[str, ...],
+    batches: tuple[int, ...],
+    devices: tuple[str, ...],
+    runtime: str,
+    yes: bool,
+    output: Output,
+    **asked: Any,
+) -> None:
+    """Order MODELS by predicted latency, on one device or several.
+
+    A MODEL is what `latpred predict` takes, or a network of a published space: nasbench201:17, fbnet:C, once_for_all:0.
+    """
+    from latpred.search.ranking import rank as ranked
+
+    for device in devices or (None,):
+        ensure_profile(device, runtimes=(runtime,), yes=yes)
+    table = ranked(models, batch=batches, runtime=runtime, device=list(devices) or None, **asked)
+    emit(
+        output,
+        document=lambda: {"schema": "latpred.ranking/1", "rows": json.loads(table.to_json(orient="records"))},
+        rows=lambda: table,
+        page=lambda: _ranking_page(table),
+    )
+
+
+def _ranking_page(table: pd.DataFrame) -> Page:
+    from latpred.render import Page, Table, format_interval, format_ms
+
+    parts: list[Table | str] = []
+    for (device, batch), cells in table.groupby(["device", "batch"], sort=False):
+        rows = [
+            (
+                *(str(row["rank"]), row["name"], format_ms(row["latency_ms"])),
+                *(format_interval((row["low_ms"], row["high_ms"])), row["regime"], f"{row['launches']:.0f}"),
+            )
+            for row in cells[cells["error"].isna()].to_dict("records")
+        ]
+        heads = ("rank", "model", "latency", "90 % interval", "regime", "launches")
+        parts.append(Table(heads, rows, left=("model", "regime"), title=f"{device}, batch {batch}"))
+    failed = table[table["error"].notna()].drop_duplicates(["device", "candidate"])
+    parts += [f"{row['name']} on {row['device']}: {row['error']}" for row in failed.to_dict("records")]
+    return Page("", parts)
 
 
 @click.command(
@@ -246,10 +298,10 @@ def _asking(runtime: str, model: str) -> str:
 def explain(
     model: str, batch: int, runtimes: tuple[str, ...], yes: bool, plot: Path | None, output: Output, **asked: Any
 ) -> None:
-    """Compare runtimes for MODEL: what each takes, where the time goes, how far it can grow, what to change.
+    """Compare runtimes for MODEL, and say what to change.
 
-    MODEL is what `latpred predict` takes. A runtime that brings its own tools takes seconds the first time it meets a
-    model.
+    It shows what each runtime takes, where the time goes, and how far the model can grow. MODEL is what `latpred
+    predict` takes. A runtime that brings its own tools takes seconds the first time it meets a model.
     """
     from latpred.explanation.explain import explain as compare_runtimes
     from latpred.explanation.explanation import explanation_page
@@ -290,9 +342,10 @@ def _check_before_calibrating(models: Sequence[str], names: tuple[str, ...], yes
 def timeline(
     model: str, batch: int, runtime: str, protocol: str, plot: Path | None, output: Output, **asked: Any
 ) -> None:
-    """Follow host and device through one forward pass of MODEL: every dispatch, every kernel, and the gaps between.
+    """Follow host and device through one forward pass of MODEL.
 
-    -o trace.json writes a trace that https://ui.perfetto.dev and chrome://tracing open; --plot draws it.
+    It shows every dispatch, every kernel, and the gaps between. -o trace.json writes a trace that
+    https://ui.perfetto.dev and chrome://tracing open; --plot draws it.
     """
     from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
@@ -350,9 +403,10 @@ def _forward_page(forward: ForwardPass) -> Page:
 def report(
     models: tuple[str, ...], path: Path, batches: tuple[int, ...], runtimes: tuple[str, ...], yes: bool, **asked: Any
 ) -> None:
-    """Write one HTML file about MODELS: answer, figures, runtimes, what is free, what to change, how far to trust it.
+    """Write one HTML file about MODELS, to share.
 
-    The file needs no network. Runtimes are compared at the smallest of the batch sizes.
+    It holds the answer, figures, runtimes, what is free, what to change, and how far to trust it. The file needs no
+    network. Runtimes are compared at the smallest of the batch sizes.
     """
     from latpred.report import demand_packages, gather, write
     from latpred.storage import demand_writable
@@ -400,10 +454,11 @@ def generate(
     yes: bool,
     output: Output,
 ) -> None:
-    """Predict how long MODEL takes to generate text: its first token, each further one, and all of them.
+    """Predict how long MODEL takes to generate text.
 
-    MODEL is the name of a decoder (gpt2, llama-3.2-1b), or a file and the function in it that builds a transformers
-    model with a generate() (models.py:build).
+    It gives the time of the first token, of each further one, and of all. MODEL is the name of a decoder (gpt2,
+    llama-3.2-1b), or a file and the function in it that builds a transformers model with a generate()
+    (models.py:build).
     """
     from latpred import runtimes
     from latpred.explanation.generation import generation_page, predict_generation

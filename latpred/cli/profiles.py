@@ -116,11 +116,11 @@ def _datasheet_fields(spec: Spec) -> dict[str, Any]:
         "architecture": spec.architecture,
         "sms": spec.multiprocessors,
         "memory_gib": spec.memory_bytes / 2**30,
-        "gb_per_s": spec.bandwidth_bytes_per_s / 1e9,
-        "fp32_tmacs": spec.peak_macs_per_s("fp32") / 1e12,
-        "fp16_tmacs": spec.peak_macs_per_s("fp16") / 1e12,
-        "clock_mhz": spec.clock_hz / 1e6,
-        "l2_mib": spec.l2_bytes / 2**20,
+        "gb_per_s": spec.gb_per_s,
+        "fp32_tmacs": spec.peak_macs_per_us("fp32") / 1e6,
+        "fp16_tmacs": spec.peak_macs_per_us("fp16") / 1e6,
+        "clock_mhz": spec.boost_mhz,
+        "l2_mib": spec.l2_kib / 1024,
         "source": spec.source,
         "year": int(re.findall(r"20\d\d", spec.source)[-1]),
     }
@@ -226,7 +226,7 @@ def clear() -> None:
 @click.command(epilog=examples("latpred doctor"))
 @output_options
 def doctor(output: Output) -> None:
-    """Say what stands between this machine and a prediction, and what to do about it."""
+    """Say what keeps this machine from a prediction, and what to do."""
     from latpred.cli.doctor import examine
 
     findings = examine()

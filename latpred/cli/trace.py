@@ -49,9 +49,10 @@ def trace(
     output: Output,
     **asked: Any,
 ) -> None:
-    """Trace MODEL without a device: operations, multiply-adds, bytes and launches of one forward pass.
+    """Count operations, multiply-adds, bytes and launches of MODEL.
 
-    Another runtime than eager is asked with its own tools what it makes of the model.
+    One forward pass is traced, without a device and without a profile. Another runtime than eager is asked with its own
+    tools what it makes of the model.
     """
     from latpred import runtimes
     from latpred.runtimes.lowering import trace_for_runtime
@@ -198,12 +199,16 @@ def _op_rows(graph: ModelGraph, batch: int) -> pd.DataFrame:
 @click.option("--libraries", is_flag=True, help="Also list what the installed torchvision and timm have.")
 @output_options
 def models(text: str, libraries: bool, output: Output) -> None:
-    """List the models that go by name, or those with TEXT in a name. Any name works with _ for - and - for _.
+    """List the models that go by name.
 
-    Names of torchvision and timm work without the library too, where nothing else has the name.
+    With TEXT, those that have it in a name. Any name works with _ for - and - for _. Names of torchvision and timm work
+    without the library too, where nothing else has the name.
     """
-    from latpred.zoo.names import canonical, listing
+    from latpred.zoo.names import canonical, listing, of_library
 
+    missing = [library for library in ("torchvision", "timm") if libraries and not of_library(library)]
+    if missing:
+        notice(f"no names of {' and '.join(missing)}, which cannot be imported here; latpred doctor says why")
     matching = [
         row
         for row in listing(libraries=libraries)

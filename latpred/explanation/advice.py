@@ -103,8 +103,7 @@ def _uncalibrated(explanation: Explanation) -> str:
     names = [one.runtime for one in explanation.excluded if one.kind == "uncalibrated"]
     if len(explanation.choices) > 1 or not names:
         return ""
-    command = f"latpred calibrate --runtimes {','.join(names)}"
-    return f"what {_listed(tuple(names))} would bring is not known before: {command}"
+    return f"what {_listed(tuple(names))} would bring is not known before a calibration"
 
 
 def _measure_both(name: str, gain: Ratio) -> str:

@@ -26,7 +26,6 @@ from latpred.explanation.explanation import (
     Headroom,
     ratio,
 )
-from latpred.graph.attention import attended
 from latpred.graph.graph import ModelGraph
 from latpred.graph.widen import widened
 from latpred.prediction.clocks import Z90
@@ -99,10 +98,9 @@ def explain(
     for name in runtimes or ():
         known_runtimes.get(name)  # a misspelt one is said before anything takes time
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
-    target = lowering.target_of(predictor.profile.device.kind)
-    traces = _Traces(model, Options(inputs, seq, image, precision, memory_format, attention), size, target)
+    traces = _Traces(model, Options(inputs, seq, image, precision, memory_format, attention), size, predictor)
     names = list(known_runtimes.names() if runtimes is None else dict.fromkeys(["eager", *runtimes]))
-    with traced_for(predictor.profile.protocol.get("era", "")):
+    with traced_for(predictor.era):
         choices, excluded = _Comparison(predictor, traces, size, protocol, progress).of(names)
         if runtimes is not None and not any(choice.runtime in runtimes for choice in choices):
             first = next(one for one in excluded if one.runtime in runtimes)
@@ -117,46 +115,48 @@ def explain(
 class _Traces:
     """A model, traced for each runtime when that is asked for."""
 
-    def __init__(self, model: Model, options: Options, batch: int, target: str) -> None:
-        self._model, self._asked, self._target = model, options, target
-        self._options: dict[str, Any] = {**options.tracing, "batches": (batch,)}
+    def __init__(self, model: Model, options: Options, batch: int, predictor: Predictor) -> None:
+        self._model, self._options, self._batches, self._predictor = model, options, (batch,), predictor
         self._graphs: dict[str, ModelGraph] = {}
 
     def of(self, runtime: str) -> ModelGraph:
         """What a runtime runs for it."""
         if runtime not in self._graphs:
-            self._graphs[runtime] = self._lowered(runtime)
+            self._graphs[runtime] = self._traced(runtime)
         return self._graphs[runtime]
 
     @property
     def resizable(self) -> ModelGraph | None:
         """Its eager trace; None where other inputs than its own cannot be traced."""
-        if isinstance(self._model, ModelGraph) or lowering.is_onnx_file(self._model) or self._asked.inputs is not None:
+        if (
+            isinstance(self._model, ModelGraph)
+            or lowering.is_onnx_file(self._model)
+            or self._options.inputs is not None
+        ):
             return None
         eager = self.of("eager")
         return eager if eager.input_size else None
 
     def resized(self, kind: str, size: int) -> ModelGraph:
         """Its eager trace with inputs of another size."""
-        return self._trace("eager", **{"image" if kind == "image" else "seq": size})
+        sizes: dict[str, Any] = {"image" if kind == "image" else "seq": size}
+        return self._predictor.trace(self._model, replace(self._options, **sizes), self._batches)
 
-    def _lowered(self, runtime: str) -> ModelGraph:
+    def _traced(self, runtime: str) -> ModelGraph:
+        options, target = replace(self._options, runtime=runtime), self._predictor.target
         if isinstance(self._model, ModelGraph):
-            graph = attended(self._asked.checked(self._model), self._asked.attention)
-            return lowering.fitting(graph, runtime, self._target)
+            return lowering.fitting(self._predictor.trace(self._model, options), runtime, target)
         if lowering.is_onnx_file(self._model) or lowering.traced_by(runtime) == "eager":
-            return self._trace(runtime)
-        return lowering.of_source(self._source, runtime, self._target)
-
-    def _trace(self, runtime: str, **sizes: int) -> ModelGraph:
-        options = {**self._options, **sizes}
-        return lowering.trace_for_runtime(self._model, runtime=runtime, target=self._target, **options)  # type: ignore[arg-type]
+            return self._predictor.trace(self._model, options, self._batches)
+        return lowering.of_source(self._source, runtime, target)
 
     @cached_property
     def _source(self) -> Source:
+        """What all runtimes with tools of their own take apart."""
         from latpred.runtimes.source import source_of
 
-        return source_of(self._model, target=self._target, **self._options)  # type: ignore[arg-type]
+        options = self._options.tracing
+        return source_of(self._model, target=self._predictor.target, batches=self._batches, **options)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +181,16 @@ class _Comparison:
 
     def _unfit(self, name: str) -> Excluded | None:
         """Why a runtime is not to be asked at all."""
-        reason = lowering.unsuited(name, lowering.target_of(self.predictor.profile.device.kind))
+        device, asked = self.predictor.profile.device, known_runtimes.get(name)
+        reason = lowering.unsuited(name, self.predictor.target)
         if reason is not None:
             return Excluded(name, "unsuited", reason)
         if name in self.predictor.profile.runtimes:
             return None
-        missing = known_runtimes.get(name).available()
-        if missing is not None:
+        missing = asked.available()
+        if missing is not None and (device.kind != "simulated" or getattr(asked, "predicted_only", False)):
             return Excluded(name, "missing", missing)
-        return Excluded(name, "uncalibrated", f"not calibrated; run: latpred calibrate --runtimes {name}")
+        return Excluded(name, "uncalibrated", f"not calibrated; run: {device.calibration} --runtimes {name}")
 
     def _choice(self, name: str) -> Choice | Excluded:
         if self.progress is not None and lowering.traced_by(name) != "eager":

@@ -6,7 +6,7 @@ The trace is `latpred.tracing.text_generation`'s, the clocks are the predictor's
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -100,23 +100,22 @@ class GenerationPrediction:
     @property
     def latency_ms(self) -> float:
         """All of it."""
-        return sum(step.latency_ms for step in self._all)
+        return _sum(self._all).latency_ms
 
     @property
     def interval_ms(self) -> tuple[float, float]:
         """Its 90 % interval: what is wrong with one step is wrong with all, so that their ends add up."""
-        low, high = (sum(step.interval_ms[end] for step in self._all) for end in (0, 1))
-        return low, high
+        return _sum(self._all).interval_ms
 
     @property
     def overhead_ms(self) -> float:
         """Dispatch time of all of it."""
-        return sum(step.overhead_ms for step in self._all)
+        return _sum(self._all).overhead_ms
 
     @property
     def compute_ms(self) -> float:
         """Device time of all of it."""
-        return sum(step.compute_ms for step in self._all)
+        return _sum(self._all).compute_ms
 
     @property
     def overhead_share(self) -> float:
@@ -241,7 +240,7 @@ def frame(points: tuple[GenerationPrediction, ...]) -> pd.DataFrame:
 
 
 def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> dict[str, Any]:
-    from latpred.tables import machine_name
+    from latpred.tables import machine_name, seconds
 
     return {
         "machine": machine_name(point.provenance.machine),
@@ -253,11 +252,7 @@ def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> d
         "input_kind": input_kind(tokens),
         "input_size": point.prompt,
         "protocol": "single",
-        "latency_s": sum(step.latency_ms for step in steps) / 1e3,
-        "low_s": sum(step.interval_ms[0] for step in steps) / 1e3,
-        "high_s": sum(step.interval_ms[1] for step in steps) / 1e3,
-        "overhead_s": sum(step.overhead_ms for step in steps) / 1e3,
-        "compute_s": sum(step.compute_ms for step in steps) / 1e3,
+        **seconds(_sum(steps)),
         "regime": steps[-1].regime,
     }
 
@@ -279,43 +274,21 @@ def _page(point: GenerationPrediction) -> Page:
     return Page(f"{title(point)}, batch {point.batch}", [Facts([*facts, *basis(point.provenance, point.device)])])
 
 
+_ASKED = ("model", "runtime", "device", "precision", "prompt", "new_tokens", "cache")
+_FIGURES = (
+    *("batch", "latency_ms", "interval_ms", "first_token_ms", "per_token_ms", "tokens_per_s", "overhead_ms"),
+    *("compute_ms", "overhead_share", "peak_bytes", "fits"),
+)
+
+
 def _asked(point: GenerationPrediction) -> dict[str, Any]:
-    return {
-        "model": point.model,
-        "runtime": point.runtime,
-        "device": point.device,
-        "precision": point.precision,
-        "prompt": point.prompt,
-        "new_tokens": point.new_tokens,
-        "cache": point.cache,
-        "provenance": prediction.origin(point.provenance),
-    }
+    return {name: getattr(point, name) for name in _ASKED} | {"provenance": prediction.origin(point.provenance)}
 
 
 def _point(point: GenerationPrediction) -> dict[str, Any]:
-    return {
-        "batch": point.batch,
-        "latency_ms": point.latency_ms,
+    return {name: getattr(point, name) for name in _FIGURES} | {
         "interval_ms": list(point.interval_ms),
-        "first_token_ms": point.first_token_ms,
-        "per_token_ms": point.per_token_ms,
-        "tokens_per_s": point.tokens_per_s,
-        "overhead_ms": point.overhead_ms,
-        "compute_ms": point.compute_ms,
-        "overhead_share": point.overhead_share,
-        "peak_bytes": point.peak_bytes,
-        "fits": point.fits,
-        "steps": [
-            {
-                "cached": step.cached,
-                "latency_ms": step.latency_ms,
-                "interval_ms": list(step.interval_ms),
-                "overhead_ms": step.overhead_ms,
-                "compute_ms": step.compute_ms,
-                "regime": step.regime,
-            }
-            for step in (point.prefill, *point.steps)
-        ],
+        "steps": [asdict(step) | {"interval_ms": list(step.interval_ms)} for step in (point.prefill, *point.steps)],
     }
 
 
@@ -473,14 +446,21 @@ def _step_curves(predictor: Predictor, stage: Stage, batches: Sequence[int], run
 
 
 def _step(cached: int, parts: list[Prediction]) -> Step:
-    """One step from the parts that it consists of, the longest of which gives its regime."""
-    low, high = (sum(part.interval_ms[end] for part in parts) for end in (0, 1))
-    overhead, compute = sum(part.overhead_ms for part in parts), sum(part.compute_ms for part in parts)
-    regime = max(parts, key=lambda part: part.compute_ms).regime
+    """One step from the parts that it consists of."""
+    whole, regime = _sum(parts, cached), parts[0].regime
     if len(parts) > 1:
         bound = next((part.regime for part in parts if part.regime != "framework-bound"), "compute-bound")
-        regime = "framework-bound" if overhead > compute else bound
-    return Step(cached, sum(part.latency_ms for part in parts), (low, high), overhead, compute, regime)
+        regime = "framework-bound" if whole.overhead_ms > whole.compute_ms else bound
+    return replace(whole, regime=regime)
+
+
+def _sum(parts: Sequence[Step | Prediction], cached: int = 0) -> Step:
+    """What parts that follow each other take together, without a regime."""
+    low, high = (sum(part.interval_ms[end] for part in parts) for end in (0, 1))
+    latency, overhead, compute = (
+        sum(getattr(part, name) for part in parts) for name in ("latency_ms", "overhead_ms", "compute_ms")
+    )
+    return Step(cached, latency, (low, high), overhead, compute, "")
 
 
 def _chosen(count: int) -> list[int]:

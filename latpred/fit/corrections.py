@@ -145,17 +145,7 @@ class _Cell:
 
 
 class LatencyModel:
-    """Latencies of measured rows in one runtime, as functions of factors.
-
-    Parameters
-    ----------
-    predictor : Predictor
-        Of the profile to be corrected.
-    rows : sequence of Row
-        What was measured.
-    runtime : str
-        In which all of them ran.
-    """
+    """Latencies of rows that were measured in one runtime, as functions of factors to a predictor's profile."""
 
     def __init__(self, predictor: Predictor, rows: Sequence[Row], runtime: str) -> None:
         parts = [_Parts.of(predictor, row, runtime) for row in rows]

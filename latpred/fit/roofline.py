@@ -159,24 +159,11 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.hyper_points = hyper_points
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, beside: Any = None) -> RooflineRegressor:  # noqa: N803
-        """Fit roofline and residual.
+        """Fit roofline and residual to microseconds `y` of rows `X` of work and dimensions.
 
-        Parameters
-        ----------
-        X : array, shape (n, columns)
-            Work and dimensions; nothing negative.
-        y : array, shape (n,)
-            Microseconds, positive.
-        sample_weight : array, shape (n,), optional
-            Relative precision of the samples.
-        beside : array, shape (n,), optional
-            Microseconds that pass with every sample, as its dispatch does. The roofline is then fitted to the error of
-            both together: how short a kernel is that its dispatch hides does not matter.
-
-        Raises
-        ------
-        ValueError
-            When X has the wrong columns, or a time is not positive.
+        `sample_weight` is the relative precision of the samples. `beside` are microseconds that pass with every sample,
+        as its dispatch does: the roofline is then fitted to the error of both together, since it does not matter how
+        short a kernel is that its dispatch hides.
         """
         rows, times = check_X_y(X, y, dtype=float)
         self._check_columns(rows)

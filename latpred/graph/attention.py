@@ -15,9 +15,9 @@ REWRITTEN = "attention in parts is worked out from the fused calls of the model"
 _PRODUCTS = ("bmm", "attention", "gemm", "conv")
 
 
-def attended(graph: ModelGraph, attention: str | None) -> ModelGraph:
+def attended(graph: ModelGraph, attention: str) -> ModelGraph:
     """The graph with attention as asked for; an error where it would have to be fused by the model itself."""
-    if attention is None or graph.attention == attention:
+    if graph.attention == attention:
         return graph
     if attention == "eager":
         if graph.runtime != "eager":

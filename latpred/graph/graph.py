@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import builtins
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -71,54 +71,25 @@ COUNTS = ("macs", "weight_bytes", "read_bytes", "write_bytes", "live_bytes")  # 
 
 
 class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One aten (or custom) op of a forward pass.
+    """One aten (or custom) op of a forward pass; a node or a kernel of another runtime."""
 
-    Attributes
-    ----------
-    name : str
-        Qualified op name, as "aten::linear"; "python::return" closes a graph whose Python goes on after its last op.
-    module : str
-        Dotted path of the module that issued it ("" for the root).
-    host_class : str
-        Class of dispatch cost, most general part first, as "view.transpose" or "gemm.linear".
-    family : str
-        Kernel family, most general part first, as "gemm" or "elementwise.gelu"; "" when nothing is launched.
-    dtype : str
-        torch name of the computation's dtype, as "float32".
-    dims : dict[str, Affine]
-        Dimensions that set the kernel's time (m, n, k; rows, cols; conv geometry …); names per family in `latpred.ops`.
-    macs : Affine
-        Multiply-adds of one forward.
-    weight_bytes, read_bytes, write_bytes : Affine
-        Bytes of parameters read, of activations read and of activations written.
-    live_bytes : Affine
-        Activation bytes alive just after the op, inputs and outputs included.
-    launches : int
-        Device launches (0 for views and host-only ops).
-    syncs : int
-        Host synchronisations, as `.item()` makes.
-    module_calls, python_calls : int
-        nn.Module calls and other Python function calls made since the previous op.
-    estimated : bool
-        True when no formula knows the op and only its bytes are counted.
-    """
-
-    name: str
-    module: str
-    host_class: str
-    family: str
-    dtype: str
-    dims: dict[str, Affine]
-    macs: Affine = ZERO
-    weight_bytes: Affine = ZERO
-    read_bytes: Affine = ZERO
+    name: str  # qualified, as "aten::linear"; "python::return" closes a graph whose Python goes on after its last op
+    module: str  # dotted path of the module that issued it ("" for the root)
+    host_class: str  # of dispatch cost, most general part first, as "view.transpose" or "gemm.linear"
+    family: str  # of its kernel, most general part first, as "elementwise.gelu"; "" when nothing is launched
+    dtype: str  # torch name of the computation's, as "float32"
+    dims: dict[str, Affine]  # that set the kernel's time (m, n, k; rows, cols …); names per family in `latpred.ops`
+    macs: Affine = ZERO  # multiply-adds
+    weight_bytes: Affine = ZERO  # of parameters read
+    read_bytes: Affine = ZERO  # of activations
     write_bytes: Affine = ZERO
-    live_bytes: Affine = ZERO
-    launches: int = 0
-    syncs: int = 0
+    live_bytes: Affine = ZERO  # of activations alive just after the op, inputs and outputs included
+    launches: int = 0  # 0 for views and host-only ops
+    syncs: int = 0  # of the host with the device, as `.item()` makes
+    # nn.Module calls and other Python function calls made since the previous op.
     module_calls: int = 0
     python_calls: int = 0
-    estimated: bool = False
+    estimated: bool = False  # no formula knows the op, and only its bytes are counted
 
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""
@@ -250,6 +221,12 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     def from_json(cls, text: str | builtins.bytes) -> ModelGraph:
         """Read what `to_json` wrote."""
         return msgspec.json.decode(text, type=cls)
+
+
+def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op]], **changes: Any) -> ModelGraph:
+    """The graph with other ops in place of its own, at batch 1 as well where it has ops of that."""
+    at_one = None if graph.ops_at_one is None else tuple(rewrite(graph.ops_at_one))
+    return msgspec.structs.replace(graph, ops=tuple(rewrite(graph.ops)), ops_at_one=at_one, **changes)
 
 
 def total_bytes(op: Op, batch: int) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 
 IMAGE_CHANNELS = 4  # a convolution of at most so many inputs reads an image, whose channels a wider model leaves alone
@@ -51,15 +51,10 @@ def widened(graph: ModelGraph, factor: float) -> ModelGraph:
     4.0
     """
     parameters = sum(op.weight_bytes.constant for op in graph.ops)
-    ops = tuple(_wide(op, factor) for op in graph.ops)
-    grown = sum(op.weight_bytes.constant for op in ops) / parameters if parameters else 1.0
-    return msgspec.structs.replace(
-        graph,
-        ops=ops,
-        ops_at_one=None if graph.ops_at_one is None else tuple(_wide(op, factor) for op in graph.ops_at_one),
-        parameters=round(graph.parameters * grown),
-        parameter_bytes=round(graph.parameter_bytes * grown),
-    )
+    wide = rewritten(graph, lambda ops: [_wide(op, factor) for op in ops])
+    grown = sum(op.weight_bytes.constant for op in wide.ops) / parameters if parameters else 1.0
+    sizes = {"parameters": round(graph.parameters * grown), "parameter_bytes": round(graph.parameter_bytes * grown)}
+    return msgspec.structs.replace(wide, **sizes)
 
 
 def _wide(op: Op, factor: float) -> Op:

@@ -122,7 +122,7 @@ def timeline(found: ForwardPass, ax: Axes | None = None, *, start_ms: float = 0.
     """Spans of host and device between two times; what is white in the device's row is idle."""
     ax = style.axes(ax, 1.5)
     end_ms = found.prediction.latency_ms if end_ms is None else end_ms
-    shown = spans_between(found, start_ms, end_ms)
+    shown = _spans_between(found, start_ms, end_ms)
     few = len(shown) < 200  # outlines and hatches of more would hide them
     for kind, look in _forward_looks(found).items():
         for row, height in _CLOCKS.items():
@@ -174,7 +174,7 @@ def middle(found: ForwardPass) -> tuple[float, float]:
     return launch[kernels[first].step] / 1e3, kernels[first + CLOSE - 1].end_us / 1e3
 
 
-def spans_between(forward: ForwardPass, start_ms: float, end_ms: float) -> list[Span]:
+def _spans_between(forward: ForwardPass, start_ms: float, end_ms: float) -> list[Span]:
     """What host and device do in a part of a forward pass."""
     return [span for span in forward.spans if span.end_us > start_ms * 1e3 and span.start_us < end_ms * 1e3]
 

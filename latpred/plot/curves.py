@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from latpred.accuracy.accuracy_report import Report
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-
     from latpred.prediction.prediction import Curve, Setting
 
     Measured = Mapping[int, float] | pd.DataFrame | str | os.PathLike[str]
@@ -66,7 +61,7 @@ def points(measured: Measured, setting: Setting) -> Points:
     )
 
 
-class Region(NamedTuple):
+class _Region(NamedTuple):
     """Batches in which one regime holds."""
 
     regime: str
@@ -102,7 +97,7 @@ def curve(found: Curve, ax: Axes | None = None, *, measured: Measured | None = N
             known.batches, known.latency_ms, known.spread_ms, fmt="D", color=style.BLACK, mfc="white", mew=0.8,
             elinewidth=0.8, zorder=4, label="measured",
         )  # fmt: skip
-    _scales(ax, span, least=least_shown([found]))
+    _scales(ax, [found])
     ax.set_title(title(found.setting), pad=13)
     _legend(ax)
     return ax
@@ -121,7 +116,7 @@ def latencies(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
             "marker": style.MARKERS[index % len(style.MARKERS)] if len(one) <= MOST_MARKERS else "",
         }
         ax.plot(one.batches[order], one.latency_ms[order], label=name, **look)
-    _scales(ax, span_of(np.concatenate([one.batches for one in curves])), least=least_shown(curves))
+    _scales(ax, curves)
     ax.set_title(_common_title(curves))
     ax.legend()
     return ax
@@ -133,12 +128,12 @@ def title(setting: Setting) -> str:
     return f"{setting.model}, {setting.precision}\n{setting.runtime} on {setting.device}{protocol}"
 
 
-def regions(found: Curve, span: tuple[float, float]) -> list[Region]:
+def regions(found: Curve, span: tuple[float, float]) -> list[_Region]:
     """Where each regime holds: the crossover ends the framework-bound part, points half way between them the others."""
     points = sorted(found, key=lambda point: point.batch)
     runs = [(regime, list(group)) for regime, group in groupby(points, key=lambda point: point.regime)]
     crossover = found.crossover.batch
-    ends: list[Region] = []
+    ends: list[_Region] = []
     low = span[0]
     for index, (regime, group) in enumerate(runs):
         high = span[1]
@@ -147,14 +142,9 @@ def regions(found: Curve, span: tuple[float, float]) -> list[Region]:
             between = float(np.sqrt(group[-1].batch * after))
             leaves = regime == "framework-bound" and crossover is not None and group[-1].batch < crossover <= after
             high = float(crossover) if leaves and crossover is not None else between
-        ends.append(Region(regime, low, high))
+        ends.append(_Region(regime, low, high))
         low = high
     return ends
-
-
-def least_shown(curves: Sequence[Curve]) -> float:
-    """Milliseconds at which the axis ends at the latest."""
-    return min(float(one.interval_ms.min()) for one in curves) / FAR_BELOW
 
 
 def span_of(batches: np.ndarray) -> tuple[float, float]:
@@ -164,7 +154,7 @@ def span_of(batches: np.ndarray) -> tuple[float, float]:
     return low / room, high * room
 
 
-def _shade(ax: Axes, found: list[Region], span: tuple[float, float]) -> None:
+def _shade(ax: Axes, found: list[_Region], span: tuple[float, float]) -> None:
     octaves = np.log(span[1] / span[0])
     for region in found:
         hatch = "///" if region.regime == "framework-bound" else ""
@@ -179,25 +169,17 @@ def _shade(ax: Axes, found: list[Region], span: tuple[float, float]) -> None:
             )  # fmt: skip
 
 
-def _name(region: Region, octaves: float) -> str:
+def _name(region: _Region, octaves: float) -> str:
     wide = np.log(region.high / region.low) > 2 * _LABEL_SHARE * octaves
     return region.regime if wide else region.regime.removesuffix("-bound")
 
 
-def crossover_shown(found: Curve, span: tuple[float, float]) -> tuple[int, float, float] | None:
-    """The batch from which the device sets the latency, and its interval as far as the axis goes; None beyond it."""
-    batch, low, high = found.crossover
-    if batch is None or batch <= found.batches.min() or batch > span[1]:
-        return None
-    return batch, max(low or 1, span[0]), min(high or span[1], span[1])
-
-
 def _crossover(ax: Axes, found: Curve, span: tuple[float, float]) -> None:
-    shown = crossover_shown(found, span)
-    if shown is not None:
-        batch, *ends = shown
+    """The batch from which the device sets the latency, and its interval as far as the axis goes."""
+    batch, low, high = found.crossover
+    if batch is not None and found.batches.min() < batch <= span[1]:
+        ends = max(low or 1, span[0]), min(high or span[1], span[1])
         ax.axvspan(*ends, facecolor=style.GREY, alpha=0.22, linewidth=0, zorder=0.5)
-        _, low, high = found.crossover
         said = f"{low}" if low == high else format_span(low or 1, high)
         label = f"crossover {batch} (90 %: {said})"
         ax.axvline(batch, color=style.GREY, linewidth=1.0, linestyle=(0, (4, 1, 1, 1)), label=label)
@@ -212,13 +194,14 @@ def _too_large(ax: Axes, found: Curve) -> None:
         )  # fmt: skip
 
 
-def _scales(ax: Axes, span: tuple[float, float], least: float) -> None:
+def _scales(ax: Axes, curves: Sequence[Curve]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    least = min(float(one.interval_ms.min()) for one in curves) / FAR_BELOW
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_ylim(bottom=max(ax.get_ylim()[0], least))
-    ax.set_xlim(*span)
+    ax.set_xlim(*span_of(np.concatenate([one.batches for one in curves])))
     ax.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value >= 1 else ""))

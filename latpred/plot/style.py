@@ -6,6 +6,7 @@ bars in hatches, regions in names. Nothing here knows what is drawn.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,10 @@ _RC: Any = {
     "svg.fonttype": "none",  # text stays text: to be searched and read aloud
     "pdf.fonttype": 42,
     "svg.hashsalt": "latpred",  # the same figure gives the same file
+    "text.parse_math": False,  # names of models may hold dollar signs
 }
+# A date would make two files of one figure differ.
+_METADATA: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 class Series(NamedTuple):
@@ -183,8 +187,14 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 def save(made: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as PNG, SVG or PDF, as the file's ending says."""
     wanted = checked_path(path)
-    # A date would make two files of one figure differ.
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(wanted.suffix.lower(), {})
     with result_file(wanted) as part, in_style():
-        made.savefig(part, metadata=metadata)
+        made.savefig(part, metadata=_METADATA.get(wanted.suffix.lower(), {}))
     return wanted
+
+
+def svg(made: Figure) -> bytes:
+    """A figure as the text of an SVG file."""
+    text = io.BytesIO()
+    with in_style():
+        made.savefig(text, format="svg", metadata=_METADATA[".svg"])
+    return text.getvalue()

@@ -76,6 +76,8 @@ def format_of(op: Op, profile: DeviceProfile) -> Format | None:
         slower = _double(op, profile)
         rate = "the rate of fp32" if slower == 1.0 else f"1/{slower:.0f} of the rate of fp32"
         return Format(slower, 1.0, KNOWN_LOG_STD, f"products in float64 were not measured: priced at {rate}")
+    if op.dtype.startswith("float8") and op.name in _SCALED and profile.device.kind == "cuda":
+        return _of_8_bits(op, profile)
     if op.name in _SCALED or not op.name.startswith("aten::"):
         return Format(1.0, 1.0, GUESSED_LOG_STD, f"{op.name} in {op.dtype} was not measured: its speed is a guess")
     if op.dtype.startswith("float8") or profile.device.kind != "cpu":
@@ -85,6 +87,20 @@ def format_of(op: Op, profile: DeviceProfile) -> Format | None:
         )
     caveat = f"products in {op.dtype} have no library on a CPU: priced at {INTEGERS:.0f} times fp32's, a guess"
     return Format(INTEGERS, 1.0, GUESSED_LOG_STD, caveat)
+
+
+def _of_8_bits(op: Op, profile: DeviceProfile) -> Format:
+    """Products of 8 bits at the rate that the datasheet promises, over that of fp16."""
+    name = profile.machine.accelerator or profile.device.name
+    rates = gpus.spec(name).tflops if gpus.known(name) else {}
+    if "fp8" not in rates:
+        raise ProfileError(
+            f"{name} multiplies nothing in {op.dtype}, as far as its datasheet is known, so {op.name} cannot be priced "
+            "there. Name a GPU that does, as --device h100, or give the model weights in float16 or bfloat16."
+        )
+    faster = rates["fp8"] / rates["fp16"]
+    caveat = f"products in {op.dtype} were not measured: priced at {faster:.1f} times the rate of fp16, as by datasheet"
+    return Format(1.0 / faster, 1.0, KNOWN_LOG_STD, caveat)
 
 
 class OtherFormat(KernelModel):
@@ -118,7 +134,7 @@ def _double(op: Op, profile: DeviceProfile) -> float:
             "Predict the model in another format, as precision='fp32'."
         )
     mode = mode_of(gpu, "fp32", root(op.family))  # PyTorch lets convolutions in fp32 use TF32
-    return FP64_OVER_FP32[gpu.compute_capability] * gpu.peak_macs_per_s(mode) / gpu.peak_macs_per_s("fp32")
+    return FP64_OVER_FP32[gpu.compute_capability] * gpu.peak_macs_per_us(mode) / gpu.peak_macs_per_us("fp32")
 
 
 UNTESTED_LOG_STD = math.log(10.0) / Z90  # nothing says how wrong a profile is: a factor of ten either way

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from latpred.graph.features import WORK, Floats, Inputs, layout, native, read, waves
 from latpred.graph.graph import Affine, Op
 from latpred.ops.families import root
+from latpred.profile.datasheet import Limits
 from latpred.profile.document import DeviceInfo, KernelFit
 from latpred.storage import Recent
 
@@ -118,6 +119,9 @@ def _memory_us(constants: Mapping[str, float], work: Floats) -> Floats:
 
 
 SQRT3 = 3.0**0.5
+# Winograd's algorithm F(4 x 4, 3 x 3) makes 36 multiply-adds of 144. It serves dense windows that move by one.
+WINOGRAD = 4.0
+_WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
 TINY_US = 1e-6
 MOST_KEPT = 512  # sets of rows whose times are kept, for the many candidates of a search that share their layers
 MOST_KEPT_VALUES = 1024  # in each of them; the sets of long curves are not worth their memory
@@ -144,14 +148,17 @@ class Roofline(NamedTuple):
 class KernelModel:
     """A `KernelFit` ready to evaluate: its Cholesky factor is computed once.
 
-    `native` takes over for the convolutions that PyTorch computes itself on a CPU with so many `threads`.
+    `native` takes over for the convolutions that PyTorch computes itself on a CPU with so many `threads`. No time is
+    shorter than `limits` allow.
     """
 
     caveat = ""  # what may not hold of its times
 
-    def __init__(self, fit: KernelFit, native: KernelModel | None = None, threads: int = 0) -> None:
+    def __init__(
+        self, fit: KernelFit, native: KernelModel | None = None, threads: int = 0, limits: Limits | None = None
+    ) -> None:
         self.fit = fit
-        self._native, self._threads = native, threads
+        self._native, self._threads, self._limits = native, threads, limits
         self._recent: Recent[KernelEstimate] = Recent(MOST_KEPT)
         self._scales = np.array(fit.length_scales)
         count = len(fit.points)
@@ -176,6 +183,8 @@ class KernelModel:
         roof, above, features = self._features(rows)
         log_residual, log_std = self._residual(features)
         us = np.maximum(roof.floor + leaf_scales * above, TINY_US) * np.exp(log_residual) * self.fit.scale
+        if self._limits is not None:
+            us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
         library = KernelEstimate(us, log_std, roof.memory >= roof.compute)
         if self._native is None:
             return library
@@ -238,6 +247,34 @@ def evaluate(fit: KernelFit, rows: Floats) -> Floats:
     return KernelModel(fit).times(np.asarray(rows, dtype=float)).us
 
 
+def _missed(work: Floats, cache_bytes: float) -> Floats:
+    """Share of rows' bytes that come from memory.
+
+    Where a kernel touches less than half of what the cache holds, all of it may lie there already. Where it touches
+    more than the cache holds, its own bytes have pushed out what lay there.
+    """
+    moved = work[:, 1 : len(WORK)].sum(axis=1)
+    missed: Floats = np.clip(2.0 * moved / cache_bytes - 1.0, 0.0, 1.0)
+    return missed
+
+
+def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
+    """What rows take at least: their bytes from memory, or from the cache where they lie in it, and multiply-adds."""
+    macs, moved = rows[:, 0], rows[:, 1 : len(WORK)].sum(axis=1)
+    if root(family) == "conv":
+        height, width, stride = rows[:, _WINDOW].T
+        macs = macs / np.where((np.minimum(height, width) > 1) & (stride == 1), WINOGRAD, 1.0)
+    busy = macs / limits.macs_per_us
+    if root(family) == "pooling":
+        batch, channels, height, width, window = rows[:, len(WORK) :].T
+        # A result that is the mean of its whole plane is a reduction.
+        busy = np.where(height * width > 1, batch * channels * height * width * window / limits.taps_per_us, busy)
+    missed = _missed(rows, limits.cache_bytes)
+    memory = moved * (missed / limits.bytes_per_us + (1.0 - missed) / limits.cache_bytes_per_us)
+    least: Floats = np.maximum(memory, busy)
+    return least
+
+
 def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
     """Floor, compute and memory time of each row, without the residual."""
     work = inputs.work
@@ -248,7 +285,11 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
     # One bandwidth stands in for the other where it was never seen.
     weights = _inverse(fit.weight_bytes_per_us or fit.activation_bytes_per_us)
     activations = _inverse(fit.activation_bytes_per_us or fit.weight_bytes_per_us)
-    memory = work[:, 1] * weights + (work[:, 2] + work[:, 3]) * activations
+    hot = work[:, 2] + work[:, 3]
+    if fit.cache_bytes:
+        missed = _missed(work, fit.cache_bytes)
+        hot = hot * (missed + (1.0 - missed) / fit.cache_gain)
+    memory = work[:, 1] * weights + hot * activations
     compute = work[:, 0] * _inverse(fit.macs_per_us)
     if inputs.product is not None:
         compute = compute * inefficiency(fit.saturation, inputs.product, fit.multiprocessors, "one_row" in fit.features)

@@ -387,7 +387,7 @@ def _frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
     """A predicted table (see `latpred.tables`), one row per point."""
     import pandas as pd
 
-    from latpred.tables import machine_name
+    from latpred.tables import machine_name, seconds
 
     rows = [
         {
@@ -396,11 +396,7 @@ def _frame(points: tuple[Prediction, ...]) -> pd.DataFrame:
             "input_kind": point.setting.input_kind,
             "input_size": point.setting.input_size,
             "protocol": point.protocol,
-            "latency_s": point.latency_ms / 1e3,
-            "low_s": point.interval_ms[0] / 1e3,
-            "high_s": point.interval_ms[1] / 1e3,
-            "overhead_s": point.overhead_ms / 1e3,
-            "compute_s": point.compute_ms / 1e3,
+            **seconds(point),
             "regime": point.regime,
         }
         for point in points

@@ -114,7 +114,8 @@ class Predictor:
         """The graph that the runtime of `options` lowers on this device, with the PyTorch that the profile is of."""
         options = options or Options()
         if isinstance(model, ModelGraph):
-            return attended(options.checked(model), options.attention)
+            given = options.checked(model)
+            return given if options.attention is None else attended(given, options.attention)
         with traced_for(self.era) if self.era else nullcontext():
             return lowering.trace_for_runtime(
                 model, runtime=options.runtime, target=self.target, batches=batches, **options.tracing

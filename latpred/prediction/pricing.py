@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from latpred.ops.families import kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
+from latpred.profile import gpus
+from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 from latpred.query import AMP
 from latpred.storage import Recent
@@ -39,8 +42,9 @@ SIZES = (TIME, "window", "channels")
 """Sizes that a correction may be of: the kernel's own time in microseconds, and two of convolutions: the taps of the
 window, and the geometric mean of the channels it reads and writes."""
 
+_LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
-_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp16", "float8_e5m2": "fp16"}
 _SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
 # Families with the same dimensions that stand in for one that was not measured, the nearest first.
 SUBSTITUTES = {
@@ -298,7 +302,7 @@ class Priced:
         """Times of every distinct row at every batch."""
         shape = (self.families.shape[1], len(batches))
         us, log_std, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
-        far = np.zeros(shape)
+        slower = np.ones(shape)
         for group in self.groups:
             count, width = group.constant.shape
             rows = group.constant[:, None, :] + group.per_sample[:, None, :] * batches[:, None]
@@ -307,22 +311,23 @@ class Priced:
             us[part] = times.us.reshape(count, -1)
             log_std[part] = np.maximum(times.log_std.reshape(count, -1), group.least_log_std[:, None])
             memory_bound[part] = times.memory_bound.reshape(count, -1)
-            if self.slowdown.cache != self.slowdown.compute:
-                far[part] = _from_shared_cache(rows)
+            if self.slowdown != SAME:
+                slower[part] = slower_kernels(self.slowdown, group.model.fit.family, rows)
         for size_correction in self.size_corrections:
             us *= size_corrected(size_correction, us)
-        if self.slowdown != SAME:
-            us *= self.slowdown.compute + far * (self.slowdown.cache - self.slowdown.compute)
-        return KernelEstimate(us, log_std, memory_bound)
+        return KernelEstimate(us * slower, log_std, memory_bound)
 
 
-def _from_shared_cache(rows: Floats) -> Floats:
-    """How far kernels slow down with the reference that reads its weights from the shared cache, from 0 to 1."""
+def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
+    """How many times longer a family's kernels take on a machine that is slower."""
     moved = rows[..., _BYTES].sum(axis=-1)
-    # As far as they read as many bytes per MAC; not at all where the core's own cache holds them.
+    # With the reference that reads from the shared cache, as far as they read as many bytes per MAC; not at all where
+    # the core's own cache holds them.
     waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
-    share: Floats = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
-    return share
+    far = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
+    near = slowdown.near(family)
+    slower: Floats = near + far * (slowdown.cache - near)
+    return slower
 
 
 class PriceList:
@@ -370,10 +375,10 @@ class PriceList:
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
             families=_one_hot(rows, order),
-            live=_two_columns(op.live_bytes for op in schedule.ops),
+            live=_two_columns(map(_LIVE_BYTES, schedule.ops)),
             unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.price.measured)),
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in rows if row.price.model.caveat)),
-            estimated=any(op.estimated for op in schedule.ops),
+            estimated=any(map(_ESTIMATED, schedule.ops)),
             size_corrections=tuple(one for one in dispatch.kernel_tilts if one.of == TIME),
             slowdown=self._slowdown,
         )
@@ -387,13 +392,12 @@ class PriceList:
             if getattr(named, "predicted_only", False):
                 raise ProfileError(f"Profile {self._profile.name!r} was measured. {named.available()}.") from None
             known = ", ".join(self._profile.runtimes) or "none"
-            kind = self._profile.device.kind
-            where = {"cpu": "", "cuda": " --device cuda:0"}.get(kind, f" --device {kind}")
-            missing = None if kind == "simulated" else named.available()
+            device = self._profile.device
+            missing = None if device.kind == "simulated" else named.available()
             first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
-                f"Measure them with: latpred calibrate{where} --runtimes {runtime}{first}"
+                f"Measure them with: {device.calibration} --runtimes {runtime}{first}"
             ) from None
 
     def fits(self, precision: str) -> dict[str, KernelFit]:
@@ -458,23 +462,34 @@ class PriceList:
             name: str | None = kind(family, op.dims)
             while name is not None:
                 if name in source:
-                    model = self._model(source[name], None if source is runtime_fits else native)
+                    model = self._model(source[name], wanted, None if source is runtime_fits else native)
                     leaf_scale = nearest(source[name].leaf_scales, family, 1.0)
                     return KernelPrice(model, leaf_scale, 1.0 if source is runtime_fits else scale, measured=True)
                 name = parent(name)
         for substitute in SUBSTITUTES.get(root(family), ()):
             if substitute in fits:
-                return KernelPrice(self._model(fits[substitute], native), 1.0, scale, measured=False)
+                return KernelPrice(self._model(fits[substitute], wanted, native), 1.0, scale, measured=False)
         if wanted not in self._models:
-            self._models[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD))
+            limits = self._limits(wanted, root(family))
+            self._models[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD), limits=limits)
         return KernelPrice(self._models[wanted], 1.0, scale, measured=False)
 
-    def _model(self, fit: KernelFit, native: KernelFit | None = None) -> KernelModel:
+    def _model(self, fit: KernelFit, precision: str, native: KernelFit | None = None) -> KernelModel:
         key = id(fit), native is None  # the profile keeps every fit alive
         if key not in self._models:
-            other = None if native is None or native is fit else self._model(native)
-            self._models[key] = KernelModel(fit, other, self._profile.machine.threads)
+            other = None if native is None or native is fit else self._model(native, precision)
+            limits = self._limits(precision, root(fit.family))
+            self._models[key] = KernelModel(fit, other, self._profile.machine.threads, limits)
         return self._models[key]
+
+    def _limits(self, precision: str, family: str) -> Limits | None:
+        """What the device cannot do faster; None where nothing tells, or every kernel was timed on the GPU itself."""
+        device, name = self._profile.device, self._profile.machine.accelerator
+        if device.kind == "cpu" and device.bandwidth_bytes_per_us and device.cache_bytes:
+            return limits_of_cpu(device)
+        if self._profile.provenance == "measured" or not gpus.known(name):
+            return None
+        return limits_of(gpus.spec(name), precision, family)
 
 
 def host_cost(fit: DispatchFit, name: str) -> float:
@@ -530,9 +545,10 @@ def _classes(schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.int64], ND
     host_classes, code = numbered(schedule.host_class)
     numbers = {name: names.setdefault(kind_of(name), len(names)) for name in host_classes}
     of_step = np.concatenate(([0], np.array(list(numbers.values()), dtype=np.int64)[code]))
-    for name in dict.fromkeys([op.host_class for op in schedule.ops]):
+    of_ops = list(map(_HOST_CLASS, schedule.ops))
+    for name in dict.fromkeys(of_ops):
         numbers[name] = names.setdefault(kind_of(name), len(names))
-    of_op = np.array([numbers[op.host_class] for op in schedule.ops], dtype=np.int64)
+    of_op = np.array([numbers[name] for name in of_ops], dtype=np.int64)
     return tuple(names), of_step, of_op
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from math import exp, hypot, log, sqrt
+from math import exp, hypot, inf, log, sqrt
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +33,14 @@ SLOTS = ("floor", "compute", "weights", "activations", "waves", "outputs", "k", 
 PRODUCT_ONLY = ("compute", "weights", "waves", "outputs", "k", "n")
 # Multiply-adds of one multiprocessor's tensor cores in a cycle, at the full rate of most architectures.
 TENSOR_MACS = {"fp16": 512.0, "tf32": 256.0}
+CACHE_BYTES = 64.0  # that one multiprocessor can take from the last-level cache in a cycle
+# What one draws in products of 10 to 30 us whose operands lie there: about as much on an A100, whose memory gives that
+# too, as on an L40S, whose memory gives a quarter of it.
+DRAWN_BYTES = 9.0
+LARGE_CACHE = 16 << 20  # of a layer at least; what smaller caches change is in what kernels reach
+# Values of a window that one multiprocessor takes in a cycle: Pascal multiplies the 64-bit numbers of their addresses
+# in many steps, and reads each value from the last-level cache.
+TAPS = {"6.1": 2.25}
 
 
 def mode_of(gpu: Spec, precision: str, family: str) -> str:
@@ -68,6 +77,45 @@ def macs_per_us(gpu: Spec, mode: str) -> float:
     peak = gpu.peak_macs_per_us("fp32" if mode == "half" else mode)
     fed = TENSOR_MACS.get(mode, 0.0) * gpu.multiprocessors * gpu.tensor_clock_hz / 1e6
     return sqrt(peak * max(peak, fed))
+
+
+class Limits(NamedTuple):
+    """What a GPU does at most in a microsecond, by its datasheet: multiply-adds, bytes from memory and from the cache.
+
+    cache_bytes : size of that cache. taps_per_us : values that pooling takes into its results, each value as often as
+    windows cover it.
+    """
+
+    macs_per_us: float
+    bytes_per_us: float
+    cache_bytes: float
+    cache_bytes_per_us: float
+    taps_per_us: float
+
+
+def limits_of(gpu: Spec, precision: str, family: str) -> Limits:
+    """What no kernel of a family is faster than in a precision.
+
+    >>> from latpred.profile.gpus import spec
+    >>> limits_of(spec("a100"), "fp16", "gemm").macs_per_us
+    156000000.0
+    """
+    mode = mode_of(gpu, precision, family)
+    return Limits(
+        macs_per_us=gpu.peak_macs_per_us("fp32" if mode == "half" else mode),
+        bytes_per_us=gpu.bandwidth_bytes_per_us,
+        cache_bytes=gpu.l2_bytes,
+        cache_bytes_per_us=gpu.multiprocessors * CACHE_BYTES * gpu.boost_mhz,
+        taps_per_us=gpu.multiprocessors * TAPS.get(gpu.design, inf) * gpu.boost_mhz,
+    )
+
+
+def limits_of_cpu(device: DeviceInfo) -> Limits:
+    """What no kernel of a CPU is faster than, by the copy that measured its memory.
+
+    A copy also reads what it writes over. What lies in a cache that neighbours share is not known at all.
+    """
+    return Limits(inf, 1.5 * device.bandwidth_bytes_per_us, 4.0 * device.cache_bytes, inf, inf)
 
 
 PROVENANCE = "datasheet"
@@ -139,7 +187,7 @@ def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
         created=common.created,
         provenance=PROVENANCE,
         machine=_machine(spec),
-        device=device_of(spec, common.knee),
+        device=_device(spec, common.knee),
         protocol={"source": spec.source, "efficiencies": common.source},
         runtimes={"eager": dispatch},
         kernels={
@@ -161,7 +209,15 @@ def _kernel(common: Shared, spec: Spec, precision: str, family: str) -> KernelFi
         slot: exp(log_promise(spec, mode, slot)) * share * limited.get(slot, 1.0)
         for slot, share in measured[like][mode].items()
     }
-    return kernel_fit(family, numbers, spec, common.error, _busy(common))
+    plain = kernel_fit(family, numbers, spec, common.error, _busy(common))
+    gain = cache_gain(spec)
+    return msgspec.structs.replace(plain, cache_bytes=spec.l2_bytes, cache_gain=gain) if gain > 1.0 else plain
+
+
+def _device(spec: Spec, knee: float) -> DeviceInfo:
+    """The device, with what its last-level cache keeps of weights where that makes a difference."""
+    plain = device_of(spec, knee)
+    return msgspec.structs.replace(plain, resident_bytes=spec.l2_bytes // 2) if cache_gain(spec) > 1.0 else plain
 
 
 def _busy(common: Shared) -> float:
@@ -196,6 +252,17 @@ def kernel_fit(family: str, numbers: Mapping[str, float], spec: Spec, error: flo
         error=error,
         spread=spread,
     )
+
+
+def cache_gain(gpu: Spec) -> float:
+    """How many times as fast kernels draw bytes from a large last-level cache as from memory.
+
+    >>> from latpred.profile.gpus import spec
+    >>> [round(cache_gain(spec(name)), 1) for name in ("l40s", "a100", "rtx-3090")]
+    [3.7, 1.0, 1.0]
+    """
+    drawn = gpu.multiprocessors * DRAWN_BYTES * gpu.boost_mhz / gpu.bandwidth_bytes_per_us
+    return short(max(drawn, 1.0)) if gpu.l2_bytes >= LARGE_CACHE else 1.0
 
 
 def device_of(spec: Spec, knee: float) -> DeviceInfo:

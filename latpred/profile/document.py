@@ -61,10 +61,14 @@ class DeviceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth_bytes_per_us: float = 0.0
     copy_bytes_per_us: float = 0.0  # host to device, for inputs_on="host"
     cache_bytes: int = 0  # last level; weights that fit stay there between forward passes
-    resident_bytes: int = (
-        0  # a pass that touches no more finds its weights in the cache again; 0: as `cache_bytes` says
-    )
+    resident_bytes: int = 0  # a pass that touches no more finds its weights in the cache again; 0: as `cache_bytes`
     knee: float = 0.0  # exponent that joins the two clocks of pipelined forwards; 0 takes the slower one
+
+    @property
+    def calibration(self) -> str:
+        """The command that measures a device of the kind."""
+        option = {"cpu": "", "cuda": " --device cuda:0"}.get(self.kind, f" --device {self.kind}")
+        return f"latpred calibrate{option}"
 
 
 class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
@@ -73,70 +77,44 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     The roofline is floor + quadrature of compute and memory time; the residual is a Gaussian process over log
     features, kept as its training points so that numpy alone can evaluate it. On a synchronous device the host cost
     of the op is not in these times: latency is the sum of both.
-
-    Attributes
-    ----------
-    family : str
-        Kernel family the columns and features are those of.
-    floor_us : float
-        Time of a kernel that does nothing.
-    macs_per_us, weight_bytes_per_us, activation_bytes_per_us : float
-        Throughput and bandwidths at full use; 0 where no training sample had such work.
-    saturation : dict[str, float]
-        For each dimension of the product, its size at which half the throughput is reached; "waves" is in rounds of
-        tiles over all multiprocessors, "outputs" in results.
-    multiprocessors : int
-        Of the device it was fitted on; 0 leaves waves out.
-    features : tuple[str, ...]
-        Names of the residual's inputs, natural logarithms.
-    length_scales : tuple[float, ...]
-        One for each feature.
-    amplitude, noise : float
-        Variances of the log residual: prior, and observation noise.
-    points, targets : tuple
-        Training features and log residuals.
-    noise_factors : tuple[float, ...]
-        What multiplies `noise` at each point; above 1 for points that disagree with all their neighbours.
-    error : float
-        Median absolute relative error over the training samples, each predicted without itself.
-    spread : float
-        Standard deviation of the log of those errors.
-    scale : float
-        Time inside a network over time in a loop of its own.
-    leaf_scales : dict[str, float]
-        For more special families that have too few samples for a fit of their own: their time above the floor over
-        this family's.
-    tiling : dict[str, float]
-        Constants of `prediction.tiles`, which then stand for the rates and the saturation; empty where a roofline fits
-        as well.
-    efforts : tuple[float, ...]
-        Microseconds of each thing that `graph.features.EFFORTS` counts for the family; empty where it counts none.
-    jumps : bool
-        Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
-        choice of tiles; else Matern 3/2.
     """
 
-    family: str
-    floor_us: float
+    family: str  # whose columns and features these are
+    floor_us: float  # of a kernel that does nothing
+    # Throughput and bandwidths at full use; 0 where no training sample had such work.
     macs_per_us: float
     weight_bytes_per_us: float
     activation_bytes_per_us: float
+    # For each dimension of the product, its size at which half the throughput is reached; "waves" is in rounds of tiles
+    # over all multiprocessors, "outputs" in results.
     saturation: dict[str, float]
-    multiprocessors: int
-    features: tuple[str, ...]
-    length_scales: tuple[float, ...]
+    multiprocessors: int  # of the device it was fitted on; 0 leaves waves out
+    features: tuple[str, ...]  # names of the residual's inputs, natural logarithms
+    length_scales: tuple[float, ...]  # one for each feature
+    # Variances of the log residual: prior, and observation noise.
     amplitude: float
     noise: float
+    # Training features and log residuals.
     points: tuple[tuple[float, ...], ...]
     targets: tuple[float, ...]
-    noise_factors: tuple[float, ...]
-    error: float
-    spread: float
-    scale: float = 1.0
+    noise_factors: tuple[float, ...]  # multiply `noise` at each point; above 1 where one disagrees with its neighbours
+    error: float  # median absolute relative error over the training samples, each predicted without itself
+    spread: float  # standard deviation of the log of those errors
+    scale: float = 1.0  # time inside a network over time in a loop of its own
+    # For more special families that have too few samples for a fit of their own: their time above the floor over this
+    # family's.
     leaf_scales: dict[str, float] = {}
+    # Constants of `kernel_times.tiled`, which then stand for the rates and the saturation; empty where a roofline fits
+    # as well.
     tiling: dict[str, float] = {}
-    efforts: tuple[float, ...] = ()
+    efforts: tuple[float, ...] = ()  # microseconds of each thing that `graph.features.EFFORTS` counts for the family
+    # Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
+    # choice of tiles; else Matern 3/2.
     jumps: bool = False
+    # What the last-level cache holds, and how many times as fast activations come that lie there; 0 and 1 where no
+    # datasheet tells.
+    cache_bytes: float = 0.0
+    cache_gain: float = 1.0
 
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""

@@ -15,48 +15,29 @@ import msgspec
 
 from latpred.errors import UnknownGpuError
 
-GIB, MIB, KIB = 2**30, 2**20, 2**10
+GIB = 2**30
 TENSOR = ("tf32", "fp16", "bf16")  # precisions that tensor cores multiply in
 _SAME_DESIGN = {(7, 5): "7.0", (8, 7): "8.6", (8, 9): "8.6"}
 ARCHITECTURES = ("Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell")  # by age
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the datasheet of one GPU says, in the units that datasheets use: a row of `models/gpus.json`.
+    """What the datasheet of one GPU says, in the units that datasheets use: a row of `models/gpus.json`."""
 
-    Attributes
-    ----------
-    name, title : str
-        Short name, as in "a100-40gb", and the maker's.
-    architecture : str
-        One of `ARCHITECTURES`.
-    multiprocessors : int
-        Streaming multiprocessors.
-    boost_mhz, tensor_mhz : float
-        Boost clock, and the one behind the tensor-core peaks where the maker states another.
-    tflops : dict[str, float]
-        Peak by precision: dense, accumulated in fp32. A precision without an entry is one the GPU has no faster units
-        for.
-    power_limited : bool
-        Whether it draws its power from the slot alone (75 W or less), which is too little for its boost clock.
-    aliases : tuple[str, ...]
-        Other names that find it.
-    """
-
-    name: str
-    title: str
-    architecture: str
+    name: str  # short, as in "a100-40gb"
+    title: str  # the maker's
+    architecture: str  # one of `ARCHITECTURES`
     compute_capability: tuple[int, int]
     multiprocessors: int
     boost_mhz: float
-    tflops: dict[str, float]
+    tflops: dict[str, float]  # by precision: dense, accumulated in fp32; none where there are no faster units for it
     gb_per_s: float
     memory_gib: float
     l2_kib: int
     source: str  # document and year
-    tensor_mhz: float = 0.0
-    power_limited: bool = False
-    aliases: tuple[str, ...] = ()
+    tensor_mhz: float = 0.0  # behind the tensor-core peaks, where the maker states another clock
+    power_limited: bool = False  # draws its power from the slot alone (75 W or less), too little for its boost clock
+    aliases: tuple[str, ...] = ()  # other names that find it
 
     @property
     def design(self) -> str:
@@ -69,24 +50,9 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _SAME_DESIGN.get((major, minor), f"{major}.{minor}")
 
     @property
-    def clock_hz(self) -> float:
-        """Boost clock."""
-        return self.boost_mhz * 1e6
-
-    @property
     def tensor_clock_hz(self) -> float:
         """Clock behind the tensor-core peaks."""
         return (self.tensor_mhz or self.boost_mhz) * 1e6
-
-    @property
-    def macs_per_s(self) -> dict[str, float]:
-        """Peak multiply-adds per second by precision: half the FLOP/s."""
-        return {precision: value * 1e12 / 2 for precision, value in self.tflops.items()}
-
-    @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """Memory bandwidth."""
-        return self.gb_per_s * 1e9
 
     @property
     def memory_bytes(self) -> int:
@@ -96,7 +62,7 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def l2_bytes(self) -> int:
         """Size of the last-level cache."""
-        return self.l2_kib * KIB
+        return self.l2_kib << 10
 
     @property
     def tensor_cores(self) -> bool:
@@ -111,20 +77,15 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def bandwidth_bytes_per_us(self) -> float:
         """Memory bandwidth per microsecond."""
-        return self.bandwidth_bytes_per_s / 1e6
-
-    def peak_macs_per_s(self, precision: str) -> float:
-        """Peak multiply-adds per second; that of fp32 for a precision that has no faster units.
-
-        >>> spec("rtx 3090").peak_macs_per_s("fp16") / 1e12
-        35.5
-        """
-        peaks = self.macs_per_s
-        return peaks.get(precision, peaks["fp32"])
+        return self.gb_per_s * 1e9 / 1e6
 
     def peak_macs_per_us(self, precision: str) -> float:
-        """The same per microsecond."""
-        return self.peak_macs_per_s(precision) / 1e6
+        """Peak multiply-adds per microsecond, half the FLOPs; of fp32 for a precision that has no faster units.
+
+        >>> spec("rtx 3090").peak_macs_per_us("fp16") / 1e6
+        35.5
+        """
+        return self.tflops.get(precision, self.tflops["fp32"]) * 1e12 / 2 / 1e6
 
 
 def spec(name: str) -> Spec:

@@ -26,45 +26,21 @@ _BASES = {
 
 
 class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of one CPU as a host: a row of `models/hosts.json`.
+    """What is known of one CPU as a host: a row of `models/hosts.json`."""
 
-    Attributes
-    ----------
-    name : str
-        The maker's, without "Intel" or "AMD".
-    architecture, year : str, int
-        Microarchitecture, and when the CPU came out.
-    boost_ghz : float or None
-        Highest clock of one core; None where the maker does not say.
-    rating, rating_source : float or None, str
-        PassMark's single-thread rating, and who published it; None where no publication was found.
-    rating_per_ghz : float or None
-        In place of a rating: that of a CPU with the same core, over its clock.
-    factor : float
-        Its dispatch over that of the reference host.
-    log_std : float
-        Standard deviation of the factor's logarithm.
-    basis : str
-        What the factor rests on: "measured", "clock" (with the architecture) or "rating".
-    measured_in, like : str
-        Whose latencies a measured factor is from; the measured host of the same architecture that another rests on.
-    aliases : tuple[str, ...]
-        Other names that find it: machines and cloud instances that have this CPU.
-    """
-
-    name: str
+    name: str  # the maker's, without "Intel" or "AMD"
     architecture: str
     year: int
-    rating_source: str
-    factor: float
-    log_std: float
-    basis: str
-    boost_ghz: float | None = None
-    rating: float | None = None
-    rating_per_ghz: float | None = None
-    measured_in: str = ""
-    like: str = ""
-    aliases: tuple[str, ...] = ()
+    rating_source: str  # who published the rating
+    factor: float  # its dispatch over that of the reference host
+    log_std: float  # standard deviation of the factor's logarithm
+    basis: str  # what the factor rests on: "measured", "clock" (with the architecture) or "rating"
+    boost_ghz: float | None = None  # highest clock of one core; None where the maker does not say
+    rating: float | None = None  # PassMark's, of a single thread; None where no publication was found
+    rating_per_ghz: float | None = None  # in place of a rating: that of a CPU with the same core, over its clock
+    measured_in: str = ""  # whose latencies a measured factor is from
+    like: str = ""  # the measured host of the same architecture that another rests on
+    aliases: tuple[str, ...] = ()  # machines and cloud instances that have this CPU
 
     @property
     def log_factor(self) -> float:

@@ -118,18 +118,7 @@ def listing() -> list[Entry]:
 
 
 def load(source: str | os.PathLike[str]) -> DeviceProfile:
-    """Read a profile by path or name; a GPU that only its datasheet is known of gets a stated guess.
-
-    Parameters
-    ----------
-    source : str or path
-        A file, the name of a user or shipped profile, or a name of a GPU that `latpred.profile.gpus` knows.
-
-    Raises
-    ------
-    ProfileError
-        When there is none, or it is damaged, of a newer schema, or not a profile.
-    """
+    """Read a profile by path or name; a GPU that only its datasheet is known of gets a stated guess."""
     sheet = _sheet_of(source)
     return _read(locate(source)) if sheet is None else datasheet.profile_of(sheet)
 
@@ -180,24 +169,12 @@ def find(
 ) -> DeviceProfile:
     """The profile that predictions for a device rest on.
 
-    Parameters
-    ----------
-    device : str, optional
-        "cpu", "cuda", "cuda:0" or "simulated" for a profile calibrated on this machine; anything else is the name of a
-        profile, a path to one, or a GPU's name, whose datasheet stands in where it has no profile. Without it, this
-        machine's own: its GPU's if calibrated, else its CPU's. A shipped profile is used only when named.
-    threads : int, optional
-        Only a profile measured with so many threads per op. Without it, one that was measured with PyTorch's own number
-        comes first.
-    cudnn_benchmark : bool, optional
-        Only a profile measured with `torch.backends.cudnn.benchmark` so; one without it comes first.
+    `device` is "cpu", "cuda", "cuda:0" or "simulated" for a profile calibrated on this machine; anything else is the
+    name of a profile, a path to one, or a GPU's name, whose datasheet stands in where it has no profile. Without it:
+    this machine's own, its GPU's if calibrated, else its CPU's. A shipped profile is used only when named.
 
-    Raises
-    ------
-    NoProfileError
-        When nothing was calibrated yet, or nothing in this way; the message says how to.
-    ProfileError
-        When the one named, or the only one there is, cannot be read.
+    With `threads`, or `cudnn_benchmark` (`torch.backends.cudnn.benchmark`), only a profile that was measured so counts;
+    without them one that was measured with PyTorch's own settings comes first.
     """
     wanted = {"threads": threads, "cudnn_benchmark": cudnn_benchmark}
     if device is not None and (not isinstance(device, str) or device.partition(":")[0] not in LIVE_KINDS):
@@ -227,25 +204,7 @@ def cudnn_benchmarked(profile: DeviceProfile) -> bool:
 
 
 def save(profile: DeviceProfile, path: str | os.PathLike[str] | None = None) -> Path:
-    """Write a profile atomically, with its checksum.
-
-    Parameters
-    ----------
-    profile : DeviceProfile
-        What to write; its own `sha256` is ignored.
-    path : path, optional
-        Default: the user's directory, under the profile's name.
-
-    Returns
-    -------
-    Path
-        The file written.
-
-    Raises
-    ------
-    ProfileError
-        When a number is not finite or the directory cannot be written.
-    """
+    """Write a profile atomically, with its checksum, by default into the user's directory under its own name."""
     target = _file_of(profile.name) if path is None else Path(path)
     return storage.save_document(target, encode(profile), ProfileError)
 
@@ -333,6 +292,9 @@ def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | No
     if benchmark and own[0].device.kind != "cuda":
         kind = own[0].device.kind
         return f"cudnn runs on CUDA devices only, and {own[0].name} is of kind {kind}. Ask without --cudnn-benchmark."
+    if owner(own[0].machine) is Owner.ANOTHER:  # whose profile nothing here can make anew
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in _differing(own[0], wanted))
+        return f"profile {own[0].name!r} is of another machine, and holds for {_how(own[0])}. Ask without {flags}."
     said, flags, name = [], "", own[0].device.kind
     if threads is not None:
         said.append(f"{threads} thread{'' if threads == 1 else 's'}")
@@ -359,8 +321,9 @@ def _unknown(name: str) -> str:
             f"no profile is called {name!r}. This machine's own GPU is cuda or cuda:0; others go by name, as in a100."
         )
     names = [entry.name for entry in listing()]
-    near = [*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)]
-    hint = f"Did you mean {', '.join(dict.fromkeys(near))}? " if near else ""
+    near = {*difflib.get_close_matches(name, names, n=3, cutoff=0.5), *gpus.nearest(name)}
+    likeliest = sorted(near, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one))
+    hint = f"Did you mean {', '.join(likeliest)}? " if near else ""
     return f"no profile is called {name!r}. {hint}List them with: latpred profiles list (or list --datasheets)"
 
 

@@ -1,7 +1,6 @@
 """A report about one or several models: one HTML file with figures, tables and sentences that needs no network.
 
-`gather` predicts what a page shows, `write` puts it into a file. Charts are Altair's, drawn in the browser by a copy of
-Vega-Lite inside the file; both come with `pip install 'latpred[report]'`.
+`gather` predicts what a page shows, `write` puts it into a file. Its figures are those of `latpred.plot`, as SVG.
 """
 
 from __future__ import annotations

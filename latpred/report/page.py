@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import math
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from importlib import resources
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from latpred import plot
 from latpred.api import predict, predictor_of
-from latpred.errors import MissingPackageError, UsageError
+from latpred.errors import UsageError
 from latpred.explanation.advice import recommended
 from latpred.explanation.explain import explain
 from latpred.explanation.explanation import AXES, Explanation, caveats, clocks, growth, latencies, missing, shares
 from latpred.graph.graph import Coverage, ModelGraph
+from latpred.plot import style
 from latpred.prediction.clocks import Z90
 from latpred.prediction.prediction import Curve
 from latpred.prediction.prediction_page import CURVE_HEADS, curve_row, input_text, star_note
@@ -29,29 +29,28 @@ from latpred.prediction.timeline import ForwardPass, forward_pass
 from latpred.profile.document import DeviceProfile
 from latpred.profile.profile_page import age
 from latpred.query import DeviceQuery, Options
-from latpred.render import Table, format_interval, format_ms, format_span
+from latpred.render import Table, format_interval, format_ms, format_span, listed
 from latpred.runtimes import lowering
 from latpred.storage import result_file
 from latpred.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from latpred.prediction.prediction import Prediction, Setting
     from latpred.prediction.predictor import Predictor
     from latpred.query import Device, Model
 
-_EXPORT = "window.latpredEmbed = vegaEmbed;"  # what the bundle gives to the page
-_NEEDED = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
 _NAMED = 4  # operations without a formula that are named
 _SPACE_BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[KMGT]?i?B|[KMG]|%)(?:\W|$))")
 _SPACES_WITHIN_A_SPAN = re.compile(r"(?<=[\ds]) to (?=[\d.]+\W[num]?s\b)")
 
 
-class Chart(NamedTuple):
-    """A figure: its anchor, what it shows, and its Vega-Lite document as JSON that is safe inside a script element."""
+class _Chart(NamedTuple):
+    """A figure: what it shows, and its SVG as an address that holds all of it."""
 
-    anchor: str
     about: str
-    document: str
+    address: str
 
 
 def html(parts: Sequence[Studied]) -> str:
@@ -73,7 +72,6 @@ def html(parts: Sequence[Studied]) -> str:
         checks=Table(("held out of the fit", "found"), list(parts[0].profile.acceptance.checks.items())),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("latpred"),
-        bundle=_bundle(),
     )
 
 
@@ -86,12 +84,9 @@ def write(parts: Sequence[Studied], path: str | os.PathLike[str]) -> Path:
 
 
 def demand_packages() -> None:
-    """Make sure that everything a report needs is installed."""
-    absent = [name for module, name in _NEEDED.items() if find_spec(module) is None]
-    if absent:
-        raise MissingPackageError(
-            f"Reports need {', '.join(absent)}. Install what is missing with: pip install 'latpred[report]'"
-        )
+    """Make sure that what figures are drawn with is installed."""
+    with style.in_style():
+        pass
 
 
 def _part(number: int, studied: Studied) -> dict[str, Any]:
@@ -104,7 +99,8 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
         "answer": answer(studied),
         "advice": explanation.advice,
         "gap": gap(studied),
-        "charts": _charts(number, studied),
+        "charts": _charts(studied),
+        "others": _other_runtimes(studied),
         "runtimes": runtimes(studied),
         "points": points(studied.curves),
         "shares": shares(explanation),
@@ -117,45 +113,44 @@ def _part(number: int, studied: Studied) -> dict[str, Any]:
     }
 
 
-def _charts(number: int, studied: Studied) -> dict[str, Chart]:
-    from latpred.report import charts
-
+def _charts(studied: Studied) -> dict[str, _Chart]:
     explanation = studied.explanation
-    predictions = [choice.prediction for choice in explanation.choices]
+    points = [choice.prediction for choice in explanation.choices]
     forward = studied.forward.prediction
     idle = studied.forward.gaps.total_us / 1e3 / forward.latency_ms if forward.latency_ms else 0.0
-    made = {
-        "curve": (
-            f"Latency of {studied.name} against batch size on logarithmic axes, with its 90 % interval, the host's "
-            "overhead, the device's compute, the regimes and the crossover",
-            charts.curve(studied.curves),
-        ),
-        "runtimes": (
-            f"Latency of each runtime at batch {explanation.batch} with its 90 % interval",
-            charts.runtimes(predictions),
-        ),
-        "shares": ("Host and device time of each runtime by class of operations", charts.shares(predictions)),
-        "clocks": (
-            f"Part of one forward pass in {forward.runtime}: what the host dispatches and what the device runs; "
-            f"between kernels the device idles for {idle:.0%} of the whole pass",
-            charts.two_clocks(studied.forward),
-        ),
+    runtimes = f"Latency of each runtime at batch {explanation.batch} with its 90 % interval"
+    classes = "Host and device time of each runtime by class of operations"
+    clocks = (
+        f"Part of one forward pass in {forward.runtime}: what the host dispatches and what the device runs; "
+        f"between kernels the device idles for {idle:.0%} of the whole pass"
+    )
+    return {
+        "curve": _curve_chart(studied.name, studied.curves[0]),
+        "runtimes": _chart(runtimes, plot.figure_of(plot.runtimes(points, plot.blank(1.1 + 0.2 * len(points))))),
+        "shares": _chart(classes, plot.figure_of(plot.shares(points, plot.blank(1.1 + 0.4 * len(points))))),
+        "clocks": _chart(clocks, plot.two_clocks(studied.forward)),
     }
-    return {name: Chart(f"{name}-{number}", about, _json(document)) for name, (about, document) in made.items()}
 
 
-def _json(document: dict[str, Any]) -> str:
-    """JSON in which no text can end the script element around it."""
-    return json.dumps(document, allow_nan=False).replace("<", "\\u003c")
+def _other_runtimes(studied: Studied) -> list[_Chart]:
+    """All runtimes in one figure, and those that are not advised each by itself."""
+    if len(studied.curves) == 1:
+        return []
+    about = f"Latency of {studied.name} against batch size in each runtime, on logarithmic axes"
+    together = _chart(about, plot.figure_of(plot.latencies(studied.curves, plot.blank())))
+    return [together, *(_curve_chart(studied.name, curve) for curve in studied.curves[1:])]
 
 
-@cache
-def _bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script that needs no network."""
-    import vl_convert
+def _curve_chart(name: str, curve: Curve) -> _Chart:
+    about = (
+        f"Latency of {name} in {curve.setting.runtime} against batch size on logarithmic axes, with its 90 % interval, "
+        "the host's overhead, the device's compute, the regimes and the crossover"
+    )
+    return _chart(about, plot.figure_of(plot.curve(curve, plot.blank())))
 
-    bundle: str = vl_convert.javascript_bundle(_EXPORT)
-    return bundle.replace("</script", "<\\/script")
+
+def _chart(about: str, figure: Figure) -> _Chart:
+    return _Chart(about, f"data:image/svg+xml;base64,{base64.b64encode(style.svg(figure)).decode()}")
 
 
 def answer(studied: Studied) -> str:
@@ -187,9 +182,8 @@ def gap(studied: Studied) -> str:
     if not coverage.estimated_ops:
         return ""
     names = [f"{name} ({count})" for name, count in coverage.estimated_ops.items()]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
-        f"No cost formula knows {', '.join(names[:_NAMED])}{more}. Formulas cover {coverage.launches:.0%} of the "
+        f"No cost formula knows {listed(names, _NAMED)}. Formulas cover {coverage.launches:.0%} of the "
         f"launches and {coverage.bytes:.0%} of the bytes; the rest is estimated from its bytes alone, its "
         "multiply-adds are not counted, and the intervals are wider for it. Teach latpred these operations with "
         "@latpred.cost."

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,6 @@ def built_in() -> list[str]:
 def get(name: str) -> Runtime:
     """The runtime of a name; always the same object.
 
-    Raises
-    ------
-    UsageError
-        When no runtime goes by the name, or the package that offers it cannot be imported.
-
-    Examples
-    --------
     >>> get("eager").name
     'eager'
     """
@@ -161,19 +155,23 @@ class Eager(StepPerOp):
         return run
 
 
+_PER_STEP = tuple(map(attrgetter, ("host_class", "module_calls", "python_calls", "syncs")))
+
+
 def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     """The schedule that dispatches every op by itself; one that takes several kernels shares its work among them."""
     launches = np.array([op.launches if op.family else 0 for op in ops], dtype=np.int64)
+    host_class, module_calls, python_calls, syncs = (tuple(map(field, ops)) for field in _PER_STEP)
     kernel_op = np.repeat(np.arange(len(ops)), launches)
     return Schedule(
         runtime=runtime,
         ops=ops,
-        host_class=tuple(op.host_class for op in ops),
-        module_calls=np.array([op.module_calls for op in ops], dtype=np.int64),
-        python_calls=np.array([op.python_calls for op in ops], dtype=np.int64),
-        sync=np.array([op.syncs for op in ops], dtype=np.int64),
+        host_class=host_class,
+        module_calls=np.array(module_calls, dtype=np.int64),
+        python_calls=np.array(python_calls, dtype=np.int64),
+        sync=np.array(syncs, dtype=np.int64),
         kernel_step=kernel_op,
         kernel_op=kernel_op,
         kernel_share=1.0 / launches[kernel_op],
-        kernel_family=tuple(ops[index].family for index in kernel_op.tolist()),
+        kernel_family=tuple([ops[index].family for index in kernel_op.tolist()]),
     )

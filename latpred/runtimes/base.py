@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
+from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op, Schedule
 
 if TYPE_CHECKING:
@@ -133,14 +134,6 @@ def graph_in(
     )
 
 
-def estimated_graph(
-    runtime: str, target: str, graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op]], note: str
-) -> ModelGraph:
-    """A graph that follows from the eager one by a rule, with a note that says so."""
-    at_one = None if graph.ops_at_one is None else rewrite(graph.ops_at_one)
-    return graph_in(runtime, target, graph, rewrite(graph.ops), at_one, note)
-
-
 BATCHES = (1, 2, 3)  # 2 and 3 give a line; batch 1 may have ops of its own, as a reshape there needs no copy
 
 
@@ -161,14 +154,24 @@ def op_through(two: Op, three: Op) -> Op:
     """The op of every batch size, from the same op as it was executed at 2 and at 3."""
 
     def through(at_two: Affine, at_three: Affine) -> Affine:
-        slope = at_three.constant - at_two.constant
-        return Affine(at_two.constant - 2 * slope, slope)
+        return Affine.through((2, at_two.constant), (3, at_three.constant))
 
     return msgspec.structs.replace(
         two,
         dims={name: through(size, three.dims[name]) for name, size in two.dims.items()},
         **{name: through(getattr(two, name), getattr(three, name)) for name in COUNTS},
     )
+
+
+def ops_of(
+    runtime: str, one: Sequence[Op], two: Sequence[Op], three: Sequence[Op]
+) -> tuple[tuple[Op, ...], tuple[Op, ...] | None]:
+    """The ops of every batch size, and those of batch 1 where they are others, from what was executed at 1, 2 and 3."""
+    different = first_difference(two, three)
+    if different is not None:
+        raise RuntimeRefusalError(f"{runtime} runs other ops at batch 2 and 3, first at {different}")
+    ops = tuple(op_through(*pair) for pair in zip(two, three, strict=True))
+    return ops, unless_affine(one, ops)
 
 
 def unless_affine(one: Sequence[Op], ops: Sequence[Op]) -> tuple[Op, ...] | None:

@@ -110,7 +110,9 @@ class CudaGraphs(Eager):
 
         with replaced(torch.cuda, "is_current_stream_capturing", lambda: True):  # as models ask, in this thread
             given: dict[str, Any] = {"precision": eager.precision, "memory_format": eager.memory_format}
-            seen = attended(trace(source.model(), source.inputs, target=target, **given), eager.attention or None)
+            seen = trace(source.model(), source.inputs, target=target, **given)
+        if eager.attention:
+            seen = attended(seen, eager.attention)
         return self._graph(eager, seen, target)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:

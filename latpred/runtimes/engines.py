@@ -13,10 +13,9 @@ import msgspec
 
 from latpred.errors import MissingPackageError
 from latpred.graph.features import CAT
-from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
-from latpred.runtimes.base import estimated_graph
 
 if TYPE_CHECKING:
     from latpred.runtimes.source import Source
@@ -27,24 +26,14 @@ _MOST_PROJECTIONS = 3  # of queries, keys and values
 
 
 class Engine(StepPerOp):
-    """A runtime whose kernels are told from the eager graph, and that latpred does not run.
-
-    Attributes
-    ----------
-    predicted_only : bool
-        That it cannot be calibrated or measured, whatever is installed.
-    apart : collection of str
-        Kernel families of pointwise ops that stay kernels of their own.
-    steps : str
-        First part of its host classes.
-    """
+    """A runtime whose kernels are told from the eager graph, and that latpred does not run."""
 
     traced_by = name = ""
     needs = "cuda"
     options = "4"  # version of the rules: graphs by others are made again
-    predicted_only = True
-    apart: Collection[str] = ()
-    steps = "kernel"
+    predicted_only = True  # it cannot be calibrated or measured, whatever is installed
+    apart: Collection[str] = ()  # kernel families of pointwise ops that stay kernels of their own
+    steps = "kernel"  # first part of its host classes
     how_to = ""
 
     def trace(self, source: Source, target: str) -> ModelGraph:
@@ -61,7 +50,7 @@ class Engine(StepPerOp):
             )
 
         note = f"{self.name} was not asked: its kernels are estimated from the eager graph, by its usual fusions"
-        return estimated_graph(self.traced_by, target, graph, rewrite, note)
+        return rewritten(graph, rewrite, runtime=self.traced_by, target=target, notes=(*graph.notes, note))
 
     def available(self) -> str | None:
         """How to run it without latpred."""

@@ -19,13 +19,12 @@ import platform
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -36,16 +35,12 @@ from latpred.ops import BUILT_IN, generation
 from latpred.runtimes.legacy_torch import traced_for
 from latpred.storage import Recent
 
-if TYPE_CHECKING:
-    import torch
-
 MOST_IN_MEMORY = 256
 MOST_ON_DISK_BYTES = 256 << 20
 VERSION = 2
-_OWN = "torch"  # top-level package whose version is part of every key
 UP_TO = 64  # traces by name serve batches up to this one, or up to the largest that was asked for
 LIBRARIES = ("torch", "transformers", "torchvision", "timm")  # where models come from
-_TRACING = ("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/*.py", "runtimes/legacy_torch.py")
+_TRACING = ("tracing/*.py", "ops/*.py", "graph/*.py", "sandbox/*.py", "zoo/**/*.py", "runtimes/legacy_torch.py")
 
 _memory: Recent[ModelGraph] = Recent(MOST_IN_MEMORY)
 
@@ -205,77 +200,3 @@ def _trim() -> None:
             return
         file.unlink(missing_ok=True)
         excess -= stat.st_size
-
-
-def digest_of(model: torch.nn.Module) -> str:
-    """Digest of the code of a model.
-
-    >>> import torch
-    >>> digest_of(torch.nn.Linear(2, 2)) == digest_of(torch.nn.Linear(4, 4))
-    True
-    """
-    digests: dict[CodeType, str] = {}
-    waiting = list(_methods(model))
-    while waiting:
-        function = waiting.pop()
-        code = function.__code__
-        if code not in digests and not _is_own(function.__module__):
-            digests[code] = _digest(code)
-            waiting += (value for value in _named(function, code) if isinstance(value, FunctionType))
-    return hashlib.sha256("".join(sorted(digests.values())).encode()).hexdigest()
-
-
-def _methods(model: torch.nn.Module) -> Iterator[FunctionType]:
-    """Functions of the classes of all modules, and those put on a module itself."""
-    classes: dict[type, None] = {}
-    for module in model.modules():
-        yield from _functions(vars(module).values())
-        classes.update(dict.fromkeys(kind for kind in type(module).__mro__ if not _is_own(kind.__module__)))
-    for kind in classes:
-        yield from _functions(vars(kind).values())
-
-
-def _functions(values: Any) -> Iterator[FunctionType]:
-    for value in values:
-        inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-        while inner is not None:
-            if isinstance(inner, FunctionType):
-                yield inner
-            inner = getattr(inner, "__wrapped__", None)
-
-
-def _named(function: FunctionType, code: CodeType) -> Iterator[Any]:
-    """What a function's code, and the code within it, names of the globals; what it was wrapped around."""
-    for part in _codes(code):
-        yield from (function.__globals__[name] for name in part.co_names if name in function.__globals__)
-    yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _codes(value)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-@lru_cache(4096)
-def _digest(code: CodeType) -> str:
-    """Of what code does, wherever it is written."""
-    constants = [_digest(value) if isinstance(value, CodeType) else _text(value) for value in code.co_consts]
-    whole = (code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants)
-    return hashlib.sha256(repr(whole).encode()).hexdigest()
-
-
-def _text(value: Any) -> str:
-    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
-
-
-def _is_own(module: str | None) -> bool:
-    return (module or "").partition(".")[0] == _OWN

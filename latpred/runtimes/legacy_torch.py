@@ -7,15 +7,18 @@ know nothing of this, and neither do profiles that were measured with the instal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
 from latpred.graph.attention import elementwise, itemsize, unfused, view
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP
@@ -37,6 +40,8 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "bmm": "gemm",
     "embedding": "index",
 }
+MOST_OPS = 20_000  # whose rewriting is kept
+LATEST = 8  # passes among which shared ops are looked for
 _rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 _ERA: ContextVar[str] = ContextVar("era", default="")
 
@@ -122,21 +127,65 @@ def rewrites(era: str, runtime: str) -> bool:
 
 def _torch_2(graph: ModelGraph) -> ModelGraph:
     """The graph with classes that tell convolutions apart."""
-
-    def renamed(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(msgspec.structs.replace(op, host_class=_class_of(op, half=False)) for op in ops)
-
-    exact = graph.ops_at_one
-    return msgspec.structs.replace(graph, ops=renamed(graph.ops), ops_at_one=None if exact is None else renamed(exact))
+    return rewritten(
+        graph, lambda ops: [msgspec.structs.replace(op, host_class=_class_of(op, half=False)) for op in ops]
+    )
 
 
 def _torch_1_12(graph: ModelGraph) -> ModelGraph:
-    def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-        return tuple(older for op in ops for older in _older(op, graph.precision))
-
     plain = graph if graph.attention == "sdpa" else unfused(graph)
-    exact = plain.ops_at_one
-    return msgspec.structs.replace(plain, ops=rewrite(plain.ops), ops_at_one=None if exact is None else rewrite(exact))
+    return rewritten(plain, _older_ops(graph.precision).of_one_graph())
+
+
+class _Known(NamedTuple):
+    """Ops of a pass that is held, and what tells them apart while they are."""
+
+    ops: tuple[Op, ...]
+    identities: frozenset[int]
+
+
+class _OlderOps:
+    """What `_older` gives of ops; the same objects each time for ops that graphs share, as those of a supernet do.
+
+    Those of other graphs are never asked for again, and to keep them would cost more than to make them.
+    """
+
+    def __init__(self, precision: str) -> None:
+        self._precision = precision
+        self._by_op: dict[int, tuple[Op, ...]] = {}
+        self._ops: list[Op] = []  # kept, so that nothing else gets their identities
+        self._latest: deque[_Known] = deque(maxlen=LATEST)
+
+    def of_one_graph(self) -> Callable[[tuple[Op, ...]], tuple[Op, ...]]:
+        """A function for all passes of a graph; what these share among themselves does not count."""
+        return partial(self._older_pass, tuple(self._latest), {})
+
+    def _older_pass(
+        self, latest: tuple[_Known, ...], made: dict[int, tuple[Op, ...]], ops: tuple[Op, ...]
+    ) -> tuple[Op, ...]:
+        if len(self._ops) > MOST_OPS:
+            self._by_op, self._ops = {}, []
+        identities = list(map(id, ops))
+        older = list(map(self._by_op.get, identities))
+        if None in older:
+            shared = frozenset[int]().union(*[known.identities for known in latest])
+            for index, op in enumerate(ops):
+                if older[index] is None:
+                    older[index] = made.get(id(op)) or self._made(op, shared, made)
+            self._latest.append(_Known(ops, frozenset(identities)))
+        return tuple(chain.from_iterable(older))  # type: ignore[arg-type]
+
+    def _made(self, op: Op, shared: frozenset[int], made: dict[int, tuple[Op, ...]]) -> tuple[Op, ...]:
+        older = made[id(op)] = tuple(_older(op, self._precision))
+        if id(op) in shared:
+            self._by_op[id(op)] = older
+            self._ops.append(op)
+        return older
+
+
+@lru_cache(maxsize=8)
+def _older_ops(precision: str) -> _OlderOps:
+    return _OlderOps(precision)
 
 
 def _older(op: Op, precision: str) -> Iterator[Op]:
@@ -186,10 +235,7 @@ def _half(name: str, half: bool) -> str:
 
 def scripted(graph: ModelGraph, fuser: Fuser) -> ModelGraph:
     """An eager graph of that time as TorchScript ran it; what its ops and kernels are called stays."""
-    exact = graph.ops_at_one
-    return msgspec.structs.replace(
-        graph, ops=_fused(graph.ops, fuser), ops_at_one=None if exact is None else _fused(exact, fuser)
-    )
+    return rewritten(graph, lambda ops: _fused(ops, fuser))
 
 
 def _fused(ops: tuple[Op, ...], fuser: Fuser) -> tuple[Op, ...]:

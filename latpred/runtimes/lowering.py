@@ -122,26 +122,11 @@ def trace_for_runtime(
     batches: Sequence[int] = (),
     attention: str | None = None,
 ) -> ModelGraph:
-    """What a runtime runs for a model.
+    """What a runtime runs for a model on a kind of device, "cpu" or "cuda".
 
-    Parameters
-    ----------
-    model, inputs, seq, image, precision, memory_format, strict, batches, attention
-        As for `latpred.trace`; for a runtime that runs ONNX also the path of an .onnx file.
-    runtime : str
-        Name of a runtime.
-    target : str
-        Kind of device: "cpu" or "cuda".
+    The other arguments and the errors are those of `latpred.trace`; for a runtime that runs ONNX, `model` may be the
+    path of an .onnx file.
 
-    Raises
-    ------
-    UsageError, TraceError
-        As for `latpred.trace`; UsageError also for an unknown runtime, and one that needs another kind of device.
-    MissingPackageError
-        When the runtime's tools are not installed.
-
-    Examples
-    --------
     >>> import torch
     >>> trace_for_runtime(torch.nn.Linear(64, 10), torch.zeros(1, 64)).launches()
     1
@@ -202,7 +187,7 @@ def of_source(source: Source, runtime: str, target: str, batch: int | None = Non
 
     def make() -> ModelGraph:
         from latpred.sandbox.own_thread import without_modes
-        from latpred.sandbox.restore import put_back
+        from latpred.sandbox.untouched import put_back
 
         try:
             with without_modes(), _TURN, put_back(source.roots, numbers=False):

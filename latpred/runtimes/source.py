@@ -15,13 +15,12 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from latpred.errors import UsageError
-from latpred.graph.dtypes import DTYPES
 from latpred.graph.graph import ModelGraph
-from latpred.runtimes.graph_store import digest_of
-from latpred.sandbox.copies import Copier
+from latpred.sandbox.lookups import digest_of
 from latpred.sandbox.own_thread import without_modes
+from latpred.sandbox.untouched import Copier
 from latpred.tracing import trace
-from latpred.tracing.inputs import Inputs, derived, from_example, real
+from latpred.tracing.inputs import DTYPES, Inputs, derived, from_example, real
 from latpred.tracing.meta_module import Seeded, attend, make_meta_module, usual_dtype
 from latpred.tracing.tracer import as_written
 from latpred.zoo.names import attention as built_with
@@ -32,27 +31,13 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A model that can be had real.
+    """A model that can be had real."""
 
-    Attributes
-    ----------
-    graph : ModelGraph
-        Its eager trace.
-    model : Callable[[], nn.Module]
-        Builds it on the CPU in evaluation mode, in the graph's dtype and format; each call may take a while.
-    inputs : Callable[[int], tuple or dict]
-        Real inputs on the CPU for a batch size: positional or keyword arguments.
-    code : str
-        Digest of its Python: two models of one trace may be compiled otherwise. "" where that is no question.
-    roots : tuple
-        Classes and functions of the user's that run with the model; see `latpred.sandbox.restore`.
-    """
-
-    graph: ModelGraph
-    model: Callable[[], torch.nn.Module]
-    inputs: Callable[[int], Any]
-    code: str = ""
-    roots: tuple[Any, ...] = ()
+    graph: ModelGraph  # its eager trace
+    model: Callable[[], torch.nn.Module]  # builds it on the CPU for evaluation, in the graph's dtype; may take a while
+    inputs: Callable[[int], Any]  # real ones on the CPU for a batch size: positional or keyword arguments
+    code: str = ""  # digest of its Python, which sets apart models of one trace that are compiled otherwise
+    roots: tuple[Any, ...] = ()  # classes and functions of the user's that run with it; see `latpred.sandbox.untouched`
 
 
 @without_modes()

@@ -1,26 +1,36 @@
 """TorchScript: the model traced and frozen, run by an interpreter in C++, one host step for each node.
 
-Module calls and the model's own Python are gone; convolutions have taken in the normalisation after them. What the
-interpreter runs, and what it fuses on CUDA, is found in `torchscript_graph`.
+Module calls and the model's own Python are gone; convolutions have taken in the normalisation after them. The model is
+traced and frozen on the CPU at each batch size by itself: what a trace knows of shapes it may hold for constant. The
+frozen graph then runs on the meta device until its executor has settled on its code, and once more while it is
+recorded. Nodes that never reach PyTorch's dispatcher (sizes, lists) are found in the executed graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-from latpred.errors import RuntimeRefusalError
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.errors import RuntimeRefusalError, TraceError
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
-from latpred.runtimes import StepPerOp, torchscript_graph
-from latpred.runtimes.base import estimated_graph, first_difference, graph_in, op_through, unless_affine
-from latpred.runtimes.source import Source, tensors_of
-from latpred.runtimes.torchscript_graph import InterpreterRun, Node
+from latpred.runtimes import StepPerOp
+from latpred.runtimes.base import graph_in, ops_of
+from latpred.runtimes.source import FlatModel, Source, tensors_of
 from latpred.sandbox.own_thread import silenced
 from latpred.storage import IdentityCache
+from latpred.tracing.inputs import nbytes
+from latpred.tracing.op_record import OpRecord
+from latpred.tracing.trace_pass import PassWatcher, ops_exactly
+from latpred.tracing.tracer import TraceRecorder
 
 NODE = "node"  # the most general host class of everything here
 INTERPRETED = f"{NODE}.interpreter"  # what the interpreter does by itself: sizes, lists, tuples
@@ -31,6 +41,19 @@ FUSION_NOTE = (
 )
 ESTIMATE_NOTE = "TorchScript's own graph was not taken: its nodes are estimated from the eager ops"
 _OF_OTHERS = frozenset({"free", "tensor"})  # classes of ops that launch nothing and yet are dispatched
+_SETTLING_ON_META = 2  # runs after which the executor changes its code no more
+FEWEST = 2  # ops that make a fused group
+FUSED = "elementwise.fused"
+_MOST_TEXT = 200
+_CONSTANT = "prim::Constant"
+_READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
+_HALVES = (torch.float16, torch.bfloat16)
+_PRODUCTS = frozenset(
+    {
+        *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    }
+)
 
 
 class TorchScript(StepPerOp):
@@ -56,7 +79,7 @@ class TorchScript(StepPerOp):
         modules = self._built.get(model, lambda _: {})
         key = (_signature(inputs), next((weight.dtype for weight in model.parameters()), None))
         if key not in modules:
-            modules[key] = torchscript_graph.frozen(model, inputs)
+            modules[key] = frozen(model, inputs)
             with silenced(), torch.inference_mode():
                 for _ in range(SETTLING):
                     modules[key](*tensors)
@@ -70,26 +93,20 @@ class TorchScript(StepPerOp):
 
     def trace(self, source: Source, target: str) -> ModelGraph:
         """The nodes that the interpreter runs, from traces at batch 2, 3 and 1."""
-        two, three, one = _executed(source, (2, 3, 1))
-        different = first_difference(two.ops, three.ops)
-        if different is not None:
-            raise RuntimeRefusalError(
-                "TorchScript has no one graph for all batch sizes: the model issues different ops at batch 2 and 3, "
-                f"first at {different}"
-            )
-        ops = [op_through(*pair) for pair in zip(two.ops, three.ops, strict=True)]
-        exact = unless_affine(one.ops, ops)
+        two, three, one = _runs_at(source, (2, 3, 1))
+        ops, exact = ops_of("TorchScript", one.ops, two.ops, three.ops)
         at_one = None if exact is None else _steps(one.nodes, exact, target)
         return self._graph(source, target, _steps(two.nodes, ops, target), at_one)
 
     def trace_at(self, source: Source, target: str, batch: int) -> ModelGraph:
         """The nodes that the interpreter runs at one batch size."""
-        (run,) = _executed(source, (batch,))
+        (run,) = _runs_at(source, (batch,))
         return self._graph(source, target, _steps(run.nodes, run.ops, target))
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """Eager's ops without the Python between them, normalisation folded into the convolution before it."""
-        return estimated_graph(self.name, target, graph, _estimated, ESTIMATE_NOTE)
+        notes = (*graph.notes, ESTIMATE_NOTE)
+        return rewritten(graph, _estimated, runtime=self.name, target=target, notes=notes)
 
     def _graph(
         self, source: Source, target: str, ops: Iterable[Op], ops_at_one: Iterable[Op] | None = None
@@ -98,15 +115,14 @@ class TorchScript(StepPerOp):
         return graph_in(self.name, target, source.graph, ops, ops_at_one, note)
 
 
-def _executed(source: Source, batches: Sequence[int]) -> Iterator[InterpreterRun]:
+def _runs_at(source: Source, batches: Sequence[int]) -> Iterator[InterpreterRun]:
     """What runs at each batch size, traced at that very size: a trace of another may be wrong without saying so."""
     with torch.inference_mode(False), torch.no_grad():
         model = source.model().eval()
     for batch in batches:
         with torch.inference_mode(False):
             inputs = source.inputs(batch)
-        frozen = torchscript_graph.frozen_for_tracing(model, inputs)
-        yield torchscript_graph.executed(frozen, inputs, batch)
+        yield executed(frozen_for_tracing(model, inputs), inputs, batch)
 
 
 def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> list[Op]:
@@ -118,7 +134,7 @@ def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> list[Op]:
         groups.append(dispatched or [Op(node.kind, "", INTERPRETED, "", "", {}, live_bytes=live)])
         live = groups[-1][-1].live_bytes
     if target == "cuda":
-        groups = torchscript_graph.fused(nodes, groups)
+        groups = fused(nodes, groups)
     return [op for group in groups for op in group]
 
 
@@ -154,4 +170,258 @@ def _signature(inputs: Any) -> tuple[Any, ...]:
         if isinstance(value, torch.Tensor)
         else (name, repr(value))
         for name, value in named
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the executed graph: its kind, the values it takes and gives, and the dispatched ops it called.
+
+    `first` is the first of these ops, `calls` their number; nodes that never reach the dispatcher have none.
+    """
+
+    kind: str
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    first: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class InterpreterRun:
+    """One forward pass of a frozen module: the ops it dispatched, and the nodes in the order in which they ran."""
+
+    ops: tuple[Op, ...]
+    nodes: tuple[Node, ...]
+
+
+def frozen(model: torch.nn.Module, inputs: Any) -> Any:
+    """Trace a model on inputs and freeze what comes of it; a model that TorchScript cannot take is refused."""
+    with silenced(), torch.inference_mode(False), torch.no_grad():
+        try:
+            flat = FlatModel(model, inputs).eval()
+            traced = torch.jit.trace(flat, tuple(tensors_of(inputs)), check_trace=False, strict=False)  # type: ignore[no-untyped-call]
+            return torch.jit.freeze(traced)
+        except Exception as error:  # a tracer and a model's own Python may raise anything
+            text = " ".join(str(error).split())[:_MOST_TEXT] or "no message"
+            raise RuntimeRefusalError(
+                f"TorchScript cannot trace {type(model).__name__}: {type(error).__name__}: {text}"
+            ) from error
+
+
+def frozen_for_tracing(model: torch.nn.Module, inputs: Any) -> Any:
+    """As `frozen`, on the CPU, where products in half precision are many times slower than in single.
+
+    Models with convolutions are traced as they are.
+    """
+    dtype = next((weight.dtype for weight in model.parameters() if weight.dtype in _HALVES), None)
+    if dtype is not None:
+        with suppress(RuntimeRefusalError), _InSinglePrecision(dtype):
+            return frozen(model, inputs)
+    return frozen(model, inputs)
+
+
+class _InSinglePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes products of half precision in single precision, unseen by the tracer above."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+
+    def __torch_dispatch__(
+        self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = _with_tensors(func, args), kwargs or {}
+        if func is torch.ops.aten.convolution.default:
+            raise NotImplementedError("the tracer sees convolutions only further below: they would be lost")
+        if func._schema.name not in _PRODUCTS or not any(_is_half(value, self._dtype) for value in args):
+            return func(*args, **kwargs)
+        args = [value.float() if _is_half(value, self._dtype) else value for value in args]
+        out = func(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda t: t.to(self._dtype) if t.dtype == torch.float32 else t, out)
+
+
+def _is_half(value: Any, dtype: torch.dtype) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == dtype
+
+
+def executed(module: Any, inputs: Any, batch: int) -> InterpreterRun:
+    """Run a frozen module without computing anything, and say what its interpreter did.
+
+    One that reads back values which were not computed is run again, computing everything.
+    """
+    with torch.inference_mode(), silenced():
+        try:
+            return _run(module, inputs, batch, _weightless)
+        except (TraceError, RuntimeError):
+            pass  # a value that only computing tells, or an op that the meta device does not have
+        try:
+            return _run(module, inputs, batch, _activation)
+        except (TraceError, RuntimeError) as error:
+            text = " ".join(str(error).split())[-_MOST_TEXT:]
+            raise RuntimeRefusalError(f"TorchScript's graph cannot be run: {text}") from error
+
+
+def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], torch.Tensor]) -> InterpreterRun:
+    tensors = tuple(keep(tensor) for tensor in tensors_of(inputs))
+    for _ in range(_SETTLING_ON_META):
+        with Interpreted(keep):
+            module(*tensors)
+    watcher = PassWatcher({})
+    recorder = Interpreted(keep, watcher)
+    with recorder, watcher:
+        module(*tensors)
+    graph = torch._C._last_executed_optimized_graph()
+    ran = len(recorder.records)
+    ops = ops_exactly(recorder.finished(batch, nbytes(tensors, {})))[:ran]  # without what Python does after the last
+    return InterpreterRun(ops, tuple(_nodes(list(graph.nodes()), recorder.calls, ran)))
+
+
+class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
+    """Records a model with real weights."""
+
+    def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor], watcher: PassWatcher | None = None) -> None:
+        """What `keep` makes of each new tensor goes on: `_weightless` ones have no values, so nothing is computed."""
+        super().__init__(watcher)
+        self._keep = keep
+        # Each op that the interpreter called, and how many records there were before it.
+        self.calls: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(
+        self, func: OpOverload[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(isinstance(value, (int, float)) for value in args):
+            if func._schema.name in _READS and not isinstance(args[0], torch.Tensor):
+                return args[0]  # a number that the interpreter had put into a tensor, and the host never left
+            args = _with_tensors(func, args)
+        if not self._depth:
+            self.calls.append((func._schema.name, len(self.records)))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def record(self, record: OpRecord, out: Any) -> Any:
+        """As in any trace; what becomes of a new tensor is `keep`'s to say."""
+        out = super().record(record, out)
+        return out if record.alias else tree_map_only(torch.Tensor, self._keep, out)
+
+
+def _with_tensors(func: OpOverload[..., Any], args: Sequence[Any]) -> list[Any]:
+    """The arguments, numbers put back into tensors where the op takes those: Python sees them without."""
+    wanted = (argument.type.kind() == "TensorType" for argument in func._schema.arguments)
+    return [
+        torch.tensor(value) if tensor and isinstance(value, (int, float)) else value
+        for tensor, value in zip(wanted, args, strict=False)
+    ]
+
+
+def _activation(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as one that was made in inference mode, which tells it from a weight."""
+    return tensor if tensor.is_inference() else tensor.clone()
+
+
+def _weightless(tensor: torch.Tensor) -> torch.Tensor:
+    """An activation without values where it is of floating point; single numbers keep theirs, Python may ask."""
+    if tensor.is_meta or not tensor.dim() or not tensor.is_floating_point():
+        return _activation(tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _nodes(nodes: Sequence[Any], calls: Sequence[tuple[str, int]], total: int) -> Iterator[Node]:
+    """Nodes with the entries that each made: calls come in the order of the nodes, but not every node calls."""
+    kinds = {node.kind() for node in nodes}
+    starts = [first for _, first in calls] + [total]
+    at = 0
+    for node in nodes:
+        kind, begin = node.kind(), at
+        if kind == _CONSTANT:
+            continue
+        if at < len(calls) and calls[at][0] == kind and _of_tensors(node):
+            at += 1
+        else:
+            # What no node is called after is part of how the interpreter serves one, as reading a number from a tensor.
+            while at < len(calls) and calls[at][0] not in kinds:
+                at += 1
+        takes, gives = (tuple(v.debugName() for v in values) for values in (node.inputs(), node.outputs()))
+        yield Node(kind, takes, gives, starts[begin], starts[at] - starts[begin])
+    if at < len(calls):  # a loop or a branch: what its nodes did is one last step
+        yield Node("prim::Loop", (), (), starts[at], total - starts[at])
+
+
+def _of_tensors(node: Any) -> bool:
+    """Whether a node takes or gives tensors; arithmetic of numbers has the same names and is no dispatched op."""
+    types = [value.type() for value in (*node.inputs(), *node.outputs())]
+    return any("Tensor" in kind.kind() or "Tensor" in str(kind) for kind in types)
+
+
+def fused(nodes: Sequence[Node], groups: Sequence[list[Op]]) -> list[list[Op]]:
+    """The ops of each node, those of a fused group in the place of its last member and gone from all others."""
+    makers = {name: index for index, node in enumerate(nodes) for name in node.gives}
+    needs = [[makers[name] for name in node.takes if name in makers] for node in nodes]
+    out = [list(group) for group in groups]
+    for members in _groups(needs, [_pointwise(group) for group in groups]):
+        if len(members) >= FEWEST:
+            for index in members:
+                out[index] = []
+            out[members[-1]] = [_kernel(members, needs, groups)]
+    return out
+
+
+def _pointwise(group: Sequence[Op]) -> bool:
+    return len(group) == 1 and root(group[0].family) == "elementwise" and group[0].dtype.startswith(("float", "bfloat"))
+
+
+def _groups(needs: Sequence[Sequence[int]], pointwise: Sequence[bool]) -> list[list[int]]:
+    """Members of each group in order; sets of nodes are the bits of whole numbers."""
+    above: list[int] = []  # everything that a node needs, directly or not
+    group_of: dict[int, int] = {}
+    members: list[list[int]] = []
+    masks: list[int] = []
+    for index, direct in enumerate(needs):
+        mine = 0
+        for other in direct:
+            mine |= 1 << other | above[other]
+        above.append(mine)
+        if not pointwise[index]:
+            continue
+        for other in direct:
+            group = group_of.get(other)
+            if group is not None and not _blocked(direct, group, group_of, above, masks[group]):
+                break
+        else:
+            group = len(members)
+            members.append([])
+            masks.append(0)
+        group_of[index] = group
+        members[group].append(index)
+        masks[group] |= 1 << index
+    return members
+
+
+def _blocked(direct: Sequence[int], group: int, group_of: dict[int, int], above: Sequence[int], mask: int) -> bool:
+    """Whether another argument needs a result of the group, which then must be done before."""
+    return any(above[other] & mask for other in direct if group_of.get(other) != group)
+
+
+def _kernel(members: Sequence[int], needs: Sequence[Sequence[int]], groups: Sequence[list[Op]]) -> Op:
+    """One op that does the work of all members and keeps what only they read to itself."""
+    inside = set(members)
+    ops = [groups[index][0] for index in members]
+    leaving = {other for index, direct in enumerate(needs) if index not in inside for other in direct} & inside
+    needed = {other for index in members for other in needs[index]}
+    leaving |= inside - needed  # what no other node takes is a result
+    kept = [groups[other][0].write_bytes for index in members for other in needs[index] if other in inside]
+    reads = sum((op.read_bytes for op in ops), ZERO) - sum(kept, ZERO)
+    largest = max(ops, key=lambda op: op.dims["numel"].at(2))
+    return msgspec.structs.replace(
+        largest,
+        name="prim::TensorExprGroup",
+        host_class="node.fused",
+        family=FUSED,
+        dims={"numel": largest.dims["numel"], "operands": Affine(max(1, len(needed - inside)))},
+        macs=sum((op.macs for op in ops), ZERO),
+        weight_bytes=sum((op.weight_bytes for op in ops), ZERO),
+        read_bytes=Affine(max(0, reads.constant), max(0, reads.per_sample)),
+        write_bytes=sum((groups[index][0].write_bytes for index in members if index in leaving), ZERO),
+        live_bytes=ops[-1].live_bytes,
+        launches=1,
+        estimated=False,
     )

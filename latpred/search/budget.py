@@ -119,10 +119,8 @@ class LatencyBudget:
     know no constraints, so report the worst metric there is where `fits` is False.
 
     syne-tune: `report(**budget.check(candidate).to_dict(), accuracy=accuracy)` in the training script, where `report`
-    is a `syne_tune.Reporter`. Multi-objective schedulers take "latency_ms" among their metrics; constrained Bayesian
-    optimisation ("bayesopt_constrained") takes `constraint_attr="latency_margin_ms"`, zero or less being feasible.
-
-    Of the three, latpred's tests run Optuna; for the others they check that `to_dict` holds plain floats.
+    is a `syne_tune.Reporter`; or tell `AskTellScheduler` the same numbers. Multi-objective searchers take "latency_ms"
+    among their metrics; since syne-tune 0.14 none knows constraints, so report the worst metric where `fits` is False.
 
     Examples
     --------
@@ -167,7 +165,7 @@ class LatencyBudget:
         from latpred.search.resume import Evaluator
 
         options = Options(self.inputs, self.seq, self.image, self.precision, protocol=self.protocol)
-        evaluator = Evaluator.of(predictor_of(DeviceQuery(self.device)), self.batch, self.runtime, options)
+        evaluator = Evaluator.of([predictor_of(DeviceQuery(self.device))], self.batch, self.runtime, options)
         (row,) = evaluator.rows(0, candidate, errors="raise")
         return Spent(
             name=self.name,

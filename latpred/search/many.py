@@ -6,6 +6,7 @@ What a row says is `candidate_rows`' business, what is kept of an earlier run `r
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ def predict_many(
     *,
     batch: int | Sequence[int] = 1,
     runtime: str | Sequence[str] = "eager",
-    device: Device | Predictor | None = None,
+    device: Device | Predictor | Sequence[Device | Predictor] | None = None,
     precision: str | None = None,
     attention: str | None = None,
     protocol: str = "single",
@@ -49,14 +50,17 @@ def predict_many(
     ----------
     candidates : iterable
         Modules, functions without arguments that build one (called on the meta device, without initialisation),
-        transformers configs (their base model), names, or graphs and functions that give them (`latpred.Supernet` has
-        the graphs of many architectures quickly). A generator will do.
+        transformers configs (their base model), names ("nasbench201:17" is a network of a published space), or graphs
+        and functions that give them (`latpred.Supernet` has the graphs of many architectures quickly). A generator will
+        do.
     batch : int or sequence of int
         Batch sizes.
     runtime : str or sequence of str
         Runtimes.
-    device, precision, attention, protocol, inputs, seq, image
-        As for `predict`; they hold for all candidates. A `latpred.Predictor` may stand for the device.
+    device : str, path, torch.device or Predictor, or sequence of them, optional
+        As for `predict`, or a `latpred.Predictor`. Of several devices each gets rows; candidates are traced once.
+    precision, attention, protocol, inputs, seq, image
+        As for `predict`; they hold for all candidates.
     errors : {"record", "raise"}
         A candidate that cannot be built, traced or predicted gets rows that say why ("record"), or ends everything.
     n_jobs : int, optional
@@ -74,9 +78,9 @@ def predict_many(
     Returns
     -------
     DataFrame
-        One row for each candidate, batch and runtime, in this order: candidate (its position), name, batch, runtime,
-        precision, latency_ms, low_ms, high_ms (its 90 % interval), host_ms, device_ms, regime, macs, parameters,
-        launches, error (None, or the reason why the numbers are NaN).
+        One row for each candidate, device, batch and runtime, in this order: candidate (its position), name, device
+        (its profile's name), batch, runtime, precision, latency_ms, low_ms, high_ms (its 90 % interval), host_ms,
+        device_ms, regime, macs, parameters, launches, error (None, or the reason why the numbers are NaN).
 
     Raises
     ------
@@ -99,9 +103,8 @@ def predict_many(
 
     if errors not in ERRORS:
         raise UsageError(f"errors={errors!r} is not known; choose from: {', '.join(ERRORS)}.")
-    predictor = device if isinstance(device, Predictor) else predictor_of(DeviceQuery(device))
     options = Options(inputs, seq, image, precision, attention=attention, protocol=protocol)
-    evaluator = Evaluator.of(predictor, batch, runtime, options)
+    evaluator = Evaluator.of(_predictors(device), batch, runtime, options)
     if n_jobs == 0:
         raise UsageError("n_jobs=0 leaves nobody to work. Give a number of workers, or -1 for one on each core.")
     jobs = int(effective_n_jobs(n_jobs))
@@ -119,6 +122,19 @@ def predict_many(
             if errors == "raise":
                 _demand_none_failed(rows)
     return frame(run.in_order())
+
+
+def _predictors(device: Any) -> list[Predictor]:
+    """One for each device, whose profiles' names tell their rows apart."""
+    devices = [*device] if isinstance(device, Sequence) and not isinstance(device, str) else [device]
+    if not devices:
+        raise UsageError("no device was named; give one, as in device='rtx-8000', or leave it out.")
+    found = [one if isinstance(one, Predictor) else predictor_of(DeviceQuery(one)) for one in devices]
+    counts = Counter(predictor.profile.name for predictor in found)
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise UsageError(f"{count} of the devices have the profile {name!r}; give each once.")
+    return found
 
 
 class _Run:

@@ -25,7 +25,7 @@ def rank(
     *,
     batch: int | Sequence[int] = 1,
     runtime: str | Sequence[str] = "eager",
-    device: Device | Predictor | None = None,
+    device: Device | Predictor | Sequence[Device | Predictor] | None = None,
     precision: str | None = None,
     attention: str | None = None,
     protocol: str = "single",
@@ -45,9 +45,9 @@ def rank(
     Returns
     -------
     DataFrame
-        The table of `latpred.predict_many` with a column rank in front, sorted by it. Each batch and runtime has an
-        order of its own, from 1 on; candidates that are predicted alike, to a relative 1e-9, share a rank, and those
-        that could not be predicted stand last and have none.
+        The table of `latpred.predict_many` with a column rank in front, sorted by it. Each device, batch and runtime
+        has an order of its own, from 1 on; candidates that are predicted alike, to a relative 1e-9, share a rank, and
+        those that could not be predicted stand last and have none.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def rank(
         )
     known = table["latency_ms"].notna()
     cells = table.assign(_place=pd.Series(metrics.places(table["latency_ms"]), table.index).where(known))
-    groups = cells.groupby(["batch", "runtime"], sort=False)
+    groups = cells.groupby([name for name in ("device", "batch", "runtime") if name in table], sort=False)
     ordered = table.assign(rank=groups["_place"].rank(method="min").astype("Int64"), _cell=groups.ngroup())
     ordered = ordered.sort_values(["_cell", "rank", "candidate"], na_position="last", ignore_index=True)
     return ordered[["rank", *table.columns]]

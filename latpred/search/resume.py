@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import product
 from math import nan
 from pathlib import Path
 from types import (
@@ -40,10 +41,10 @@ from latpred.prediction.prediction import Curve, Prediction
 from latpred.prediction.predictor import Predictor
 from latpred.profile import document
 from latpred.progress import ProgressCounter
-from latpred.query import Options, checked_batches
+from latpred.query import AMP, Options, checked_batches
 from latpred.runtimes import lowering
 from latpred.runtimes.legacy_torch import traced_for
-from latpred.sandbox.restore import UntoldError, library, named
+from latpred.sandbox.lookups import UntoldError, library, named
 from latpred.storage import demand_writable, locked, replacing
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class CandidateRow(NamedTuple):
 
     candidate: int
     name: str
+    device: str
     batch: int
     runtime: str
     precision: str
@@ -96,108 +98,129 @@ def frame(rows: Iterable[CandidateRow]) -> pd.DataFrame:
 class Evaluator:
     """What is asked of every candidate, and what predicts it; workers get one and give rows."""
 
-    predictor: Predictor
+    predictors: tuple[Predictor, ...]
     options: Options
     batches: tuple[int, ...] = (1,)
     runtimes: tuple[str, ...] = ("eager",)
 
     @classmethod
-    def of(cls, predictor: Predictor, batch: Any, runtime: Any, options: Options) -> Evaluator:
+    def of(cls, predictors: Sequence[Predictor], batch: Any, runtime: Any, options: Options) -> Evaluator:
         """Check what is asked of all candidates before any of them takes time."""
         from latpred.tracing.inputs import demand_one
 
         batches, runtimes = checked_batches(batch), (runtime,) if isinstance(runtime, str) else tuple(runtime)
         if not runtimes:
             raise UsageError("no runtime was named; give one, as in runtime='eager'.")
-        for name in runtimes:
-            predictor.check(name, options.precision)
+        for predictor in predictors:
+            for name in runtimes:
+                predictor.check(name, options.precision)
         demand_one(options.inputs, options.seq, options.image)
-        return cls(predictor, options, batches, runtimes)
+        return cls(tuple(predictors), options, batches, runtimes)
 
     def rows(self, position: int, candidate: Any, errors: str = "record") -> list[CandidateRow]:
-        """Rows of one candidate: each batch, and within it each runtime.
+        """Rows of one candidate: each device, within it each batch, and within that each runtime.
 
         With errors="raise" a candidate that fails is a CandidateError, else a row that says why.
         """
-        return list(self._rows(position, candidate, errors))
+        from latpred.sandbox.own_thread import without_modes
+        from latpred.zoo.candidates import title
+
+        name, traces = title(candidate), _Traces(candidate, self.options, self.batches)
+        rows: list[CandidateRow] = []
+        for predictor in self.predictors:
+            with without_modes(), traced_for(predictor.era):
+                predicted = [(runtime, *self._predicted(predictor, runtime, traces)) for runtime in self.runtimes]
+            for index, batch in enumerate(self.batches):
+                for runtime, graph, curve in predicted:
+                    if isinstance(curve, Curve):
+                        assert graph is not None
+                        rows.append(_row(position, name, predictor, graph, curve[index]))
+                        continue
+                    if errors == "raise":
+                        raise CandidateError(f"candidate {position} ({name}): {_reason(curve)}") from curve
+                    precision = graph.precision if graph is not None else self.options.precision or ""
+                    where = (predictor.profile.name, batch, runtime, precision)
+                    rows.append(CandidateRow(position, name, *where, error=_reason(curve)))
+        return rows
 
     def failed(self, position: int, candidate: Any, reason: str) -> list[CandidateRow]:
         """Rows of a candidate of which there are no numbers."""
         from latpred.zoo.candidates import title
 
         name, precision = title(candidate), self.options.precision or ""
-        cells = [(batch, runtime) for batch in self.batches for runtime in self.runtimes]
+        cells = product([each.profile.name for each in self.predictors], self.batches, self.runtimes)
         return [CandidateRow(position, name, *cell, precision, error=reason) for cell in cells]
 
-    def _rows(self, position: int, candidate: Any, errors: str) -> Iterator[CandidateRow]:
-        from latpred.sandbox.own_thread import without_modes
-        from latpred.zoo.candidates import title
-
-        name = title(candidate)
-        with without_modes(), traced_for(self.predictor.era):
-            predicted = [(runtime, *self._predicted(runtime, graph)) for runtime, graph in self._graphs(candidate)]
-        for index, batch in enumerate(self.batches):
-            for runtime, graph, curve in predicted:
-                if isinstance(curve, Curve):
-                    assert graph is not None
-                    yield _row(position, name, graph, curve[index])
-                    continue
-                if errors == "raise":
-                    raise CandidateError(f"candidate {position} ({name}): {_reason(curve)}") from curve
-                precision = graph.precision if graph is not None else self.options.precision or ""
-                yield CandidateRow(position, name, batch, runtime, precision, error=_reason(curve))
-
-    def _predicted(self, runtime: str, graph: ModelGraph | Exception) -> tuple[ModelGraph | None, Curve | Exception]:
+    def _predicted(
+        self, predictor: Predictor, runtime: str, traces: _Traces
+    ) -> tuple[ModelGraph | None, Curve | Exception]:
+        graph = traces.graph(predictor, runtime)
         if isinstance(graph, Exception):
             return None, graph
         try:
-            return graph, self.predictor.curve(graph, self.batches, runtime=runtime, protocol=self.options.protocol)
+            return graph, predictor.curve(graph, self.batches, runtime=runtime, protocol=self.options.protocol)
         except LatpredError as error:
             return graph, error
 
-    def _graphs(self, candidate: Any) -> Iterator[tuple[str, ModelGraph | Exception]]:
-        """Each runtime with the graph that it lowers, or with what went wrong; runtimes share graphs."""
-        graph_in = self._tracer(candidate)
-        graphs: dict[str, ModelGraph | Exception] = {}
-        for runtime in self.runtimes:
-            traced_by = lowering.traced_by(runtime)
-            if traced_by not in graphs:
-                try:
-                    graphs[traced_by] = graph_in(runtime)
-                except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
-                    graphs[traced_by] = error
-            yield runtime, graphs[traced_by]
 
-    def _tracer(self, candidate: Any) -> Callable[[str], ModelGraph]:
-        """A function from a runtime to the graph that it lowers; the model is built once, and only where it must be."""
+class _Traces:
+    """Graphs of one candidate, or what went wrong; it is built once, and runtimes and devices share what they can."""
+
+    def __init__(self, candidate: Any, options: Options, batches: Sequence[int]) -> None:
+        self._candidate, self._options, self._batches = candidate, options, batches
+        self._graphs: dict[tuple[str, str, str], ModelGraph | Exception] = {}
+        self._built: list[Any] = []
+
+    def graph(self, predictor: Predictor, runtime: str) -> ModelGraph | Exception:
+        """What a runtime lowers on a device; the era of its profile is that which models are being traced for."""
+        traced_by = lowering.traced_by(runtime)
+        key = (traced_by, predictor.era, predictor.target)
+        if key not in self._graphs:
+            same = (self._graphs.get((traced_by, predictor.era, target)) for target in lowering.TARGETS)
+            found = next((graph for graph in same if isinstance(graph, ModelGraph) and not graph.target), None)
+            self._graphs[key] = self._traced(predictor, runtime) if traced_by != "eager" or found is None else found
+        return self._graphs[key]
+
+    def _traced(self, predictor: Predictor, runtime: str) -> ModelGraph | Exception:
+        try:
+            known = self._known(predictor) if lowering.traced_by(runtime) == "eager" else None
+            return known or self._made(predictor, runtime)
+        except Exception as error:  # whatever a searcher's code raises concerns this candidate alone
+            return error
+
+    def _known(self, predictor: Predictor) -> ModelGraph | None:
+        """The graph of a config or of a network of a published space, put together from traces of others."""
+        from latpred.search.spaces import graph_named
         from latpred.tracing.layer_extrapolation import STACKS
-        from latpred.zoo.candidates import traceable
         from latpred.zoo.names import is_config
 
-        options = self.options
-        built: list[Any] = []
+        options, graph = self._options, None
+        if options.inputs is not None:
+            return None
+        if is_config(self._candidate):
+            asked = {name: getattr(options, name) for name in ("seq", "image", "precision", "attention")}
+            graph = STACKS.graph(self._candidate, target=predictor.target, **asked)
+        elif options.seq is None and options.precision not in AMP:
+            graph = graph_named(self._candidate, image=options.image, precision=options.precision)
+        return None if graph is None or graph.exact or graph.only else graph
 
-        def graph_in(runtime: str) -> ModelGraph:
-            if options.inputs is None and lowering.traced_by(runtime) == "eager" and is_config(candidate):
-                asked = {name: getattr(options, name) for name in ("seq", "image", "precision", "attention")}
-                graph = STACKS.graph(candidate, target=self.predictor.target, **asked)
-                if not (graph.exact or graph.only):
-                    return graph
-            if not built:
-                built.append(traceable(candidate))
-            (model,) = built
-            if isinstance(model, ModelGraph):
-                return model
-            return self.predictor.trace(model, replace(options, runtime=runtime), self.batches)
+    def _made(self, predictor: Predictor, runtime: str) -> ModelGraph:
+        from latpred.zoo.candidates import traceable
 
-        return graph_in
+        if not self._built:
+            self._built.append(traceable(self._candidate))
+        (model,) = self._built
+        if isinstance(model, ModelGraph):
+            return model
+        return predictor.trace(model, replace(self._options, runtime=runtime), self._batches)
 
 
-def _row(position: int, name: str, graph: ModelGraph, point: Prediction) -> CandidateRow:
+def _row(position: int, name: str, predictor: Predictor, graph: ModelGraph, point: Prediction) -> CandidateRow:
     low, high = point.interval_ms
     return CandidateRow(
         candidate=position,
         name=name,
+        device=predictor.profile.name,
         batch=point.batch,
         runtime=point.runtime,
         precision=point.precision,
@@ -511,6 +534,7 @@ def _question_key(evaluator: Evaluator) -> str | None:
     settings = ("precision", "attention", "protocol", "seq", "image")
     asked = [evaluator.batches, evaluator.runtimes, *(getattr(options, name) for name in settings)]
     versions = [metadata.version(name) if find_spec(name) else "" for name in _PACKAGES]
-    digest = hashlib.sha256(document.encode(evaluator.predictor.profile))
-    digest.update(msgspec.json.encode([asked, versions, inputs]))
+    digest = hashlib.sha256(msgspec.json.encode([asked, versions, inputs]))
+    for predictor in evaluator.predictors:
+        digest.update(document.encode(predictor.profile))
     return digest.hexdigest()

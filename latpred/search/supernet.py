@@ -20,12 +20,11 @@ import msgspec
 import torch
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.dtypes import DTYPES, dtype_of, refuse_autocast
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Place, Span, shown
 from latpred.storage import Recent
-from latpred.tracing.inputs import Inputs, demand_one, derived, from_example
+from latpred.tracing.inputs import DTYPES, Inputs, demand_one, derived, dtype_of, from_example, refuse_autocast
 from latpred.tracing.meta_module import MetaModule, make_meta_module
 from latpred.tracing.trace_pass import PassWatcher, TracePass, closing, on_one_line
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from latpred.graph.dtypes import AUTOCAST
 from latpred.sandbox.own_thread import replaced
+from latpred.tracing.inputs import AUTOCAST
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
@@ -77,21 +77,11 @@ def means_autocast(error: Exception) -> bool:
 
 
 class Autocast:
-    """What torch.autocast is set to on one kind of device, and what it then does to the ops of a pass.
-
-    Attributes
-    ----------
-    target : str
-        Kind of device: "cpu" or "cuda".
-    entered : bool
-        Whether it was ever switched on.
-    follows : bool
-        Whether torch's switches are followed. Where they are not, a pass that makes use of them ends in
-        `EntersAutocastError`.
-    """
+    """What torch.autocast is set to on one kind of device, "cpu" or "cuda", and what it then does to a pass's ops."""
 
     def __init__(self, target: str, *, follows: bool) -> None:
-        self.target, self.entered = target, False
+        self.target = target
+        self.entered = False  # whether it was ever switched on
         # Whether torch's switches are followed: where autocast is asked for, and where the caller is in one itself.
         self.follows = follows or nesting() > 0
         self._enabled, self._dtype, self._caching = False, _USUAL[target], True
@@ -105,7 +95,7 @@ class Autocast:
         """The context of one pass; within it everything runs under autocast to `dtype`, if that is given."""
         self._recorder, self._dtype = recorder, dtype or _USUAL[self.target]
         if not self.follows:
-            recorder.route(self._outside)
+            recorder.refuses_autocast = True
             yield
             return
         self._nesting = int(dtype is not None)
@@ -167,12 +157,6 @@ class Autocast:
         self.entered = self.entered or enabled
         if self._recorder is not None:
             self._recorder.route(self._handle if enabled else None)
-
-    def _outside(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Record an op, unless the model entered autocast."""
-        if nesting():
-            raise EntersAutocastError
-        return self._record(func, args, options)
 
     def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Record the casts of an op's arguments, then the op."""

@@ -119,7 +119,7 @@ def fresh(recorder: TraceRecorder, call: Call) -> Any:
     """An op whose results are new and whose shapes follow from its arguments' shapes."""
     key, places = call.signature()
     record = recorder.known.get(key)
-    if record is not None and places & _ON_META and record.specs is not None:
+    if record is not None and places & _ON_META and record.makers is not None:
         return recorder.record(record, record.make())
     weights = call.weights() if record is None else []
     if places == _ON_META | _REAL:
@@ -171,7 +171,7 @@ def maybe(recorder: TraceRecorder, call: Call) -> Any:
         record = no_launch(call.info, view=True) if _shares(out, x) else call.launching(out)
         recorder.known[key] = record
         return recorder.record(record, out)
-    if record.alias or places & _REAL or record.specs is None:
+    if record.alias or places & _REAL or record.makers is None:
         return recorder.record(record, call.run())
     return recorder.record(record, record.make())
 

@@ -18,10 +18,10 @@ import msgspec
 import torch
 
 from latpred.errors import TraceError
-from latpred.graph.dtypes import DTYPES
 from latpred.graph.graph import COUNTS, ZERO, Affine, ModelGraph, Op
 from latpred.ops import generation
 from latpred.storage import Recent
+from latpred.tracing.inputs import DTYPES
 from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.trace_pass import RETURN
 from latpred.tracing.tracer import trace

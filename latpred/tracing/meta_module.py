@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext, _device_constructors
 
 from latpred.errors import TraceError
-from latpred.sandbox.copies import Copier
 from latpred.sandbox.own_thread import SWITCHING, leave_hooks_out, replaced
+from latpred.sandbox.untouched import Copier
 from latpred.tracing.inputs import demand_dense
 
 Tensor = torch.Tensor
@@ -60,7 +60,9 @@ def make_meta_module(
     weights = {id(tensor): tensor for part in parts for tensor in part._parameters.values() if tensor is not None}
     buffers = {id(tensor): tensor for part in parts for tensor in part._buffers.values() if tensor is not None}
     tensors = {**weights, **buffers}
-    floating = next((t.dtype for t in tensors.values() if t.dtype.is_floating_point), None)
+    formats = [t.dtype for t in tensors.values() if t.dtype.is_floating_point]
+    # One of 8 bits is for the operands of its products; everything else is computed in another.
+    floating = next((one for one in formats if one.itemsize > 1), formats[0] if formats else None)
     other = next((t.dtype for t in tensors.values() if t.dtype.is_complex), dtype or torch.float32)
     return MetaModule(
         module=module,
@@ -138,7 +140,7 @@ class _OnMeta:
 
     def _made(self, source: Tensor, keep: int) -> Tensor:
         dtype = source.dtype
-        if dtype.is_floating_point and self._dtype is not None:
+        if dtype.is_floating_point and dtype.itemsize > 1 and self._dtype is not None:
             dtype = self._dtype
         kept = source.dim() == 0 or not (dtype.is_floating_point or dtype.is_complex) or source.numel() <= keep
         if kept and not source.is_meta and source.numel() <= _KEPT_NUMEL:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -166,8 +167,6 @@ def _kind(func: OpOverload[..., Any], short: str, aten: bool) -> Kind:
 
 LIMIT = 50_000
 
-Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpRecord:
@@ -188,8 +187,8 @@ class OpRecord:
     syncs: int = 0
     estimated: bool = False
     alias: bool = False  # nothing was launched
-    # Shape, strides and dtype of each result that can be made anew without running the op, and what holds several.
-    specs: tuple[Spec | None, ...] | None = None
+    # What makes each result on the meta device without running the op, where it consists of tensors; and their holder.
+    makers: tuple[Callable[[], Any], ...] | None = None
     container: type | None = None
 
     @property
@@ -200,19 +199,19 @@ class OpRecord:
 
     def make(self) -> Any:
         """The op's result on the meta device."""
-        assert self.specs is not None
+        assert self.makers is not None
         if self.container is None:
-            return _made(self.specs[0])
-        return self.container([_made(spec) for spec in self.specs])
+            return self.makers[0]()
+        return self.container([make() for make in self.makers])
 
     def giving(self, out: Any, **changes: Any) -> OpRecord:
         """The record with a result that can be made anew, where it consists of tensors."""
         several = isinstance(out, (tuple, list))
         parts = list(out) if several else [out]
         simple = all(part is None or isinstance(part, torch.Tensor) for part in parts)
-        specs = tuple(_spec(part) for part in parts) if simple else None
+        makers = tuple(map(_maker, parts)) if simple else None
         container = None if not several else list if type(out) is list else tuple
-        return replace(self, specs=specs, container=container, **changes)
+        return replace(self, makers=makers, container=container, **changes)
 
 
 class OpRecordCache:
@@ -305,12 +304,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def _made(spec: Spec | None) -> torch.Tensor | None:
-    return None if spec is None else torch.empty_strided(spec[0], spec[1], dtype=spec[2], device="meta")
-
-
-def _spec(tensor: torch.Tensor | None) -> Spec | None:
-    return None if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+def _maker(tensor: torch.Tensor | None) -> Callable[[], Any]:
+    if tensor is None:
+        return lambda: None
+    # A device is read faster than its name; it is made here, since modes of the caller look on while files load.
+    meta = torch.device("meta")
+    return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=meta)
 
 
 def leaves(value: Any) -> list[torch.Tensor]:

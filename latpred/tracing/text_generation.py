@@ -17,10 +17,9 @@ import msgspec
 import torch
 
 from latpred.errors import UsageError
-from latpred.graph.dtypes import dtype_of, refuse_autocast
 from latpred.graph.graph import ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
-from latpred.tracing.inputs import Inputs
+from latpred.tracing.inputs import Inputs, dtype_of, refuse_autocast
 from latpred.tracing.layer_extrapolation import NotAffineError, graph_between, same_work
 from latpred.tracing.meta_module import MetaModule, make_meta_module
 from latpred.tracing.op_record import OpRecord

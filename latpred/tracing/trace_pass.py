@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, compress
 from types import CodeType, FrameType, MethodType
 from typing import Any
 
@@ -38,24 +38,16 @@ CHEAP_HOOK = sys.version_info < (3, 12)
 
 
 class PassWatcher:
-    """Watches one pass.
-
-    Attributes
-    ----------
-    modules : list[str]
-        Path of the innermost module around each op.
-    module_calls, python_calls : list[int]
-        Calls since the previous op; one element more than there are ops, for what follows the last.
-    deaths : dict[int, int]
-        For each op that made memory that is gone before the end: the first op that no longer has it.
-    """
+    """Watches one pass."""
 
     def __init__(self, paths: dict[int, str]) -> None:
-        self.modules: list[str] = []
+        self.modules: list[str] = []  # path of the innermost module around each op
+        # Calls since the previous op; one element more than there are ops, for what follows the last.
         self.module_calls: list[int] = []
         self.python_calls: list[int] = []
-        self.deaths: dict[int, int] = {}
-        self._alive: dict[int, list[StorageWeakRef]] = {}
+        self.deaths: dict[int, int] = {}  # for each op whose memory is gone before the end: the first op without it
+        self._alive: dict[int, tuple[list[int], StorageWeakRef]] = {}  # by storage: the ops that gave it
+        self._storages: dict[int, int] = {}  # of each op, those that are alive
         self._stack = [""]
         self._calls = [0, 0, 0]  # module calls, Python calls, whether the recorder is at work
         self._hook = _hook(paths, self._stack, self._calls)
@@ -104,27 +96,25 @@ class PassWatcher:
 
     def maker(self, tensor: torch.Tensor) -> int | None:
         """The op that made a tensor's memory; None for memory that was there before."""
-        storage = _watched(tensor).cdata
-        return next((op for op, alive in self._alive.items() if any(w.cdata == storage for w in alive)), None)
+        made = self._alive.get(_watched(tensor).cdata)
+        return None if made is None else made[0][0]
 
     def after(self, record: OpRecord, out: Any) -> None:
         """Note an op that was just handled, and the memory that went since the one before."""
         index = len(self.modules)
         self.modules.append(self._stack[-1])
         self._flush()
-        # Asked of torch itself: dozens of storages are alive at each of hundreds of ops.
-        gone = [birth for birth, watched in self._alive.items() if _GONE(watched[0].cdata)]
-        for birth in gone:
-            watched = self._alive[birth]
-            while watched and _GONE(watched[0].cdata):
-                del watched[0]
-            if not watched:
-                self.deaths[birth] = index
-                del self._alive[birth]
+        # Asked of torch itself, without Python in between: dozens of storages are alive at each of hundreds of ops.
+        for storage in list(compress(self._alive, map(_GONE, self._alive))):
+            for birth in self._alive.pop(storage)[0]:
+                self._storages[birth] -= 1
+                if not self._storages[birth]:
+                    self.deaths[birth] = index
         if record.new_bytes:
-            watched = [_watched(tensor) for tensor in leaves(out)]
-            if watched:
-                self._alive[index] = watched
+            made = list(map(_watched, leaves(out)))
+            self._storages[index] = len(made)
+            for watched in made:
+                self._alive.setdefault(watched.cdata, ([], watched))[0].append(index)
 
     def live_bytes(self, records: Sequence[OpRecord], input_bytes: int) -> list[int]:
         """Activation bytes alive just after each op, inputs included; of these very ops at any batch size."""
@@ -252,7 +242,7 @@ def _ops(
     for a, b, nested, live, (module, module_calls, python_calls) in rows:
         op = known.get((id(a), id(b)))
         if op is None:
-            op = known[id(a), id(b)] = _op(a, [count(x, y) for x, y in zip(a.counts, b.counts, strict=True)])
+            op = known[id(a), id(b)] = op_of(a, [count(x, y) for x, y in zip(a.counts, b.counts, strict=True)])
         ops.append(
             msgspec.structs.replace(
                 op,
@@ -269,7 +259,7 @@ def _ops(
     return tuple(ops)
 
 
-def _op(record: OpRecord, counts: Sequence[Affine]) -> Op:
+def op_of(record: OpRecord, counts: Sequence[Affine]) -> Op:
     """What every call with a record has in common."""
     macs, weight_bytes, read_bytes, write_bytes, _, *dims = counts
     return Op(

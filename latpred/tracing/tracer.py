@@ -17,23 +17,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import LatpredError, TraceError, UsageError
 from latpred.graph.attention import attended
-from latpred.graph.dtypes import AUTOCAST, DTYPES, dtype_of, precision_name
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.query import check_attention
 from latpred.sandbox.own_thread import no_collection, uncompiled, without_modes
-from latpred.sandbox.restore import put_back
-from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast
+from latpred.sandbox.untouched import put_back
+from latpred.tracing.autocast import OWN, Autocast, EntersAutocastError, means_autocast, nesting
 from latpred.tracing.handlers import HANDLERS, Call, UnknowableError
 from latpred.tracing.inputs import (
+    AUTOCAST,
+    DTYPES,
     Inputs,
     arguments,
     demand_one,
     demand_positions,
     derived,
+    dtype_of,
     example_call,
     from_example,
     is_function,
     nbytes,
+    precision_name,
     sequence_first,
     tensors_in,
 )
@@ -56,34 +59,20 @@ _HANDLERS = tuple(HANDLERS[kind] for kind in Kind)  # by number: a dict would as
 
 
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the ops issued while it is active; a watcher adds the Python between them, at some cost.
-
-    Attributes
-    ----------
-    records : list[OpRecord]
-        One for each op, in order.
-    nested : list[bool]
-        Whether another op issued it, rather than Python.
-    current : str
-        Name of the op being handled, "" between ops.
-    stale : set[int]
-        Storages of real tensors whose values are no longer known.
-    generator : torch.Generator
-        Gives the random numbers that the pass needs.
-    value : tuple of int and Tensor, or None
-        The last value that was made a tensor of, and the position of its record.
-    """
+    """Records the ops issued while it is active; a watcher adds the Python between them, at some cost."""
 
     def __init__(self, watcher: PassWatcher | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.records: list[OpRecord] = []
-        self.nested: list[bool] = []
-        self.current = ""
-        self.stale: set[int] = set()
+        self.records: list[OpRecord] = []  # one for each op, in order
+        self.nested: list[bool] = []  # whether another op issued it, rather than Python
+        self.current = ""  # name of the op being handled, "" between ops
+        self.stale: set[int] = set()  # storages of real tensors whose values are no longer known
+        # The last value that was made a tensor of, and the position of its record.
         self.value: tuple[int, torch.Tensor] | None = None
         self.known, self.infos = CACHE.tables()
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.Generator().manual_seed(0)  # gives the random numbers that the pass needs
         self.watcher = watcher
+        self.refuses_autocast = False  # whether an op in torch.autocast ends the pass in `EntersAutocastError`
         self._depth = 0
         self._inner = 0
 
@@ -105,6 +94,8 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             watcher.resume()
 
     def _handle(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        if self.refuses_autocast and nesting():
+            raise EntersAutocastError
         info = self.infos.get(func)
         if info is None:
             info = self.infos[func] = describe(func)
@@ -250,7 +241,9 @@ def trace(
         with names.attention(attention or names.attention_asked()):
             module, given = _with_inputs(model, inputs, seq, image)
         with no_collection():
-            graph = attended(_graph(module, given, naming, batches), attention)
+            graph = _graph(module, given, naming, batches)
+    if attention is not None:
+        graph = attended(graph, attention)
     if strict:
         _demand_known(graph)
     if inputs is not None and not is_function(inputs) and sequence_first(module):

@@ -27,12 +27,13 @@ import msgspec
 import torch
 
 from latpred.errors import MissingPackageError, UnknownModelError, UsageError
-from latpred.graph.dtypes import dtype_of
+from latpred.query import SPACES
 from latpred.tracing.inputs import (
     cast,
     demand_one,
     demand_used,
     derived,
+    dtype_of,
     example_speech,
     example_tokens,
     from_example,
@@ -259,8 +260,9 @@ def build(
     """Build a model by name, its structure alone on "meta", with random weights elsewhere.
 
     A name is one of `known()` or another of its names ("bert-base", "google/mobilebert-uncased"), "torchvision:NAME",
-    "timm:NAME", either without its library where nothing else goes by the name, or "path/file.py:FUNCTION" for a
-    function without arguments that returns a model, or a model and an example of its inputs.
+    "timm:NAME", either without its library where nothing else goes by the name, "SPACE:NETWORK" of a published space,
+    or "path/file.py:FUNCTION" for a function without arguments that returns a model, or a model and an example of its
+    inputs.
     """
     dtype = dtype_of(precision)
     if name.lower().endswith(".onnx"):
@@ -275,6 +277,10 @@ def build(
         demand_used(name, "image", seq, image)
         model, side = _from_library(library, rest, device, image)
         return _built(name, model, "image", side, dtype, device)
+    if colon and library in SPACES:
+        demand_used(name, "image", seq, image)
+        model, side = _from_space(name, device)
+        return _built(name, model, "image", image or side, dtype, device)
     if is_file(name):
         model, example, kind, size = _build_from_file(name, device, seq, image)
         made = _settled(model, dtype, device)
@@ -452,6 +458,13 @@ def _torchvision_broken() -> bool:
 def _building_for(device: str) -> AbstractContextManager[None]:
     """Build without memory and without initialising weights, for the meta device; as usual for any other."""
     return Unweighted() if device == "meta" else nullcontext()
+
+
+def _from_space(name: str, device: str) -> tuple[torch.nn.Module, int]:
+    space, architecture = import_module("latpred.zoo.spaces.space").named(name)
+    encoding = space.encoded(architecture)
+    with _building_for(device):
+        return space.build(encoding), space.pixels(encoding)
 
 
 # -- torchvision and timm ------------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from latpred.calibration.devices import conditions
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.fitting import acceptance
 from latpred.calibration.fitting.acceptance import HoldoutError, RunQuality, accepted, network_spread
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, suites
+from latpred.host import Slowdown
 from latpred.prediction.clocks import Z90
 from latpred.profile import store
 
@@ -44,7 +45,7 @@ def test_holdout_networks_are_predicted_by_the_profile() -> None:
     # a synchronous device: 20 us for the pass, 5 for the class, 2 + macs / 1e6 in the kernel, nothing else
     profile = factories.profile(factories.device(asynchronous=False, kind="cpu"))
     graph = factories.graph(factories.linear(rows=128, width=768))
-    (found,) = acceptance.holdout_errors(profile, {"holdout": NetworkRun(graph, 2, 500.0)})
+    (found,) = acceptance.holdout_errors(profile, {"holdout": TimedNetwork(graph, 2, 500.0)})
     macs_us, weight_us = 2 * 128 * 768 * 768 / 1e6, 4 * 768 * 768 / 1e3
     moved_us = weight_us + 2 * 2 * 4 * 128 * 768 / 1e3
     kernel_us = found.predicted_us - 20.0 - 5.0 - 2.0
@@ -54,10 +55,18 @@ def test_holdout_networks_are_predicted_by_the_profile() -> None:
     assert found.log_error == pytest.approx(math.log(found.predicted_us / 500.0))
 
 
+def test_holdout_networks_are_predicted_for_the_speed_that_they_were_timed_at() -> None:
+    profile = factories.profile(factories.device(asynchronous=False, kind="cpu"))
+    run = TimedNetwork(factories.graph(factories.linear(rows=1, width=768)), 1, 500.0)
+    slow = run._replace(slowdown=Slowdown(cache=1.5))
+    found, slower = acceptance.holdout_errors(profile, {"fast": run, "slow": slow})
+    assert slower.predicted_us - 25.0 == pytest.approx(1.5 * (found.predicted_us - 25.0))  # all but dispatch
+
+
 def test_the_dispatch_spread_is_left_out() -> None:
     info = factories.device(asynchronous=False, kind="cpu")
     wide = factories.profile(info, runtimes={"eager": factories.dispatch(spread=0.5)})
-    (found,) = acceptance.holdout_errors(wide, {"a": NetworkRun(factories.graph(factories.linear()), 1, 500.0)})
+    (found,) = acceptance.holdout_errors(wide, {"a": TimedNetwork(factories.graph(factories.linear()), 1, 500.0)})
     assert found.kernel_spread == pytest.approx(0.0, abs=1e-6)
 
 

@@ -22,7 +22,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.measurement import whole_models
 from latpred.calibration.runtime_calibration import calibrate_runtimes
-from latpred.calibration.session import Row, directory, read_rows
+from latpred.calibration.session import Row, directory, read_journal
 from latpred.cli import main
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph, Schedule
@@ -98,7 +98,7 @@ def more(names: tuple[str, ...] = ("plain",), cells: int = MORE, **options: obje
 
 def rows_kept(name: str = session.LAST) -> Counter[str]:
     """How many rows of each runtime a journal has."""
-    return Counter(row.cell.runtime for row in read_rows(directory("simulated") / name))
+    return Counter(row.cell.runtime for row in read_journal(directory("simulated") / name)[1])
 
 
 def run(*arguments: str) -> Result:
@@ -175,11 +175,11 @@ def test_eager_comes_first_and_its_fit_sees_no_other_rows(calibrated: Path) -> N
     cells = FEW + 60
     profile = more(("plain", "eager"), cells=cells, quick=True)
     kept = rows_kept()
-    labels = [row.cell.runtime for row in read_rows(directory("simulated") / session.LAST)]
+    labels = [row.cell.runtime for row in read_journal(directory("simulated") / session.LAST)[1]]
     assert labels == ["eager"] * kept["eager"] + ["plain"] * kept["plain"]
     assert sum(kept.values()) in (cells, cells + 1)
     device = SimulatedDevice()
-    rows = read_rows(directory("simulated") / session.LAST)
+    rows = read_journal(directory("simulated") / session.LAST)[1]
     alone, _ = profile_fit.fit_profile(rows, device.machine(), device.info(), "simulated")
     eager: list[Row] = [row for row in rows if row.cell.runtime == "eager"]
     assert alone.runtimes == profile_fit.fit_profile(eager, device.machine(), device.info(), "simulated")[0].runtimes

@@ -14,10 +14,11 @@ from gauges import ScriptedGauge
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
-from latpred.calibration.runtime_calibration import compile_calibrator, network_fit
+from latpred.calibration.runtime_calibration import compile_calibrator
 from latpred.calibration.runtime_calibration.compile_calibrator import KINDS, PUSHING_US, CompileCalibrator
 from latpred.calibration.session import Row
 from latpred.calibration.timing.timer import Timing
+from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost
@@ -102,7 +103,7 @@ def rows(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     specs = [schedules.network_spec(cell) for cell in cells]
     nets = [network(8 if spec.tiny else 128 * (3 + place)) for place, spec in enumerate(specs)]
     by_spec = dict(zip(specs, nets, strict=True))
-    monkeypatch.setattr(network_fit, "graph_of", lambda spec, *_: by_spec[spec])
+    monkeypatch.setattr(networks, "graph_in", lambda spec, *_: by_spec[spec])
     return [row(cell, net, profile) for cell, net in zip(cells, nets, strict=True)]
 
 

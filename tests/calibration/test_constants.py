@@ -20,7 +20,7 @@ MIB = 1 << 20
 @pytest.mark.parametrize("seed", range(20))
 def test_constants_come_back_within_two_percent(seed):
     device = SimulatedDevice(SimulatedSpec(seed=seed, noise=0.02, spikes=0.01))
-    truth, found = device.true_costs(), constants.measure(device)
+    truth, found = device.spec.costs, constants.measure(device)
     assert found.launch_us == pytest.approx(truth.launch_us, rel=0.02)
     assert found.gap_us == pytest.approx(truth.gap_us, rel=0.02)
     assert found.sync_us == pytest.approx(truth.sync_us, rel=0.02)
@@ -45,7 +45,7 @@ def test_constants_of_another_device_come_back_too():
 
 def test_what_reading_the_clock_costs_is_not_taken_for_synchronisation():
     slow = SimulatedDevice(SimulatedSpec(clock_us=0.8))
-    found, truth = constants.measure(slow), slow.true_costs()
+    found, truth = constants.measure(slow), slow.spec.costs
     assert (found.sync_us, found.launch_us) == pytest.approx((truth.sync_us, truth.launch_us), rel=0.02)
 
 

@@ -37,16 +37,17 @@ def large():
 BATCHES = (1, 16, 4096)
 
 
-@pytest.fixture
-def sheet(tmp_path: Path) -> pd.DataFrame:
+@pytest.fixture(scope="module")
+def sheet(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     """Latencies as the datasheets of two GPUs have them, on hosts that differ by a known factor."""
-    (tmp_path / "models.py").write_text(SOURCE)
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "models.py").write_text(SOURCE)
     rows = []
     for gpu in ("t4", "a100"):
         for site, factor in SLOWER.items():
             predictor = Predictor(swapped(store.load(gpu), Swap(factor, 0.05, "")))
             for name in ("small", "large"):
-                model = f"{tmp_path}/models.py:{name}"
+                model = f"{folder}/models.py:{name}"
                 graph = trace_for_runtime(model)
                 latency = [predictor.predict(graph, batch).latency_ms / 1e3 for batch in BATCHES]
                 run = {"gpu": gpu, "run": f"{site} {gpu}", "model": model, "input_kind": "custom", "stack": "torch=2.1"}

@@ -1,7 +1,7 @@
 """Generators: whatever a calibration can draw is valid, so that no draw fails and none ends a run.
 
-Sized networks run forward on the meta device, where nothing is computed and every shape is. Of the first 30,000 seeds
-all are taken whose kind has stages of convolutions, 3,000 of each kind: their maps shrink, and whether a layer is left
+Sized networks run forward on the meta device, where nothing is computed and every shape is. Of the first 13,000 seeds
+all are taken whose kind has stages of convolutions, 1,200 of each kind: their maps shrink, and whether a layer is left
 with anything depends on the draw. In the other kinds a draw changes sizes that fit each other by construction, so every
 tenth stands for the rest. A calibration of five minutes reaches some 1,300 seeds.
 
@@ -24,7 +24,6 @@ from latpred import runtimes
 from latpred.calibration import cells, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import onnx_workloads
-from latpred.calibration.runtime_calibration.network_fit import build_network, network_inputs
 from latpred.calibration.runtime_calibration.onnx_calibrator import TINY_GRAPHS, graph_cell
 from latpred.calibration.runtime_calibration.onnx_workloads import Graph
 from latpred.calibration.workloads import blocks, networks, single_ops
@@ -35,16 +34,16 @@ from latpred.tracing.inputs import from_example
 from latpred.tracing.meta_module import make_meta_module
 from latpred.tracing.tracer import Naming, Tracer
 
-EACH = 3000  # seeds of a kind
+EACH = 1200  # seeds of a kind
 STAGED = ("residual", "mobile", "dense")
 THINNED = 10
 PARTS = 3  # that the seeds of a kind fall into, so that several processes share them
-TRACED = (*range(0, 13_000, 21), *range(13_000, 130_000, 191))
+TRACED = (*range(0, 13_000, 42), *range(13_000, 130_000, 382))
 HOLDOUTS = 60
 TINY = 10 * len(KINDS)  # as many as the calibrator of any runtime draws
 PRECISIONS = ("fp32", "bf16", "fp16")
 CELLS = 400  # kernel cells of a precision
-GRAPHS = 30_000  # generated ONNX graphs
+GRAPHS = 6_000  # generated ONNX graphs
 # Networks that are left with one pixel before their last stage; one like the first once ended a calibration's draws.
 PIXELS: dict[int, type[torch.nn.Module]] = {
     10522: blocks.FireBlock,
@@ -129,13 +128,6 @@ def test_kernel_cells_launch_a_kernel(precision: str) -> None:
         demand_sound(*single_ops.graph(cell))
 
 
-def test_dispatch_cells_issue_something() -> None:
-    for cell in cells.dispatch_cells():
-        graph, batch = single_ops.graph(cell)
-        assert graph.at(batch), cell.key
-        assert not [op.name for op in graph.at(batch) if op.estimated], cell.key
-
-
 class Outline(Graph):
     """A graph whose weights are inputs of their shape: writing them would take most of the time."""
 
@@ -185,11 +177,6 @@ def test_generated_onnx_graphs_have_shapes(kind: str, monkeypatch: pytest.Monkey
         demand_shapes(onnx.ModelProto.FromString(model))
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(onnx_workloads.KINDS))
-def test_generated_onnx_graphs_have_shapes_with_their_weights(kind: str) -> None:
-    demand_shapes(onnx.ModelProto.FromString(onnx_workloads.make(kind, 1, tiny=True)[0]))
-
-
 def small(seed: int) -> NetworkSpec:
     """A network as it is drawn, but narrow, so that it runs in no time."""
     return msgspec.structs.replace(networks.draw(seed), width=32, cold=False)
@@ -216,10 +203,11 @@ def test_networks_run_for_real(runtime: str) -> None:
     device = open_device("cpu")
     others = [number for number, kind in enumerate(KINDS) if kind not in STAGED]
     others.append(len(KINDS) + KINDS.index("audio"))  # whose turn a network of waves takes
-    for seed in list(PIXELS)[:1] if runtime == "compile" else (*PIXELS, *others):  # which takes long to compile
-        model = build_network(small(seed), "fp32")
+    exported = (next(iter(PIXELS)), *others[::2])  # exporting takes long, compiling longer
+    for seed in {"compile": exported[:1], "onnxruntime": exported}.get(runtime, (*PIXELS, *others)):
+        model = networks.real_model(small(seed), "fp32")
         for batch in (1, 2):
-            inputs = network_inputs(small(seed), "fp32", batch=batch)
+            inputs = networks.real_inputs(small(seed), "fp32", batch=batch)
             out = device.prepare_model(model, inputs, runtime)()
             first = torch.as_tensor(out[0] if isinstance(out, (list, tuple)) else out)
             with torch.inference_mode():

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from latpred.calibration.fitting.dispatch_fit import NetworkRun
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.fitting.kernel_fit import (
     APART,
     FEWEST,
@@ -24,6 +24,7 @@ from latpred.calibration.fitting.kernel_fit import (
     row_of,
     with_cold,
 )
+from latpred.host import Slowdown
 from latpred.prediction.kernel_times import evaluate
 
 
@@ -125,16 +126,16 @@ def left_behind(us: float, after: tuple[float, float, float]) -> float:
     return after[0] * us / (us + SHORT_US) + after[1] * us**0.5 + after[2] * us
 
 
-def run(rows: int, kernels_us: tuple[float, float], after: tuple[float, float, float], **changes: bool) -> NetworkRun:
+def run(rows: int, kernels_us: tuple[float, float], after: tuple[float, float, float], **changes: bool) -> TimedNetwork:
     """A product, a transpose and a sum; each kernel adds parts `after` it that saturate, grow as its root and as it."""
     product_us, sum_us = kernels_us
     ops = (factories.linear(rows), factories.view(), factories.add(rows))
     calls_us = (GEMM_US + product_us, TRANSPOSE_US, ADD_US + sum_us)
     left = sum(left_behind(us, after) for us in kernels_us)
-    return NetworkRun(factories.graph(*ops), 1, PASS_US + sum(calls_us) + left, calls_us, **changes)
+    return TimedNetwork(factories.graph(*ops), 1, PASS_US + sum(calls_us) + left, calls_us, **changes)
 
 
-def runs(after: tuple[float, float, float]) -> list[NetworkRun]:
+def runs(after: tuple[float, float, float]) -> list[TimedNetwork]:
     kernels = ((40.0, 9.0), (100.0, 16.0), (900.0, 400.0), (2500.0, 25.0), (64.0, 3600.0))
     return [run(rows, us, after) for rows, us in zip((1, 2, 3, 4, 5), kernels, strict=True)]
 
@@ -165,18 +166,24 @@ def test_an_error_counts_beside_the_dispatch_and_a_share_of_the_pass() -> None:
     assert resident.row == row_of(factories.linear(3), 1, resident=True)
 
 
+def test_kernels_that_read_the_shared_cache_are_brought_to_its_full_speed() -> None:
+    timed = run(3, (90.0, 8.0), (0.0, 0.0, 0.0))
+    product, total = kernel_samples([timed._replace(slowdown=Slowdown(cache=1.5))], DISPATCH)
+    assert (product.us, total.us) == pytest.approx((60.0, 8.0))
+
+
 HALF_BYTES = 1e6  # after which code is half cold
 COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=HALF_BYTES)
 
 
-def cold_run(rows: int, product_us: float, sum_us: float) -> NetworkRun:
+def cold_run(rows: int, product_us: float, sum_us: float) -> TimedNetwork:
     """As `run`, with nothing left behind, where every call finds its code as cold as the bytes of the pass make it."""
     ops = (factories.linear(rows), factories.view(), factories.add(rows * 1000))
     graph = factories.graph(*ops)
     touched = graph.bytes(1)  # each class comes once in a pass
     share = touched / (touched + HALF_BYTES)
     calls_us = (GEMM_US + product_us + 10.0 * share, TRANSPOSE_US + 6.0 * share, ADD_US + sum_us + 14.0 * share)
-    return NetworkRun(graph, 1, PASS_US + sum(calls_us), calls_us)
+    return TimedNetwork(graph, 1, PASS_US + sum(calls_us), calls_us)
 
 
 def test_what_cold_code_takes_longer_is_no_kernel() -> None:
@@ -206,13 +213,16 @@ def test_few_calls_tell_nothing_of_cold_code() -> None:
 def test_kernels_that_share_a_call_and_estimated_work_give_no_sample() -> None:
     shared = factories.graph(factories.linear(4), factories.add(100, host_class="elementwise.nested.add"))
     estimated = factories.graph(factories.linear(4, estimated=True))
-    assert kernel_samples([NetworkRun(graph, 1, 500.0, (450.0,)) for graph in (shared, estimated)], DISPATCH) == []
+    assert kernel_samples([TimedNetwork(graph, 1, 500.0, (450.0,)) for graph in (shared, estimated)], DISPATCH) == []
 
 
 def test_the_host_time_of_a_pass() -> None:
     ops = (factories.linear(4, module_calls=2), factories.view(python_calls=6), factories.add())
     fit = factories.dispatch(scale=2.0)
     # 20 + 2 x (5 + 3 + 7 + 2 modules at 1 + 6 functions at 0.5)
-    assert host_us(NetworkRun(factories.graph(*ops), 1, 0.0), fit) == 20.0 + 2.0 * 20.0
+    assert host_us(TimedNetwork(factories.graph(*ops), 1, 0.0), fit) == 20.0 + 2.0 * 20.0
     cold = cold_run(500, 40.0, 9.0)
     assert host_us(cold, COLD) == pytest.approx(cold.total_us - 49.0)
+    # A chain of Python calls dispatches nothing: 20 + 7 for the class of any op + 6 functions at 0.5
+    calls_alone = factories.graph(factories.view(name="python::return", host_class="python", python_calls=6))
+    assert host_us(TimedNetwork(calls_alone, 1, 0.0), COLD) == pytest.approx(30.0)

@@ -13,9 +13,10 @@ from factories import add, device, dispatch, graph, kernel_fit, linear, profile,
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.fitting.linear_system import System
 from latpred.calibration.runtime_calibration import network_fit
-from latpred.calibration.runtime_calibration.network_fit import TimedNetwork, fit_networks, unpriced_work
+from latpred.calibration.runtime_calibration.network_fit import fit_networks, unpriced_work
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
@@ -166,27 +167,13 @@ def test_kernels_of_its_own_belong_to_the_precision_that_prices_them() -> None:
     }
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.8])
-def test_on_an_asynchronous_device_hosts_come_from_issuing_and_scales_stay_together(factor: float) -> None:
-    timed = []
-    for index, net in enumerate(networks_of(5)):
-        host_us = 6.0 + sum(COSTS[op.host_class] for op in net.ops)
-        device_us = sum(factor * kernel_us(op, 2) + 1.0 for op in net.ops if op.family)
-        issue_us = None if index % 3 else host_us
-        timed.append(TimedNetwork(net, 2, max(host_us, device_us) + 14.0, issue_us, tiny=index % 3 == 0))
-    fit = fit_networks(timed, profile(device(), runtimes={"eager": eager()}), "eager")
-    assert host_cost(fit, "gemm.linear") == pytest.approx(3.0, rel=0.05)
-    assert fit.fixed_us == pytest.approx(6.0, rel=0.2)
-    assert list(fit.kernel_scales.values()) == pytest.approx([factor] * len(fit.kernel_scales), rel=0.07)
-
-
 def test_what_pushes_weights_out_of_the_cache_counts_in_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = graph(linear(), parameter_bytes=8)
-    monkeypatch.setattr(network_fit, "of_source", lambda *_: counted)
+    monkeypatch.setattr(networks, "of_source", lambda *_: counted)
     warm = msgspec.structs.replace(next(schedules.holdout_networks()), cold=False)
     cold = msgspec.structs.replace(warm, cold=True)
-    assert network_fit.graph_of(warm, "fp32", "onnxruntime", "cpu") is counted
-    pushed_out = network_fit.graph_of(cold, "fp32", "onnxruntime", "cpu")
+    assert networks.graph_in(warm, "fp32", "onnxruntime", "cpu") is counted
+    pushed_out = networks.graph_in(cold, "fp32", "onnxruntime", "cpu")
     assert pushed_out.parameter_bytes == networks.graph(cold).parameter_bytes > networks.EVICTING_BYTES
     assert pushed_out.ops == counted.ops
 

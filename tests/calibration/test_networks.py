@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -14,8 +14,8 @@ from latpred.calibration.devices.conditions import cast
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
-from latpred.graph.dtypes import dtype_of
 from latpred.graph.graph import Op
+from latpred.tracing.inputs import dtype_of
 
 TINY = [networks.draw(seed, tiny=True) for seed in range(3 * len(KINDS))]
 # A second head of width 8 and images and sequences of other sizes, still small.
@@ -34,11 +34,11 @@ def made(spec: NetworkSpec, precision: str, batch: int) -> tuple[torch.nn.Module
     return model, cast(networks.inputs(spec, batch), precision)
 
 
-def called(call: Callable[[], object]) -> list[str]:
-    """Names of the ops that Python issues in a call, as `in_network` sees them."""
+def called(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, list[str]]:
+    """What a network gives, and the names of the ops that Python issues for it, as `in_network` sees them."""
     with torch.inference_mode(), in_network.TimedCalls() as timed:
-        call()
-    return timed.names
+        out = model(*inputs)
+    return out, timed.names
 
 
 def gist(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
@@ -83,27 +83,15 @@ def test_stages_halve_a_map_while_there_is_something_to_halve(stages: int, poole
 
 
 @pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_trace_is_the_stream_of_calls(spec: NetworkSpec, batch: int) -> None:
-    model, inputs = made(spec, "fp32", batch)
-    groups = in_network.calls(networks.graph(spec).at(batch))
-    names = called(lambda: model(*inputs))
-    assert len(groups) == len(names)
-    singles = [(group[0].name, name) for group, name in zip(groups, names, strict=True) if len(group) == 1]
-    assert [traced for traced, _ in singles] == [run for _, run in singles]
-
-
-@pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_network_runs_and_is_traced_in_a_precision(spec: NetworkSpec, precision: str) -> None:
-    model, inputs = made(spec, precision, 3)
-    with torch.inference_mode():
-        out = model(*inputs)
-    assert out.shape[0] == 3
-    assert out.dtype is dtype_of(precision)
-    graph = networks.graph(spec, precision)
-    assert not any(op.estimated for batch in (1, 3) for op in graph.at(batch))
-    assert len(in_network.calls(graph.at(3))) == len(called(lambda: model(*inputs)))
+@pytest.mark.parametrize(("precision", "batch"), [("fp32", 1), ("fp32", 3), ("bf16", 3)])
+def test_every_network_runs_and_its_trace_is_the_stream_of_calls(spec: NetworkSpec, precision: str, batch: int) -> None:
+    model, inputs = made(spec, precision, batch)
+    out, names = called(model, inputs)
+    assert (out.shape[0], out.dtype) == (batch, dtype_of(precision))
+    ops = networks.graph(spec, precision).at(batch)
+    assert not any(op.estimated for op in ops)
+    singles = [group[0].name if len(group) == 1 else "" for group in in_network.calls(ops)]
+    assert singles == [name if one else "" for name, one in zip(names, singles, strict=True)]
 
 
 @pytest.mark.parametrize("spec", TINY[: len(KINDS)], ids=named)

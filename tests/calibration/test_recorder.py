@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from gauges import FAST
 from profiledata import profile
 from torch import nn
 
@@ -17,10 +18,10 @@ from latpred.calibration.devices.cuda import profiled
 from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import plans, recorder
 from latpred.calibration.measurement.plans import Plan, Setting
-from latpred.calibration.measurement.recorder import FOLDER, LINES, RecordingJournal
-from latpred.calibration.timing.timer import QUICK
+from latpred.calibration.measurement.recorder import JOURNAL_FOLDER, RecordingSession
+from latpred.calibration.session import JOURNAL, MOST_TRIES
 from latpred.calibration.workloads.suites import Workload, module_workload
-from latpred.errors import BusyError, DeviceError, ProfileError, UsageError
+from latpred.errors import BusyError, DeviceError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.profile.document import DeviceInfo, DeviceProfile
 from latpred.progress import ProgressEvent
 
@@ -48,7 +49,7 @@ def small_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, device: SimulatedDevice | None = None, **given: object) -> recorder.Done:
-    return recorder.record("small", folder, device or SimulatedDevice(), effort=QUICK, **given)  # type: ignore[arg-type]
+    return recorder.record("small", folder, device or SimulatedDevice(), effort=FAST, **given)  # type: ignore[arg-type]
 
 
 def test_a_recording_holds_everything_that_was_planned(tmp_path: Path) -> None:
@@ -95,8 +96,8 @@ def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, progress=end_at_third)
     assert len(recording.load(tmp_path).table) == 4
-    lines = tmp_path / FOLDER / LINES
-    lines.write_bytes(lines.read_bytes() + b'{"type":"Entry","key":"torn')
+    lines = tmp_path / JOURNAL_FOLDER / JOURNAL
+    lines.write_bytes(lines.read_bytes() + b'{"cell":{"kind":"torn')
     done = run(tmp_path, progress=lambda step: labels.append(step.label))
     assert done.complete
     assert len(labels) == 10  # nine settings, one of them begun twice
@@ -108,7 +109,8 @@ def test_what_was_profiled_comes_last_and_is_no_row_of_its_own(tmp_path: Path) -
     run(tmp_path, stages=["launches"])
     assert not (tmp_path / recording.MANIFEST).exists()  # nothing was timed yet
     run(tmp_path / "all", progress=lambda step: labels.append(step.label))
-    assert [label[-1] for label in labels] == ["1"] * 4 + ["2"] * 2 + ["1"] + ["0"] * 2
+    numbers = [label.partition("number=")[2][0] for label in labels]
+    assert numbers == ["1"] * 4 + ["2"] * 2 + ["1"] + ["0"] * 2
 
 
 def test_a_profiler_that_sees_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,33 +143,50 @@ def test_what_does_not_fit_is_not_tried_at_larger_batches(tmp_path: Path) -> Non
     run(tmp_path, Broken(MemoryError("full")))
     table = recording.load(tmp_path).table
     failed = table[table["model"] == "b"].set_index("batch")["status"]
-    assert failed[4] == "out of memory (not tried: batch 1 did not fit)"
+    assert failed[1].iloc[0] == "out of memory: full"
+    assert failed[4].startswith("out of memory: already model.")
     assert set(table[table["model"] == "a"]["status"]) == {tables.OK}
 
 
 def test_a_setting_that_ends_every_run_is_given_up(tmp_path: Path) -> None:
-    for _ in range(recorder.MOST_ENDS):
+    for _ in range(MOST_TRIES):
         with pytest.raises(DeviceError):
             run(tmp_path, Broken(DeviceError("the device is lost")))
     run(tmp_path, Broken(MemoryError("full")))
     table = recording.load(tmp_path).table
     row = table[(table["model"] == "b") & (table["batch"] == 1)].iloc[0]
-    assert row["status"] == "given up: it ended the run 3 times"
+    assert row["status"] == "ended the process each time it was timed"
 
 
 def test_another_plan_or_machine_needs_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, stages=["captured"])
     machine = SimulatedDevice().machine()
-    with pytest.raises(UsageError, match="holds the plan small"), RecordingJournal(tmp_path, "paper", machine):
+    with pytest.raises(UsageError, match="holds the plan small"), RecordingSession(tmp_path, "paper", machine):
         pass
     renamed = msgspec.structs.replace(machine, hostname_hash="elsewhere")
-    with RecordingJournal(tmp_path, "small", renamed) as notebook:
-        assert len(notebook.entries) == 1
-        with pytest.raises(BusyError), RecordingJournal(tmp_path, "small", machine):
+    with RecordingSession(tmp_path, "small", renamed) as session:
+        assert len(session.rows) == 1
+        with pytest.raises(BusyError, match="another recording"), RecordingSession(tmp_path, "small", machine):
             pass
     other = msgspec.structs.replace(machine, accelerator="another GPU")
-    with pytest.raises(UsageError, match="which this machine is not"), RecordingJournal(tmp_path, "small", other):
+    with pytest.raises(UsageError, match="which this machine is not"), RecordingSession(tmp_path, "small", other):
         pass
+
+
+class Refusing(SimulatedDevice):
+    """Refuses a runtime, and counts how often it was asked."""
+
+    asked = 0
+
+    def prepare_model(self, model: object, inputs: object, runtime: str = "eager") -> object:  # type: ignore[override]
+        type(self).asked += 1
+        raise RuntimeRefusalError("it has a branch")
+
+
+def test_what_a_runtime_refused_is_not_asked_again_at_other_batches(tmp_path: Path) -> None:
+    done = run(tmp_path, Refusing(), stages=["first"])
+    assert {reason: len(keys) for reason, keys in done.failed.items()} == {"refused: it has a branch": 4}
+    assert Refusing.asked == 2  # once for each model
 
 
 def test_unknown_stages_and_runtimes(tmp_path: Path) -> None:
@@ -187,7 +206,7 @@ def test_a_check_tries_every_runtime_once() -> None:
 def test_plans_are_complete_and_repeat_nothing(name: str) -> None:
     stages = plans.plan(name).stages
     settings = [setting for stage in stages.values() for setting in stage]
-    assert len({setting.key for setting in settings}) == len(settings)
+    assert len({setting.cell.key for setting in settings}) == len(settings)
     first = stages["core"]
     assert len({setting.workload.name for setting in first}) == 12
     assert len(first) == 12 * 4 * 3

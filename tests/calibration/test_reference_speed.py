@@ -9,7 +9,7 @@ import torch
 from gauges import ScriptedGauge
 
 from latpred.calibration.timing import reference_speed
-from latpred.calibration.timing.reference_speed import ReferenceTimer, SpeedGauge, SpeedReading, at_full_speed
+from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed, SpeedGauge, SpeedReading, at_full_speed
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, DISPATCH, KINDS, THREADS
 
 
@@ -97,11 +97,22 @@ def test_the_shared_caches_reference_does_the_macs_per_byte_that_others_are_held
     assert weights.nbytes > CORE_CACHE_BYTES
 
 
-def test_full_speed_is_that_of_the_fastest_tenth() -> None:
-    readings = [{DISPATCH: us} for us in [150.0] * 7 + [100.0] * 3]
-    assert reference_speed.full_speed(readings) == {DISPATCH: 100.0}
-    assert reference_speed.typical(readings) == {DISPATCH: 150.0}
-    assert reference_speed.full_speed([]) == {}
+def test_full_speed_is_what_slow_moments_are_brought_to() -> None:
+    slow, fast = (
+        {DISPATCH: 150.0, "product": 440.0, "stream": 1200.0},
+        {DISPATCH: 100.0, "product": 400.0, "stream": 1e3},
+    )
+    speed = RunSpeed.of([slow] * 40 + [fast] * 10)
+    assert speed.full_us == pytest.approx(fast)
+    assert speed.at(1.5) == pytest.approx(slow, abs=1e-2)
+    assert reference_speed.typical([slow] * 40 + [fast] * 10) == slow
+
+
+def test_runs_without_slow_moments_take_the_usual_powers() -> None:
+    speed = RunSpeed.of([{DISPATCH: 100.0, "product": 400.0}] * 20)
+    assert speed.full_us == {DISPATCH: 100.0, "product": 400.0}
+    assert speed.powers == {kind: reference_speed.USUAL_POWERS[kind] for kind in speed.full_us}
+    assert RunSpeed.of([]) == RunSpeed.of([{}]) == reference_speed.FULL
 
 
 def test_one_gauge_serves_the_process() -> None:

@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
-from factories import device, graph, kernel_fit, profile
+from factories import bare, graph, perfect
 
 from latpred.calibration import runtime_calibration
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec, TrueCosts
-from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.calibrate_runtimes import fit_with_spread
 from latpred.calibration.session import Row
+from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
-from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
-from latpred.profile.document import DeviceProfile, DispatchFit
+from latpred.profile.document import DispatchFit
 
 COSTS = TrueCosts()
 CELLS = int(1.4 * 26)
@@ -41,46 +41,13 @@ CLASSES["compile-reduce-overhead"] = CLASSES["compile"]
 def network(runtime: str, seed: int, *, tiny: bool) -> ModelGraph:
     """A small network as a runtime has it."""
     rng, classes = random.Random(seed), CLASSES[runtime]
-    ops = [_op("guards", "", 0)] if "generated" in classes else []
+    ops = [bare("guards")] if "generated" in classes else []
     for _ in range(rng.randint(15, 45)):
         family = rng.choice(list(classes))
         numel = 8 if tiny else int(10 ** rng.uniform(4, 6.5))
-        ops.append(_op(classes[family], "" if family == "view" else family, numel))
+        ops.append(bare(classes[family]) if family == "view" else bare(classes[family], family, numel))
     traced_by = COSTS.runtimes[runtime].graphs[0]
     return graph(*ops, model=f"net{seed}", runtime=traced_by, target="cuda", parameter_bytes=0)
-
-
-def _op(host_class: str, family: str, numel: int) -> Op:
-    dims = {"numel": Affine(0, numel), "rows": Affine(0, numel), "cols": Affine(1)}
-    moved = Affine(0, 4 * numel) if family else Affine(0)
-    return Op(
-        f"any::{host_class}",
-        "",
-        host_class,
-        family,
-        "float32",
-        dims,
-        read_bytes=moved,
-        write_bytes=moved,
-        launches=int(bool(family)),
-    )
-
-
-def eager_profile() -> DeviceProfile:
-    """What a perfect calibration of eager would have found."""
-    fits = [
-        kernel_fit(
-            name,
-            floor_us=COSTS.kernel(name).floor_us,
-            macs_per_us=0.0,
-            weight_bytes_per_us=COSTS.weight_bytes_per_us,
-            activation_bytes_per_us=COSTS.activation_bytes_per_us * COSTS.kernel(name).memory,
-        )
-        for name in FAMILIES
-    ]
-    eager = DispatchFit(dict(COSTS.dispatch_us), COSTS.module_call_us, COSTS.python_call_us, COSTS.forward_us)
-    info = device(launch_us=COSTS.launch_us, gap_us=COSTS.gap_us, sync_us=COSTS.sync_us)
-    return profile(info, fits, {"eager": eager})
 
 
 class Calibrated(NamedTuple):
@@ -95,11 +62,11 @@ def calibrated(request: pytest.FixtureRequest) -> Calibrated:
     """A runtime's calibrator run over its first cells, on networks made by hand."""
     runtime = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network_fit, "graph_of", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
+        patch.setattr(networks, "graph_in", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
         simulated, calibrator, whole = (
             SimulatedDevice(SimulatedSpec(seed=SEED)),
             runtime_calibration.get(runtime),
-            eager_profile(),
+            perfect(COSTS),
         )
         rows = [
             Row(cell, dict(calibrator.measure(cell, simulated).timings), 1.0)
@@ -151,7 +118,7 @@ def test_kernels_that_eager_has_none_of_get_times_of_their_own(calibrated: Calib
 
 
 def test_networks_that_were_never_seen_are_predicted_within_three_percent(calibrated: Calibrated) -> None:
-    runtime, whole = calibrated.runtime, eager_profile()
+    runtime, whole = calibrated.runtime, perfect(COSTS)
     known = msgspec.structs.replace(whole, runtimes={**whole.runtimes, runtime: calibrated.fit})
     predictor, simulated = Predictor(known), SimulatedDevice()
     for seed in range(1000, 1008):
@@ -172,4 +139,4 @@ def test_one_length_of_chain_tells_no_gap() -> None:
     cell = next(calibrator.cells(simulated, "fp32"))
     row = Row(cell, dict(calibrator.measure(cell, simulated).timings), 1.0)
     with pytest.raises(CalibrationError, match=r"1 chains were replayed, too few.*--runtimes cuda-graphs --budget 3m"):
-        calibrator.fit([row], eager_profile())
+        calibrator.fit([row], perfect(COSTS))

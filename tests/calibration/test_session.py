@@ -15,7 +15,7 @@ import pytest
 from latpred.calibration import session
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.session import Sampled, Session, read_rows
+from latpred.calibration.session import Sampled, Session, read_journal
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError
 
@@ -102,7 +102,7 @@ def test_a_torn_last_line_and_a_damaged_one_cost_only_themselves(opened, path, t
     with opened() as two:
         assert sizes(two.rows) == [1, 3]
         two.run(gemm(4), Measuring())
-    assert sizes(read_rows(path)) == [1, 3, 4]
+    assert sizes(read_journal(path)[1]) == [1, 3, 4]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"not a journal\n", b'{"journal":99}\n'])
@@ -111,7 +111,7 @@ def test_a_journal_without_its_header_is_started_anew(opened, path, damage):
     with opened() as one:
         assert one.resumed == 0
         one.run(gemm(1), Measuring())
-    assert len(read_rows(path)) == 1
+    assert len(read_journal(path)[1]) == 1
 
 
 def test_another_machine_or_other_settings_start_anew(opened):
@@ -134,7 +134,7 @@ def test_a_failed_cell_is_a_row_and_the_next_is_measured(opened, path):
     assert failed.error.startswith("RuntimeError: no kernel image")
     assert (failed.timings, fine.timings, fine.error) == ({}, {"queued": TIMING}, "")
     assert (calls.calls_us, calls.timings) == ((2.0, 3.0), {"single": TIMING})
-    assert read_rows(path) == [failed, fine, calls]
+    assert read_journal(path)[1] == [failed, fine, calls]
 
 
 def test_what_is_no_number_is_an_error(opened):
@@ -209,7 +209,7 @@ def test_a_completed_journal_is_kept_as_the_last_and_not_resumed(opened):
         last = one.complete()
         with pytest.raises(CalibrationError, match="this session is over"):
             one.run(gemm(2), Measuring())
-    assert read_rows(last) == [row]
+    assert read_journal(last)[1] == [row]
     with opened() as two:
         assert two.resumed == 0
 
@@ -217,9 +217,9 @@ def test_a_completed_journal_is_kept_as_the_last_and_not_resumed(opened):
 def test_what_is_no_journal_says_so(tmp_path):
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     with pytest.raises(CalibrationError, match="is no calibration journal"):
-        read_rows(tmp_path / "table.csv")
+        read_journal(tmp_path / "table.csv")[1]
     with pytest.raises(CalibrationError, match=r"cannot read .*missing"):
-        read_rows(tmp_path / "missing")
+        read_journal(tmp_path / "missing")[1]
 
 
 def test_a_cell_that_failed_is_tried_once_more_on_resume(opened):

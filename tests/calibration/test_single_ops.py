@@ -51,24 +51,6 @@ def test_work_is_what_one_derives_by_hand(
     assert tuple(line.at(batch) for line in work) == (macs, weights, read, written)
 
 
-@pytest.mark.parametrize(
-    ("name", "dims", "expected"),
-    [
-        ("gemm", {"m": 4, "n": 8, "k": 16}, {"m": 4, "n": 8, "k": 16}),
-        ("bmm", {"batch": 2, "m": 4, "n": 8, "k": 16}, {"batch": 2, "m": 4, "n": 8, "k": 16}),
-        ("conv", CONV, {"batch": 2, "c_in": 8, "c_out": 16, "h_in": 8, "h_out": 4, "w_out": 4, "stride": 2}),
-        ("attention", ATTENTION | {"masked": 1}, {"heads": 3, "queries": 4, "keys": 4, "head_dim": 8, "masked": 1}),
-        ("layer_norm", {"rows": 4, "cols": 8}, {"rows": 4, "cols": 8}),
-        ("embedding", {"rows": 4, "cols": 8, "table": 16}, {"rows": 4, "cols": 8}),
-        ("max_pool", {"batch": 2, "channels": 8, "size": 8}, {"batch": 2, "channels": 8, "h_out": 4, "w_out": 4}),
-        ("add", {"rows": 4, "cols": 8}, {"numel": 32, "operands": 2}),
-    ],
-)
-def test_dimensions_are_those_of_the_cell(name: str, dims: dict[str, int], expected: dict[str, int]) -> None:
-    op, batch = traced(name, dims)
-    assert {dim: op.dims[dim].at(batch) for dim in expected} == expected
-
-
 @pytest.mark.parametrize("cell", cells.dispatch_cells(), ids=lambda cell: cell.name)
 def test_every_cell_runs_and_no_op_of_it_is_estimated(cell: Cell) -> None:
     graph, batch = single_ops.graph(cell)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from clidata import models_file
+from gauges import FAST
 from profiledata import profile
 from tracing.test_text_generation import gpt2
 
@@ -15,15 +17,12 @@ import latpred
 from latpred import tables
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement.timed_generation import beside, generation_workload, measure_generation
-from latpred.calibration.timing import timer
 from latpred.cli import main
 from latpred.cli.predict import live_device
 from latpred.errors import UsageError
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo
 from latpred.tracing.text_generation import trace_generation
-
-FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
 
 def test_the_table_has_all_of_it_and_the_first_token() -> None:
@@ -96,21 +95,10 @@ def test_what_cannot_be_measured() -> None:
         measure_generation(gpt2(), 60, 5, [1])
 
 
-MODEL = """
-from transformers import GPT2Config, GPT2LMHeadModel
-
-
-def tiny():
-    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1))
-"""
-
-
 def test_the_verb_prints_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latpred.calibration.measurement.whole_models.VISIT", FAST)
     store.save(profile())
-    file = tmp_path / "models.py"
-    file.write_text(MODEL)
-    asked = ["generate", f"{file}:tiny", "--prompt", "4", "--new-tokens", "2", "--measure"]
+    asked = ["generate", f"{models_file(tmp_path)}:gpt2", "--prompt", "4", "--new-tokens", "2", "--measure"]
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 0, done.output
     assert "next token" in done.stdout

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, cycle, repeat
 
 import pytest
+from factories import bare, graph
 
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.timing import timer
@@ -140,12 +141,12 @@ def test_bad_arguments_say_what_to_pass(device):
         timer.over_runs([])
 
 
-def test_virtual_clock_is_deterministic_under_a_seed(make_op, make_graph):
-    graph = make_graph([make_op("gemm", "gemm", 10_000, macs=10**6), make_op("view"), make_op("copy", "copy", 50_000)])
+def test_virtual_clock_is_deterministic_under_a_seed():
+    net = graph(bare("gemm", "gemm", 10_000), bare("view"), bare("copy", "copy", 50_000))
 
     def measured(seed: int) -> list[Timing]:
         device = SimulatedDevice(SimulatedSpec(seed=seed))
-        call = device.prepare_model(graph, 4, "eager")
+        call = device.prepare_model(net, 4, "eager")
         return [measure(device, call) for measure in (timer.single, timer.pipelined, timer.issue, timer.queued)]
 
     assert measured(3) == measured(3)

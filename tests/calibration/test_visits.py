@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from gauges import ScriptedGauge
 
@@ -16,7 +18,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Row, Sampled, Session
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.disturbance import Disturbance
-from latpred.calibration.timing.reference_speed import SpeedReading
+from latpred.calibration.timing.reference_speed import RunSpeed, SpeedReading
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.timing.visits import SLOWED, Visits
 
@@ -137,18 +139,28 @@ def test_lost_time_counts_up_to_the_overtime(made: Made) -> None:
     assert visited.lost_s == 0.0
 
 
+FULL_US = {host.DISPATCH: 100.0, host.STREAM: 1000.0}
+
+
 def row(number: int, slow: float = 1.0, disturbed: str = "", error: str = "") -> Row:
     timings = {} if error else {"single": timing(slow)}
     return Row(cell(number), timings, 0.1, error, () if error else (100.0,), disturbed=disturbed)
 
 
-def test_rows_are_brought_to_full_speed() -> None:
-    fast, slowed = visits.at_one_speed([row(1), row(2, 1.5, SLOWED)])
-    assert fast == row(1)
-    factor = 1.5**-host.SLOWED_POWER
-    assert slowed.timings["single"].median_s == pytest.approx(1e-3 * factor)
-    assert slowed.timings["single"].spread_s == pytest.approx(1e-5 * factor)
-    assert slowed.calls_us == pytest.approx((100.0 * factor,))
+def test_rows_are_brought_to_full_speed_by_the_kind_of_their_work() -> None:
+    slow_us = {host.DISPATCH: 150.0, host.STREAM: 1200.0}
+    said = [(slow_us if n % 3 else FULL_US) | {host.PRODUCT: 400.0 + n} for n in range(30)]
+    speed = visits.speed_of(msgspec.structs.replace(row(n), speed=one) for n, one in enumerate(said * 2))
+    stream = 1.5 ** speed.powers[host.STREAM]
+    assert (speed.full_us[host.DISPATCH], speed.full_us[host.STREAM], stream) == pytest.approx((100.0, 1000.0, 1.2))
+    network = Cell("network", "mlp", {"seed": 0, "width": 8, "size": 8, "batch": 1, "cold": 0})
+    for one, longer in ((network, 1.5), (Cell("memory", "read"), stream), (cell(1), 1.5**visits.WHOLE_POWER)):
+        timed = msgspec.structs.replace(row(1, 1.5, SLOWED), cell=one)
+        brought = visits.at_full_speed(timed, speed)
+        assert brought.timings["single"].median_s == pytest.approx(1e-3 / longer)
+        assert brought.timings["single"].spread_s == pytest.approx(1e-5 / longer)
+        assert brought.calls_us == pytest.approx((100.0 / longer,))
+    assert visits.at_full_speed(row(1), speed) == row(1)
 
 
 def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
@@ -156,6 +168,39 @@ def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
     assert visits.at_one_speed(rows) == rows[:2]
     assert len(visits.at_one_speed([*rows, *(row(n, 9.0) for n in range(4, 8))])) == 7
     assert visits.at_one_speed([]) == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "reading", "cache"),
+    [
+        (1.0, {host.PRODUCT: 500.0, host.CACHE: 4500.0}, 1.5),
+        (1.0, {host.PRODUCT: 1000.0, host.CACHE: 6000.0}, 1.0),  # all of it the processor's own
+        (1.0, {host.CACHE: 1e6}, visits.HOPELESS),
+        (1.44, {host.PRODUCT: 500.0, host.CACHE: 3600.0}, 1.2),  # what such a moment does to it
+        (1.44, {}, 1.2),
+        (1.0, {}, 1.0),
+    ],
+)
+def test_a_row_says_how_slow_the_shared_cache_was_beside_products(
+    slow: float, reading: dict[str, float], cache: float
+) -> None:
+    speed = RunSpeed(
+        {host.DISPATCH: 90.0, host.PRODUCT: 500.0, host.CACHE: 3000.0},
+        {host.DISPATCH: 1, host.PRODUCT: 0, host.CACHE: 0.5},
+    )
+    timed = msgspec.structs.replace(row(1, slow), speed=reading)
+    assert visits.slowdown(timed, speed) == host.Slowdown(dispatch=slow, cache=cache)
+
+
+def test_every_row_has_the_reading_of_its_moment(made: Made, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([{host.CACHE: 3000.0}, {host.CACHE: 4000.0}])
+    visited = made()
+    monkeypatch.setattr(visited, "_reference", types.SimpleNamespace(read=lambda: next(readings)))
+    for number in range(3):
+        if number != 1:  # the second one follows at once
+            monkeypatch.setattr(visited, "_read_at", -math.inf)
+        visited.run(cell(number), Measuring())
+    assert [one.speed for one in session.rows] == [{host.CACHE: 3000.0}] * 2 + [{host.CACHE: 4000.0}]
 
 
 def test_failures_are_counted_by_reason() -> None:

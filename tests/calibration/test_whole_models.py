@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from factories import bare, graph
+from gauges import FAST
 from torch import nn
 
 from latpred import runtimes, tables
@@ -20,12 +22,9 @@ from latpred.calibration.measurement.whole_models import OUT_OF_MEMORY, StoppedE
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads.suites import Workload, module_workload
 from latpred.errors import MissingPackageError, RuntimeRefusalError, UsageError
-from latpred.graph.graph import ModelGraph
 from latpred.profile.document import DeviceInfo
 from latpred.progress import ProgressEvent
 from latpred.runtimes import Eager
-
-FAST = timer.Plan(least=2, most=2, budget_s=0.0, warmup_s=0.0)
 
 
 def tiny() -> nn.Module:
@@ -171,11 +170,11 @@ def test_rounds_spread_a_drift_over_all_cells() -> None:
     assert slowdown.max() / slowdown.min() < 1.001 ** (device.forwards / 4)  # less than one round's worth of drift
 
 
-def test_a_graph_runs_on_the_simulated_device(make_op: Any, make_graph: Any) -> None:
-    graph: ModelGraph = make_graph([make_op("elementwise", "elementwise", 1 << 20)] * 20)
+def test_a_graph_runs_on_the_simulated_device() -> None:
+    net = graph(*[bare("elementwise", "elementwise", 1 << 20)] * 20)
     quiet = SimulatedDevice(SimulatedSpec(noise=0.0, spikes=0.0))
-    single = measure(graph, [1, 64], device=quiet, plan=FAST, repeats=2)
-    flowing = measure(graph, [1, 64], device=quiet, plan=FAST, repeats=2, protocol="pipelined")
+    single = measure(net, [1, 64], device=quiet, plan=FAST, repeats=2)
+    flowing = measure(net, [1, 64], device=quiet, plan=FAST, repeats=2, protocol="pipelined")
     assert set(single["device"]) == {"simulated"}
     assert set(single["protocol"]) == {"single"}
     assert (flowing["latency_s"] < single["latency_s"]).all()
@@ -184,9 +183,9 @@ def test_a_graph_runs_on_the_simulated_device(make_op: Any, make_graph: Any) -> 
     assert 30 < single["latency_s"][1] / single["latency_s"][0] <= 65
 
 
-def test_a_graph_cannot_run_elsewhere(make_op: Any, make_graph: Any) -> None:
+def test_a_graph_cannot_run_elsewhere() -> None:
     with pytest.raises(UsageError, match="is a graph, which cpu cannot run"):
-        measure(make_graph([make_op("view")]), [1], plan=FAST)
+        measure(graph(bare("view")), [1], plan=FAST)
 
 
 @pytest.mark.parametrize(

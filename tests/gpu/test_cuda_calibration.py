@@ -18,7 +18,7 @@ from latpred.calibration import calibrate, cells, measure, session
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
-from latpred.calibration.session import Row, Sampled, Session, directory, read_rows
+from latpred.calibration.session import Row, Sampled, Session, directory, read_journal
 from latpred.calibration.timing import timer
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -48,7 +48,7 @@ def calibrated(gpu: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Ite
         patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         found = calibrate(gpu, budget_s=BUDGET_S, precisions=("fp32", "fp16"))
         assert store.find("cuda:0").sha256
-        yield found, read_rows(directory(gpu.name) / session.LAST)
+        yield found, read_journal(directory(gpu.name) / session.LAST)[1]
 
 
 @pytest.fixture

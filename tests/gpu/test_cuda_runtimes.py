@@ -17,8 +17,7 @@ from latpred import runtimes, storage
 from latpred.calibration import calibrate, measure, runtime_calibration
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.devices.cuda import CudaDevice
-from latpred.calibration.runtime_calibration import replays
-from latpred.calibration.runtime_calibration.network_fit import build_network, network_inputs
+from latpred.calibration.runtime_calibration import base
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
 from latpred.calibration.workloads import networks
@@ -60,7 +59,7 @@ def test_what_is_built_computes_what_eager_does(gpu: CudaDevice, measuring: None
     missing = lowering.lacking(runtime, "cuda")
     if missing is not None:
         pytest.skip(missing)
-    model, inputs = build_network(spec, "fp32", "cuda:0"), network_inputs(spec, "fp32", "cuda:0")
+    model, inputs = networks.real_model(spec, "fp32", "cuda:0"), networks.real_inputs(spec, "fp32", "cuda:0")
     expected = runtimes.get("eager").build(model, inputs)()
     call = gpu.prepare_model(model, inputs, runtime)
     for _ in range(3):
@@ -97,7 +96,7 @@ def test_a_wait_is_refused_and_leaves_the_gpu_as_it_was(gpu: CudaDevice, measuri
 
 def test_a_replay_is_issued_faster_than_its_kernels(gpu: CudaDevice, measuring: None) -> None:
     spec = SPECS[0]
-    model, inputs = build_network(spec, "fp32", "cuda:0"), network_inputs(spec, "fp32", "cuda:0")
+    model, inputs = networks.real_model(spec, "fp32", "cuda:0"), networks.real_inputs(spec, "fp32", "cuda:0")
     issued = {
         name: timer.issue(gpu, gpu.prepare_model(model, inputs, name), timer.Plan(loops=1)).median_s
         for name in ("eager", "cuda-graphs")
@@ -119,11 +118,11 @@ def test_gap_of_a_graph_is_plausible(gpu: CudaDevice, measuring: None) -> None:
     calibrator = runtime_calibration.get("cuda-graphs")
     rows = [
         Row(cell, dict(calibrator.measure(cell, gpu).timings), 1.0)
-        for cell in islice(calibrator.cells(gpu, "fp32"), len(replays.LENGTHS))
+        for cell in islice(calibrator.cells(gpu, "fp32"), len(base.LENGTHS))
     ]
     taken = [row.timings["replayed"].median_s for row in rows]
     assert taken == sorted(taken)
-    assert 0 <= replays.node_gap_us(rows, 0.0, "cuda-graphs") < 20
+    assert 0 <= base.node_gap_us(rows, 0.0, "cuda-graphs") < 20
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +162,7 @@ def test_every_runtime_is_predicted(gpu: CudaDevice, calibrated: DeviceProfile, 
 
 def test_a_profiler_sees_as_many_kernels_in_a_replay_as_in_eager(gpu: CudaDevice, measuring: None) -> None:
     spec = SPECS[0]
-    model, inputs = build_network(spec, "fp16", "cuda:0"), network_inputs(spec, "fp16", "cuda:0")
+    model, inputs = networks.real_model(spec, "fp16", "cuda:0"), networks.real_inputs(spec, "fp16", "cuda:0")
     eager, replayed = (gpu.profile(gpu.prepare_model(model, inputs, name)) for name in ("eager", "cuda-graphs"))
     if not eager.kernels:
         pytest.skip("a profiler may not look at this GPU")

@@ -20,10 +20,11 @@ from latpred import tracing
 from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import ModelGraph
 from latpred.runtimes import graph_store
-from latpred.runtimes.graph_store import digest_of, trace_by_name
+from latpred.runtimes.graph_store import trace_by_name
 from latpred.runtimes.lowering import of_source, refusal
 from latpred.runtimes.source import source_of
 from latpred.runtimes.torchscript import TorchScript
+from latpred.sandbox.lookups import digest_of
 
 GIVEN = graph(linear())
 MADE = graph(linear(), add())

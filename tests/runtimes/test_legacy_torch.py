@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -174,3 +175,12 @@ def test_under_autocast_each_op_has_a_host_class_of_its_own_format() -> None:
     convolution, added = (op for op in older.ops if op.host_class in ("conv.half.conv2d", bias[0]))
     assert convolution.read_bytes.constant == 3 * 8 * 9 * 2
     assert added.weight_bytes.constant == 8 * 2
+
+
+def test_ops_that_graphs_share_are_rewritten_once() -> None:
+    graph = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1)), image=16)
+    copies = [msgspec.structs.replace(graph) for _ in range(3)]  # which share their ops
+    first, second, third = (as_run_in(TORCH_1_12, copy).ops for copy in copies)
+    assert first == second == third
+    assert len(third) > len(graph.ops)
+    assert all(one is other for one, other in zip(second, third, strict=True))

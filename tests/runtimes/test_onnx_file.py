@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import latpred
 from latpred.cli import doctor, main
-from latpred.errors import MissingPackageError, UsageError
+from latpred.errors import UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.runtimes import graph_store
@@ -134,13 +134,6 @@ def test_a_file_that_is_not_whole(tmp_path: Path) -> None:
 def test_a_file_is_no_pytorch_model(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is an ONNX graph, not a PyTorch model"):
         latpred.trace(str(file(tmp_path)))
-
-
-def test_without_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = file(tmp_path)
-    monkeypatch.setattr(onnx_session, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"not installed; run: pip install 'latpred\[onnx\]'"):
-        traced(path)
 
 
 def test_the_command_line_predicts_a_file(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ def encoder(layers: int, width: int, inner: int, tokens: int) -> int:
     return layers * ((4 * width**2 + 2 * width * inner) * tokens + 2 * tokens**2 * width)
 
 
-def conv(c_in: int, c_out: int, kernel: int, side: int, groups: int = 1) -> int:
+def conv(c_in: int, c_out: int, kernel: int, side: int) -> int:
     """One filter per output element."""
-    return c_in // groups * kernel**2 * c_out * side**2
+    return c_in * kernel**2 * c_out * side**2
 
 
 def resnet(blocks: Iterable[int], bottleneck: bool) -> int:
@@ -41,45 +41,6 @@ def resnet(blocks: Iterable[int], bottleneck: bool) -> int:
     return total + c_in * 1000
 
 
-def mobilenet_v2(classes: int) -> int:
-    """Inverted residuals: expand, depthwise 3x3, project (expansion, width, repeats, stride of the first)."""
-    total, c_in, side = conv(3, 32, 3, 112), 32, 112
-    for expansion, width, repeats, stride in (
-        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
-        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
-    ):
-        for repeat in range(repeats):
-            hidden = c_in * expansion
-            total += conv(c_in, hidden, 1, side) if expansion > 1 else 0
-            side = side // stride if repeat == 0 else side
-            total += conv(hidden, hidden, 3, side, groups=hidden) + conv(hidden, width, 1, side)
-            c_in = width
-    return total + conv(320, 1280, 1, 7) + 1280 * classes
-
-
-def vgg16() -> int:
-    """Thirteen 3x3 convolutions between poolings, three products."""
-    total, c_in, side = 0, 3, 224
-    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-        for _ in range(count):
-            total += conv(c_in, width, 3, side)
-            c_in = width
-        side //= 2
-    return total + 512 * 49 * 4096 + 4096 * 4096 + 4096 * 1000
-
-
-def alexnet() -> int:
-    """The one-tower variant that torchvision has."""
-    convolutions = conv(3, 64, 11, 55) + conv(64, 192, 5, 27) + conv(192, 384, 3, 13)
-    convolutions += conv(384, 256, 3, 13) + conv(256, 256, 3, 13)
-    return convolutions + 256 * 36 * 4096 + 4096 * 4096 + 4096 * 1000
-
-
-def llama(layers: int, width: int, inner: int, key_width: int, tokens: int) -> int:
-    """Grouped keys and values, three feed-forward products."""
-    return layers * ((2 * width**2 + 2 * width * key_width + 3 * width * inner) * tokens + 2 * tokens**2 * width)
-
-
 S, P = 128, 197  # tokens; patches of 16 x 16 and the class token
 DERIVED = {
     "bert-base-uncased": encoder(12, 768, 3072, S) + 768**2,
@@ -89,7 +50,6 @@ DERIVED = {
     "albert-base-v2": S * 128 * 768 + encoder(12, 768, 3072, S) + 768**2,
     "gpt2": encoder(12, 768, 3072, S),
     "t5-small": encoder(6, 512, 2048, S),
-    "tinyllama-1.1b": llama(22, 2048, 5632, 4 * 64, S),
     "vit-base-patch16-224": conv(3, 768, 16, 14) + encoder(12, 768, 3072, P) + 768 * 1000,
     "vit-base-patch32-224": conv(3, 768, 32, 7) + encoder(12, 768, 3072, 50) + 768 * 1000,
     "resnet-18": resnet((2, 2, 2, 2), bottleneck=False),
@@ -97,11 +57,7 @@ DERIVED = {
     "resnet-50": resnet((3, 4, 6, 3), bottleneck=True),
     "resnet-101": resnet((3, 4, 23, 3), bottleneck=True),
     "resnet-152": resnet((3, 8, 36, 3), bottleneck=True),
-    "mobilenet-v2": mobilenet_v2(1001),
     "torchvision:resnet50": resnet((3, 4, 6, 3), bottleneck=True),
-    "torchvision:mobilenet_v2": mobilenet_v2(1000),
-    "torchvision:vgg16": vgg16(),
-    "torchvision:alexnet": alexnet(),
 }
 
 

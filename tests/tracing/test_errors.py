@@ -143,11 +143,6 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
         latpred.trace(nn.Linear(4, 4), **options)
 
 
-def test_something_else_than_a_model() -> None:
-    with pytest.raises(UsageError, match=r"of type list cannot be traced; give an nn\.Module or a model's name"):
-        latpred.trace([nn.Linear(4, 4)])  # type: ignore[arg-type]
-
-
 def test_lazy_and_scripted_models() -> None:
     with pytest.raises(TraceError, match="lazy parameters without a shape; run it once on real inputs"):
         latpred.trace(nn.LazyLinear(4), torch.zeros(1, 4))

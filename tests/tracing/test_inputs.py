@@ -36,11 +36,6 @@ def test_keyword_arguments_and_values_are_kept() -> None:
     assert latpred.trace(Scaled(), example).launches(3) == 1
 
 
-def test_inputs_take_the_model_s_precision() -> None:
-    (op,) = (o for o in latpred.trace(nn.Linear(4, 4).half(), torch.zeros(1, 4)).ops if o.launches)
-    assert (op.dtype, op.read_bytes.at(1)) == ("float16", 8)
-
-
 @pytest.mark.parametrize(
     ("build", "kind", "size"),
     [("distilbert", "seq", 128), ("resnet-18", "image", 224), ("wav2vec2-base", "audio", 32_000)],

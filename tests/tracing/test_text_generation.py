@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from latpred.errors import UnknownModelError, UsageError
 from latpred.tracing.layer_extrapolation import same_work
-from latpred.tracing.text_generation import GenerationGraph, decoder, longest, trace_generation
+from latpred.tracing.text_generation import decoder, longest, trace_generation
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 MORE = {"num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 64}
@@ -89,28 +89,16 @@ def test_the_graph_issues_what_generate_issues() -> None:
     assert len(graph.steps) == 5
 
 
-def parts(graph: GenerationGraph) -> list[tuple[set[str], set[str]]]:
-    return [
-        ({op.name for op in stage.forward.ops}, {op.name for op in stage.loop.ops})
-        for stage in (graph.prefill, *graph.steps)
-    ]
-
-
-def test_the_forward_pass_is_set_apart_from_the_loop_around_it() -> None:
-    for forward, loop in parts(trace_generation(gpt2(), 6, 5)):
+def test_the_forward_pass_is_set_apart_from_the_loop_around_it_and_its_host_work_is_counted() -> None:
+    graph = trace_generation(gpt2(), 6, 5)
+    for stage in (graph.prefill, *graph.steps):
+        forward, loop = ({op.name for op in part.ops} for part in (stage.forward, stage.loop))
         assert "aten::scaled_dot_product_attention" in forward
         assert "aten::argmax" not in forward
         assert "aten::argmax" in loop
         assert not {"aten::addmm", "aten::layer_norm"} & loop
-
-
-def test_the_wait_at_the_end_of_a_stage_is_not_counted_twice() -> None:
-    graph = trace_generation(gpt2(), 6, 5)
-    assert [step.graph.syncs(2) for step in graph.steps] == [0, 0, 0, 0]
-
-
-def test_host_work_of_the_loop_is_counted() -> None:
-    step = trace_generation(gpt2(), 6, 5).steps[1]
+    assert [step.graph.syncs(2) for step in graph.steps] == [0, 0, 0, 0], "the wait at the end counts once"
+    step = graph.steps[1]
     assert sum(op.python_calls for op in step.loop.ops) > 20
     assert sum(op.module_calls for op in step.loop.ops) == 0
     assert sum(op.module_calls for op in step.forward.ops) > 20
@@ -159,8 +147,5 @@ def test_models_that_generate_nothing() -> None:
         decoder(torch.nn.Linear(2, 2))
     with pytest.raises(UnknownModelError, match="gpt2"):
         decoder("gpt22")
-
-
-def test_an_encoder_with_a_head_is_refused() -> None:
     with pytest.raises(UsageError, match="is an encoder: it keeps no cache"):
         decoder(transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, vocab_size=50)))

@@ -133,37 +133,27 @@ def test_equal_lengths_are_the_work_of_a_batch_without_padding(make: Callable[[]
     ]
 
 
-def test_unequal_lengths_add_up_sequence_by_sequence() -> None:
+def test_unequal_lengths_add_up_sequence_by_sequence_and_do_less_than_padded_ones() -> None:
     lengths = [5, 50, 20]
-    packed = trace_lengths(bert(), lengths, 50, "packed")
+    packed, padded = (trace_lengths(bert(), lengths, 50, execution) for execution in ("packed", "padded"))
     alone = [latpred.trace(bert(), seq=length) for length in lengths]
     for kind in ("gemm", "attention", "norm"):
         expected = 0
         for graph in alone:
             expected += sum(op.macs.per_sample for op in graph.ops if op.family.split(".")[0] == kind)
-        found = sum(op.macs.at(1) for op in packed.ops if op.family.split(".")[0] == kind)
-        assert found == expected
+        assert work(packed, kind) == expected
     rows = next(op for op in packed.ops if op.family == "norm.layer_norm").dims["rows"]
     assert rows.at(1) == rows.at(100) == sum(lengths)
+    assert packed.macs(3) < padded.macs(3)
+    assert "an estimate" in packed.notes[0]
+    assert padded.notes == ()
+    assert trace_lengths(bert(), lengths, 50, "nested").notes[0] == "transformers runs nothing nested"
 
 
-def test_a_packed_batch_does_less_than_a_padded_one() -> None:
-    lengths = [5, 50, 20]
-    assert trace_lengths(bert(), lengths, 50, "packed").macs(3) < trace_lengths(bert(), lengths, 50, "padded").macs(3)
-
-
-def test_a_padded_batch_has_a_mask() -> None:
-    padded = trace_lengths(bert(), [5, 50, 20], 50, "padded")
-    masked = [op.dims["masked"].at(3) for op in padded.ops if op.family.startswith("attention")]
-    assert masked == [1, 1]
-    full = trace_lengths(bert(), [50, 50], 50, "padded")
-    assert [op.dims["masked"].at(2) for op in full.ops if op.family.startswith("attention")] == [0, 0]
-
-
-def test_estimates_are_marked() -> None:
-    assert "an estimate" in trace_lengths(bert(), [5, 50], 50, "packed").notes[0]
-    assert trace_lengths(bert(), [5, 50], 50, "nested").notes[0] == "transformers runs nothing nested"
-    assert trace_lengths(bert(), [5, 50], 50, "padded").notes == ()
+@pytest.mark.parametrize(("lengths", "masked"), [([5, 50, 20], 1), ([50, 50], 0)])
+def test_a_padded_batch_has_a_mask(lengths: list[int], masked: int) -> None:
+    attention = [op for op in trace_lengths(bert(), lengths, 50, "padded").ops if op.family.startswith("attention")]
+    assert [op.dims["masked"].at(len(lengths)) for op in attention] == [masked] * 2
 
 
 @pytest.mark.parametrize("execution", ["padded", "packed"])

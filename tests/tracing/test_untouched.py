@@ -23,7 +23,7 @@ from torch.nn.utils import parametrizations, prune
 from transformers import DynamicCache
 
 import latpred
-from latpred.sandbox.restore import put_back
+from latpred.sandbox.untouched import put_back
 from latpred.tracing.tracer import COMPILED
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # importing torch's compiler

@@ -19,6 +19,7 @@ from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, Op
 from latpred.ops.families import DIMS, root
 from latpred.tracing.op_record import Kind, OpRecord, describe, dtype_name, launching, leaves, no_launch
+from latpred.tracing.trace_pass import op_of
 
 MATH = frozenset(
     {
@@ -101,23 +102,9 @@ def guards(inputs: int, live_bytes: Affine) -> Op:
 
 def executed_op(record: OpRecord, host_class: str) -> tuple[Op, int]:
     """A recorded op under another host class, and the bytes of new storage that it makes."""
-    macs, weight_bytes, read_bytes, write_bytes, new_bytes, *sizes = map(Affine, record.counts)
-    op = Op(
-        name=record.name,
-        module="",
-        host_class=host_class,
-        family=record.family,
-        dtype=record.dtype,
-        dims=dict(zip(record.dims, sizes, strict=True)),
-        macs=macs,
-        weight_bytes=weight_bytes,
-        read_bytes=read_bytes,
-        write_bytes=write_bytes,
-        launches=record.launches if record.family else 0,
-        syncs=record.syncs,
-        estimated=record.estimated,
-    )
-    return op, new_bytes.constant
+    op = op_of(record, list(map(Affine, record.counts)))
+    launches = record.launches if record.family else 0
+    return msgspec.structs.replace(op, host_class=host_class, launches=launches), record.new_bytes
 
 
 def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:

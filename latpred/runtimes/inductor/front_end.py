@@ -138,20 +138,12 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees the ops that run between compiled graphs, and is told of the graphs.
-
-    Attributes
-    ----------
-    ops : list[Op]
-        What was executed, with the bytes that were alive then.
-    lowered : list[KernelCall]
-        The calls of the graph that was lowered last.
-    """
+    """Sees the ops that run between compiled graphs, and is told of the graphs."""
 
     def __init__(self, input_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: list[Op] = []
-        self.lowered: list[KernelCall] = []
+        self.ops: list[Op] = []  # what was executed, with the bytes that were alive then
+        self.lowered: list[KernelCall] = []  # calls of the graph that was lowered last
         self._input_bytes = input_bytes
         self._carried = 0  # bytes that the last graph left to what follows
         self._infos: dict[Any, OpInfo] = {}

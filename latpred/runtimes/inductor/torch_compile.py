@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred.errors import MissingPackageError
+from latpred.graph.attention import itemsize
 from latpred.graph.features import EFFORTS
-from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, Schedule
+from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.ops.families import root
 from latpred.query import AMP
 from latpred.runtimes import Eager
-from latpred.runtimes.base import estimated_graph, graph_in, kind, op_through, unless_affine
+from latpred.runtimes.base import graph_in, kind, op_through, unless_affine
 from latpred.runtimes.cuda_graphs import NO_CUDA, replays
 from latpred.runtimes.inductor.compiled_ops import EAGER, guards
 
@@ -79,7 +80,7 @@ class Compile(Eager):
 
     def estimate(self, graph: ModelGraph, target: str) -> ModelGraph:
         """Library calls as in eager, and one generated kernel between two of them."""
-        return estimated_graph(self.traced_by, target, graph, fused, NOTE)
+        return rewritten(graph, fused, runtime=self.traced_by, target=target, notes=(*graph.notes, NOTE))
 
     def available(self) -> str | None:
         """None when code can be generated and compiled here, else what is missing."""
@@ -233,7 +234,6 @@ def _generated(run: Sequence[Op]) -> Op:
     """One kernel for a run: it reads what its hungriest op reads, and all of the weights."""
     widest = max(run, key=lambda op: op.read_bytes.at(2) + op.write_bytes.at(2))
     reducing = [op for op in run if root(op.family) in _REDUCING]
-    itemsize = 2 if widest.dtype in ("float16", "bfloat16") else 4
     return Op(
         name="inductor::generated",
         module=run[0].module,
@@ -241,7 +241,7 @@ def _generated(run: Sequence[Op]) -> Op:
         family="generated.reduction" if reducing else "generated.pointwise",
         dtype=widest.dtype,
         dims={
-            "numel": widest.write_bytes // itemsize,
+            "numel": widest.write_bytes // itemsize(widest),
             "cols": reducing[0].dims.get("cols", Affine(1)) if reducing else Affine(1),
             "parts": Affine(len(run)),
         },

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from latpred.ops import pointwise, products
-from latpred.ops.families import Work, root
+from latpred.ops.families import Work, host_class
 
 NCHWC = "com.microsoft.nchwc"
 _BYTES = {
@@ -289,8 +289,6 @@ VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dr
 HOST = frozenset({"Shape", "Size"})
 CONTROL = frozenset({"If", "Loop", "Scan"})
 TRANSFERS = frozenset({"MemcpyToHost", "MemcpyFromHost"})
-# Families that share a general class of host cost with another.
-_GENERAL = {"conv_grouped": "conv", "conv_depthwise": "conv", "conv_transpose": "conv", "batch_norm": "norm"}
 
 
 def class_of(family: str, op_type: str) -> str:
@@ -299,7 +297,7 @@ def class_of(family: str, op_type: str) -> str:
     >>> class_of("conv_grouped.nchwc", "Conv")
     'node.conv.Conv'
     """
-    return f"node.{_GENERAL.get(root(family), root(family))}.{op_type}"
+    return f"node.{host_class(op_type, family)}"
 
 
 def work_of(node: Node, inputs: Sequence[Value | None], outputs: Values) -> Work | None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from latpred.errors import RuntimeRefusalError
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import Work
-from latpred.runtimes.base import first_difference, op_through, unless_affine
+from latpred.runtimes.base import ops_of
 from latpred.runtimes.onnx.onnx_formulas import CONTROL, HOST, NCHWC, TRANSFERS, VIEWS, Node, Value, class_of, work_of
 from latpred.runtimes.onnx.onnx_session import Event, Watched, graphs_within, installed
 
@@ -109,14 +108,8 @@ def graph_of(
     sizes = [sum(optimised.value(str(a.dtype), a.shape).nbytes for a in feed.values()) for feed in feeds]
     ops, at_one, input_bytes = runs[0], None, Affine(sizes[0])
     if len(runs) > 1:
-        one, two, three = runs
-        different = first_difference(two, three)
-        if different is not None:
-            raise RuntimeRefusalError(f"onnxruntime runs other nodes at batch 2 and 3, first at {different}")
-        ops = tuple(op_through(*pair) for pair in zip(two, three, strict=True))
-        at_one = unless_affine(one, ops)
-        each = sizes[2] - sizes[1]
-        input_bytes = Affine(sizes[1] - 2 * each, each)
+        ops, at_one = ops_of("onnxruntime", *runs)
+        input_bytes = Affine.through((2, sizes[1]), (3, sizes[2]))
     return msgspec.structs.replace(
         stub,
         ops=ops,

@@ -72,11 +72,12 @@ def versions(*names: str) -> dict[str, str]:
     return installed_versions
 
 
-def missing() -> str | None:
-    """None when models can be exported and run, else what is missing and how to get it."""
+def missing(target: str = "cpu") -> str | None:
+    """None when models can be exported and run on a kind of device, else what is missing and how to get it."""
     lacking = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
     if not lacking:
-        return None
+        there = target == "cpu" or CUDA in providers()
+        return None if there else f"this onnxruntime has no CUDA provider; run: {GPU_PIP}"
     verb = "is" if len(lacking) == 1 else "are"
     return f"{' and '.join(lacking)} {verb} not installed; run: {PIP}"
 

@@ -1,19 +1,23 @@
 """Once-for-all (Cai et al., ICLR 2020; https://arxiv.org/abs/1908.09791): networks of its MobileNetV3 space.
 
-An architecture is three tuples: ks, the depthwise kernel of each of 20 blocks (3, 5, 7); e, the expansion of each
-(3, 4, 6); and d, how many of its four blocks each of five stages keeps (2, 3, 4). A block that is not kept has its
-place in ks and e all the same. The image side is chosen with it, from 128 to 224.
+An architecture is a mapping, or JSON of one, as the authors write it: "ks", the depthwise kernel of each of 20 blocks
+(3, 5, 7); "e", the expansion of each (3, 4, 6); "d", how many of its four blocks each of five stages keeps (2, 3, 4);
+and "r", the image's side, 224 without it. A block that is not kept has its place in ks and e all the same. One number
+stands for as many of it as are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
 
 from torch import Tensor, nn
 
-import latpred
 from latpred.errors import UsageError
+from latpred.zoo.spaces.space import Place, Space
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
 STAGES = 5
@@ -26,70 +30,67 @@ _SMOOTH = (False, False, True, True, True)  # hard swish in place of ReLU
 _SQUEEZED = (False, True, False, True, True)  # squeeze and excitation
 _DIVISOR = 8
 _ABSENT = "absent"
+_EXAMPLE = '{"ks": 7, "e": 6, "d": 4}'
+_KINDS = tuple(product(KERNELS, EXPANSIONS))  # of blocks
+_PER_STAGE = sum(len(_KINDS) ** depth for depth in DEPTHS)
 
 
-def build(
-    ks: Sequence[int] | int, e: Sequence[int] | int, d: Sequence[int] | int, width: float = 1.0, classes: int = 1000
-) -> nn.Module:
-    """A network of the space; a single number stands for as many of it as are needed."""
-    kernels, expansions, depths = _decoded(ks, e, d)
-
-    def block(place: int, *shape: int, **style: bool) -> nn.Module | None:
-        kept = place % 4 < depths[place // 4]
-        return Block(*shape, kernels[place], expansions[place], **style) if kept else None
-
-    return _network(block, width, classes)
-
-
-@cache
-def supernet(width: float = 1.0, classes: int = 1000, image: int = PIXELS) -> latpred.Supernet:
-    """All networks at once, one choice for each block; made in seconds, and only once in a process."""
-
-    def choice(place: int, *shape: int, **style: bool) -> nn.Module:
-        layers = {_named(k, e): Block(*shape, k, e, **style) for k in KERNELS for e in EXPANSIONS}
-        return latpred.Choice(str(place), layers if place % 4 < DEPTHS[0] else {**layers, _ABSENT: None})
-
-    return latpred.Supernet(partial(_network, choice, width, classes), image=image)
+def encoding(index: int) -> str:
+    """The network of a number, stage after stage; of a stage the shallow ones come first."""
+    ks, e, d = [], [], []
+    for stage in range(STAGES):
+        number, depth = index // _PER_STAGE ** (STAGES - 1 - stage) % _PER_STAGE, DEPTHS[0]
+        while number >= len(_KINDS) ** depth:
+            number, depth = number - len(_KINDS) ** depth, depth + 1
+        blocks = [_KINDS[number // len(_KINDS) ** place % len(_KINDS)] for place in range(4)]
+        ks += [kernel for kernel, _ in blocks]
+        e += [expansion for _, expansion in blocks]
+        d.append(depth)
+    return json.dumps({"ks": ks, "e": e, "d": d})
 
 
-def graph(
-    ks: Sequence[int] | int, e: Sequence[int] | int, d: Sequence[int] | int, **options: float
-) -> latpred.ModelGraph:
-    """What `latpred.trace` gives of the network, but for the paths of modules behind a block that is not kept.
-
-    Nothing is built or traced; `options` are those of `supernet`.
-    """
-    kernels, expansions, depths = _decoded(ks, e, d)
+def _chosen(architecture: Mapping[str, Any] | str) -> dict[str, str]:
+    given = _read(architecture)
+    kernels, expansions = (_checked(name, given[name], BLOCKS, of) for name, of in (("ks", KERNELS), ("e", EXPANSIONS)))
+    depths = _checked("d", given["d"], STAGES, DEPTHS)
     kept = [place % 4 < depths[place // 4] for place in range(BLOCKS)]
-    named = [_named(kernels[place], expansions[place]) if kept[place] else _ABSENT for place in range(BLOCKS)]
-    return supernet(**options).graph({str(place): name for place, name in enumerate(named)})
+    kinds = zip(kernels, expansions, kept, strict=True)
+    return {str(place): _named(k, e) if there else _ABSENT for place, (k, e, there) in enumerate(kinds)}
 
 
-def _network(block: Callable[..., nn.Module | None], width: float, classes: int) -> nn.Module:
+def _pixels(architecture: Mapping[str, Any] | str) -> int:
+    side = _read(architecture).get("r", PIXELS)
+    return int(side if isinstance(side, int) else side[0])
+
+
+def _read(architecture: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    try:
+        given = json.loads(architecture) if isinstance(architecture, str) else architecture
+        if {"ks", "e", "d"} <= {*given} <= {"ks", "e", "d", "r", "wid"}:
+            return dict(given)
+    except (ValueError, TypeError):
+        pass
+    raise UsageError(f"{architecture!r} is no once-for-all network; give a mapping such as {_EXAMPLE}.")
+
+
+def _network(place: Place, width: float = 1.0, classes: int = 1000) -> nn.Module:
     entering = divisible(16 * width)
-    first = [_convolution(3, entering, 3, 2, smooth=True), Block(entering, divisible(16 * width), 1, 3, 1)]
-    layers: list[nn.Module | None] = [*first]
-    entering = divisible(16 * width)
-    for place in range(BLOCKS):
-        stage, number = divmod(place, 4)
+    layers: list[nn.Module | None] = [
+        _convolution(3, entering, 3, 2, smooth=True),
+        Block(entering, entering, 1, 3, 1),
+    ]
+    for number in range(BLOCKS):
+        stage, block = divmod(number, 4)
         leaving = divisible(_WIDTHS[stage] * width)
+        shape = (entering, leaving, 1 if block else _STRIDES[stage])
         style = {"smooth": _SMOOTH[stage], "squeezed": _SQUEEZED[stage]}
-        layers.append(block(place, entering, leaving, 1 if number else _STRIDES[stage], **style))
+        options: dict[str, Any] = {_named(k, e): partial(Block, *shape, k, e, **style) for k, e in _KINDS}
+        layers.append(place(str(number), options if block < DEPTHS[0] else {**options, _ABSENT: lambda: None}))
         entering = leaving
     wide, last = divisible(960 * width), divisible(1280 * width)
     layers += [_convolution(entering, wide, 1, smooth=True), nn.AdaptiveAvgPool2d(1)]
     layers += [nn.Conv2d(wide, last, 1, bias=False), nn.Hardswish(), nn.Flatten(), nn.Linear(last, classes)]
     return nn.Sequential(*(layer for layer in layers if layer is not None)).eval()
-
-
-def _decoded(
-    ks: Sequence[int] | int, e: Sequence[int] | int, d: Sequence[int] | int
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    return (
-        _checked("ks", ks, BLOCKS, KERNELS),
-        _checked("e", e, BLOCKS, EXPANSIONS),
-        _checked("d", d, STAGES, DEPTHS),
-    )
 
 
 def _named(kernel: int, expansion: int) -> str:
@@ -128,7 +129,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block, added to its input where shapes allow."""
-        return x + self.body(x) if self.residual else self.body(x)
+        out: Tensor = self.body(x)
+        return x + out if self.residual else out
 
 
 class Squeeze(nn.Module):
@@ -147,7 +149,8 @@ class Squeeze(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The weighted image."""
-        return x * self.body(x)
+        weights: Tensor = self.body(x)
+        return x * weights
 
 
 def _convolution(
@@ -164,3 +167,6 @@ def _checked(name: str, given: Sequence[int] | int, count: int, choices: tuple[i
         said = f"holds {wrong[0]!r}" if wrong else f"has {len(values)} numbers"
         raise UsageError(f"{name} {said}; once-for-all networks take {count} numbers out of {choices} there.")
     return values
+
+
+SPACE = Space("once_for_all", _PER_STAGE**STAGES, encoding, _chosen, _network, _pixels)

@@ -8,13 +8,13 @@ a pointwise convolution.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
-import latpred
 from latpred.errors import UsageError
+from latpred.zoo.spaces.space import Place, Space
 
 BLOCKS = (*(f"ir_k{kernel}_{kind}" for kernel in (3, 5) for kind in ("e1", "s2", "e3", "e6")), "skip")
 STAGES = ((16, 1, 1), (24, 4, 2), (32, 4, 2), (64, 4, 2), (112, 4, 1), (184, 4, 2), (352, 1, 1))
@@ -47,43 +47,35 @@ C = """ir_k3_e1
     ir_k3_e6"""
 
 
-def build(blocks: Sequence[str] | str, last: int = 1984, classes: int = 1000) -> nn.Module:
-    """The network of a list of blocks, or a text of them; `last` is the width of the last pointwise convolution."""
-    names = _listed(blocks)
-    return _network(lambda place, *shape: _block(names[place], *shape), last, classes)
+FOUND = {"A": A, "B": B, "C": C}
 
 
-@cache
-def supernet(last: int = 1984, classes: int = 1000, image: int = PIXELS) -> latpred.Supernet:
-    """All networks at once, one choice for each place; made in seconds, and only once in a process."""
-
-    def choice(place: int, *shape: int) -> nn.Module:
-        return latpred.Choice(str(place), {name: _block(name, *shape) for name in BLOCKS})
-
-    return latpred.Supernet(partial(_network, choice, last, classes), image=image)
+def encoding(index: int) -> str:
+    """The blocks that the digits of a number stand for, nine to a place and the first place's last."""
+    return " ".join(BLOCKS[index // len(BLOCKS) ** (PLACES - 1 - place) % len(BLOCKS)] for place in range(PLACES))
 
 
-def graph(blocks: Sequence[str] | str, **options: int) -> latpred.ModelGraph:
-    """What `latpred.trace` gives of the network, without building or tracing it; `options` are those of `supernet`."""
-    return supernet(**options).graph({str(place): name for place, name in enumerate(_listed(blocks))})
-
-
-def _network(block: Callable[..., nn.Module], last: int, classes: int) -> nn.Module:
-    entering, place = STAGES[0][0], 0
-    layers: list[nn.Module] = [_convolution(3, entering, 3, stride=2)]
-    for leaving, count, stride in STAGES:
-        for number in range(count):
-            layers.append(block(place, entering, leaving, 1 if number else stride))
-            entering, place = leaving, place + 1
-    layers += [_convolution(entering, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)]
-    return nn.Sequential(*layers).eval()
-
-
-def _listed(blocks: Sequence[str] | str) -> Sequence[str]:
-    listed = blocks.split() if isinstance(blocks, str) else blocks
+def _chosen(blocks: Sequence[str] | str) -> dict[str, str]:
+    listed = FOUND.get(blocks, blocks).split() if isinstance(blocks, str) else blocks
     if len(listed) != PLACES:
         raise UsageError(f"An FBNet has {PLACES} blocks, not {len(listed)}; 'skip' stands where there is none.")
-    return listed
+    for name in listed:
+        if name not in BLOCKS:
+            raise UsageError(f"FBNet has no block {name!r}; its blocks are {', '.join(BLOCKS)}.")
+    return {str(place): name for place, name in enumerate(listed)}
+
+
+def _network(place: Place, last: int = 1984, classes: int = 1000) -> nn.Module:
+    """The network; `last` is the width of the last pointwise convolution."""
+    entering, number = STAGES[0][0], 0
+    layers: list[nn.Module | None] = [_convolution(3, entering, 3, stride=2)]
+    for leaving, count, stride in STAGES:
+        for block in range(count):
+            shape = (entering, leaving, 1 if block else stride)
+            layers.append(place(str(number), {name: partial(_block, name, *shape) for name in BLOCKS}))
+            entering, number = leaving, number + 1
+    layers += [_convolution(entering, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)]
+    return nn.Sequential(*(layer for layer in layers if layer is not None)).eval()
 
 
 class Residual(nn.Module):
@@ -103,16 +95,15 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block, added to its input where shapes allow."""
-        return x + self.body(x) if self.added else self.body(x)
+        out: Tensor = self.body(x)
+        return x + out if self.added else out
 
 
 def _block(name: str, entering: int, leaving: int, stride: int) -> nn.Module:
-    if name not in BLOCKS:
-        raise UsageError(f"FBNet has no block {name!r}; its blocks are {', '.join(BLOCKS)}.")
     if name == "skip":
         same = stride == 1 and entering == leaving
         return nn.Identity() if same else _convolution(entering, leaving, 1, stride=stride)
-    kernel, kind, number = re.fullmatch(r"ir_k(\d)_([es])(\d)", name).groups()
+    kernel, kind, number = re.findall(r"ir_k(\d)_([es])(\d)", name)[0]
     expansion, groups = (int(number), 1) if kind == "e" else (1, int(number))
     return Residual(entering, leaving, int(kernel), stride, expansion, groups)
 
@@ -120,3 +111,6 @@ def _block(name: str, entering: int, leaving: int, stride: int) -> nn.Module:
 def _convolution(entering: int, leaving: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Module:
     convolution = nn.Conv2d(entering, leaving, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(leaving), nn.ReLU())
+
+
+SPACE = Space("fbnet", len(BLOCKS) ** PLACES, encoding, _chosen, _network, lambda _: PIXELS)

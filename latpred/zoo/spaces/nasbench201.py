@@ -7,15 +7,16 @@ the image between them. "none" multiplies by zero, as in the published code: it 
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, partial
 from itertools import product
 
 from torch import Tensor, nn
 
-import latpred
 from latpred.errors import UsageError
+from latpred.zoo.spaces.space import Place, Space
 
 OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
 EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
@@ -23,12 +24,15 @@ PIXELS = 32
 
 _EXAMPLE = "|nor_conv_3x3~0|+|none~0|skip_connect~1|+|nor_conv_1x1~0|avg_pool_3x3~1|skip_connect~2|"
 _FORM = re.compile(r"\|(\w+)~0\|\+\|(\w+)~0\|(\w+)~1\|\+\|(\w+)~0\|(\w+)~1\|(\w+)~2\|")
+_ORDER = 88  # seed of the shuffle that gave the published cells their numbers
 
 
-def encodings() -> Iterator[str]:
-    """All 15,625 cells."""
-    for operations in product(OPERATIONS, repeat=len(EDGES)):
-        yield "|{}~0|+|{}~0|{}~1|+|{}~0|{}~1|{}~2|".format(*operations)
+@cache
+def encodings() -> tuple[str, ...]:
+    """All 15,625 cells, by the numbers that they have in the published tables."""
+    cells = list(product(OPERATIONS, repeat=len(EDGES)))
+    random.Random(_ORDER).shuffle(cells)
+    return tuple("|{}~0|+|{}~0|{}~1|+|{}~0|{}~1|{}~2|".format(*cell) for cell in cells)
 
 
 def decoded(encoding: str) -> tuple[str, ...]:
@@ -42,34 +46,19 @@ def decoded(encoding: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def build(encoding: str, classes: int = 10, channels: int = 16, cells: int = 5) -> nn.Module:
+def _chosen(encoding: str) -> dict[str, str]:
+    return {str(edge): name for edge, name in enumerate(decoded(encoding))}
+
+
+def _network(place: Place, classes: int = 10, channels: int = 16, cells: int = 5) -> nn.Module:
     """The network that repeats a cell: 10 classes for CIFAR-10, 100 for CIFAR-100, 120 for ImageNet16-120."""
-    names = decoded(encoding)
-    return _network(lambda edge, width: operation(names[edge], width), classes, channels, cells)
-
-
-@cache
-def supernet(classes: int = 10, channels: int = 16, cells: int = 5, image: int = PIXELS) -> latpred.Supernet:
-    """All networks at once, one choice for each edge; made in a second, and only once in a process."""
-
-    def choice(edge: int, width: int) -> nn.Module:
-        return latpred.Choice(str(edge), {name: operation(name, width) for name in OPERATIONS})
-
-    return latpred.Supernet(partial(_network, choice, classes, channels, cells), image=image)
-
-
-def graph(encoding: str, **options: int) -> latpred.ModelGraph:
-    """What `latpred.trace` gives of the network, without building or tracing it; `options` are those of `supernet`."""
-    return supernet(**options).graph({str(edge): name for edge, name in enumerate(decoded(encoding))})
-
-
-def _network(edge: Callable[[int, int], nn.Module], classes: int, channels: int, cells: int) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
     for stage in range(3):
         width = channels << stage
         if stage:
             layers.append(Halving(width // 2, width))
-        layers += [Cell(edge(number, width) for number in range(len(EDGES))) for _ in range(cells)]
+        options = {name: partial(operation, name, width) for name in OPERATIONS}
+        layers += [Cell(place(str(edge), options) for edge in range(len(EDGES))) for _ in range(cells)]
     layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
     return nn.Sequential(*layers).eval()
 
@@ -77,9 +66,9 @@ def _network(edge: Callable[[int, int], nn.Module], classes: int, channels: int,
 class Cell(nn.Module):
     """Four nodes, each the sum of what the operations on its edges make of the nodes before it."""
 
-    def __init__(self, operations: Iterable[nn.Module]) -> None:
+    def __init__(self, operations: Iterable[nn.Module | None]) -> None:
         super().__init__()
-        self.operations = nn.ModuleList(operations)
+        self.operations = nn.ModuleList(operations)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """The last node."""
@@ -109,7 +98,8 @@ class Halving(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Both branches, added."""
-        return self.shortcut(x) + self.body(x)
+        added: Tensor = self.shortcut(x) + self.body(x)
+        return added
 
 
 def operation(name: str, channels: int) -> nn.Module:
@@ -126,3 +116,8 @@ def operation(name: str, channels: int) -> nn.Module:
 def _convolution(entering: int, leaving: int, kernel: int, stride: int = 1) -> nn.Module:
     convolution = nn.Conv2d(entering, leaving, kernel, stride, kernel // 2, bias=False)
     return nn.Sequential(nn.ReLU(), convolution, nn.BatchNorm2d(leaving))
+
+
+SPACE = Space(
+    "nasbench201", len(OPERATIONS) ** len(EDGES), lambda index: encodings()[index], _chosen, _network, lambda _: PIXELS
+)

@@ -1,0 +1,124 @@
+"""What ten measured networks of a space buy: `latpred.adapt` beside one common factor and linear fits of counts.
+
+    python examples/few_shot.py --seeds 50
+
+Networks are drawn from three published spaces. What they take is known: it is what the simulated device takes, or what
+a profile fitted to measurements says, with the noise of a measurement on the ten. What is corrected is another GPU's
+datasheet. The other networks' median error is shown, of the median seed, and in how many seeds `adapt` was no worse,
+to 0.1 % of a latency, than the better of the factor and the linear fit. Linear fits have no negative coefficient: one
+counts the space's options, one launches of each family, multiply-adds and bytes; the better of both is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+import latpred
+from latpred.calibration.devices.simulated import SimulatedDevice
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.profile import datasheet, gpus, load
+from latpred.search import spaces
+from latpred.zoo.spaces.space import space
+
+SPACES = {of.name: of for of in (spaces.nasbench201, spaces.fbnet, spaces.once_for_all)}
+TRUTHS = {"simulated": "rtx-2080ti", "titan-x-pascal": "rtx-3090"}  # and whose datasheet is corrected
+BATCHES = (1, 32, 256)
+NETWORKS, SHOTS, JUDGED = 120, 10, 50  # of each space; of these, measured and judged by each seed
+ALIKE = 0.001  # errors that differ by less
+NOISE = {1: 0.015, 32: 0.003, 256: 0.003}  # standard deviation of a measurement, as repeats of GPUs have it
+
+Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line for each space, truth and batch."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--spaces", nargs="+", choices=SPACES, default=[*SPACES])
+    asked = parser.parse_args(arguments)
+    heads = ("before", "factor", "linear", "adapt", "p90")
+    print(f"{'space':14}{'truth':16}batch" + "".join(f"{head:>9}" for head in heads) + "  no worse")
+    for of in map(SPACES.__getitem__, asked.spaces):
+        graphs, options = drawn(of, NETWORKS)
+        for truth in TRUTHS:
+            for batch in BATCHES:
+                cell(f"{of.name:14}{truth:16}{batch:5}", truth, graphs, options, batch, asked.seeds)
+
+
+def drawn(of: spaces.SearchSpace, count: int) -> tuple[list[ModelGraph], Matrix]:
+    """Different networks of a space, and how often each has each option."""
+    draw, numbers = random.Random(7), dict[int, None]()
+    while len(numbers) < count:
+        numbers[draw.randrange(of.size)] = None
+    chosen = [Counter(space(of.name).chosen(of.encoding(number)).values()) for number in numbers]
+    names = sorted({name for one in chosen for name in one})
+    return [of.graph(number) for number in numbers], np.array([[one[name] for name in names] for one in chosen], float)
+
+
+def work(graphs: Sequence[ModelGraph], batch: int) -> Matrix:
+    """Launches of each family, multiply-adds and bytes."""
+    launches = [Counter(op.family.partition(".")[0] for op in graph.ops) for graph in graphs]
+    families = sorted({name for one in launches for name in one})
+    rows = [[one[name] for name in families] for one in launches]
+    return np.column_stack([np.array(rows, float), [[graph.macs(batch), graph.bytes(batch)] for graph in graphs]])
+
+
+def truth_of(name: str) -> Callable[[ModelGraph, int], float]:
+    """What a network takes there, in seconds."""
+    if name == "simulated":
+        return SimulatedDevice().true_latency_s
+    predictor = Predictor(load(name))
+    return lambda graph, batch: predictor.predict(graph, batch).latency_ms / 1e3
+
+
+def cell(title: str, truth: str, graphs: list[ModelGraph], options: Matrix, batch: int, seeds: int) -> None:
+    """Print one line."""
+    takes, counts = truth_of(truth), work(graphs, batch)
+    latency_s = np.array([takes(graph, batch) for graph in graphs])
+    profile = datasheet.profile_of(gpus.spec(TRUTHS[truth]))
+    unchanged = seconds(Predictor(profile), graphs, batch)
+    errors: dict[str, list[float]] = {name: [] for name in ("before", "factor", "linear", "adapt")}
+    for seed in range(seeds):
+        draw = np.random.default_rng(seed)
+        order = draw.permutation(len(graphs))
+        shots, judged = order[:SHOTS], order[SHOTS : SHOTS + JUDGED]
+        measured = latency_s[shots] * np.exp(NOISE[batch] * draw.normal(size=SHOTS))
+        rows = pd.DataFrame({"model": [graphs[n] for n in shots], "batch": batch, "latency_s": measured})
+        adapted = latpred.adapt(profile, rows.assign(spread_s=NOISE[batch] * measured)).profile
+        found = {
+            "before": unchanged[judged],
+            "factor": unchanged[judged] * np.exp(np.median(np.log(measured / unchanged[shots]))),
+            "adapt": seconds(Predictor(adapted), [graphs[n] for n in judged], batch),
+        }
+        error = {name: float(np.median(np.abs(each / latency_s[judged] - 1.0))) for name, each in found.items()}
+        linear = (np.abs(fitted(each, shots, judged, measured) / latency_s[judged] - 1.0) for each in (options, counts))
+        error["linear"] = min(float(np.median(each)) for each in linear)
+        for name, each in errors.items():
+            each.append(error[name])
+    best = np.minimum(errors["factor"], errors["linear"])
+    shown = [*(np.median(errors[name]) for name in errors), np.quantile(errors["adapt"], 0.9)]
+    no_worse = int(np.sum(np.array(errors["adapt"]) <= best + ALIKE))
+    print(title + "".join(f"{each:9.2%}" for each in shown) + f"{no_worse:5} of {seeds}", flush=True)
+
+
+def seconds(predictor: Predictor, graphs: Sequence[ModelGraph], batch: int) -> Matrix:
+    """Predicted latencies."""
+    return np.array([predictor.predict(graph, batch).latency_ms / 1e3 for graph in graphs])
+
+
+def fitted(features: Matrix, shots: Matrix, judged: Matrix, measured: Matrix) -> Matrix:
+    """What a linear fit to the ten says of the others."""
+    design = np.column_stack([np.ones(len(features)), features / np.maximum(features.max(axis=0), 1e-30)])
+    return design[judged] @ nnls(design[shots] / measured[:, None], np.ones(len(measured)))[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A sentence on stderr and an exit code for every command that cannot be done."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from clidata import models_file, run
+from factories import device, dispatch
+from profiledata import profile
+from test_cli_measure import study_plan
+
+from latpred.calibration.measurement import recorder
+from latpred.profile import store
+
+PICTURE = "{models}:picture --image 8"
+STUDY = "--suite paper --device simulated"
+UNEQUAL = "predict distilbert-base-uncased --lengths"
+
+
+@pytest.fixture(autouse=True)
+def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles of this machine and of a simulated GPU, and a small study."""
+    costs = {"eager": profile().runtimes["eager"], "cuda-graphs": dispatch(costs_us={"": 3.0}, spread=0.05)}
+    store.save(profile("gpu", device=device(), runtimes=costs))
+    monkeypatch.setattr(recorder, "plan", study_plan)
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "sentence"),
+    [
+        ("predcit", 2, "No such command 'predcit'. Did you mean predict?"),
+        ("docter", 2, "No such command 'docter'. Did you mean doctor?"),
+        ("zzzzzz", 2, "There are: predict, curve,"),
+        ("cache shwo", 2, "Did you mean show?"),
+        ("predict resnet18 --bacth 8", 2, "--batch"),
+        ("predict resnet18 --batch=0", 2, "'0' asks for batch 0; the smallest batch is 1."),
+        ("predict resnet18 --batch=0-4", 2, "'0-4' asks for batch 0; the smallest batch is 1."),
+        ("predict resnet18 --batch=-3", 2, "'-3' is not a batch size; give whole numbers of 1 or more"),
+        ("predict resnet18 --batch=1.5", 2, "'1.5' is not a batch size"),
+        ("predict resnet18 --batch=1,,2", 2, "'' is not a batch size"),
+        ("predict resnet18 --batch=8-4", 2, "'8-4' ends before it starts; write 4-8."),
+        ("predict resnet18 --batch=1-8:0", 2, "'1-8:0' never moves on"),
+        ("predict resnet18 --batch=1-8:1x", 2, "'1-8:1x' never moves on"),
+        ("predict resnet18 --batch=1-999999999999", 2, "more than 4096 batch sizes; use a step, as in 1-4096:2x."),
+        ("calibrate --budget=0", 2, "is not a time to spend; write 90s, 5m or 1h."),
+        ("calibrate --budget=-5m", 2, "is not a time to spend; write 90s, 5m or 1h."),
+        ("calibrate --budget='5 minutes'", 2, "is not a time to spend; write 90s, 5m or 1h."),
+        ("calibrate --budget=soon", 2, "is not a time to spend; write 90s, 5m or 1h."),
+        ("calibrate --budget=", 2, "is not a time to spend; write 90s, 5m or 1h."),
+        ("predict bert-bas-uncased", 2, "no model is called 'bert-bas-uncased'; did you mean bert-base-uncased"),
+        ("predict {models}:pictur --image 8", 2, "has no function 'pictur'; it offers"),
+        ("predict {models}:broken --image 8", 2, "broken failed: ValueError: no such layer"),
+        ("predict {models}:small --image 8", 2, "nothing tells what Sequential takes"),
+        ("predict {models}:Mismatched --image 8", 2, "the forward pass failed at aten::linear in module 'head'"),
+        (f"predict {PICTURE} --batch 99999999", 2, "Batch 99999999 is beyond anything a device holds"),
+        (f"predict {PICTURE} --runtime torchscript", 3, "latpred calibrate --runtimes torchscript"),
+        (f"predict {PICTURE} --runtime cuda-graphs", 2, "cuda-graphs needs a CUDA device"),
+        (f"predict {PICTURE} --precision fp16", 3, "no kernels in fp16 (it has: fp32)"),
+        (f"predict {PICTURE} --device xeon", 3, "no profile is called 'xeon'"),
+        (f"{UNEQUAL} 12,0", 2, "length of 0 is not possible"),
+        (f"{UNEQUAL} mean=20", 2, "write 12,40,7 or mean=20.92"),
+        (f"{UNEQUAL} 12,x", 2, "are not lengths"),
+        (f"{UNEQUAL} 12,7 --channels-last", 2, "have no channels; leave out --channels-last"),
+        (f"{UNEQUAL} 12,7 --strict", 2, "--strict looks at models whose inputs are alike; leave it out, or --lengths"),
+        ("generate {models}:picture", 2, "generates no text"),
+        (f"explain {PICTURE} -d gpu --runtime cuda-graph", 2, "'cuda-graph'. Did you mean 'cuda-graphs'"),
+        (f"explain {PICTURE} -d gpu --runtime torchscript", 3, "latpred calibrate --runtimes torchscript"),
+        (f"explain {PICTURE} -d cpu --threads 7", 3, "no profile of cpu was measured with 7 threads"),
+        (f"explain {PICTURE} -d gpu --batch 0", 2, "0 is not in the range x>=1"),
+        (f"explain {PICTURE} -d gpu --precision bf16", 3, "no kernels in bf16"),
+        (f"trace {PICTURE} --precision amp-fp16 --check", 2, "of which autocast changes none"),
+        (f"trace {PICTURE} --runtime cuda-graphs --target cpu", 2, "cuda-graphs needs a CUDA device"),
+        (f"trace {PICTURE} --runtime torchscrip", 2, "Did you mean 'torchscript'"),
+        (f"trace {PICTURE} --runtime torchscript --check", 2, "--check counts what eager does"),
+        ("calibrate --device abacus", 3, "on 'abacus'. Use device='cpu', 'cuda:0' or 'simulated'."),
+        ("calibrate --device simulated --budget 1s", 2, "a budget of 1 s measures nothing"),
+        ("calibrate --device cpu --cudnn-benchmark", 2, "cudnn is CUDA's, and cpu has none"),
+        ("measure {models}:picture -d simulated --threads 2", 2, "threads are the CPU's, and simulated"),
+        ("measure", 2, "Name at least one, or a study with --suite"),
+        ("measure resnet18 --host 1.3", 2, "--host means nothing"),
+        (f"measure {STUDY} bert", 2, "Models and --suite exclude each other"),
+        (f"measure {STUDY} --batch 4", 2, "--suite paper plans --batch itself; leave that out"),
+        (f"measure {STUDY} --precision fp16", 2, "--suite paper plans --precision itself"),
+        (f"measure {STUDY} --runtime torchscript", 2, "no runtime 'torchscript'"),
+        (f"measure {STUDY} --stage last", 2, "no stage 'last'"),
+        ("fit", 2, "either tables of latencies or --raw"),
+        ("fit --raw {folder}", 3, "there is no journal.jsonl or last.jsonl in {folder}"),
+        ("compare gone.csv gone.csv", 2, "gone.csv"),
+        ("models no-such-model", 2, "no model has 'no-such-model' in its name"),
+        ("cache show --json --csv", 2, "latpred: --json and --csv exclude each other; give one."),
+    ],
+)
+def test_what_cannot_be_done_is_said(command: str, exit_code: int, sentence: str, tmp_path: Path) -> None:
+    names = {"models": models_file(tmp_path), "folder": str(tmp_path)}
+    shown = run(*shlex.split(command.format(**names)))
+    assert (shown.exit_code, shown.stdout) == (exit_code, "")
+    assert sentence.format(**names) in " ".join(shown.stderr.split())
+    assert "Traceback" not in shown.stderr

@@ -1,0 +1,162 @@
+"""No kernel of any shipped profile or datasheet is faster than its bytes and multiply-adds allow: 10,000 random ops."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from latpred.graph.graph import Affine, Op
+from latpred.ops.families import CONV_DIMS, DIMS
+from latpred.prediction.pricing import PriceList
+from latpred.profile import datasheet, gpus, store
+from latpred.profile.document import DeviceProfile
+from latpred.runtimes import one_step_per_op
+
+OPS = 10_000
+BATCHES = np.array([1.0, 16.0, 1024.0])
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+SHIPPED = (
+    *("a100", "a100-40gb", "epyc-shared", "rtx-2080ti", "rtx-3090", "rtx-4090", "rtx-8000", "rtx-a6000", "t4"),
+    *("titan-x-pascal", "v100", "v100-16gb"),
+)
+WINOGRAD = 4  # times fewer multiplications of dense windows that move by one
+CORE_MACS = 64 * 5e3  # per microsecond of a core: two vectors of 32 halves at 5 GHz
+COPY = 1.5  # times as many bytes move as a copy's reads and writes: what is written is read before
+
+
+def drawn(family: str, dtype: str, rng: np.random.Generator) -> Op:
+    """An op of a family, of any size."""
+    a, b, c = (int(2 ** rng.uniform(0, 11)) for _ in range(3))
+    macs, weights, moved = 0, 0, a * b
+    own = {"m": a, "n": b, "k": c, "rows": a, "cols": b, "numel": a * b, "channels": a, "spatial": b, "window": 9}
+    own |= {"batch": 1, "h_out": b, "w_out": 1, "operands": 1, "run": b, "parts": 2, "hidden": b, "inputs": c}
+    if family == "gemm":
+        macs, weights, moved = a * b * c, b * c, a * (b + c)
+    elif family == "bmm":
+        macs, moved = a * b * c, a * b + b * c + c * a
+    elif family == "rnn":
+        macs, weights, moved = 4 * a * b * (b + c), 4 * b * (b + c), a * (b + c)
+        own |= {"steps": a, "layers": 1, "calls": 1}
+    elif family == "attention":
+        own |= {"heads": 8, "queries": a, "keys": b, "head_dim": 64}
+        macs, moved = 8 * 2 * 64 * a * b, 8 * 2 * 64 * (a + b)
+    elif DIMS[family] == CONV_DIMS:
+        own, macs, weights, moved = convolved(family, rng)
+    dims = {name: own.get(name, 0) for name in DIMS[family]}
+    varying = {"gemm": "m", "batch_norm": "batch"}.get(family, DIMS[family][0])
+    size = BYTES[dtype]
+    return Op(
+        name="aten::drawn",
+        module="",
+        host_class="drawn",
+        family=family,
+        dtype=dtype,
+        dims={name: Affine(0, value) if name == varying else Affine(value) for name, value in dims.items()},
+        macs=Affine(0, macs),
+        weight_bytes=Affine(size * weights),
+        read_bytes=Affine(0, size * (moved - moved // 2)),
+        write_bytes=Affine(0, size * (moved // 2)),
+        launches=1,
+    )
+
+
+def convolved(family: str, rng: np.random.Generator) -> tuple[dict[str, int], int, int, int]:
+    """Dimensions, multiply-adds, weights and other values of a convolution."""
+    entering, leaving = (8 * int(2 ** rng.uniform(0, 7)) for _ in range(2))
+    side, kernel, stride = int(rng.integers(7, 113)), int(rng.choice((1, 3, 5))), int(rng.integers(1, 3))
+    groups = {"conv_depthwise": entering, "conv_grouped": 8}.get(family, 1)
+    leaving = entering if family == "conv_depthwise" else leaving
+    sides = dict.fromkeys(("h_in", "w_in"), side * stride) | dict.fromkeys(("h_out", "w_out"), side)
+    dims = {"batch": 1, "c_in": entering, "c_out": leaving, "stride": stride, "groups": groups, **sides}
+    weights = entering * leaving // groups * kernel**2
+    moved = entering * (side * stride) ** 2 + leaving * side**2
+    return {**dims, "kernel_h": kernel, "kernel_w": kernel}, weights * side**2, weights, moved
+
+
+@cache
+def ops() -> tuple[Op, ...]:
+    """Random ops of every family and format."""
+    rng = np.random.default_rng(0)
+    families, formats = list(DIMS), list(BYTES)
+    return tuple(drawn(families[i % len(families)], formats[rng.integers(len(formats))], rng) for i in range(OPS))
+
+
+def kernel_us(profile: DeviceProfile, runtime: str) -> np.ndarray:
+    """Microseconds of each op at every batch."""
+    priced = PriceList(profile).price(one_step_per_op(runtime, ops()), "fp32")
+    return priced.rows_at(BATCHES).us[priced.kernel_row] * priced.kernel_share[:, None]
+
+
+@cache
+def work() -> tuple[np.ndarray, np.ndarray]:
+    """Multiply-adds that have to be made, and bytes, of each op at every batch."""
+    macs, moved = np.empty((2, OPS, len(BATCHES)))
+    for index, op in enumerate(ops()):
+        window = (op.dims["kernel_h"].constant, op.dims["stride"].constant) if "kernel_h" in op.dims else (1, 1)
+        dense = op.family in ("conv", "conv_transpose") and window[0] > 1 and window[1] == 1
+        macs[index] = op.macs.per_sample * BATCHES / (WINOGRAD if dense else 1)
+        moved[index] = op.weight_bytes.constant + (op.read_bytes.per_sample + op.write_bytes.per_sample) * BATCHES
+    return macs, moved
+
+
+def peak(gpu: gpus.Spec, op: Op) -> float:
+    """Multiply-adds per microsecond that a GPU is sold with, in the format of an op."""
+    wanted = {"float16": "fp16", "bfloat16": "bf16"}.get(op.dtype, "fp32")
+    dense = op.family.startswith("conv") and op.family != "conv_depthwise"
+    wanted = "tf32" if wanted == "fp32" and dense else wanted
+    return gpu.tflops.get(wanted, gpu.tflops["fp32"]) * 1e6 / 2
+
+
+def test_all_that_ship_are_here() -> None:
+    assert set(SHIPPED) == {entry.name for entry in store.listing() if entry.source == "shipped"}
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, *(f"datasheet of {gpu.name}" for gpu in gpus.SPECS)])
+def test_no_kernel_is_faster_than_its_bytes_and_multiply_adds(name: str) -> None:
+    sheet, _, gpu_name = name.partition(" of ")
+    profile = datasheet.profile_of(gpus.spec(gpu_name)) if gpu_name else store.load(sheet)
+    least = least_us(profile)
+    for runtime in profile.runtimes.keys() & {"eager", "torchscript"}:
+        us = kernel_us(profile, runtime)
+        faster = np.unique(np.argwhere(us < least * (1 - 1e-9))[:, 0])
+        assert not len(faster), f"{len(faster)} in {runtime}, the first {ops()[faster[0]]}"
+
+
+def least_us(profile: DeviceProfile) -> np.ndarray:
+    """What each op takes at least at every batch, by the datasheet of a GPU or what was measured of a CPU's memory."""
+    macs, moved = work()
+    device = profile.device
+    if device.kind == "cpu":
+        memory = np.where(moved > 4 * device.cache_bytes, moved / (COPY * device.bandwidth_bytes_per_us), 0.0)
+        return np.maximum(macs / (profile.machine.threads * CORE_MACS), memory)
+    gpu = gpus.spec(profile.machine.accelerator)
+    cache_rate = 64.0 * gpu.multiprocessors * gpu.boost_mhz
+    memory = moved / np.where(moved > gpu.l2_bytes, gpu.bandwidth_bytes_per_us, cache_rate)
+    return np.maximum(macs / np.array([peak(gpu, op) for op in ops()])[:, None], memory)
+
+
+@pytest.mark.parametrize("name", ["titan-x-pascal", "gtx-1080ti"])
+def test_windows_that_overlap_take_as_long_for_each_value_as_others(name: str) -> None:
+    """Of 3 x 3 values each: a window that moves by one reads less from memory, and computes as many addresses."""
+
+    def us(stride: int) -> float:
+        side = 64
+        outputs, read = 64 * side**2, 64 * (side * stride) ** 2
+        dims = {"batch": Affine(0, 1), "channels": Affine(64), "h_out": Affine(side), "w_out": Affine(side)}
+        op = Op(
+            name="aten::avg_pool2d",
+            module="",
+            host_class="pooling",
+            family="pooling.avg",
+            dtype="float32",
+            dims={**dims, "window": Affine(9)},
+            read_bytes=Affine(0, 4 * read),
+            write_bytes=Affine(0, 4 * outputs),
+            launches=1,
+        )
+        priced = PriceList(store.load(name)).price(one_step_per_op("eager", (op,)), "fp32")
+        return float(priced.rows_at(np.array([256.0])).us[0, 0])
+
+    assert us(1) > 0.8 * us(2)

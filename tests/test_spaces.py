@@ -1,0 +1,324 @@
+"""Networks built from published encodings have the parameters and multiply-adds that were published of them."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from factories import device, dispatch, kernel_fit, profile
+from torch import nn
+
+import latpred
+from latpred.errors import UnknownModelError, UsageError
+from latpred.graph.graph import ModelGraph
+from latpred.prediction.predictor import Predictor
+from latpred.search import spaces
+from latpred.search.option_table import latency_table
+from latpred.search.spaces import fbnet, nasbench201, once_for_all
+from latpred.zoo.spaces import fbnet as fbnets
+from latpred.zoo.spaces import nasbench201 as cells
+from latpred.zoo.spaces.space import space
+
+FIRST = "|avg_pool_3x3~0|+|nor_conv_1x1~0|skip_connect~1|+|nor_conv_1x1~0|skip_connect~1|skip_connect~2|"
+SECOND = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_conv_3x3~1|skip_connect~2|"
+OTHER = "|skip_connect~0|+|none~0|nor_conv_3x3~1|+|avg_pool_3x3~0|nor_conv_3x3~1|nor_conv_3x3~2|"
+
+# Specialised networks of https://github.com/open-mmlab/mmrazor (configs/nas/mmcls/onceforall): pixels, then millions of
+# parameters and of operations as its README has them.
+NOTE8_22MS = {
+    "ks": (3, 3, 3, 3, 5, 5, 3, 3, 7, 3, 3, 3, 5, 3, 3, 3, 3, 7, 3, 3),
+    "e": (3, 3, 3, 3, 3, 3, 3, 3, 4, 3, 3, 3, 3, 4, 3, 3, 6, 6, 3, 6),
+    "d": (2, 2, 2, 2, 2),
+}
+NOTE8_31MS = {
+    "ks": (5, 3, 3, 3, 5, 5, 3, 3, 3, 3, 5, 3, 3, 5, 7, 3, 3, 3, 5, 5),
+    "e": (3, 3, 3, 3, 4, 3, 3, 3, 4, 4, 4, 4, 4, 3, 4, 3, 6, 3, 3, 3),
+    "d": (2, 2, 3, 3, 4),
+}
+
+
+def traced(build: Any, *encoding: Any, image: int, **more: Any) -> ModelGraph:
+    with torch.device("meta"):
+        model = build(*encoding, **more)
+    return latpred.trace(model, image=image)
+
+
+# As NATS-Bench's api.get_cost_info prints them: https://github.com/D-X-Y/NATS-Bench/issues/18, /24 and /36.
+@pytest.mark.parametrize(
+    ("encoding", "classes", "image", "parameters", "operations"),
+    [
+        (FIRST, 10, 32, None, 15.64737),
+        (FIRST, 100, 32, None, 15.65322),
+        (FIRST, 120, 16, None, 3.91948),
+        (SECOND, 10, 32, 0.802426, 113.95137),
+        (OTHER, 10, 32, 0.802426, 113.95137),
+    ],
+)
+def test_nasbench201(encoding: str, classes: int, image: int, parameters: float | None, operations: float) -> None:
+    graph = traced(nasbench201.build, encoding, classes=classes, image=image)
+    # The published count has the additions of the classifier's bias, one for each class.
+    assert round((graph.macs() + classes) / 1e6, 5) == operations
+    if parameters is not None:
+        assert graph.parameters / 1e6 == parameters
+
+
+def test_nasbench201_has_15625_cells_that_are_read_back() -> None:
+    found = list(cells.encodings())
+    assert len(found) == len(set(found)) == 15_625
+    assert {FIRST, SECOND, OTHER} <= set(found)
+    assert cells.decoded(SECOND) == (
+        *("nor_conv_3x3", "nor_conv_3x3", "avg_pool_3x3"),
+        *("skip_connect", "nor_conv_3x3", "skip_connect"),
+    )
+
+
+def test_a_cell_connects_the_nodes_that_its_string_names() -> None:
+    def given(names: tuple[str, ...]) -> list[float]:
+        cell = cells.Cell(cells.operation(name, 4) for name in names)
+        return cell(torch.ones(1, 4, 2, 2)).unique().tolist()
+
+    # Node 3 is 0 + 1 + 2, where 1 is 0, and 2 is nothing of 0 and all of 1: three times the input.
+    cell = cells.decoded("|skip_connect~0|+|none~0|skip_connect~1|+|skip_connect~0|skip_connect~1|skip_connect~2|")
+    assert cells.Cell(cells.operation(name, 4) for name in cell)(torch.ones(1, 4, 2, 2)).unique().tolist() == [3.0]
+    # Node 2 is twice the input, and node 3 is node 2 alone.
+    last = cells.decoded("|skip_connect~0|+|skip_connect~0|skip_connect~1|+|none~0|none~1|skip_connect~2|")
+    assert cells.Cell(cells.operation(name, 4) for name in last)(torch.ones(1, 4, 2, 2)).unique().tolist() == [2.0]
+
+
+def test_each_operation_stands_on_its_own_edge() -> None:
+    """Operation i multiplies by a number of its own, so the sum tells which node each one took."""
+
+    class Times(nn.Module):
+        def __init__(self, factor: int) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    factors = (2, 3, 5, 7, 11, 13)
+    cell = cells.Cell(map(Times, factors))
+    nodes = [1]
+    for _, to in ((0, 1), (0, 2), (0, 3)):
+        nodes.append(sum(f * nodes[a] for f, (a, b) in zip(factors, cells.EDGES, strict=True) if b == to))
+    assert cell(torch.ones(1)).item() == nodes[-1]
+
+
+def test_fbnet_c_is_the_one_that_timm_has() -> None:
+    timm = pytest.importorskip("timm")
+    ours = traced(fbnet.build, fbnets.C, image=224)
+    theirs = latpred.trace(timm.create_model("fbnetc_100"))
+    assert (ours.parameters, ours.macs()) == (theirs.parameters, theirs.macs())
+
+
+# Table 3 of the paper. It says not of each network how wide its last convolution is.
+@pytest.mark.parametrize(("name", "operations"), [("A", 249e6), ("B", 295e6), ("C", 375e6)])
+def test_fbnet(name: str, operations: float) -> None:
+    graph = traced(fbnet.build, name, image=224)
+    assert graph.macs() == pytest.approx(operations, rel=0.03)
+
+
+def test_fbnet_runs_every_block() -> None:
+    blocks = [fbnets.BLOCKS[place % len(fbnets.BLOCKS)] for place in range(fbnets.PLACES)]
+    assert fbnet.build(blocks, classes=7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "image", "parameters", "operations"),
+    [(NOTE8_22MS, 140, 4.3, 70.9), (NOTE8_31MS, 152, 4.6, 105.4)],
+)
+def test_once_for_all(encoding: dict[str, Any], image: int, parameters: float, operations: float) -> None:
+    graph = traced(once_for_all.build, encoding, image=image)
+    assert round(graph.parameters / 1e6, 1) == parameters
+    # The published count has two operations for each element that is normalised, one for each that a ReLU or a pooling
+    # reads.
+    with torch.device("meta"):
+        model = once_for_all.build(encoding)
+    extra = 2 * elements(model, nn.BatchNorm2d, image) + elements(model, (nn.ReLU, nn.AdaptiveAvgPool2d), image)
+    assert round((graph.macs() + extra) / 1e6, 1) == operations
+
+
+def elements(model: nn.Module, kinds: Any, image: int) -> int:
+    """Elements that the layers of some kinds read."""
+    counts: list[int] = []
+    hooks = [
+        layer.register_forward_hook(lambda _layer, args, _out: counts.append(args[0].numel()))
+        for layer in model.modules()
+        if isinstance(layer, kinds)
+    ]
+    model(torch.zeros(1, 3, image, image, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return sum(counts)
+
+
+def test_the_largest_once_for_all_network() -> None:
+    assert (
+        traced(once_for_all.build, {"ks": 7, "e": 6, "d": 4}, image=224).parameters // 10**5 == 76
+    )  # 7.6 M in the same README
+
+
+@pytest.mark.parametrize(
+    ("of", "architecture", "said"),
+    [
+        ("nasbench201", "|nor_conv_3x3~0|+|none~0|", "is no NAS-Bench-201 cell; one looks like"),
+        ("nasbench201", FIRST.replace("avg_pool_3x3", "max_pool_3x3"), "has no operation 'max_pool_3x3'"),
+        ("nasbench201", FIRST.replace("nor_conv_1x1~0|skip_connect~1|+", "nor_conv_1x1~1|none~0|+"), "is no NAS-B"),
+        ("nasbench201", 15_625, "nasbench201 has no network 15625; its numbers are 0 to 15624"),
+        ("nasbench201", -1, "has no network -1"),
+        ("fbnet", ["ir_k3_e1"] * 21, "has 22 blocks, not 21"),
+        ("fbnet", ["ir_k3_e1"] * 21 + ["ir_k7_e6"], "has no block 'ir_k7_e6'"),
+        ("once_for_all", {"ks": (3,) * 19, "e": 3, "d": 2}, "ks has 19 numbers"),
+        ("once_for_all", {"ks": 3, "e": 5, "d": 2}, "e holds 5"),
+        ("once_for_all", {"ks": 3, "e": 3, "d": (2, 3, 4, 4, 0)}, "d holds 0"),
+        ("once_for_all", {"ks": 3, "e": 3}, "is no once-for-all network; give a mapping such as"),
+        ("once_for_all", "ks=3", "is no once-for-all network; give a mapping such as"),
+    ],
+)
+def test_a_bad_encoding_says_what_is_wrong(of: str, architecture: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+        space(of).build(architecture)
+
+
+def test_numbers_of_cells_are_those_of_the_published_tables() -> None:
+    # As AutoDL-Projects asserts them where it numbers the cells (exps/NAS-Bench-201/main.py).
+    assert nasbench201.encoding(0) == FIRST
+    assert nasbench201.encoding(9) == "|avg_pool_3x3~0|+|none~0|none~1|+|skip_connect~0|none~1|nor_conv_3x3~2|"
+    last = "|avg_pool_3x3~0|+|avg_pool_3x3~0|nor_conv_1x1~1|+|none~0|avg_pool_3x3~1|nor_conv_3x3~2|"
+    assert nasbench201.encoding(np.int64(123)) == last
+
+
+@pytest.mark.parametrize("of", [fbnet, once_for_all], ids=["fbnet", "once_for_all"])
+def test_each_number_is_another_network(of: spaces.SearchSpace) -> None:
+    draw = random.Random(0)
+    numbers = [0, 1, of.size - 1, *(draw.randrange(of.size) for _ in range(200))]
+    chosen = {tuple(space(of.name).chosen(of.encoding(number)).values()) for number in numbers}
+    assert len(chosen) == len(set(numbers))
+
+
+def test_the_sizes_of_spaces_are_the_published_ones() -> None:
+    assert nasbench201.size == 15_625
+    assert fbnet.size == 9**22
+    assert once_for_all.size == ((3 * 3) ** 2 + (3 * 3) ** 3 + (3 * 3) ** 4) ** 5  # "roughly 2 x 10^19"
+    deepest = space("once_for_all").chosen(once_for_all.encoding(once_for_all.size - 1))
+    assert set(deepest.values()) == {"kernel 7, expansion 6"}
+
+
+def test_names_of_networks_are_candidates_like_their_graphs() -> None:
+    predictor = cpu()
+    names = ["nasbench201:9", f"nasbench201:{FIRST}", "fbnet:C", "fbnet:0", 'once_for_all:{"ks": 3, "e": 3, "d": 2}']
+    graphs = [
+        *(nasbench201.graph(architecture, image=16) for architecture in (9, FIRST)),
+        *(fbnet.graph(architecture, image=16) for architecture in ("C", 0)),
+        once_for_all.graph({"ks": 3, "e": 3, "d": 2}, image=16),
+    ]
+    table = latpred.predict_many(names, image=16, device=predictor, errors="raise")
+    assert table["name"].tolist() == names
+    by_graph = latpred.predict_many(graphs, device=predictor)
+    assert table.drop(columns="name").equals(by_graph.drop(columns="name"))
+    for name, graph in zip(names, graphs, strict=True):
+        assert unnamed(latpred.trace(name, image=16)) == msgspec.structs.replace(unnamed(graph), model=name)
+
+
+def test_the_image_of_a_once_for_all_network_is_in_its_encoding() -> None:
+    encoding = {"ks": 3, "e": 3, "d": 2, "r": [128]}
+    smaller = once_for_all.graph(encoding)
+    assert smaller == once_for_all.graph(encoding, image=128)
+    assert smaller.macs() < once_for_all.graph({**encoding, "r": 160}).macs()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nasbench201:", "names no network"),
+        ("nasbench201:15625", "has no network"),
+        ("fbnet:D", "has 22 blocks, not 1"),
+    ],
+)
+def test_a_name_of_no_network_says_what_is_wrong(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        latpred.trace(name)
+    assert said in latpred.predict_many([name], device=cpu())["error"][0]
+
+
+def test_an_unknown_space_is_an_error() -> None:
+    with pytest.raises(UnknownModelError, match="no space 'darts'; there are: nasbench201, fbnet, once_for_all"):
+        space("darts")
+
+
+def cpu() -> Predictor:
+    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
+    families = ("gemm", "conv", "elementwise", "batch_norm", "pooling", "reduction", "copy")
+    return Predictor(profile(info, tuple(kernel_fit(name) for name in families), {"eager": dispatch()}))
+
+
+def test_encodings_are_candidates() -> None:
+    predictor = cpu()
+    some = [FIRST, SECOND, "|none~0|"]
+    table = latpred.predict_many((partial(nasbench201.build, cell) for cell in some), image=32, device=predictor)
+    assert table["error"].isna().tolist() == [True, True, False]
+    assert "is no NAS-Bench-201 cell" in table["error"][2]
+    assert table["latency_ms"][1] > table["latency_ms"][0]
+
+
+def test_graphs_of_nasbench201_are_those_of_the_networks() -> None:
+    draw = random.Random(0)
+    small = {"cells": 1, "image": 32}
+    drawn = draw.sample(list(cells.encodings()), 30)
+    wholes = [traced(nasbench201.build, cell, **small) for cell in drawn] + [traced(nasbench201.build, FIRST, image=32)]
+    parts = [nasbench201.graph(cell, **small) for cell in drawn] + [nasbench201.graph(FIRST)]
+    assert parts == wholes
+    predictor = cpu()
+    table = latpred.predict_many(parts, batch=[1, 64], device=predictor)
+    assert table.equals(latpred.predict_many(wholes, batch=[1, 64], device=predictor))
+    assert len({*table["latency_ms"]}) > len(drawn)
+    with pytest.raises(UsageError, match="is no NAS-Bench-201 cell"):
+        nasbench201.graph("|none~0|")
+
+
+def test_graphs_of_fbnets_are_those_of_the_networks() -> None:
+    draw = random.Random(0)
+    for blocks in (fbnets.A, [draw.choice(fbnets.BLOCKS) for _ in range(fbnets.PLACES)]):
+        assert fbnet.graph(blocks, image=64) == traced(fbnet.build, blocks, image=64)
+
+
+def test_graphs_of_once_for_all_networks_differ_in_paths_alone() -> None:
+    for encoding in (NOTE8_22MS, NOTE8_31MS):
+        whole, parts = traced(once_for_all.build, encoding, image=64), once_for_all.graph(encoding, image=64)
+        assert unnamed(parts) == unnamed(whole)
+    full = {"ks": 7, "e": 6, "d": 4}
+    assert once_for_all.graph(full, image=64) == traced(once_for_all.build, full, image=64)
+
+
+def unnamed(graph: ModelGraph) -> ModelGraph:
+    """A graph whose ops do not say in which module they are."""
+    replace = msgspec.structs.replace
+    return replace(graph, ops=tuple(replace(op, module="") for op in graph.ops))
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_a_latency_table_adds_up_to_predictions(batch: int) -> None:
+    supernet, predictor = nasbench201.supernet(image=16, cells=1), cpu()
+    table = latency_table(supernet, device=predictor, batch=batch)
+    assert table["error"].max() < 1e-6
+    added = table.set_index(["label", "option"])["latency_ms"]
+    assert (added.groupby(level="label").min()[1:] == 0).all()
+    for number in (0, 9, 123):
+        chosen = space("nasbench201").chosen(nasbench201.encoding(number))
+        predicted = latpred.predict_many([supernet.graph(chosen)], batch=batch, device=predictor)["latency_ms"].item()
+        assert added["", ""] + sum(added[label, option] for label, option in chosen.items()) == pytest.approx(predicted)
+
+
+def test_a_latency_table_says_how_far_off_its_sums_are() -> None:
+    supernet, where = nasbench201.supernet(image=32), {"device": ["rtx-8000", "titan-x-pascal"], "batch": [1, 64, 128]}
+    table = latency_table(supernet, **where)
+    assert len(table) == 6 * (1 + 6 * len(cells.OPERATIONS))
+    errors = table.groupby(["device", "batch"])["error"].first()
+    assert errors["rtx-8000", 1] < 1e-9  # the host alone sets the pace
+    assert 1e-3 < errors.max() < 0.1
+    assert table.equals(latency_table(supernet, **where))
