@@ -107,3 +107,18 @@ def solved(*sources: pd.DataFrame) -> tuple[Problem, np.ndarray]:
     """The fit to tables, by default to `table`, and its parameters."""
     made = problem(pd.concat(sources or [table()], ignore_index=True), dict(graphs()))
     return made, made.solve()
+
+
+def products(slower: float) -> pd.DataFrame:
+    """Matrix products in half precision, timed one by one, that take so many times what the known costs give."""
+    rows = [
+        {"gpu": "RTX-8000", "model": f"{n} x {k}", "batch": m}
+        for n in (1024, 4096)
+        for k in (1024, 4096)
+        for m in (8, 512, 8192)
+    ]
+    kernels = {"runtime": "kernel", "precision": "fp16", "run": "kernels", "input_kind": "product", "input_size": 0}
+    both = pd.concat([table(), pd.DataFrame(rows).assign(**kernels, latency_s=1.0)], ignore_index=True)
+    made = problem(both, dict(graphs()))
+    both.loc[both["runtime"] == "kernel", "latency_s"] = made.predict(made.parameters.means)[-len(rows) :] * slower
+    return both

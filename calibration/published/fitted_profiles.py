@@ -23,7 +23,7 @@ from latpred.calibration.published.joint_fit import Mask, Problem, problem
 from latpred.calibration.published.leave_out import SMALL, Accuracy, HoldoutRows
 from latpred.calibration.published.parameters import DEVIATING, OTHER_HOST
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable
-from latpred.calibration.published.row_counts import EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
+from latpred.calibration.published.row_counts import ALONE, EAGER, FIXED, MODULE, PYTHON, SCRIPTED, multiplies
 from latpred.errors import TableError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS
@@ -140,7 +140,7 @@ def _fitted_rows(table: PublishedTable) -> PublishedTable:
     if not (runtime == EAGER).any():
         raise TableError("The table has no rows of runtime eager, which profiles are fitted to. Add some.")
     older = np.array(table.eras()) == TORCH_1_12
-    used = (runtime.isin((EAGER,)) | (runtime.isin(SCRIPTED) & older)).to_numpy()
+    used = (runtime.isin((EAGER, ALONE)) | (runtime.isin(SCRIPTED) & older)).to_numpy()
     others = sorted(set(runtime[~used]))
     notes = (f"rows of {', '.join(others)} were left out of the profile",) if others else ()
     return replace(table.where(used), notes=(*table.notes, *notes))
@@ -226,13 +226,15 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
     """The profile of one GPU of a table, from the parameters of each runtime and what they are worth."""
     spec = problem.gpus[gpu]
     numbers = {runtime: FittedNumbers(problem, theta) for runtime, theta in thetas.items()}
-    factors = numbers[EAGER].host_factors_on(gpu, EAGER)
-    if not ((problem.rows.gpu == gpu) & leave_out.tells_hosts(problem)).any():  # as good as any other GPU's hosts
-        factors = numbers[EAGER].host_factors(_unnamed_hosts(problem))
+    rows = problem.rows
+    told = (rows.gpu == gpu) & (rows.runtime == EAGER) & (leave_out.tells_hosts(problem) | (rows.host != ""))
+    if not told.any():  # as good as any other GPU's hosts
+        told = _unnamed_hosts(problem)
+    factors = numbers[EAGER].host_factors(told)
     runtimes = {EAGER: dispatch(problem, numbers[EAGER], EAGER, spec, float(np.median(factors)), accuracies[EAGER])}
     for runtime, own in numbers.items():
         if runtime != EAGER and own.host_factors_on(gpu, runtime):
-            factor = float(np.median(own.host_factors_on(gpu, EAGER))) * _shift(problem, own, runtime)
+            factor = float(np.median(own.host_factors(told))) * _shift(problem, own, runtime)
             plain = dispatch(problem, own, runtime, spec, factor, accuracies[runtime])
             kernels = _kernels(problem, own, gpu, runtime, accuracies[runtime])
             runtimes[runtime] = msgspec.structs.replace(plain, kernels=kernels)
@@ -344,9 +346,12 @@ def _machine(problem: Problem, gpu: str, hosts: int) -> Machine:
 
 
 def _era(problem: Problem, gpu: str) -> str:
-    """The PyTorch that most of a GPU's eager rows are of."""
-    eras = np.array(problem.table.eras())[(problem.rows.gpu == gpu) & (problem.rows.runtime == EAGER)]
-    return str(max(sorted(set(eras)), key=eras.tolist().count))
+    """The PyTorch that most of a GPU's eager rows are of; that of scripted rows where there are any of its fusers."""
+    here, runtime, eras = problem.rows.gpu == gpu, problem.rows.runtime, np.array(problem.table.eras())
+    if (here & np.isin(runtime, SCRIPTED) & (eras == TORCH_1_12)).any():
+        return TORCH_1_12
+    own = eras[here & (runtime == EAGER)].tolist()
+    return str(max(sorted(set(own)), key=own.count))
 
 
 def _protocol(table: PublishedTable, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:
@@ -363,7 +368,8 @@ def _protocol(table: PublishedTable, era: str, factors: list[float], accuracies:
             for runtime, accuracy in accuracies.items()
             if accuracy is not None
         },
-        **({"rows": "; ".join(table.notes)} if table.notes else {}),
+        # Models of somebody's file go by the file's name: where it lay is no one's business.
+        **({"rows": re.sub(r"\S*[/\\](?=[\w-]+\.py\b)", "", "; ".join(table.notes))} if table.notes else {}),
     }
 
 
@@ -388,8 +394,7 @@ def shared_of(problem: Problem, holdout: HoldoutRows, hosts_known: HoldoutRows, 
     `holdout` is from `without_gpu`; `hosts_known` are GPUs left out whose hosts one row of each run tells, so that its
     errors have nothing to do with the host. `source` says in a sentence what the numbers come from.
     """
-    eager = problem.rows.runtime == EAGER
-    numbers = FittedNumbers(problem, problem.solve(eager))
+    numbers = FittedNumbers(problem, problem.solve(problem.telling))
     designs = {gpu.design: gpu.compute_capability for gpu in problem.gpus.values()}
     families = sorted({*problem.families(EAGER), *DIMS} - {*STAND_INS, *GUESSES})
     known = hosts_known.where("runtime", EAGER)
@@ -431,7 +436,7 @@ def without_gpu(problem: Problem) -> HoldoutRows:
     parts = []
     for gpu in sorted(set(rows.gpu[eager])):
         mine, others = eager & (rows.gpu == gpu), eager & (rows.gpu != gpu)
-        theta = problem.solve(others)
+        theta = problem.solve(problem.telling & (rows.gpu != gpu))
         middle = np.log(np.median(FittedNumbers(problem, theta).host_factors(others)))
         for run in sorted(set(rows.run[mine & (rows.host == "")]) - set(rows.run[others])):
             theta[problem.parameters.names["run", run]] = middle

@@ -23,6 +23,7 @@ from latpred.calibration.published.latency_model import Block, Objects, Rows, ev
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.published_table import Graphs, Progress, PublishedTable, TraceKey
 from latpred.calibration.published.row_counts import (
+    ALONE,
     EAGER,
     SCRIPTED,
     CellKey,
@@ -77,6 +78,22 @@ class Problem:
     blocks: Sequence[Block]
     work: pd.DataFrame
 
+    @property
+    def telling(self) -> Mask:
+        """Rows that eager's parameters are fitted to.
+
+        Its own, kernels timed by themselves, and scripted ones where a source has few others of a GPU: those run the
+        same kernels, and nothing else tells what these take there.
+        """
+        runtime = self.rows.runtime
+        place = np.array([f"{source}, {gpu}" for source, gpu in zip(self.rows.source, self.rows.gpu, strict=True)])
+        own, few = np.isin(runtime, (EAGER, ALONE)), np.zeros(len(runtime), bool)
+        for one in set(place):
+            here = place == one
+            few |= here & ((here & np.isin(runtime, SCRIPTED)).sum() > (here & own).sum() > 0)
+        told: Mask = own | (few & np.isin(runtime, SCRIPTED))
+        return told
+
     def families(self, runtime: str) -> set[str]:
         """Kernel families that rows of a runtime have."""
         own = (block for block in self.blocks if self.rows.runtime[block.rows[0]] == runtime)
@@ -119,12 +136,12 @@ class Problem:
         """
         runtime = self.rows.runtime
         used = np.ones(len(runtime), bool) if keep is None else keep
-        eager = used & (runtime == EAGER)
+        eager = used & self.telling
         thetas: dict[str, Floats] = {}
-        for name in sorted(set(runtime), key=lambda name: (name != EAGER, name)):
+        for name in sorted(set(runtime) - {ALONE}, key=lambda name: (name != EAGER, name)):
             own = used & (runtime == name)
             if name in SCRIPTED and eager.any():
-                thetas[name] = self._solve_beside(thetas[EAGER], eager, own)
+                thetas[name] = self._solve_beside(thetas[EAGER], eager & ~own, own)
             else:
                 thetas[name] = self.solve(own | eager)
         return thetas

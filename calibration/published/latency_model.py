@@ -226,7 +226,7 @@ def evaluate(block: Block, theta: Floats, derivatives: bool = False) -> State:
         if derivatives:
             by_device[kernels.cells, kernels.slots] = np.transpose(slopes)
     priced = block.counts * np.exp(local[block.classes])
-    host = priced.sum(axis=1)
+    host = priced.sum(axis=1) + _TINY  # kernels timed by themselves have none
     log_host = np.log(host)[block.cell] + local[block.run] + local[block.run_group]
     log_device = np.log(device)[block.cell]
     power = float(np.exp(local[-1]))

@@ -20,7 +20,7 @@ from latpred.accuracy.metrics import Errors
 from latpred.calibration.published.joint_fit import Mask, Problem, problem
 from latpred.calibration.published.latency_model import Objects
 from latpred.calibration.published.published_table import MOST_PROCESSES, Progress
-from latpred.calibration.published.row_counts import EAGER, Ints
+from latpred.calibration.published.row_counts import ALONE, EAGER, Ints
 from latpred.errors import UsageError
 from latpred.graph.features import Floats
 from latpred.profile.gpus import Spec
@@ -106,15 +106,18 @@ class HoldoutRows:
 def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[str] | None = None) -> HoldoutRows:
     """Every model predicted from all others; with `gpus`, only the models that these have.
 
-    Of many models a tenth is left out at a time.
+    Of many models a tenth is left out at a time. A run that has no other model keeps one row, which tells its host.
     """
-    models = problem.rows.model
-    names = np.array(sorted(set(models if gpus is None else models[np.isin(problem.rows.gpu, gpus)])), dtype=object)
+    models, whole = problem.rows.model, problem.rows.runtime != ALONE
+    wanted = whole if gpus is None else whole & np.isin(problem.rows.gpu, gpus)
+    names = np.array(sorted(set(models[wanted])), dtype=object)
     parts = [[name] for name in names] if len(names) <= MOST_FOLDS else _tenths(names)
     folds = []
     for part in parts:
         mine = np.isin(models, part)
-        folds.append(Fold(str(part[0]) if len(part) == 1 else f"{len(part)} models", ~mine, mine))
+        alone = mine & ~np.isin(problem.rows.run, problem.rows.run[~mine])
+        fitted = ~mine | _one_of_each_run(problem, alone)
+        folds.append(Fold(str(part[0]) if len(part) == 1 else f"{len(part)} models", fitted, ~fitted))
     return _predicted(problem, "a model left out", folds, progress)
 
 

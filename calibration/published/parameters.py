@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from latpred.calibration.published.row_counts import (
+    ALONE,
     CONVOLUTIONS,
     EAGER,
     ENGINES,
@@ -94,6 +95,7 @@ LEVELS = {  # what a design of multiprocessors and a GPU change: in all families
     "design": (0.3, 0.3, 0.12),
     "gpu": (0.2, 0.15, 0.15),
 }
+GAP = 0.7  # what floors are in a CUDA graph, where no gap to the next kernel is part of them
 POWER_LIMITED = 0.5  # what a board's power takes from clocks that its datasheet promises
 # Hosts of one GPU are often alike, so that a narrow prior of each by itself would blame the GPU for slow ones.
 RUN = 1.0
@@ -145,7 +147,9 @@ class Parameters:
             if memory_format != CONTIGUOUS and slot != "floor":
                 terms.append(self._deviation((memory_format, group_of(family), slot), LAYOUT))
                 terms.append(self._deviation((memory_format, group_of(family), slot, family), LAYOUT / 2))
-            if runtime != EAGER:
+            if runtime == ALONE:
+                terms += [self._deviation((ALONE, slot), GAP)] if slot == "floor" else []
+            elif runtime != EAGER:
                 terms.append(
                     self._deviation(("runtime kernel", runtime, family, slot), _runtime_width(family, runtime))
                 )

@@ -24,7 +24,7 @@ from latpred import tables
 from latpred.calibration.published import mapping as mappings
 from latpred.calibration.published.mapping import TableMapping
 from latpred.errors import LatpredError, TableError, UnknownGpuError, UnknownModelError
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.profile import gpus
 from latpred.runtimes import graph_store
 from latpred.runtimes.legacy_torch import TORCH_1_12, TORCH_2, as_run_in, attention_of
@@ -62,7 +62,9 @@ OPTIONAL: Mapping[str, str | int] = {
     "protocol": "pipelined",
     "stack": "torch=1.12.1 cuda=11.6 transformers=4.9",
 }
+PRODUCT = "product"  # input kind of rows that are one matrix product
 _KINDS = {"seq_len": "seq", "image_px": "image"}
+_SEED = 1  # of the models that are drawn
 SLOWEST_S = 60.0  # a forward pass of more is either a mistake of units or not what one asks latpred
 _MILLISECONDS_AT_ONE = 0.5  # a median of batch 1 above this many seconds is one of milliseconds
 CONTRADICTION = 10.0
@@ -101,6 +103,17 @@ class PublishedTable:
     def where(self, keep: np.ndarray) -> PublishedTable:
         """Some of its rows."""
         return replace(self, cells=self.cells[keep].reset_index(drop=True), weight=self.weight[keep])
+
+    def sample(self, models: int) -> PublishedTable:
+        """The same with at most so many models of each source, drawn at random, but always the same."""
+        model, source = (self.cells[name].astype(str).to_numpy() for name in ("model", tables.SOURCE))
+        keep = np.ones(len(model), bool)
+        for one in sorted(set(source)):
+            names = sorted(set(model[source == one]))
+            if len(names) > models:
+                drawn = np.random.default_rng(_SEED).choice(names, models, replace=False)
+                keep &= (source != one) | np.isin(model, drawn)
+        return self.where(keep)
 
     def eras(self) -> list[str]:
         """Of each row: which PyTorch ran it (see `latpred.runtimes.legacy_torch`); "" is today's."""
@@ -355,7 +368,7 @@ def trace_all(
     traced: dict[TraceKey, ModelGraph] = {}
     missing: dict[str, list[TraceKey]] = {}
     for key in dict.fromkeys(plain.values()):
-        stored = graph_store.look_up(_store_key(key))
+        stored = _product(key) if key.kind == PRODUCT else graph_store.look_up(_store_key(key))
         if stored is None:
             missing.setdefault(key.model, []).append(key)
         else:
@@ -418,6 +431,34 @@ def _trace(key: TraceKey) -> ModelGraph:
             )
     except UnknownModelError as error:
         raise UnknownModelError(f"the table's column model: {error}") from error
+
+
+def _product(key: TraceKey) -> ModelGraph:
+    """The graph of one matrix product "n x k", whose batch is its number of rows."""
+    try:
+        n, k = (int(side) for side in key.model.split(" x "))
+    except ValueError:
+        raise TableError(
+            f"{key.model!r} is no matrix product: its columns and the length of its sums, as '4096 x 1024', with as "
+            "many rows as its batch."
+        ) from None
+    size, dtype = (4, "float32") if key.precision in ("fp32", "tf32") else (2, "half")
+    op = Op(
+        name="aten::mm",
+        module="",
+        host_class="gemm",
+        family="gemm",
+        dtype=dtype,
+        dims={"m": Affine(0, 1), "n": Affine(n), "k": Affine(k)},
+        macs=Affine(0, n * k),
+        weight_bytes=Affine(size * n * k),
+        read_bytes=Affine(0, size * k),
+        write_bytes=Affine(0, size * n),
+        launches=1,
+    )
+    return ModelGraph(
+        key.model, "custom", 0, key.precision, key.memory_format, n * k, size * n * k, Affine(0, size * k), (op,)
+    )
 
 
 def _store_key(key: TraceKey) -> tuple[str, ...] | None:

@@ -15,16 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latpred.calibration.published.published_table import TraceKey
-from latpred.graph.features import CAT, Floats, kind, read
+from latpred.graph.features import Floats, kind, read
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 from latpred.prediction.kernel_times import columns
 from latpred.profile.gpus import Spec
+from latpred.runtimes.engines import as_engine
 from latpred.runtimes.legacy_torch import GROUP, LIBRARY_CLASSES, fuser_of, scripted
 
 Ints = NDArray[np.int64]
 
 EAGER = "eager"
+ALONE = "kernel"  # a kernel timed by itself, in a CUDA graph: no host, and no gap to the next
 ENGINES = ("tensorrt",)
 SCRIPTED = ("torchscript",)
 HALF = ".half"  # ends the host classes of half precision
@@ -33,8 +35,6 @@ WITHOUT_HALF = (PYTHON, MODULE, FIXED)
 PRODUCTS = frozenset({"gemm", "bmm", "attention", "rnn", "conv_depthwise"})
 CONVOLUTIONS, MEMORY = "convolutions", "memory-bound"
 _STAND_INS = {"factory": "elementwise", "other": "elementwise", "sort": "elementwise", "fft": "elementwise"}
-_POINTWISE = ("batch_norm", "elementwise")
-_JOINED = f"{CAT}.engine"
 AUTOCAST = "amp-"  # begins the precisions in which each op has a number format of its own
 _FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
 
@@ -94,8 +94,8 @@ def group_of(family: str) -> str:
     >>> group_of("conv.3x3"), group_of("softmax"), group_of("gemm")
     ('convolutions', 'memory-bound', 'gemm')
     """
-    if family in PRODUCTS:
-        return family
+    if root(family) in PRODUCTS:
+        return root(family)
     return CONVOLUTIONS if family.startswith("conv") else MEMORY
 
 
@@ -113,7 +113,7 @@ def family_of(op: Op) -> str:
     """
     fine = kind(op.family, op.dims)
     base = root(fine)
-    if base in ("conv", "conv_grouped", "cat") or fine == GROUP:
+    if base in ("conv", "conv_grouped", "bmm", "cat") or fine == GROUP:
         return fine
     return "index" if base == "embedding" else _STAND_INS.get(base, base)
 
@@ -135,7 +135,7 @@ def cells_of(keys: Sequence[CellKey], graphs: Mapping[tuple[TraceKey, str, str],
         graph_key = (*key[:3], key.batch == 1 and graph.ops_at_one is not None)
         if graph_key not in counted:
             counted[graph_key] = _counts(graph.at(key.batch), mixed=key.traced.precision.startswith(AUTOCAST))
-        hosts.append(counted[graph_key].hosts)
+        hosts.append(Counter() if key.runtime == ALONE else counted[graph_key].hosts)
         for names, (count, affine) in counted[graph_key].kernels.items():
             values = affine[:, :, 0] + affine[:, :, 1] * key.batch
             kernels.setdefault(names, []).append((position, count, values))
@@ -199,17 +199,6 @@ def as_run_by(runtime: str, graph: ModelGraph, gpu: Spec) -> ModelGraph:
     if runtime in ENGINES:
         exact = graph.ops_at_one
         return msgspec.structs.replace(
-            graph, ops=_as_engine(graph.ops), ops_at_one=None if exact is None else _as_engine(exact)
+            graph, ops=as_engine(graph.ops), ops_at_one=None if exact is None else as_engine(exact)
         )
     return scripted(graph, fuser_of(gpu)) if runtime in SCRIPTED else graph
-
-
-def _as_engine(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Ops that an engine launches: pointwise ones are part of the kernel before them."""
-    kept: list[Op] = []
-    for op in ops:
-        if op.launches and op.family and not (kept and root(op.family) in _POINTWISE):
-            # However many tensors an engine joins, it is not PyTorch's kernel that does it.
-            family = _JOINED if root(op.family) == CAT else op.family
-            kept.append(msgspec.structs.replace(op, family=family, module_calls=0, python_calls=0))
-    return tuple(kept)

@@ -32,8 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("tables", nargs="+", help="measured latencies")
     parser.add_argument("--mapping", help="what the columns of tables of another form mean")
     parser.add_argument("-o", "--output", type=Path, help="where to write what the GPUs have in common")
+    parser.add_argument("--models", type=int, help="of a source with more models, so many drawn at random")
     asked = parser.parse_args(arguments)
-    fitted = problem(published_table.read_all(asked.tables, asked.mapping))
+    table = published_table.read_all(asked.tables, asked.mapping)
+    fitted = problem(table.sample(asked.models) if asked.models else table)
     holdout = without_gpu(fitted)
     print("a GPU left out, its host not known     cells  median     p90  within 10 %")
     for title, columns in (("all", ()), ("", ("device",)), ("", ("precision",))):

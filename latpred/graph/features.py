@@ -186,7 +186,8 @@ def _matrix(dims: tuple[str, ...], features: Powers) -> Floats:
     return matrix
 
 
-POINTWISE, SQUARE, MANY = "pointwise", "3x3", "many"
+POINTWISE, SQUARE, MANY, ODD = "pointwise", "3x3", "many", "odd"
+_ALIGNED = 8  # values of half precision that tensor cores load at once
 CAT = "cat"
 
 
@@ -198,6 +199,8 @@ def kind(family: str, dims: Mapping[str, Affine]) -> str:
     'conv.3x3'
     >>> kind("cat", {"numel": Affine(8), "parts": Affine(3)})
     'cat.many'
+    >>> kind("bmm", {"m": Affine(197), "n": Affine(197), "k": Affine(64)})
+    'bmm.odd'
     >>> kind("elementwise.add", {"numel": Affine(8)})
     'elementwise.add'
     >>> kind("conv.nchwc", {"kernel_h": three, "kernel_w": three, "stride": one})
@@ -206,6 +209,8 @@ def kind(family: str, dims: Mapping[str, Affine]) -> str:
     if family == CAT and "parts" in dims:
         # PyTorch gives every part as many threads as the largest, most of which have nothing to do.
         return f"{CAT}.{MANY}" if dims["parts"].constant > 2 else CAT
+    if family == "bmm" and any(dims[side].at(1) % _ALIGNED for side in ("n", "k")):
+        return f"{family}.{ODD}"
     if family not in ("conv", "conv_grouped") or "kernel_h" not in dims:
         return family
     window = dims["kernel_h"].constant, dims["kernel_w"].constant

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from publisheddata import GPUS, MODELS, graphs, key_of, scripted, solved, table, tower, truth
+from publisheddata import GPUS, MODELS, graphs, key_of, products, scripted, solved, table, tower, truth
 
 from latpred import Predictor
 from latpred.calibration.published import leave_out
-from latpred.calibration.published.fitted_profiles import fit_profile, fit_profiles, profile_of, shared_of, without_gpu
+from latpred.calibration.published.fitted_profiles import (
+    FittedNumbers,
+    fit_profile,
+    fit_profiles,
+    profile_of,
+    shared_of,
+    without_gpu,
+)
 from latpred.calibration.published.joint_fit import Problem
+from latpred.calibration.published.joint_fit import problem as problem_of
 from latpred.calibration.published.latency_model import evaluate, local_gradients
 from latpred.calibration.published.leave_out import Accuracy, HoldoutRows, evaluate_left_out
 from latpred.calibration.published.parameters import Parameters
+from latpred.calibration.published.published_table import read
 from latpred.calibration.published.row_counts import KernelGroup, as_run_by, family_of
 from latpred.errors import TableError, UsageError
 from latpred.graph.graph import ModelGraph
@@ -83,6 +94,35 @@ def test_known_latencies_and_hosts_come_back(fitted: Fit) -> None:
             for run in ("slow", "fast")
         )
         assert np.exp(slow - fast) == pytest.approx(2.0, rel=0.04)
+
+
+def test_products_timed_by_themselves_tell_of_products_and_of_no_host(fitted: Fit) -> None:
+    plain, theta = fitted
+    gpu, rates, hosts = gpus.spec("rtx-8000"), [], []
+    for slower in (1.0, 2.0):
+        made, solved_theta = solved(products(slower))
+        numbers = FittedNumbers(made, solved_theta)
+        rates.append(numbers.kernel("gemm", gpu, "fp16", "eager")["compute"])
+        hosts.append(numbers.host("gemm", "eager", gpu))
+        alone = made.rows.runtime == "kernel"
+        assert np.median(off(made.predict(solved_theta), np.exp(made.rows.log_us) / 1e6)[alone]) < 0.05
+        assert set(made.thetas()) == {"eager"}
+        assert list(fit_profiles(products(slower), judge=False, graphs=dict(graphs()))["RTX-8000"].runtimes) == [
+            "eager"
+        ]
+    assert rates[1] / rates[0] == pytest.approx(2.0, rel=0.15)
+    assert hosts == pytest.approx([FittedNumbers(plain, theta).host("gemm", "eager", gpu)] * 2, rel=0.02)
+    with pytest.raises(TableError, match="'plain' is no matrix product"):
+        problem_of(products(1.0).replace({"model": {"1024 x 1024": "plain"}}).query("runtime == 'kernel'"))
+
+
+def test_a_run_of_one_model_keeps_one_row_when_that_is_left_out() -> None:
+    rows = table()
+    mine = (rows["model"] == "wide") & (rows["run"] == "2080Ti fp32 fast")
+    holdout = leave_out.by_model(solved(rows.assign(run=rows["run"].where(~mine, "a run of wide alone")))[0])
+    assert len(holdout.frame) == len(rows) - 1
+    told = rows[~rows.index.isin(holdout.frame.index)].iloc[0]
+    assert (told["model"], told["gpu"], told["batch"]) == ("wide", "2080Ti", 1)
 
 
 def test_a_wild_row_moves_little(fitted: Fit) -> None:
@@ -301,6 +341,12 @@ def test_torchscript_of_another_torch_is_left_out_of_a_profile() -> None:
     profile = fit_profile(both, "2080Ti", judge=False, known=of_today)
     assert list(profile.runtimes) == ["eager"]
     assert "rows of torchscript were left out" in profile.protocol["rows"]
+
+
+def test_a_profile_does_not_say_where_files_of_models_lay() -> None:
+    noted = replace(read(table()), notes=("2 rows are left out: no function f in /home/me/work/models.py",))
+    profile = fit_profile(noted, "2080Ti", judge=False, known=dict(graphs()))
+    assert profile.protocol["rows"] == "2 rows are left out: no function f in models.py"
 
 
 def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:

@@ -80,6 +80,16 @@ def test_what_cannot_be_fitted_is_refused(frame: pd.DataFrame, error: type[Latpr
         problem(frame)
 
 
+def test_models_of_a_large_source_are_drawn_always_the_same() -> None:
+    counts = {"large": 9, "small": 2}
+    cells = [(source, f"{source} {model}") for source, count in counts.items() for model in range(count)]
+    table = pd.DataFrame(cells, columns=["x_source", "model"]).assign(device="t4", batch=1, latency_s=0.01)
+    drawn = [read(table).sample(3).cells for _ in range(2)]
+    assert drawn[0].equals(drawn[1])
+    counts = drawn[0].groupby("x_source")["model"].nunique()
+    assert counts.to_dict() == {"large": 3, "small": 2}
+
+
 def test_repeats_of_a_run_count_once_and_tenfold_contradictions_less() -> None:
     table = read(pd.concat([rows(), rows(latency_s=[0.005, 0.013]), rows(latency_s=[0.006, 0.014])]))
     assert table.cells["latency_s"].tolist() == [0.005, 0.013]
