@@ -27,7 +27,6 @@ from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError
 from latpred.graph.features import Floats
 from latpred.graph.graph import ModelGraph
-from latpred.host import Slowdown
 from latpred.prediction.clocks import Z90
 from latpred.prediction.predictor import Predictor
 from latpred.profile.document import Acceptance, DeviceProfile
@@ -64,12 +63,10 @@ def holdout_errors(
     bare = {name: msgspec.structs.replace(fit, spread=1e-9) for name, fit in profile.runtimes.items()}
     # What an earlier gate found is no part of it either: it would widen the intervals.
     bare_profile = msgspec.structs.replace(profile, runtimes=bare, acceptance=Acceptance(True, {}, ()))
-    predictors: dict[Slowdown, Predictor] = {}
+    predictor = Predictor(bare_profile)
     errors = []
     for key, run in runs.items():
-        if run.slowdown not in predictors:
-            predictors[run.slowdown] = Predictor(bare_profile, slowdown=run.slowdown)
-        prediction = predictors[run.slowdown].predict(run.graph, run.batch, runtime=runtime)
+        prediction = predictor.at(run.slowdown).predict(run.graph, run.batch, runtime=runtime)
         low, high = prediction.interval_ms
         spread = math.log(high / low) / (2 * Z90)
         errors.append(HoldoutError(key, prediction.latency_ms * US_PER_S / MS_PER_S, run.total_us, spread))

@@ -66,7 +66,9 @@ def fit_profile(
     """
     eager = [row for row in rows if row.cell.runtime == EAGER]
     speed = visits.speed_of(eager)
-    good = [_at_full_speed(row, speed) for row in visits.undisturbed(row for row in eager if not row.error)]
+    # The host's references say nothing of another device's kernels.
+    of_rows = FULL if info.asynchronous else speed
+    good = [_at_full_speed(row, of_rows) for row in visits.undisturbed(row for row in eager if not row.error)]
     info = constants.described(_clocks_of(good).into(info) if info.asynchronous else info, good)
     dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
@@ -78,7 +80,7 @@ def fit_profile(
         device=info,
         protocol=dict(_PROTOCOL),
         runtimes={EAGER: dispatch},
-        kernels=_kernels(good, dispatch, in_place, info, machine, speed),
+        kernels=_kernels(good, dispatch, in_place, info, machine, of_rows),
         samples=tuple(sample_of(row) for row in good),
         acceptance=Acceptance(False, {}, ()),
         seconds=round(sum(row.seconds for row in eager), 3),
@@ -87,7 +89,7 @@ def fit_profile(
         slowed=round(sum(map(visits.is_slowed, eager)) / len(eager), 4),
         failures=visits.failures(eager),
     )
-    return _checked(profile, good, eager, speed)
+    return _checked(profile, good, eager, of_rows)
 
 
 def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, DispatchFit]:

@@ -184,8 +184,9 @@ def shifts(profiles: Sequence[DeviceProfile], graphs: Sequence[ModelGraph]) -> l
 def _shift(index: int, other: int, first: DeviceProfile, second: DeviceProfile, graphs: Sequence[ModelGraph]) -> Shift:
     # The first profile is predicted at the speed that the second was measured at.
     slowdown = host.slowdown(first.speed, second.speed, asynchronous=first.device.asynchronous)
-    before, after = _latencies(Predictor(first), graphs), _latencies(Predictor(second), graphs)
-    at_speed = _latencies(Predictor(first, slowdown=slowdown), graphs)
+    predictor = Predictor(first)
+    before, at_speed = _latencies(predictor, graphs), _latencies(predictor.at(slowdown), graphs)
+    after = _latencies(Predictor(second), graphs)
     off = np.abs(np.expm1(np.log(after / at_speed)))
     return Shift(
         first=index + 1,

@@ -28,6 +28,7 @@ from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
+from latpred.calibration.timing.reference_speed import FULL
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.features import Floats
@@ -43,7 +44,7 @@ from latpred.runtimes.cuda_graphs import REPLAY
 
 def at_full_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
     """Undisturbed rows as they would have been at the machine's full speed, by the work that eager has with them."""
-    speed = visits.speed_of(rows)
+    speed = FULL if profile.device.asynchronous else visits.speed_of(rows)
     usual = Predictor(profile)
 
     def longer(row: Row) -> float | None:
@@ -52,7 +53,7 @@ def at_full_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
             return None
         spec = schedules.network_spec(row.cell)
         graph = networks.graph(spec, row.cell.precision)
-        slow, fast = (one.predict(graph, spec.batch) for one in (Predictor(profile, slowdown=slowdown), usual))
+        slow, fast = (one.predict(graph, spec.batch) for one in (usual.at(slowdown), usual))
         return slow.latency_ms / fast.latency_ms
 
     return [visits.at_full_speed(row, speed, longer(row)) for row in visits.undisturbed(rows)]

@@ -34,7 +34,7 @@ PARTS, DISPATCH_CALLS, THREADED_CALLS = 4, 16, 3
 THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
 # By which powers of how slow a moment is each reference took longer on an EPYC of family 26 with one thread, beside
 # neighbours; for runs that saw too few slow moments, or too few others, to say so themselves.
-USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35}
+USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35, THREADS: 1.0}
 FEWEST_MOMENTS = 5
 REPEATS = {PRODUCT: 3, CACHE: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
 FASTEST = 0.1  # quantile of readings that stands for the fastest moments of a run: most may be slow ones
@@ -242,13 +242,13 @@ class RunSpeed(NamedTuple):
         """
         us = _columns(readings)
         slow = _slow_moments(us)
-        powers = {kind: _power(values, slow, USUAL_POWERS.get(kind, 0.0)) for kind, values in us.items()}
+        powers = {kind: _power(values, slow, USUAL_POWERS[kind]) for kind, values in us.items()}
         full = {kind: round(float(np.median(values / slow ** powers[kind])), 3) for kind, values in us.items()}
         return cls(full, powers)
 
     def at(self, slow: float) -> dict[str, float]:
         """What each reference takes in moments as slow as that."""
-        return {kind: us * slow ** self.powers.get(kind, 1.0) for kind, us in self.full_us.items()}
+        return {kind: us * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, us in self.full_us.items()}
 
 
 FULL = RunSpeed({}, {})  # of a device that nobody looked at

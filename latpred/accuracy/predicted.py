@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
@@ -64,7 +63,8 @@ def predict_table(
 
     `inputs_on="host"` adds the copy of the inputs. A model without a graph is a TableError.
     """
-    predictor, at_speed = Predictor(profile), _at_speed_of(cells, profile)
+    predictor = Predictor(profile)
+    speed_known = bool(host.ratio(profile.speed, tables.speed_of(cells)))
     measured = cells[cells["status"] == tables.OK] if "status" in cells else cells
     rows: list[dict[str, Any]] = []
     for cell in measured.to_dict("records"):
@@ -89,30 +89,21 @@ def predict_table(
             "bytes": graph.bytes(batch),
             "launches": graph.launches(batch),
         }
-        if at_speed is not None:
-            row[tables.AT_SPEED] = at_speed(cell).predict(graph, batch, **options).latency_ms / 1e3
+        if speed_known:
+            slower = predictor.at(_slowdown_of(cell, profile))
+            row[tables.AT_SPEED] = slower.predict(graph, batch, **options).latency_ms / 1e3
         rows.append(row)
-    left_out = {"run", "stack", "host", *(() if at_speed is not None else (tables.AT_SPEED,))}
+    left_out = {"run", "stack", "host", *(() if speed_known else (tables.AT_SPEED,))}
     left_out |= {name for name in tables.FURTHER_KEYS if name not in cells}
     columns = [*tables.PREDICTED.required, *(c for c in tables.PREDICTED.optional if c not in left_out)]
     return tables.check(pd.DataFrame(rows, columns=columns), tables.PREDICTED)
 
 
-def _at_speed_of(cells: pd.DataFrame, profile: DeviceProfile) -> Callable[[Mapping[Hashable, Any]], Predictor] | None:
-    """What gives the predictor at the speed that the machine had for a cell; None where nobody says."""
-    if not host.ratio(profile.speed, tables.speed_of(cells)):
-        return None
-
-    @cache
-    def predictor(slowdown: host.Slowdown) -> Predictor:
-        return Predictor(profile, slowdown=slowdown)
-
-    def at_speed(cell: Mapping[Hashable, Any]) -> Predictor:
-        speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
-        found = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
-        return predictor(host.Slowdown(*(round(ratio, 2) for ratio in found)))
-
-    return at_speed
+def _slowdown_of(cell: Mapping[Hashable, Any], profile: DeviceProfile) -> host.Slowdown:
+    """How much slower the machine was for a cell than when the profile was measured, to two digits."""
+    speed = {kind: float(cell.get(host.COLUMN.format(kind)) or math.nan) for kind in host.KINDS}
+    found = host.slowdown(profile.speed, speed, asynchronous=profile.device.asynchronous)
+    return host.Slowdown(*(round(ratio, 2) for ratio in found))
 
 
 def trace_models(

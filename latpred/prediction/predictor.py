@@ -109,6 +109,15 @@ class Predictor:
         self._priced: dict[tuple[str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
+        self._slower: dict[Slowdown, Predictor] = {}
+
+    def at(self, slowdown: Slowdown) -> Predictor:
+        """The same for a machine that is so much slower than when the profile was measured; each is made once."""
+        if slowdown == self.slowdown:
+            return self
+        if slowdown not in self._slower:
+            self._slower[slowdown] = Predictor(self.given, self.caveats, slowdown)
+        return self._slower[slowdown]
 
     def trace(self, model: Model, options: Options | None = None, batches: Sequence[int] = ()) -> ModelGraph:
         """The graph that the runtime of `options` lowers on this device, with the PyTorch that the profile is of."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from latpred import storage
+from latpred import host, storage
 from latpred.calibration import calibrate, cells, fit_raw, schedules, session
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
@@ -129,6 +129,18 @@ def test_holdout_networks_are_never_fitted(calibrated: Calibrated) -> None:
         profile, errors = profile_fit.fit_profile(several, device.machine(), device.info(), "simulated")
         fits.append((msgspec.structs.replace(profile.runtimes["eager"], spread=0.0), profile.kernels, profile.device))
         assert {error.cell for error in errors} <= holdouts
+    assert fits[0] == fits[1]
+
+
+def test_a_neighbour_of_the_host_slows_no_kernel_of_another_device(calibrated: Calibrated) -> None:
+    rows, device = calibrated.rows[:600], calibrated.device
+    usual = {host.DISPATCH: 100.0, host.PRODUCT: 500.0, host.CACHE: 3000.0}
+    fits = []
+    for most in (1.0, 3.0):
+        said = [usual | {host.CACHE: 3000.0 * (most if n % 2 else 1.0), host.PRODUCT: 500.0 + n} for n in range(600)]
+        read = [msgspec.structs.replace(row, speed=speed) for row, speed in zip(rows, said, strict=True)]
+        profile, errors = profile_fit.fit_profile(read, device.machine(), device.info(), "simulated")
+        fits.append((profile.kernels, profile.runtimes, errors))
     assert fits[0] == fits[1]
 
 

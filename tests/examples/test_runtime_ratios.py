@@ -55,8 +55,12 @@ def test_one_row_tells_the_host_and_ratios_follow(
             f"{tmp_path}/models.py:build", 1, runtime, device="a100", precision="fp16", host=0.5, seq=4
         ).latency_ms
 
-    eager, graphs = predicted("eager"), predicted("cuda-graphs")
-    rows = [("eager", 1, eager), ("cuda-graphs (torch.cuda.graph)", 1, 1.25 * graphs), ("TensorRT", 1, 2 * graphs)]
+    eager, graphs, tensorrt = predicted("eager"), predicted("cuda-graphs"), predicted("tensorrt")
+    rows = [
+        ("eager", 1, eager),
+        ("cuda-graphs (torch.cuda.graph)", 1, 1.25 * graphs),
+        ("TensorRT", 1, 1.25 * tensorrt),
+    ]
     script["main"]([table(tmp_path, rows)])
     host, *ratios, first, second, last = capsys.readouterr().out.splitlines()
     assert host.split()[-1] == "0.50"
