@@ -380,8 +380,8 @@ class PyramidDetector(nn.Module):
         for level in (1, 0):
             maps[level] = maps[level] + F.interpolate(maps[level + 1], scale_factor=2.0, mode="nearest")
         maps = [smooth(level) for smooth, level in zip(self.smooth, maps, strict=True)]
-        found = [[head(level).permute(0, 2, 3, 1).flatten(1, 2) for level in maps] for head in self.heads]
-        return [torch.cat(levels, 1).unflatten(2, (3, -1)).flatten(1, 2) for levels in found]
+        found = [[head(level).permute(0, 2, 3, 1).flatten(1) for level in maps] for head in self.heads]
+        return [torch.cat(levels, 1).view(x.shape[0], -1, size) for levels, size in zip(found, (5, 4), strict=True)]
 
 
 class AtrousSegmenter(nn.Module):
