@@ -38,9 +38,8 @@ CACHE_BYTES = 64.0  # that one multiprocessor can take from the last-level cache
 # too, as on an L40S, whose memory gives a quarter of it. Chosen on the table that docs/gpus.md judges it on.
 DRAWN_BYTES = 9.0
 LARGE_CACHE = 16 << 20  # holds a layer at least; what smaller caches change is in what kernels reach
-# Values of a window that average pooling takes on one multiprocessor in a cycle. Maxima are faster, as GoogLeNet shows.
-# Why is a hypothesis that nobody tested: addresses have 64 bits there, which Pascal multiplies in many steps, and 32 in
-# maxima.
+# Values of a window that average pooling takes on one multiprocessor in a cycle; maxima are faster, as GoogLeNet shows.
+# Untested hypothesis: addresses have 64 bits there, which Pascal multiplies in many steps, and 32 bits in maxima.
 TAPS = {"6.1": 2.25}
 
 
