@@ -263,6 +263,14 @@ def test_a_gpu_is_chosen_by_its_name_in_the_table() -> None:
         fit_profile(table(), "T4", known=dict(graphs()))
 
 
+def test_a_simpler_predictor_is_judged_where_it_has_models_to_be_fitted_to() -> None:
+    whole = table()
+    problem, _ = solved(whole[(whole["precision"] == "fp32") | whole["model"].isin(list(MODELS)[:2])])
+    errors = evaluate_left_out(problem, "model").baselines["a + b x MACs"]
+    assert errors.median > 0.0
+    assert errors.cells == (problem.rows.precision == "fp32").sum()
+
+
 def test_what_cannot_be_left_out_is_said() -> None:
     one = table()
     problem, _ = solved(one[one["gpu"] == "2080Ti"])
