@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +12,8 @@ import transformers
 import latpred
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "published" / "decode_steps.py"
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+HEADS = ("num_attention_heads", "num_key_value_heads")
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} | dict.fromkeys(HEADS, 4)
 PUBLISHED = {"Llama": "TheBloke/Llama-2-7b-fp16", "Mistral": "mistralai/Mistral-7B-v0.1"}
 
 
@@ -51,14 +51,15 @@ def test_repeats_are_one_row_and_quantised_models_none(tmp_path: Path) -> None:
 def test_steps_are_those_of_text_in_half_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = []
+    decoders, rows = {}, []
     for name, times in (("Llama", 0.8), ("Mistral", 1.25)):
-        config = partial(getattr(transformers, f"{name}Config"), num_key_value_heads=4, **SMALL)
-        monkeypatch.setattr(transformers, f"{name}Config", config)
-        decoder = getattr(transformers, f"{name}ForCausalLM")(config()).eval()
-        for one in latpred.predict_generation(decoder, 16, 8, [1, 64], device="a100", precision="fp16"):
+        config = getattr(transformers, f"{name}Config")(**SMALL)
+        decoders[name] = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+        for one in latpred.predict_generation(decoders[name], 16, 8, [1, 64], device="a100", precision="fp16"):
             rows.append(row(PUBLISHED[name], one.batch, times * one.per_token_ms))
-    runpy.run_path(str(SCRIPT))["main"]([written(tmp_path, *rows)])
+    main = runpy.run_path(str(SCRIPT))["main"]
+    monkeypatch.setitem(main.__globals__, "decoder", lambda name: decoders[name].half())
+    main([written(tmp_path, *rows)])
     *steps, last = capsys.readouterr().out.splitlines()
     said = [(line.split()[0], line.split()[6], line.split()[-1]) for line in steps]
     assert said == [
