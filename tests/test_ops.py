@@ -96,6 +96,7 @@ def test_lstm_meets_every_weight_at_every_step() -> None:
         "layers": 1,
         "calls": 10,
         "reread": 10 * 4 * 16 * 16,
+        "weights": 64 * 8 + 64 * 16,
     }
 
 

@@ -11,10 +11,10 @@ import gc
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ from latpred.calibration.timing.reference_speed import (
     at_full_speed,
     gauge_of,
     slower,
+    typical,
 )
 from latpred.calibration.workloads.suites import Models, Workload, workloads_of
 from latpred.errors import DeviceError, MissingPackageError, UsageError
@@ -145,6 +146,14 @@ class StoppedError(KeyboardInterrupt):
         self.table = table
 
 
+class _Visit(NamedTuple):
+    """One timing of a cell, the machine's fastest moments by then, and what the references took right after."""
+
+    timing: timer.Timing
+    fastest: SpeedReading
+    speed_us: Mapping[str, float]
+
+
 @dataclass
 class _Cell:
     """One cell under measurement; `failure` says why there will be no more visits."""
@@ -152,18 +161,21 @@ class _Cell:
     workload: Workload
     batch: int
     runtime: str
-    visits: list[tuple[timer.Timing, SpeedReading]] = field(default_factory=list)  # with the fastest moments by then
+    visits: list[_Visit] = field(default_factory=list)
     failure: str = ""
 
     def slow(self, fastest: SpeedReading) -> list[float]:
         """How slow the machine was at each visit, now that its fastest moments are known."""
-        return [timing.slow * slower(then, fastest) for timing, then in self.visits]
+        return [visit.timing.slow * slower(visit.fastest, fastest) for visit in self.visits]
 
-    def kept(self, fastest: SpeedReading) -> list[timer.Timing]:
+    def kept(self, fastest: SpeedReading) -> list[_Visit]:
         """Visits at full speed, each with how slow it was; two in any case, where that many were made."""
         slow = self.slow(fastest)
-        timings = [msgspec.structs.replace(one, slow=ratio) for (one, _), ratio in zip(self.visits, slow, strict=True)]
-        return at_full_speed([[one] for one in timings], slow, LEAST_KEPT)[0]
+        visits = [
+            visit._replace(timing=msgspec.structs.replace(visit.timing, slow=ratio))
+            for visit, ratio in zip(self.visits, slow, strict=True)
+        ]
+        return at_full_speed([[visit] for visit in visits], slow, LEAST_KEPT)[0]
 
     def slowed(self, fastest: SpeedReading) -> bool:
         """Whether visits at full speed are too few."""
@@ -279,7 +291,6 @@ class _Visits:
         self._counter, kind = counter, bench.info.kind
         self._reference = ReferenceTimer(torch.get_num_threads()) if kind != "simulated" else None
         self._gauge = gauge_of(torch.get_num_threads()) if kind == "cpu" else None
-        self.speeds: list[dict[str, float]] = []
 
     @property
     def fastest(self) -> SpeedReading:
@@ -324,9 +335,8 @@ class _Visits:
                 if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
                     other.failure = _shared_failure(cell, other)
             return
-        cell.visits.append((timing, self.fastest))
-        if self._reference is not None:
-            self.speeds.append(self._reference.read())
+        speed_us = {} if self._reference is None else self._reference.read()
+        cell.visits.append(_Visit(timing, self.fastest, speed_us))
 
     def table(self, unvisited: str) -> pd.DataFrame:
         """What was measured; `unvisited` is the status of cells that never were."""
@@ -340,11 +350,11 @@ class _Visits:
             "stack": tables.stack_text(machine),
         }
         fastest = {host.DISPATCH: self.fastest.dispatch_us, host.THREADS: self.fastest.threads_us}
-        speed = RunSpeed.of(self.speeds)
+        speed = RunSpeed.of(visit.speed_us for cell in self.cells for visit in cell.visits)
         speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest.items() if us > 0}})
         rows = [{**common, **_row(cell, self.fastest, unvisited)} for cell in self.cells]
-        for row in rows:
-            at = speed.at(row.get(host.SLOWED, 1.0))
+        for row, cell in zip(rows, self.cells, strict=True):
+            at = speed.at(row.get(host.SLOWED, 1.0), typical(visit.speed_us for visit in cell.kept(self.fastest)))
             row |= {host.COLUMN.format(kind): round(us, 3) for kind, us in at.items()}
         return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
@@ -375,7 +385,7 @@ def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
 
 
 def _row(cell: _Cell, fastest: SpeedReading, unvisited: str) -> dict[str, Any]:
-    visits = cell.kept(fastest)
+    visits = [visit.timing for visit in cell.kept(fastest)]
     failure = cell.failure or ("" if cell.visits else unvisited)
     row: dict[str, Any] = {
         "runtime": cell.runtime,

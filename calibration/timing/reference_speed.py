@@ -43,6 +43,7 @@ FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are tho
 # only what is shared out among threads takes longer, and that by less.
 THREADED_POWER = 0.4
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
+HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
 
 Timed = TypeVar("Timed")
@@ -246,9 +247,17 @@ class RunSpeed(NamedTuple):
         full = {kind: round(float(np.median(values / slow ** powers[kind])), 3) for kind, values in us.items()}
         return cls(full, powers)
 
-    def at(self, slow: float) -> dict[str, float]:
-        """What each reference takes in moments as slow as that."""
-        return {kind: us * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, us in self.full_us.items()}
+    def at(self, slow: float, read_us: Mapping[str, float] | None = None) -> dict[str, float]:
+        """What each reference takes in moments as slow as that, in one of which they took `read_us`.
+
+        Neighbours hold part of the shared cache for minutes, so that reading counts by itself, beside the product's.
+        """
+        us = {kind: full * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, full in self.full_us.items()}
+        read = read_us or {}
+        if CACHE in read and CACHE in us:
+            beside = read[CACHE] / us[CACHE] / (read.get(PRODUCT, us[PRODUCT]) / us[PRODUCT])
+            us[CACHE] *= min(max(beside, 1 / HOPELESS), HOPELESS)
+        return us
 
 
 FULL = RunSpeed({}, {})  # of a device that nobody looked at

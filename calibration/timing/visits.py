@@ -19,9 +19,17 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
 from latpred.calibration.session import Measure, Row, Sampled, Session
 from latpred.calibration.timing.disturbance import Watch, wait_for_calm
-from latpred.calibration.timing.reference_speed import SLOW, ReferenceTimer, RunSpeed, SpeedReading, gauge_of, slower
+from latpred.calibration.timing.reference_speed import (
+    HOPELESS,
+    SLOW,
+    ReferenceTimer,
+    RunSpeed,
+    SpeedReading,
+    gauge_of,
+    slower,
+)
 from latpred.calibration.workloads.networks import TINY_WIDTH
-from latpred.host import CACHE, DISPATCH, STREAM, Slowdown
+from latpred.host import DISPATCH, STREAM, Slowdown
 
 OVERTIME = 0.5  # of a budget, for visits that are lost to other work and for waiting until it ends
 COUNTED_S = 60.0  # what a run counted in cells, which has no budget, is taken to last: it waits no longer than others
@@ -32,7 +40,6 @@ MOST_VISITS = 3  # of a cell: other work that never ends must not be waited for 
 CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
 # Of how slow a moment is, by which whole networks take longer: 0.2 of those that multiply, 0.8 of those that dispatch.
 WHOLE_POWER = 0.5
-HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
 SLOWED = "the processors ran slower than at other times"
 
@@ -194,15 +201,8 @@ def _kind(cell: Cell) -> str:
 
 
 def slowdown(row: Row, speed: RunSpeed) -> Slowdown:
-    """How slow the machine was around a row, against its full speed.
-
-    Neighbours hold part of the shared cache for minutes, so that reading counts by itself, beside the product's.
-    """
-    slow = min(_slow(row), HOPELESS)
-    then = host.slowdown(speed.full_us, speed.at(slow))
-    read = host.slowdown(speed.full_us, row.speed)
-    beside = read.cache / read.product / (then.cache / then.product) if CACHE in row.speed else 1.0
-    then = then._replace(cache=then.cache * min(max(beside, 1 / HOPELESS), HOPELESS))
+    """How slow the machine was around a row, against its full speed."""
+    then = host.slowdown(speed.full_us, speed.at(min(_slow(row), HOPELESS), row.speed))
     return Slowdown(*(round(ratio, 2) for ratio in then))
 
 

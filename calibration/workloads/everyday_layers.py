@@ -75,10 +75,14 @@ def feed_forward(width: int, hidden: int) -> nn.Module:
     return Residual(nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
+def attended(width: int, heads: int, *, causal: bool = False) -> nn.Module:
+    """The attention half of a transformer's layer, normalised first."""
+    return Residual(nn.LayerNorm(width), _Attention(width, heads, causal=causal))
+
+
 def transformer_layer(width: int, heads: int, *, causal: bool = False) -> nn.Sequential:
     """A transformer's layer, normalised first."""
-    attention = Residual(nn.LayerNorm(width), _Attention(width, heads, causal=causal))
-    return nn.Sequential(attention, feed_forward(width, 4 * width))
+    return nn.Sequential(attended(width, heads, causal=causal), feed_forward(width, 4 * width))
 
 
 class Residual(nn.Module):

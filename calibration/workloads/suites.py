@@ -1,9 +1,9 @@
 """Named suites of whole models, which are data: `models/suites/*.json`. No model of a suite is ever used in a fit.
 
 "cpu" holds published architectures, narrowed or shortened until two slow cores run them at batch 32; "unseen", "fresh",
-"blind", "ordinary" and then "sealed" hold others that came later, for a verdict on models that nothing was chosen by:
-nobody holds a prediction against a measurement of one before the validation that ends a release. "heldout" names
-full-size models for GPUs, "gate" holds what a calibration tests its own profile by. Nothing is built here.
+"blind", "ordinary", "sealed" and then "everyday" hold others that came later, for a verdict on models that nothing was
+chosen by: nobody holds a prediction against a measurement of one before the validation that ends a release. "heldout"
+names full-size models for GPUs, "gate" holds what a calibration tests its own profile by. Nothing is built here.
 """
 
 from __future__ import annotations
@@ -219,9 +219,9 @@ def _real(made: Any, device: Any, precision: str) -> Any:
     return tree_map(place, made if isinstance(made, (tuple, dict)) else (made,))
 
 
-NAMES = ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed", "heldout")
+NAMES = ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed", "everyday", "heldout")
 GATE = "gate"
-_PLAIN = ("image_models", "sequence_models")  # beside this module; their functions build models in plain torch
+_PLAIN = ("everyday_models", "image_models", "sequence_models")  # files beside this one
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,7 +230,7 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     takes: str
     shape: tuple[int, ...]
-    model: str  # "image_models:FUNCTION", "sequence_models:FUNCTION", "transformers:CLASS", or a name for `predict`
+    model: str  # "FILE:FUNCTION" of a file beside this one, "transformers:CLASS", or a name for `predict`
     family: str = ""
     ids: int = 0  # tokens of a second input
     config: dict[str, Any] = {}  # arguments of the function, or of the configuration of the transformers class

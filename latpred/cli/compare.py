@@ -132,7 +132,7 @@ def _evaluate_left_out(
     "--suite",
     default="cpu",
     show_default=True,
-    help="Which models: cpu, unseen, fresh, blind, ordinary, sealed or heldout.",
+    help="Which models: cpu, unseen, fresh, blind, ordinary, sealed, everyday or heldout.",
 )
 @batch_option(None, shown="the suite's")
 @click.option(

@@ -46,7 +46,7 @@ _CONV_PRODUCT: Powers = {
 _NATIVE_PRODUCT: Powers = {**_CONV_PRODUCT, "m": {"h_out": 1, "w_out": 1}, "copies": {"batch": 1, "groups": 1}}
 _CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
 # Counts of what a family's loops do to each value, which take time of their own.
-EFFORTS = {"generated": ("plain", "math", "strided", "looked_up"), "rnn": ("layers", "calls", "reread")}
+EFFORTS = {"generated": ("plain", "math", "strided", "looked_up"), "rnn": ("calls", "reread", "weights")}
 NATIVE = "conv_native"
 _VECTOR = 16  # values that one instruction of a CPU takes
 _MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}

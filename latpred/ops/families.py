@@ -41,7 +41,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "embedding": ("rows", "cols"),
     "pooling": ("batch", "channels", "h_out", "w_out", "window"),
     "fft": ("rows", "cols"),
-    "rnn": ("batch", "steps", "hidden", "inputs", "layers", "calls", "reread"),
+    "rnn": ("batch", "steps", "hidden", "inputs", "layers", "calls", "reread", "weights"),
     "sort": ("rows", "cols"),
     "factory": ("numel",),
     # What a compiler fused: points, results of how many, ops fused; then what its loops do: see `inductor_loops`.

@@ -161,7 +161,8 @@ def recurrent(
 ) -> Work:
     """All gates of all steps: every weight matrix meets every element of the sequence once.
 
-    The recurrent ones are read again in every step, which waits for the one before.
+    The recurrent ones are read again in every step, which waits for the one before. Some libraries lay all of them out
+    anew in each call: oneDNN's LSTM does so at 3 GB/s, which is most of a short sequence's time.
     """
     time = 1 if batch_first and len(input.shape) == 3 else 0
     steps = input.shape[time]
@@ -177,18 +178,17 @@ def recurrent(
         "layers": layers,
         "calls": steps * layers,
         "reread": steps * layers * gates * hidden * hidden,
+        "weights": matrices,
     }
     return Work(_GATES.get(gates, "rnn.plain"), dims, macs=batch * steps * matrices)
 
 
 @cost("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell")
 def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, *_: Any, out: Any) -> Work:
-    """One step of one layer."""
+    """One step of one layer: input and state meet their weights in plain products, priced as one."""
     batch = numel(input) // input.shape[-1] if input.shape[-1] else 0
-    hidden, inputs = w_hh.shape[-1], input.shape[-1]
-    dims = {"batch": batch, "steps": 1, "hidden": hidden, "inputs": inputs, "layers": 1, "calls": 1}
-    dims["reread"] = numel(w_hh)
-    return Work("rnn.cell", dims, macs=batch * (numel(w_ih) + numel(w_hh)))
+    dims = {"m": batch, "n": w_ih.shape[0], "k": input.shape[-1] + w_hh.shape[-1]}
+    return Work("gemm.cell", dims, macs=batch * (numel(w_ih) + numel(w_hh)))
 
 
 def _plane(shape: Sequence[int]) -> tuple[int, int]:

@@ -16,9 +16,9 @@ from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload, workloads_of
 from latpred.errors import UsageError
 
-SUITES = {name: suites.get(name) for name in ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed")}
+SUITES = {name: suites.get(name) for name in ("cpu", "unseen", "fresh", "blind", "ordinary", "sealed", "everyday")}
 CPU, GATE = SUITES["cpu"], suites.get(suites.GATE)
-EVERYDAY = [SUITES["ordinary"], SUITES["sealed"]]
+EVERYDAY = [SUITES["ordinary"], SUITES["sealed"], SUITES["everyday"]]
 SMALL = [workload for suite in SUITES.values() for workload in suite.ready]
 LITTLE = 1.2e9  # MACs of 60 ms, where two slow cores do some 20 GMAC a second
 
@@ -123,7 +123,7 @@ def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
 
 
 def test_an_unknown_suite() -> None:
-    known = "cpu, unseen, fresh, blind, ordinary, sealed, heldout"
+    known = "cpu, unseen, fresh, blind, ordinary, sealed, everyday, heldout"
     with pytest.raises(UsageError, match=rf"no suite 'gpu'\. Use one of {known}"):
         suites.get("gpu")
 

@@ -18,7 +18,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Row, Sampled, Session
 from latpred.calibration.timing import visits
 from latpred.calibration.timing.disturbance import Disturbance
-from latpred.calibration.timing.reference_speed import RunSpeed, SpeedReading
+from latpred.calibration.timing.reference_speed import HOPELESS, RunSpeed, SpeedReading
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.timing.visits import SLOWED, Visits
 
@@ -175,7 +175,7 @@ def test_disturbed_rows_are_left_out_unless_too_few_are_left() -> None:
     [
         (1.0, {host.PRODUCT: 500.0, host.CACHE: 4500.0}, 1.5),
         (1.0, {host.PRODUCT: 1000.0, host.CACHE: 6000.0}, 1.0),  # all of it the processor's own
-        (1.0, {host.CACHE: 1e6}, visits.HOPELESS),
+        (1.0, {host.CACHE: 1e6}, HOPELESS),
         (1.44, {host.PRODUCT: 500.0, host.CACHE: 3600.0}, 1.2),  # what such a moment does to it
         (1.44, {}, 1.2),
         (1.0, {}, 1.0),

@@ -135,8 +135,9 @@ def recurrent(node: Node, ins: Values, outs: Values) -> Work:
     directions, _, _ = ins[1].shape
     hidden = node.number("hidden_size", ins[2].shape[-1])
     dims = {"batch": batch, "steps": steps, "hidden": hidden, "inputs": width, "layers": directions}
-    dims |= {"calls": steps * directions, "reread": steps * ins[2].numel}
-    return Work("rnn", dims, macs=steps * batch * (ins[1].numel + ins[2].numel))
+    matrices = ins[1].numel + ins[2].numel
+    dims |= {"calls": steps * directions, "reread": steps * ins[2].numel, "weights": matrices}
+    return Work("rnn", dims, macs=steps * batch * matrices)
 
 
 def attention(node: Node, ins: Values, outs: Values) -> Work:
