@@ -188,7 +188,7 @@ def _work(group: KernelGroup, base: str, cells: Sequence[tuple[int, Floats, Floa
 
 
 def _by_cell(parts: Sequence[FamilyWork]) -> FamilyWork:
-    joined = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+    joined = [np.concatenate(values) for values in zip(*parts, strict=True)]
     order = np.argsort(joined[0], kind="stable")
     return FamilyWork(*(column[order] for column in joined))
 

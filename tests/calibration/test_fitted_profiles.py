@@ -107,12 +107,11 @@ def test_known_latencies_and_hosts_come_back(fitted: Fit) -> None:
 
 def test_products_timed_by_themselves_tell_of_products_and_of_no_host(fitted: Fit) -> None:
     plain, theta = fitted
-    gpu, rates, of_fp32, hosts = gpus.spec("rtx-8000"), [], [], []
+    gpu, rates, hosts = gpus.spec("rtx-8000"), [], []
     for slower in (1.0, 2.0):
         made, solved_theta = solved(products(slower))
         numbers = FittedNumbers(made, solved_theta)
         rates.append([numbers.kernel("gemm", gpu, "fp16", name)["compute"] for name in ("eager", "kernel")])
-        of_fp32.append(numbers.kernel("gemm", gpu, "fp32", "eager")["compute"])
         hosts.append(numbers.host("gemm", "eager", gpu))
         alone = made.rows.runtime == "kernel"
         assert np.median(off(made.predict(solved_theta), np.exp(made.rows.log_us) / 1e6)[alone]) < 0.05
@@ -123,7 +122,6 @@ def test_products_timed_by_themselves_tell_of_products_and_of_no_host(fitted: Fi
     in_networks, alone = np.divide(rates[1], rates[0])
     assert alone == pytest.approx(2.0, rel=0.15)
     assert 1.1 < in_networks < 0.95 * alone  # some of it may be what networks lack
-    assert of_fp32[1] / of_fp32[0] < 1.15  # whose units are others
     assert hosts == pytest.approx([FittedNumbers(plain, theta).host("gemm", "eager", gpu)] * 2, rel=0.02)
     with pytest.raises(TableError, match="'plain' is no matrix product"):
         problem_of(products(1.0).replace({"model": {"1024 x 1024": "plain"}}).query("runtime == 'kernel'"))
@@ -270,6 +268,20 @@ def test_twice_as_many_fp32_units_start_from_a_smaller_share_of_their_peak() -> 
         assert slower == pytest.approx(0.5 * np.log(lanes / 64))
         assert starts_at(gpu, "conv.3x3", "fp32") == starts_at("v100", "conv.3x3", "fp32")
     assert starts_at("rtx-3090", "gemm", "fp16") == starts_at("a100", "gemm", "fp16")
+
+
+def test_what_tensor_cores_reach_says_little_of_other_units() -> None:
+    parameters = Parameters()
+    tensor_cores, others = (
+        set(parameters.kernel("gemm", "compute", gpus.spec("a100"), precision, "eager")[1])
+        for precision in ("fp16", "fp32")
+    )
+    of_gpus = {index for name, index in parameters.names.items() if name[0] in ("design", "gpu")}
+    shared, own = (
+        (parameters.widths[sorted(some & of_gpus)] ** 2).sum()
+        for some in (tensor_cores & others, tensor_cores - others)
+    )
+    assert 0.0 < shared < 0.5 * own
 
 
 def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
