@@ -9,7 +9,8 @@ Names are imported when they are first used: `import latpred` loads neither torc
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # as typing's, which a Ctrl-C would find half imported before the command line can answer
 
 if TYPE_CHECKING:
     from latpred.accuracy.adaptation import adapt as adapt

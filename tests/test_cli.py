@@ -226,13 +226,17 @@ def test_a_full_disk_behind_stdout_is_said(verb: str) -> None:
     assert done.stderr == "latpred: cannot write the result: No space left on device; name a file with -o.\n"
 
 
-def test_ctrl_c_exits_130_with_one_sentence() -> None:
-    code = (
-        "import os, signal, latpred.storage\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-        "latpred.storage.usage = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
-        "from latpred.cli import main\n"
-        "main(['cache', 'show'])"
-    )
+@pytest.mark.parametrize(
+    "pressing",
+    [
+        "import latpred.storage\nlatpred.storage.usage = lambda: signal.raise_signal(signal.SIGINT)\n",
+        "sys.modules['click'] = type('', (), {'__getattr__': lambda *_: signal.raise_signal(signal.SIGINT)})()\n",
+        "import importlib\nimportlib.import_module = lambda *_: signal.raise_signal(signal.SIGINT)\n",
+    ],
+    ids=["in a verb", "while the command line is imported", "while a verb is imported"],
+)
+def test_ctrl_c_exits_130_with_one_sentence(pressing: str) -> None:
+    heeding = "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs do not
+    code = f"{heeding}{pressing}from latpred.cli import main\nmain(['cache', 'show'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "latpred: interrupted.\n")

@@ -30,6 +30,8 @@ def test_the_tensor_peaks_are_units_times_clock(gpu: gpus.Spec) -> None:
     width = TENSOR[gpu.compute_capability] / (2 if "GeForce" in gpu.title else 1)
     expected = gpu.multiprocessors * width * gpu.tensor_clock_hz / 1e6
     assert gpu.peak_macs_per_us("fp16") == pytest.approx(expected, rel=0.03)
+    doubled = 2 * gpu.tflops["fp16"] if gpu.compute_capability >= (8, 9) else 0.0
+    assert gpu.tflops.get("fp8", 0.0) == pytest.approx(doubled, rel=0.02)
     if "tf32" in gpu.tflops:
         assert gpu.tflops["fp16"] == pytest.approx(2 * gpu.tflops["tf32"], rel=0.02)
         assert gpu.tflops["bf16"] == gpu.tflops["fp16"]

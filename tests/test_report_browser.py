@@ -99,4 +99,4 @@ def test_on_paper_all_tables_and_figures_are_open(browser: Any, path: Path) -> N
 
 
 def test_it_is_small(path: Path) -> None:
-    assert path.stat().st_size < 2e6
+    assert path.stat().st_size < 1e6

@@ -2,7 +2,7 @@
 
     latency = (host ^ knee + device ^ knee) ^ (1 / knee), and a launch and a synchronisation where it is waited for
     host    = factor of the run · factor of the run's group · Σ count · cost(class)
-    device  = Σ floor + sqrt(computing ² + memory ²), over all kernels
+    device  = Σ max(least, floor + sqrt(computing ² + memory ²)), over all kernels; least is what datasheets allow
 
 Rows of one GPU, number format, runtime, memory format and protocol make a block, with local numbers of its own: eight
 slots of each kernel family, the host classes, the runs, the knee. A sparse matrix leads from the parameters to their
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from latpred.calibration.published.parameters import Parameters
 from latpred.calibration.published.row_counts import Cells, FamilyWork, Ints, multiplies
 from latpred.graph.features import Floats, waves
-from latpred.profile.datasheet import LAUNCH_US, SLOTS, SYNC_US
+from latpred.prediction.kernel_times import least_us
+from latpred.profile.datasheet import LAUNCH_US, SLOTS, SYNC_US, limits_of
 from latpred.profile.gpus import Spec
 
 Objects = NDArray[np.object_]
@@ -68,7 +69,7 @@ class FamilyKernels(NamedTuple):
 
     slots : local numbers of the family. times : how many kernels each row stands for. macs, loaded, moved :
     multiply-adds, bytes of weights and others. per_round, per_output, per_k, per_n : one over rounds of tiles, results,
-    and the lengths of sums and of rows.
+    and the lengths of sums and of rows. least : microseconds that no prediction is below.
     """
 
     family: str
@@ -83,11 +84,14 @@ class FamilyKernels(NamedTuple):
     per_output: Floats
     per_k: Floats
     per_n: Floats
+    least: Floats
 
     def us(self, local: Floats, derivatives: bool = False) -> Floats:
         """Microseconds in each of `cells` and, where they are asked for, derivatives by all `SLOTS` below them."""
         values = np.zeros((1 + len(SLOTS) if derivatives else 1, len(self.times)))
         (_product if multiplies(self.family) else _memory)(self, np.exp(local[self.slots]), values)
+        held = values[0] < self.least
+        values[0, held], values[1:, held] = self.least[held], 0.0
         values *= self.times
         summed: Floats = np.add.reduceat(values, self.starts, axis=-1)
         return summed
@@ -131,7 +135,7 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: Place, parameters: Param
     kernels = []
     for (family, own_format), work in cells.kernels.items():
         if np.isin(work.cell, needed).any():
-            kernels.append(_kernels(family, len(terms), work, needed, spec))
+            kernels.append(_kernels(family, len(terms), work, needed, spec, own_format or precision))
             for slot in SLOTS:
                 constant, added = parameters.kernel(
                     family, slot, spec, own_format or precision, runtime, place.memory_format
@@ -162,12 +166,14 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: Place, parameters: Param
     )
 
 
-def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec) -> FamilyKernels:
+def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec, precision: str) -> FamilyKernels:
     own = np.isin(work.cell, needed)
     cells, starts = np.unique(np.searchsorted(needed, work.cell[own]), return_index=True)
     product = work.product[own]
     m, n, k, copies = product.T
     macs, loaded, read, written = work.work[own].T
+    # What windows save is counted in `fewest`: any family without them will do.
+    least = least_us("gemm", np.stack([work.fewest[own], loaded, read, written], 1), limits_of(spec, precision, family))
     return FamilyKernels(
         family=family,
         slots=slice(first, first + len(SLOTS)),
@@ -181,6 +187,7 @@ def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec
         per_output=1.0 / (m * n * copies),
         per_k=1.0 / k,
         per_n=1.0 / n,
+        least=least,
     )
 
 

@@ -293,7 +293,7 @@ def for_models(problem: Problem, holdout: HoldoutRows) -> dict[str, Errors]:
     """Errors of simpler predictors on eager rows, each fitted to the models that were not left out."""
     frame = holdout.frame[holdout.frame["runtime"] == EAGER].reset_index(drop=True)
     errors = {
-        one.idea: _errors(frame.assign(predicted_s=one.latency_s))
+        one.idea: _errors(frame.assign(predicted_s=one.latency_s).dropna(subset="predicted_s"))
         for one in baselines.all_baselines(frame)
         if one.latency_s is not None
     }

@@ -8,7 +8,7 @@ what kernels and dispatch take on any GPU of the last ten years. How narrow prio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import log
+from math import log, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -91,11 +91,17 @@ KNEE: Mapping[str, Prior] = {"pipelined": Prior(6.0, 0.3), "single": Prior(4.0, 
 # Hyperparameters: prior widths of deviations, as standard deviations of logarithms.
 FORMAT = 0.3  # what a number format changes
 LAYOUT = 0.3  # what channels_last changes
-LEVELS = {  # what a design of multiprocessors and a GPU change: in all families, in one number format, in one family
-    "design": (0.3, 0.3, 0.12),
-    "gpu": (0.2, 0.15, 0.15),
+LEVELS = {  # what a design of multiprocessors and a GPU change: in all families, and in one family
+    "design": (0.3, 0.12),
+    "gpu": (0.2, 0.15),
 }
-GAP = 0.7  # what floors are in a CUDA graph, where no gap to the next kernel is part of them
+# The same of multiply-adds, in all number formats and in one: what tensor cores reach says little of other units.
+RATES = {"design": (0.1, 0.4), "gpu": (0.1, 0.25)}
+# Twice as many fp32 units in a multiprocessor get no more operands: of their peak, products reach less.
+LANES = Prior(sqrt(2.0), 0.15)
+MANY_LANES = ("6.1", "8.6", "9.0", "10.0", "12.0")  # designs that have 128 instead of 64
+# What floors are in a CUDA graph, where no gap to the next kernel is part of them, and products without a network.
+ALONE_WIDTHS = {"floor": 0.7, "compute": 0.3}
 POWER_LIMITED = 0.5  # what a board's power takes from clocks that its datasheet promises
 # Hosts of one GPU are often alike, so that a narrow prior of each by itself would blame the GPU for slow ones.
 RUN = 1.0
@@ -142,13 +148,13 @@ class Parameters:
         # Weights stream from memory whatever multiplies with them.
         terms = [self._add(("kernel", "all" if slot == "weights" else family, slot), log(prior.median), prior.width)]
         if slot in DEVIATING:
-            terms += self._of_format(family, slot, mode, precision)
+            terms += self._of_format(family, slot, mode, precision, gpu)
             terms += self._of_gpu(family, slot, mode, gpu)
             if memory_format != CONTIGUOUS and slot != "floor":
                 terms.append(self._deviation((memory_format, group_of(family), slot), LAYOUT))
                 terms.append(self._deviation((memory_format, group_of(family), slot, family), LAYOUT / 2))
             if runtime == ALONE:
-                terms += [self._deviation((ALONE, slot), GAP)] if slot == "floor" else []
+                terms += [self._deviation((ALONE, slot), ALONE_WIDTHS[slot])] if slot in ALONE_WIDTHS else []
             elif runtime != EAGER:
                 terms.append(
                     self._deviation(("runtime kernel", runtime, family, slot), _runtime_width(family, runtime))
@@ -189,16 +195,21 @@ class Parameters:
         prior = KNEE[protocol]
         return [self._add(("knee", protocol), log(prior.median), prior.width)]
 
-    def _of_format(self, family: str, slot: str, mode: str, precision: str) -> Iterable[int]:
+    def _of_format(self, family: str, slot: str, mode: str, precision: str, gpu: Spec) -> Iterable[int]:
         if slot == "compute":
-            return [self._deviation(("mode", family, mode), FORMAT)] if mode != "fp32" else []
+            if mode != "fp32":
+                return [self._deviation(("mode", family, mode), FORMAT)]
+            waiting = gpu.design in MANY_LANES and not family.startswith("conv")
+            return [self._add(("lanes", slot), log(LANES.median), LANES.width)] if waiting else []
         if precision not in ("fp16", "bf16"):
             return []
         return [self._deviation(("half", family, slot), FORMAT * (1.5 if family.startswith("conv") else 0.5))]
 
     def _of_gpu(self, family: str, slot: str, mode: str, gpu: Spec) -> Iterable[int]:
         for level, name in (("design", gpu.design), ("gpu", gpu.name)):
-            in_all, in_format, in_family = LEVELS[level]
+            in_all, in_family = LEVELS[level]
+            if slot == "compute":
+                in_all, in_format = RATES[level]
             if level == "gpu" and gpu.power_limited:
                 yield self._deviation(("power limited", slot), POWER_LIMITED)
                 in_all, in_format = POWER_LIMITED, POWER_LIMITED

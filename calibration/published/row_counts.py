@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +19,8 @@ from latpred.calibration.published.published_table import TraceKey
 from latpred.graph.features import Floats, kind, read
 from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
-from latpred.prediction.kernel_times import columns
+from latpred.prediction.kernel_times import columns, least_us
+from latpred.profile.datasheet import Limits
 from latpred.profile.gpus import Spec
 from latpred.runtimes.engines import as_engine
 from latpred.runtimes.legacy_torch import GROUP, LIBRARY_CLASSES, fuser_of, scripted
@@ -37,6 +39,8 @@ CONVOLUTIONS, MEMORY = "convolutions", "memory-bound"
 _STAND_INS = {"factory": "elementwise", "other": "elementwise", "sort": "elementwise", "fft": "elementwise"}
 AUTOCAST = "amp-"  # begins the precisions in which each op has a number format of its own
 _FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
+# Where a multiply-add takes a microsecond and bytes take nothing, the least time is their number.
+_COUNTING = Limits(1.0, inf, 1.0, inf, inf)
 
 
 class CellKey(NamedTuple):
@@ -59,13 +63,14 @@ class FamilyWork(NamedTuple):
     """Kernels of one family in all cells, ordered by cell; equal kernels of a cell are one row.
 
     times : how many kernels a row stands for. work : its multiply-adds and bytes (weights, read, written).
-    product : its m, n, k and copies.
+    product : its m, n, k and copies. fewest : multiply-adds that the fastest algorithm makes.
     """
 
     cell: Ints
     times: Floats
     work: Floats
     product: Floats
+    fewest: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,23 +175,22 @@ def _counts(ops: Sequence[Op], *, mixed: bool) -> _Counts:
 
 
 def _work(group: KernelGroup, base: str, cells: Sequence[tuple[int, Floats, Floats]]) -> FamilyWork:
-    inputs = read(base, np.concatenate([values for _, _, values in cells]))
+    rows = np.concatenate([values for _, _, values in cells])
+    inputs = read(base, rows)
     product = np.ones_like(inputs.work) if inputs.product is None or not multiplies(group.family) else inputs.product
     return FamilyWork(
         cell=np.repeat([position for position, _, _ in cells], [len(count) for _, count, _ in cells]),
         times=np.concatenate([count for _, count, _ in cells]),
         work=inputs.work,
         product=product,
+        fewest=least_us(base, rows, _COUNTING),
     )
 
 
 def _by_cell(parts: Sequence[FamilyWork]) -> FamilyWork:
-    cell = np.concatenate([part.cell for part in parts])
-    order = np.argsort(cell, kind="stable")
-    times, work, product = (
-        np.concatenate([getattr(part, name) for part in parts])[order] for name in ("times", "work", "product")
-    )
-    return FamilyWork(cell[order], times, work, product)
+    joined = [np.concatenate(values) for values in zip(*parts, strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    return FamilyWork(*(column[order] for column in joined))
 
 
 def fuser_name(runtime: str, gpu: Spec) -> str:

@@ -7,9 +7,15 @@ needs no torch.
 
 from __future__ import annotations
 
-import click
+import sys
 
-from latpred.cli.main import State, Verb, VerbGroup
+try:
+    import click
+
+    from latpred.cli.main import State, Verb, VerbGroup
+except KeyboardInterrupt:  # pressed before there is a group that could answer
+    sys.stderr.write("latpred: interrupted.\n")
+    sys.exit(130)
 
 # In the order of --help. Each is a click command of the same name in its module.
 VERBS = {

@@ -125,6 +125,7 @@ class VerbGroup(SuggestingGroup):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+        ctx.ensure_object(State)  # for what goes wrong while the verb is imported, before the group's own function
         try:
             return super().invoke(ctx)
         except LatpredError as error:

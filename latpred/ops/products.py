@@ -185,13 +185,10 @@ def recurrent(
 
 @cost("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell")
 def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, *_: Any, out: Any) -> Work:
-    """One step of one layer."""
+    """One step of one layer: input and state meet their weights in plain products, priced as one."""
     batch = numel(input) // input.shape[-1] if input.shape[-1] else 0
-    hidden, inputs = w_hh.shape[-1], input.shape[-1]
-    dims = {"batch": batch, "steps": 1, "hidden": hidden, "inputs": inputs, "layers": 1, "calls": 1}
-    matrices = numel(w_ih) + numel(w_hh)
-    dims |= {"reread": numel(w_hh), "weights": matrices}
-    return Work("rnn.cell", dims, macs=batch * matrices)
+    dims = {"m": batch, "n": w_ih.shape[0], "k": input.shape[-1] + w_hh.shape[-1]}
+    return Work("gemm.cell", dims, macs=batch * (numel(w_ih) + numel(w_hh)))
 
 
 def _plane(shape: Sequence[int]) -> tuple[int, int]:

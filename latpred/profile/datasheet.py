@@ -35,11 +35,11 @@ PRODUCT_ONLY = ("compute", "weights", "waves", "outputs", "k", "n")
 TENSOR_MACS = {"fp16": 512.0, "tf32": 256.0}
 CACHE_BYTES = 64.0  # that one multiprocessor can take from the last-level cache in a cycle
 # What one draws in products of 10 to 30 us whose operands lie there: about as much on an A100, whose memory gives that
-# too, as on an L40S, whose memory gives a quarter of it.
+# too, as on an L40S, whose memory gives a quarter of it. Chosen on the table that docs/gpus.md judges it on.
 DRAWN_BYTES = 9.0
 LARGE_CACHE = 16 << 20  # holds a layer at least; what smaller caches change is in what kernels reach
-# Values of a window that average pooling takes on one multiprocessor in a cycle: its addresses have 64 bits, which
-# Pascal multiplies in many steps. Maxima, whose addresses have 32 bits, are faster, as GoogLeNet shows.
+# Values of a window that average pooling takes on one multiprocessor in a cycle; maxima are faster, as GoogLeNet shows.
+# Untested hypothesis: addresses have 64 bits there, which Pascal multiplies in many steps, and 32 bits in maxima.
 TAPS = {"6.1": 2.25}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from publisheddata import GPUS, MODELS, graphs, key_of, products, scripted, solved, table, tower, truth
+from publisheddata import GPUS, MODELS, frame, graphs, key_of, products, scripted, solved, table, tower, truth
 
 from latpred import Predictor
 from latpred.calibration.published import leave_out
@@ -24,14 +24,15 @@ from latpred.calibration.published.joint_fit import Problem
 from latpred.calibration.published.joint_fit import problem as problem_of
 from latpred.calibration.published.latency_model import evaluate, local_gradients
 from latpred.calibration.published.leave_out import Accuracy, HoldoutRows, evaluate_left_out
-from latpred.calibration.published.parameters import Parameters
-from latpred.calibration.published.published_table import read
+from latpred.calibration.published.parameters import HOST, Parameters
+from latpred.calibration.published.published_table import PublishedTable, read
 from latpred.calibration.published.row_counts import KernelGroup, as_run_by, family_of
 from latpred.errors import TableError, UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.profile import datasheet, gpus, store
+from latpred.profile import datasheet, gpus, hosts, store
 from latpred.profile.datasheet import log_promise
-from latpred.runtimes.legacy_torch import FUSED, GROUP
+from latpred.profile.document import DeviceProfile
+from latpred.runtimes.legacy_torch import FUSED, GROUP, TORCH_1_12, TORCH_2
 from latpred.tracing import trace
 
 Fit = tuple[Problem, np.ndarray]
@@ -62,10 +63,18 @@ def off(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.abs(np.log(one / other))
 
 
-def test_derivatives_are_those_of_the_latency_model() -> None:
+def with_faster_kernels(problem: Problem, theta: np.ndarray) -> np.ndarray:
+    """Parameters by which kernels are many times as fast as a datasheet allows."""
+    faster = theta.copy()
+    faster[[index for name, index in problem.parameters.names.items() if name[0] == "kernel"]] -= 3.0
+    return faster
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_derivatives_are_those_of_the_latency_model(held: bool) -> None:
     problem, theta = truth()
     random = np.random.default_rng(0)
-    here = theta + random.normal(0.0, 0.2, len(theta))
+    here = (with_faster_kernels(problem, theta) if held else theta) + random.normal(0.0, 0.2, len(theta))
     for block in problem.blocks:
         slopes = local_gradients(block, evaluate(block, here, derivatives=True)) @ block.sums.toarray()
         step = random.normal(0.0, 1e-5, len(theta))
@@ -102,7 +111,7 @@ def test_products_timed_by_themselves_tell_of_products_and_of_no_host(fitted: Fi
     for slower in (1.0, 2.0):
         made, solved_theta = solved(products(slower))
         numbers = FittedNumbers(made, solved_theta)
-        rates.append(numbers.kernel("gemm", gpu, "fp16", "eager")["compute"])
+        rates.append([numbers.kernel("gemm", gpu, "fp16", name)["compute"] for name in ("eager", "kernel")])
         hosts.append(numbers.host("gemm", "eager", gpu))
         alone = made.rows.runtime == "kernel"
         assert np.median(off(made.predict(solved_theta), np.exp(made.rows.log_us) / 1e6)[alone]) < 0.05
@@ -110,7 +119,9 @@ def test_products_timed_by_themselves_tell_of_products_and_of_no_host(fitted: Fi
         assert list(fit_profiles(products(slower), judge=False, graphs=dict(graphs()))["RTX-8000"].runtimes) == [
             "eager"
         ]
-    assert rates[1] / rates[0] == pytest.approx(2.0, rel=0.15)
+    in_networks, alone = np.divide(rates[1], rates[0])
+    assert alone == pytest.approx(2.0, rel=0.15)
+    assert 1.1 < in_networks < 0.95 * alone  # some of it may be what networks lack
     assert hosts == pytest.approx([FittedNumbers(plain, theta).host("gemm", "eager", gpu)] * 2, rel=0.02)
     with pytest.raises(TableError, match="'plain' is no matrix product"):
         problem_of(products(1.0).replace({"model": {"1024 x 1024": "plain"}}).query("runtime == 'kernel'"))
@@ -220,6 +231,16 @@ def test_a_profile_predicts_what_the_latency_model_does(fitted: Fit) -> None:
     assert curve.interval_ms[1, 1] / curve.latency_ms[1] == pytest.approx(np.exp(0.2), rel=0.02)
 
 
+def test_no_kernel_of_the_fit_is_faster_than_in_predictions(fitted: Fit) -> None:
+    faster = fitted[0], with_faster_kernels(*fitted)
+    profile = profile_of(faster[0], {"eager": faster[1]}, {"eager": None}, "RTX-8000")
+    for model in ("wide", "thin"):
+        demand_same_clocks(faster, Predictor(store.load(store.save(profile))), model, "RTX-8000", "eager")
+    blocks = faster[0].blocks
+    devices = [(evaluate(block, theta).device_us) for block in blocks for theta in (fitted[1], faster[1])]
+    assert all(fast.sum() < 0.6 * slow.sum() for slow, fast in zip(devices[::2], devices[1::2], strict=True))
+
+
 def test_a_table_of_one_host_has_no_others_to_cover() -> None:
     alone = table()[lambda rows: rows["run"].str.endswith("fp32 fast")]
     single = fit_profile(alone, "RTX-8000", name="mine", judge=False, known=dict(graphs()))
@@ -233,6 +254,34 @@ def test_widths_are_those_of_all_gpus() -> None:
     widths = {(fit.spread, fit.busy_spread) for one in profiles.values() for fit in one.runtimes.values()}
     assert len(widths) == 1
     assert len({one.protocol["leave-one-model-out"] for one in profiles.values()}) == len(GPUS)
+
+
+def test_twice_as_many_fp32_units_start_from_a_smaller_share_of_their_peak() -> None:
+    parameters = Parameters()
+
+    def starts_at(gpu: str, family: str, precision: str) -> float:
+        _, terms = parameters.kernel(family, "compute", gpus.spec(gpu), precision, "eager")
+        return float(sum(parameters.means[index] for index in terms))
+
+    for gpu, lanes in (("rtx-3090", 128), ("titan-x-pascal", 128), ("rtx-2080ti", 64), ("a100", 64)):
+        slower = starts_at(gpu, "gemm", "fp32") - starts_at("v100", "gemm", "fp32")
+        assert slower == pytest.approx(0.5 * np.log(lanes / 64))
+        assert starts_at(gpu, "conv.3x3", "fp32") == starts_at("v100", "conv.3x3", "fp32")
+    assert starts_at("rtx-3090", "gemm", "fp16") == starts_at("a100", "gemm", "fp16")
+
+
+def test_what_tensor_cores_reach_says_little_of_other_units() -> None:
+    parameters = Parameters()
+    tensor_cores, others = (
+        set(parameters.kernel("gemm", "compute", gpus.spec("a100"), precision, "eager")[1])
+        for precision in ("fp16", "fp32")
+    )
+    of_gpus = {index for name, index in parameters.names.items() if name[0] in ("design", "gpu")}
+    shared, own = (
+        (parameters.widths[sorted(some & of_gpus)] ** 2).sum()
+        for some in (tensor_cores & others, tensor_cores - others)
+    )
+    assert 0.0 < shared < 0.5 * own
 
 
 def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
@@ -261,6 +310,14 @@ def test_a_gpu_is_chosen_by_its_name_in_the_table() -> None:
         fit_profile(table(), known=dict(graphs()))
     with pytest.raises(TableError, match=r"no GPU called 'T4'; name one of"):
         fit_profile(table(), "T4", known=dict(graphs()))
+
+
+def test_a_simpler_predictor_is_judged_where_it_has_models_to_be_fitted_to() -> None:
+    whole = table()
+    problem, _ = solved(whole[(whole["precision"] == "fp32") | whole["model"].isin(list(MODELS)[:2])])
+    errors = evaluate_left_out(problem, "model").baselines["a + b x MACs"]
+    assert errors.median > 0.0
+    assert errors.cells == (problem.rows.precision == "fp32").sum()
 
 
 def test_what_cannot_be_left_out_is_said() -> None:
@@ -365,6 +422,69 @@ def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
     assert joined.macs(4) == engine.macs(4) == graph.macs(4)
     assert not any(op.python_calls or op.module_calls for op in joined.ops)
     assert joined.bytes(4) < graph.bytes(4)
+
+
+def unfitted(
+    rows: pd.DataFrame | PublishedTable, factors: dict[str, float] | None = None, gpu: str = "RTX-8000"
+) -> DeviceProfile:
+    """A GPU's profile from a fit that found nothing but the factors of some runs, by the end of their names."""
+    of_today = {key._replace(era=TORCH_2): graph for key, graph in graphs().items()}
+    problem = problem_of(rows, graphs() | of_today)
+    theta = problem.parameters.means
+    for name, index in problem.parameters.names.items():
+        if name[0] == "run" and len(name) == 2:
+            theta[index] = np.log((factors or {}).get(name[1].split()[-1], 1.0))
+    runtimes = sorted(set(problem.rows.runtime))
+    return profile_of(problem, dict.fromkeys(runtimes, theta), dict.fromkeys(runtimes), gpu)
+
+
+def host_of(profile: DeviceProfile) -> float:
+    """How long a profile's host takes, over the reference host."""
+    return profile.runtimes["eager"].costs_us["gemm"] / HOST["gemm"]
+
+
+def test_a_profile_has_the_hosts_of_rows_that_wait_for_them() -> None:
+    small = frame().query("gpu == '2080Ti' or run.str.endswith('slow')")
+    large = [frame().query("gpu == 'RTX-8000' and batch == 256").assign(run=f"large {name}") for name in "abc"]
+    profile = unfitted(pd.concat([small, *large], ignore_index=True), {"fast": 0.5, "slow": 1.6})
+    assert profile.machine.cpu == "2 published hosts"  # one in each precision
+    assert host_of(profile) == pytest.approx(1.6, rel=1e-4)
+
+
+def test_a_gpu_whose_rows_wait_for_no_host_has_the_middle_one_of_the_others() -> None:
+    rows = frame().query("gpu == '2080Ti' or batch == 256")
+    rows["run"] = rows["run"].where(rows["gpu"] == "2080Ti", "large")
+    assert host_of(unfitted(rows, {"fast": 0.5, "slow": 0.7})) == pytest.approx(0.6, rel=1e-4)
+
+
+def test_a_host_that_is_named_counts_at_any_batch() -> None:
+    rows = read(frame().query("gpu == '2080Ti' or batch == 256"))
+    hosts_named = rows.cells["device"].map({"2080Ti": "", "RTX-8000": "EPYC 7742"})
+    profile = unfitted(replace(rows, cells=rows.cells.assign(host=hosts_named)))
+    assert host_of(profile) == pytest.approx(hosts.find("EPYC 7742").factor, rel=1e-4)
+
+
+def test_scripted_rows_whose_fusers_are_known_say_of_which_pytorch_a_profile_is() -> None:
+    eager = frame().assign(stack="torch=2.3.0")
+    joined = scripted(1.0).query("gpu == 'RTX-8000' and batch == 1").assign(stack="torch=1.12.1")
+    both = pd.concat([eager, joined], ignore_index=True)
+    older, newer = unfitted(both, gpu="RTX-8000"), unfitted(both, gpu="2080Ti")
+    assert (older.protocol["era"], sorted(older.runtimes)) == (TORCH_1_12, ["eager", "torchscript"])
+    assert (newer.protocol["era"], sorted(newer.runtimes)) == (TORCH_2, ["eager"])
+    of_today = unfitted(pd.concat([eager, joined.assign(stack="torch=2.3.0")], ignore_index=True))
+    assert (of_today.protocol["era"], sorted(of_today.runtimes)) == (TORCH_2, ["eager"])
+
+
+def test_scripted_rows_tell_of_kernels_where_a_source_has_few_others() -> None:
+    rows = read(pd.concat([frame(), scripted(1.0)], ignore_index=True))
+    place, of_eager, small = (rows.cells["device"], rows.cells["runtime"] == "eager", rows.cells["batch"] == 1)
+    few = rows.where((of_eager & ((place == "2080Ti") | small) | ~of_eager).to_numpy())
+    made = problem_of(few, dict(graphs()))
+    told = made.table.cells[made.telling]
+    assert (told["runtime"] == "eager").sum() == (few.cells["runtime"] == "eager").sum()
+    assert set(told["device"][told["runtime"] == "torchscript"]) == {"RTX-8000"}
+    alone = problem_of(rows.where((of_eager & (place == "2080Ti") | ~of_eager).to_numpy()), dict(graphs()))
+    assert not alone.telling[alone.rows.runtime == "torchscript"].any()
 
 
 def test_what_gpus_have_in_common_predicts_one_that_nobody_measured(fitted: Fit) -> None:
