@@ -49,7 +49,7 @@ STAGES = {
     "graphs of cells, from a supernet": ("spaces.py", "graph"),
     "a schedule for the runtime": ("__init__.py", "lower"),
     "dispatch costs and distinct kernels": ("pricing.py", "price"),
-    "kernel times": ("pricing.py", "rows_at"),
+    "kernel times": ("pricing.py", "times"),
     "the two clocks": ("clocks.py", "latency"),
     "rows and the table": ("resume.py", "_row"),
 }

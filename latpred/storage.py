@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Generic, TypeVar
@@ -187,16 +188,16 @@ class IdentityCache(Generic[K, V]):
     """
 
     def __init__(self) -> None:
-        self._values: dict[int, V] = {}
+        self._values: dict[int, tuple[V, weakref.ref[K]]] = {}
 
     def get(self, key: K, make: Callable[[K], V]) -> V:
         """The value of a key, made if this object was not seen before."""
         identity = id(key)
         try:
-            return self._values[identity]
+            return self._values[identity][0]
         except KeyError:
-            value = self._values[identity] = make(key)
-            weakref.finalize(key, _drop, weakref.ref(self), identity).atexit = False
+            value = make(key)
+            self._values[identity] = value, weakref.ref(key, partial(_drop, weakref.ref(self), identity))
             return value
 
     def __len__(self) -> int:
@@ -204,7 +205,7 @@ class IdentityCache(Generic[K, V]):
         return len(self._values)
 
 
-def _drop(cache: weakref.ref[IdentityCache[K, V]], identity: int) -> None:
+def _drop(cache: weakref.ref[IdentityCache[K, V]], identity: int, _: weakref.ref[K]) -> None:
     living = cache()
     if living is not None:
         living._values.pop(identity, None)

@@ -40,7 +40,7 @@ def computed(steps: list[Step], info: DeviceInfo, protocol: str) -> float:
     host = np.array([dispatch for dispatch, _, _ in steps])
     kernels = np.array([kernel for _, row, _ in steps for kernel in row], dtype=float)
     both = np.column_stack((kernels, 3.0 * kernels))
-    timeline = Timeline.of(schedule)
+    timeline = Timeline.of(schedule.kernel_step, schedule.sync)
     first, second = latency(timeline, host, both, info, protocol)
     alone = latency(timeline, host, both[:, 1:], info, protocol)[0]
     assert second == pytest.approx(alone), "a batch axis must not mix batches"

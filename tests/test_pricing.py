@@ -116,6 +116,19 @@ def test_a_slower_machine_takes_as_many_times_longer(graph: ModelGraph) -> None:
     )
 
 
+def test_schedules_of_the_same_rows_share_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, prices = (factories.linear(4), factories.add(10**6)), PriceList(predictors()[0].profile)
+    one, two, other = (
+        prices.price(one_step_per_op("eager", ops), "fp32") for ops in (layers, layers * 2, layers[1:] + layers[:1])
+    )
+    assert one.rows is two.rows is not other.rows
+    assert two.row_counts.tolist() == [2.0, 2.0]
+    seen = [two.rows.times(np.array(batches)).us.tolist() for batches in ([1.0, 4.0], [4.0])]
+    monkeypatch.setattr(pricing.KernelModel, "times", lambda *_: pytest.fail("evaluated again"))
+    assert [one.rows.times(np.array(batches)).us.tolist() for batches in ([1.0, 4.0], [4.0])] == seen
+    assert [us[-1] for us in seen[0]] == pytest.approx([us[0] for us in seen[1]])
+
+
 @pytest.mark.parametrize(
     ("dtype", "precision", "expected"),
     [

@@ -216,9 +216,9 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
 
 
 def _family_us(schedule: Schedule, priced: Priced, batch: Floats) -> dict[str, float]:
-    us = priced.row_counts * priced.rows_at(batch).us[:, 0]
+    us = priced.row_counts * priced.rows.times(batch).us[:, 0]
     names = dict.fromkeys(root(family) for family in schedule.kernel_family)
-    return dict(zip(names, (priced.families @ us).tolist(), strict=True))
+    return dict(zip(names, (priced.rows.families @ us).tolist(), strict=True))
 
 
 def unpriced_work(schedule: Schedule, precision: str, batch: int, profile: DeviceProfile) -> dict[UnpricedFamily, Work]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from latpred.errors import UsageError
 from latpred.graph.features import Floats
-from latpred.graph.graph import Ints, Schedule
+from latpred.graph.graph import Ints
 from latpred.profile.document import DeviceInfo
 
 _WARM_PERIODS = 4
@@ -65,13 +65,13 @@ class Timeline:
     stretches: Stretches
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Timeline:
-        """The timeline of a schedule."""
-        cuts = np.flatnonzero(schedule.sync) + 1
-        steps = np.concatenate(([0], cuts, [len(schedule.sync)]))
-        kernels = np.searchsorted(schedule.kernel_step, steps)
-        syncs = np.append(schedule.sync[cuts - 1], 0)
-        return cls(schedule.kernel_step, schedule.sync, Stretches(steps, kernels, syncs))
+    def of(cls, kernel_step: Ints, sync: Ints) -> Timeline:
+        """The timeline of a schedule's kernels and steps."""
+        cuts = np.flatnonzero(sync) + 1
+        steps = np.concatenate(([0], cuts, [len(sync)]))
+        kernels = np.searchsorted(kernel_step, steps)
+        syncs = np.append(sync[cuts - 1], 0)
+        return cls(kernel_step, sync, Stretches(steps, kernels, syncs))
 
 
 def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, protocol: str) -> Floats:

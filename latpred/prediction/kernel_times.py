@@ -220,26 +220,32 @@ class KernelModel:
 
     def _covariance(self, scaled: Floats) -> Floats:
         """Prior covariance of scaled features with the training points."""
-        covariance: Floats = self.fit.amplitude * correlation(scaled, self._points, self.fit.jumps, self._norms)
+        covariance = correlation(scaled, self._points, self.fit.jumps, self._norms)
+        covariance *= self.fit.amplitude
         return covariance
 
 
 def correlation(left: Floats, right: Floats, jumps: bool, norms: Floats | None = None) -> Floats:
     """How far residuals go together: Matern 3/2, or where times jump, the exponential of a sum of distances.
 
-    Both sides are features over length scales; `norms` are the right ones' squared lengths, where they are known.
+    Both sides are features over length scales; `norms` are the right ones' squared lengths, where they are known. Long
+    curves make these arrays large, and memory that is new takes longer than the arithmetic: so most is done in place.
     """
+    shape = len(left), len(right)
+    far, near = np.zeros(shape), np.empty(shape)
     if jumps:
-        far = np.zeros((len(left), len(right)))
         for ours, theirs in zip(left.T, right.T, strict=True):
-            far += np.abs(ours[:, None] - theirs)
-        near: Floats = np.exp(-far)
-        return near
+            far += np.abs(np.subtract(ours[:, None], theirs, out=near), out=near)
+        return np.exp(np.negative(far, out=near), out=near)
     norms = np.einsum("ij,ij->i", right, right) if norms is None else norms
-    squared = np.einsum("ij,ij->i", left, left)[:, None] + norms - 2.0 * (left @ right.T)
-    distance = SQRT3 * np.sqrt(np.maximum(squared, 0.0))
-    smooth: Floats = (1.0 + distance) * np.exp(-distance)
-    return smooth
+    np.add(np.einsum("ij,ij->i", left, left)[:, None], norms, out=far)
+    far -= np.multiply(np.matmul(left, right.T, out=near), 2.0, out=near)
+    far = np.sqrt(np.maximum(far, 0.0, out=far), out=far)
+    far *= SQRT3
+    np.exp(np.negative(far, out=near), out=near)
+    far += 1.0
+    near *= far
+    return near
 
 
 def evaluate(fit: KernelFit, rows: Floats) -> Floats:

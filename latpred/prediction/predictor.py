@@ -326,7 +326,7 @@ class Predictor:
     def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
         fit = self._runtime_fit(options.runtime)
         device = fit.device
-        rows = priced.rows_at(batches.astype(float))
+        rows = priced.rows.times(batches.astype(float))
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
         kernel_variance = _kernel_variance(priced, rows.log_std, row_us, fit.log_std)
@@ -370,27 +370,27 @@ class Predictor:
 
     def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes, batches: Ints) -> Iterator[Prediction]:
         priced, memory = passes.priced, self.profile.device.memory_bytes
-        factor = np.exp(Z90 * passes.log_std)
+        latency_ms, factor = passes.latency_us / 1e3, np.exp(Z90 * passes.log_std)
+        clocks_ms = (passes.overhead_us / 1e3, passes.compute_us / 1e3, passes.executing_us / 1e3)
         peaks = _peak_bytes(graph, priced, batches)
+        each = (batches, latency_ms, latency_ms / factor, latency_ms * factor, *clocks_ms, passes.memory_bound, peaks)
+        rows = zip(*(column.tolist() for column in each), passes.class_host_us.T, passes.class_us.T, strict=True)
         coverage = Coverage(1.0, 1.0, {})
-        for index, batch in enumerate(batches.tolist()):
-            latency_us = float(passes.latency_us[index])
-            bound = "memory-bound" if passes.memory_bound[index] else "compute-bound"
+        for batch, latency, low, high, overhead, compute, executing, memory_bound, peak, host_us, device_us in rows:
+            bound = "memory-bound" if memory_bound else "compute-bound"
             yield Prediction(
                 setting=setting,
                 batch=batch,
-                latency_ms=latency_us / 1e3,
-                interval_ms=(latency_us / 1e3 / float(factor[index]), latency_us / 1e3 * float(factor[index])),
-                overhead_ms=float(passes.overhead_us[index]) / 1e3,
-                compute_ms=float(passes.compute_us[index]) / 1e3,
-                device_busy=min(1.0, float(passes.executing_us[index]) / latency_us) if latency_us else 0.0,
-                regime="framework-bound" if passes.overhead_us[index] > passes.compute_us[index] else bound,
-                peak_bytes=int(peaks[index]),
-                fits=bool(peaks[index] <= memory) if memory else None,
+                latency_ms=latency,
+                interval_ms=(low, high),
+                overhead_ms=overhead,
+                compute_ms=compute,
+                device_busy=min(1.0, executing / latency) if latency else 0.0,
+                regime="framework-bound" if overhead > compute else bound,
+                peak_bytes=int(peak),
+                fits=peak <= memory if memory else None,
                 coverage=graph.coverage(batch) if priced.estimated else coverage,
-                costs=ClassCosts(
-                    priced.classes, priced.class_ops, passes.class_host_us[:, index], passes.class_us[:, index]
-                ),
+                costs=ClassCosts(priced.classes, priced.class_ops, host_us, device_us),
             )
 
     def _setting(self, graph: ModelGraph, options: Options, served: Sequence[_Passes]) -> Setting:
@@ -451,9 +451,9 @@ def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_lo
     What whole networks of the calibration showed already holds the usual error of each fit, so only what exceeds it
     counts: rows far from every sample, and estimated ones.
     """
-    usual = priced.usual_log_std[:, None] if network_log_std else 0.0
+    usual = priced.rows.usual_log_std[:, None] if network_log_std else 0.0
     excess = np.sqrt(np.maximum(log_std**2 - usual**2, 0.0))
-    by_family = priced.families @ (row_us * excess)
+    by_family = priced.rows.families @ (row_us * excess)
     total = row_us.sum(axis=0)
     variance: Floats = (by_family**2).sum(axis=0) / np.maximum(total, 1e-12) ** 2
     return variance
@@ -495,10 +495,10 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, priced: Pr
     measured = (profile.protocol.get("memory_format", ""), *profile.kernels)
     if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
         said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")
-    said += priced.caveats
+    said += priced.rows.caveats
     if priced.estimated:
         names = sorted({op.name for op in graph.ops if op.estimated})
         said.append(f"no cost formula for {', '.join(names)}: estimated from bytes")
-    if priced.unmeasured:
-        said.append(f"the profile has no measurements of {', '.join(priced.unmeasured)} kernels: estimated")
+    if priced.rows.unmeasured:
+        said.append(f"the profile has no measurements of {', '.join(priced.rows.unmeasured)} kernels: estimated")
     return said

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from latpred import runtimes
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, WORK, Floats, kind
-from latpred.graph.graph import Affine, Ints, Op, Schedule, numbered
+from latpred.graph.graph import Ints, Op, Schedule, numbered
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, SAME, Slowdown
 from latpred.ops.families import kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
@@ -34,6 +34,9 @@ from latpred.storage import Recent
 
 MOST_CLASSES = 64  # sequences of host classes whose costs are kept
 MOST_OPS = 20_000  # ops whose row is kept
+MOST_TABLES = 512  # of rows that candidates of a search have in common
+MOST_CURVES = 8  # sets of batch sizes at which the times of a table are kept
+MOST_TIMES = 256  # in each of them; those of long curves are not worth their memory
 ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
 
@@ -141,7 +144,7 @@ class KernelPrice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KernelRow:
+class _KernelRow:
     """Work that kernels have in common, and its price. There is one object for each.
 
     `columns` holds the constant and the slope of each of the family's columns, `moved` those of all bytes read and
@@ -156,63 +159,8 @@ class KernelRow:
     guessed: bool
 
 
-class _KernelRows:
-    """Rows of one precision in one runtime, where the `resident` share of the weights stays in the cache.
-
-    The row of an op is found by the op's identity, by the identities of its parts, and by its work. All of it is
-    forgotten together, since there must not be two objects of one row.
-    """
-
-    def __init__(self, price: Callable[[Op, str], KernelPrice], resident: float) -> None:
-        self._price, self._resident = price, resident
-        self._forget()
-
-    def _forget(self) -> None:
-        self._by_op: dict[tuple[int, str], KernelRow] = {}
-        self._by_parts: dict[tuple[object, ...], KernelRow] = {}  # few and often asked for, unlike those by op
-        self._by_work: dict[tuple[object, ...], KernelRow] = {}
-        self._ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
-
-    def of(self, schedule: Schedule) -> tuple[list[KernelRow], Ints]:
-        """Distinct rows in order of appearance, and which of them each kernel is."""
-        if len(self._ops) > MOST_OPS:
-            self._forget()
-        ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
-        keys = list(zip(map(id, ops), schedule.kernel_family, strict=True))
-        seen = list(map(self._by_op.get, keys))
-        rows = [row or self._first_seen(key, op) for row, key, op in zip(seen, keys, ops, strict=True)]
-        numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
-        return list(numbers), np.array([numbers[row] for row in rows], dtype=np.int64)
-
-    def _first_seen(self, key: tuple[int, str], op: Op) -> KernelRow:
-        """The row of an op that is new."""
-        family = key[1]
-        shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
-        # Ops that a trace found alike share these objects, whose identities are compared faster than their values.
-        parts = (family, op.name, op.dtype, op.estimated, *map(id, shared))
-        row = self._by_parts.get(parts)
-        if row is None:
-            aten = op.name.startswith("aten::")
-            work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
-            by_work = (family, aten, op.dtype, op.estimated, *work)
-            row = self._by_work.get(by_work)
-            if row is None:
-                row = self._by_work[by_work] = self._made(op, family)
-            self._by_parts[parts] = row
-        self._by_op[key] = row
-        self._ops.append(op)
-        return row
-
-    def _made(self, op: Op, family: str) -> KernelRow:
-        price = self._price(op, family)
-        work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
-        constant, per_sample = work[_BYTES].sum(axis=0).tolist()
-        guessed = op.estimated or not price.measured
-        return KernelRow(family, root(family), price, work, (constant, per_sample), guessed)
-
-
 @dataclass(frozen=True, slots=True)
-class RowGroup:
+class _RowGroup:
     """Rows that one fit evaluates: where they start among all rows, and their columns as affine in batch."""
 
     model: KernelModel
@@ -223,84 +171,64 @@ class RowGroup:
     least_log_std: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A schedule with costs.
+@dataclass(frozen=True, slots=True, eq=False)
+class RowTable:
+    """Distinct rows, those of one fit beside each other, and all that depends on them alone; schedules share it.
 
-    Attributes
-    ----------
-    timeline : Timeline
-        Order of steps, kernels and synchronisations; the first step is the call itself.
-    host_us : ndarray, shape (n + 1,)
-        Dispatch time of each step with its code in the caches.
-    cold : ColdDispatch, optional
-        What steps take longer where it is not.
-    groups : tuple[RowGroup, ...]
-        Distinct rows of work, by the fit that prices them.
-    kernel_row, kernel_share : ndarray, shape (m,)
-        Which row's time each kernel takes, and how much of it.
-    row_counts, usual_log_std : ndarray, shape (rows,)
-        How often each row's work is done, and the log standard deviation of its fit's errors on its own samples.
-    classes : tuple[str, ...]
-        Names of the breakdown.
-    step_class : ndarray, shape (n + 1,)
-        Which class each step belongs to.
-    class_ops : ndarray, shape (classes,)
-        Number of ops of each; a class that the host never dispatches counts what it computes.
-    class_rows : ndarray, shape (classes, rows)
-        How often each class does each row's work.
-    families : ndarray, shape (families, rows)
-        1 where a row belongs to a family.
-    live : ndarray, shape (n, 2)
-        Constant and per-sample bytes alive after each op.
-    unmeasured : tuple[str, ...]
-        Families that the profile has no fit for.
-    caveats : tuple[str, ...]
-        What may not hold of kernels in formats that were not measured.
-    estimated : bool
-        Whether some op has no formula.
-    size_corrections : tuple[SizeCorrection, ...]
-        What the rows' times are multiplied by according to themselves.
-    slowdown : Slowdown
-        How much slower the machine is than the profile; `host_us` holds it already.
+    numbers : the place of each. groups : by the fit that prices them. scales, usual_log_std, moved : factors of their
+    times, log standard deviation of their fits' errors on their own samples, and bytes read and written, constant and
+    per sample. families : (families, rows), 1 where a row belongs to one. unmeasured : families that the profile has
+    no fit for. caveats : what may not hold of kernels in formats that were not measured. size_corrections, slowdown :
+    what times are multiplied by according to themselves, and how much slower the machine is than the profile.
     """
 
-    timeline: Timeline
-    host_us: Floats
-    cold: ColdDispatch | None
-    groups: tuple[RowGroup, ...]
-    kernel_row: Ints
-    kernel_share: Floats
-    row_counts: Floats
+    numbers: dict[_KernelRow, int]
+    groups: tuple[_RowGroup, ...]
+    scales: Floats
     usual_log_std: Floats
-    classes: tuple[str, ...]
-    step_class: Ints
-    class_ops: Ints
-    class_rows: Floats
+    moved: Floats
     families: Floats
-    live: Floats
     unmeasured: tuple[str, ...]
     caveats: tuple[str, ...]
-    estimated: bool
     size_corrections: tuple[SizeCorrection, ...]
-    slowdown: Slowdown = SAME
+    slowdown: Slowdown
+    _estimates: Recent[KernelEstimate] = field(default_factory=lambda: Recent(MOST_CURVES))
 
-    def host_at(self, batches: Floats) -> Floats:
-        """Dispatch time of each step at every batch, shape (n + 1, batches)."""
-        warm = np.repeat(self.host_us[:, None], len(batches), axis=1)
-        if self.cold is not None:
-            warm[1:] += self.cold.at(batches)
-        return warm
+    @classmethod
+    def of(
+        cls, rows: Iterable[_KernelRow], size_corrections: tuple[SizeCorrection, ...], slowdown: Slowdown
+    ) -> RowTable:
+        """The table of rows in order of appearance."""
+        by_model: dict[int, list[_KernelRow]] = {}
+        for row in rows:
+            by_model.setdefault(id(row.price.model), []).append(row)
+        ordered = list(chain.from_iterable(by_model.values()))
+        numbers = {row: number for number, row in enumerate(ordered)}
+        names, positions = numbered(tuple(row.root for row in rows))
+        families = np.zeros((len(names), len(ordered)))
+        families[positions, [numbers[row] for row in rows]] = 1.0
+        return cls(
+            numbers=numbers,
+            groups=tuple(_group(alike, numbers[alike[0]]) for alike in by_model.values()),
+            scales=np.array([row.price.scale for row in ordered]),
+            # Nothing is usual about a guess.
+            usual_log_std=np.array([0.0 if row.guessed else row.price.model.fit.spread for row in ordered]),
+            moved=np.array([row.moved for row in ordered]).reshape(-1, 2),
+            families=families,
+            unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.price.measured)),
+            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in rows if row.price.model.caveat)),
+            size_corrections=size_corrections,
+            slowdown=slowdown,
+        )
 
-    def class_host_at(self, host_us: Floats) -> Floats:
-        """Host time of each class, from that of each step; both with an axis of batches."""
-        sums = np.zeros((len(self.classes), host_us.shape[1]))
-        np.add.at(sums, self.step_class, host_us)
-        return sums
+    def times(self, batches: Floats) -> KernelEstimate:
+        """Times of every row at every batch."""
+        if len(self.numbers) * len(batches) > MOST_TIMES:
+            return self._times(batches)
+        return self._estimates.get(batches.tobytes(), lambda: self._times(batches))
 
-    def rows_at(self, batches: Floats) -> KernelEstimate:
-        """Times of every distinct row at every batch."""
-        shape = (self.families.shape[1], len(batches))
+    def _times(self, batches: Floats) -> KernelEstimate:
+        shape = (len(self.numbers), len(batches))
         us, log_std, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
         slower = np.ones(shape)
         for group in self.groups:
@@ -316,6 +244,136 @@ class Priced:
         for size_correction in self.size_corrections:
             us *= size_corrected(size_correction, us)
         return KernelEstimate(us * slower, log_std, memory_bound)
+
+
+def _group(rows: list[_KernelRow], first: int) -> _RowGroup:
+    work = np.array([row.columns for row in rows])
+    leaf_scales = np.array([row.price.leaf_scale for row in rows])
+    least = np.array([ESTIMATED_SPREAD if row.guessed else 0.0 for row in rows])
+    return _RowGroup(rows[0].price.model, first, work[:, :, 0], work[:, :, 1], leaf_scales, least)
+
+
+class _KernelRows:
+    """Rows of one precision in one runtime, where the `resident` share of the weights stays in the cache.
+
+    The row of an op is found by the op's identity, by the identities of its parts, and by its work. All of it is
+    forgotten together, since there must not be two objects of one row.
+    """
+
+    def __init__(
+        self,
+        price: Callable[[Op, str], KernelPrice],
+        resident: float,
+        size_corrections: tuple[SizeCorrection, ...],
+        slowdown: Slowdown,
+    ) -> None:
+        self._price, self._resident = price, resident
+        self._size_corrections, self._slowdown = size_corrections, slowdown
+        self._forget()
+
+    def _forget(self) -> None:
+        self._by_op: dict[tuple[int, str], _KernelRow] = {}
+        self._by_parts: dict[tuple[object, ...], _KernelRow] = {}  # few and often asked for, unlike those by op
+        self._by_work: dict[tuple[object, ...], _KernelRow] = {}
+        self._ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
+        self._tables: Recent[RowTable] = Recent(MOST_TABLES)
+
+    def of(self, schedule: Schedule) -> tuple[RowTable, Ints]:
+        """The table of a schedule's rows, and which of them each kernel is."""
+        if len(self._ops) > MOST_OPS:
+            self._forget()
+        ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
+        families = schedule.kernel_family
+        seen = map(self._by_op.get, zip(map(id, ops), families, strict=True))
+        rows = [row or self._first_seen(op, family) for row, op, family in zip(list(seen), ops, families, strict=True)]
+        distinct = tuple(dict.fromkeys(rows))
+        table = self._tables.get(distinct, lambda: RowTable.of(distinct, self._size_corrections, self._slowdown))
+        return table, np.fromiter(map(table.numbers.__getitem__, rows), np.int64, len(rows))
+
+    def _first_seen(self, op: Op, family: str) -> _KernelRow:
+        """The row of an op that is new."""
+        shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
+        # Ops that a trace found alike share these objects, whose identities are compared faster than their values.
+        parts = (family, op.name, op.dtype, op.estimated, *map(id, shared))
+        row = self._by_parts.get(parts)
+        if row is None:
+            aten = op.name.startswith("aten::")
+            work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
+            by_work = (family, aten, op.dtype, op.estimated, *work)
+            row = self._by_work.get(by_work)
+            if row is None:
+                row = self._by_work[by_work] = self._made(op, family)
+            self._by_parts[parts] = row
+        self._by_op[id(op), family] = row
+        self._ops.append(op)
+        return row
+
+    def _made(self, op: Op, family: str) -> _KernelRow:
+        price = self._price(op, family)
+        work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
+        constant, per_sample = work[_BYTES].sum(axis=0).tolist()
+        guessed = op.estimated or not price.measured
+        return _KernelRow(family, root(family), price, work, (constant, per_sample), guessed)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A schedule with costs.
+
+    Attributes
+    ----------
+    timeline : Timeline
+        Order of steps, kernels and synchronisations; the first step is the call itself.
+    host_us : ndarray, shape (n + 1,)
+        Dispatch time of each step with its code in the caches.
+    cold : ColdDispatch, optional
+        What steps take longer where it is not.
+    rows : RowTable
+        Distinct rows of work.
+    kernel_row, kernel_share : ndarray, shape (m,)
+        Which row's time each kernel takes, and how much of it.
+    row_counts : ndarray, shape (rows,)
+        How often each row's work is done.
+    classes : tuple[str, ...]
+        Names of the breakdown.
+    step_class : ndarray, shape (n + 1,)
+        Which class each step belongs to.
+    class_ops : ndarray, shape (classes,)
+        Number of ops of each; a class that the host never dispatches counts what it computes.
+    class_rows : ndarray, shape (classes, rows)
+        How often each class does each row's work.
+    live : ndarray, shape (n, 2)
+        Constant and per-sample bytes alive after each op.
+    estimated : bool
+        Whether some op has no formula.
+    """
+
+    timeline: Timeline
+    host_us: Floats
+    cold: ColdDispatch | None
+    rows: RowTable
+    kernel_row: Ints
+    kernel_share: Floats
+    row_counts: Floats
+    classes: tuple[str, ...]
+    step_class: Ints
+    class_ops: Ints
+    class_rows: Floats
+    live: Floats
+    estimated: bool
+
+    def host_at(self, batches: Floats) -> Floats:
+        """Dispatch time of each step at every batch, shape (n + 1, batches)."""
+        warm = np.repeat(self.host_us[:, None], len(batches), axis=1)
+        if self.cold is not None:
+            warm[1:] += self.cold.at(batches)
+        return warm
+
+    def class_host_at(self, host_us: Floats) -> Floats:
+        """Host time of each class, from that of each step; both with an axis of batches."""
+        sums = np.zeros((len(self.classes), host_us.shape[1]))
+        np.add.at(sums, self.step_class, host_us)
+        return sums
 
 
 def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
@@ -350,39 +408,30 @@ class PriceList:
         dispatch = self.dispatch(schedule.runtime)
         self.fits(precision)
         rows, kernel_row = self._rows_of(schedule.runtime, precision, resident).of(schedule)
-        share = schedule.kernel_share * np.array([row.price.scale for row in rows])[kernel_row]
+        share = schedule.kernel_share * rows.scales[kernel_row]
         cold = None
         # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
         if dispatch.cold_costs_us and not self._profile.device.asynchronous:
-            moved = np.array([row.moved for row in rows]).reshape(-1, 2)[kernel_row]
-            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, moved)
-        groups, order = _grouped(rows)
-        kernel_row = order[kernel_row]
+            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, rows.moved[kernel_row])
         classes, of_step, of_op = _classes(schedule)
-        cells = of_op[schedule.kernel_op] * len(rows) + kernel_row
-        done = np.bincount(cells, share, len(classes) * len(rows)).astype(float)
-        class_rows = done.reshape(len(classes), len(rows))
+        count = len(rows.numbers)
+        cells = of_op[schedule.kernel_op] * count + kernel_row
+        class_rows = np.bincount(cells, share, len(classes) * count).astype(float).reshape(len(classes), count)
         dispatched = np.bincount(of_step, minlength=len(classes))
         return Priced(
-            timeline=Timeline.of(_with_call(schedule)),
+            timeline=Timeline.of(schedule.kernel_step + 1, np.concatenate(([0], schedule.sync))),
             host_us=self._host_us(schedule, dispatch),
             cold=cold,
-            groups=groups,
+            rows=rows,
             kernel_row=kernel_row,
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
-            usual_log_std=_usual(rows, order),
             classes=classes,
             step_class=of_step,
             class_ops=np.where(dispatched, dispatched, np.bincount(of_op, minlength=len(classes))),
             class_rows=class_rows,
-            families=_one_hot(rows, order),
-            live=_two_columns(map(_LIVE_BYTES, schedule.ops)),
-            unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.price.measured)),
-            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in rows if row.price.model.caveat)),
+            live=np.fromiter(chain.from_iterable(map(_LIVE_BYTES, schedule.ops)), dtype=float).reshape(-1, 2),
             estimated=any(map(_ESTIMATED, schedule.ops)),
-            size_corrections=tuple(one for one in dispatch.kernel_tilts if one.of == TIME),
-            slowdown=self._slowdown,
         )
 
     def dispatch(self, runtime: str) -> DispatchFit:
@@ -434,7 +483,9 @@ class PriceList:
     def _rows_of(self, runtime: str, precision: str, resident: float) -> _KernelRows:
         key = runtime, precision, resident
         if key not in self._rows:
-            self._rows[key] = _KernelRows(lambda op, family: self._price(op, family, precision, runtime), resident)
+            tilts = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
+            price = partial(self._price, precision=precision, runtime=runtime)
+            self._rows[key] = _KernelRows(price, resident, tilts, self._slowdown)
         return self._rows[key]
 
     def _price(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
@@ -499,59 +550,17 @@ def host_cost(fit: DispatchFit, name: str) -> float:
     return nearest(fit.costs_us, name)
 
 
-def _with_call(schedule: Schedule) -> Schedule:
-    """The same schedule with the call itself as a first step."""
-    return replace(schedule, kernel_step=schedule.kernel_step + 1, sync=np.concatenate(([0], schedule.sync)))
-
-
-def _grouped(rows: list[KernelRow]) -> tuple[tuple[RowGroup, ...], Ints]:
-    """Rows sorted by the fit that prices them, and where each of them went."""
-    by_model: dict[int, list[int]] = {}
-    for index, row in enumerate(rows):
-        by_model.setdefault(id(row.price.model), []).append(index)
-    groups, first = [], 0
-    for indices in by_model.values():
-        alike = [rows[index] for index in indices]
-        work = np.array([row.columns for row in alike])
-        leaf_scales = np.array([row.price.leaf_scale for row in alike])
-        least = np.array([ESTIMATED_SPREAD if row.guessed else 0.0 for row in alike])
-        groups.append(RowGroup(alike[0].price.model, first, work[:, :, 0], work[:, :, 1], leaf_scales, least))
-        first += len(alike)
-    order = np.empty(len(rows), dtype=np.int64)
-    order[list(chain.from_iterable(by_model.values()))] = np.arange(len(rows))
-    return tuple(groups), order
-
-
-def _two_columns(amounts: Iterable[Affine]) -> Floats:
-    """Constants and slopes."""
-    return np.fromiter(chain.from_iterable(amounts), dtype=float).reshape(-1, 2)
-
-
-def _one_hot(rows: list[KernelRow], order: Ints) -> Floats:
-    names, positions = numbered(tuple(row.root for row in rows))
-    matrix = np.zeros((len(names), len(rows)))
-    matrix[positions, order] = 1.0
-    return matrix
-
-
-def _usual(rows: list[KernelRow], order: Ints) -> Floats:
-    """Log standard deviation of each row's fit on its own samples; nothing is usual about a guess."""
-    log_std = np.empty(len(rows))
-    log_std[order] = [0.0 if row.guessed else row.price.model.fit.spread for row in rows]
-    return log_std
-
-
-def _classes(schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]:
+def _classes(schedule: Schedule) -> tuple[tuple[str, ...], Ints, Ints]:
     """Names of the breakdown, and which of them each step (the call first) and each op belongs to."""
-    names = {CALL: 0}
-    host_classes, code = numbered(schedule.host_class)
-    numbers = {name: names.setdefault(kind_of(name), len(names)) for name in host_classes}
-    of_step = np.concatenate(([0], np.array(list(numbers.values()), dtype=np.int64)[code]))
-    of_ops = list(map(_HOST_CLASS, schedule.ops))
-    for name in dict.fromkeys(of_ops):
-        numbers[name] = names.setdefault(kind_of(name), len(names))
-    of_op = np.array([numbers[name] for name in of_ops], dtype=np.int64)
-    return tuple(names), of_step, of_op
+    places = {CALL: 0}
+
+    def classes(host_class: tuple[str, ...]) -> Ints:
+        names, code = numbered(host_class)
+        return np.array([places.setdefault(kind_of(name), len(places)) for name in names], dtype=np.int64)[code]
+
+    of_step = np.concatenate(([0], classes(schedule.host_class)))
+    of_op = classes(tuple(map(_HOST_CLASS, schedule.ops)))
+    return tuple(places), of_step, of_op
 
 
 def precision_of(dtype: str, precision: str, profile: DeviceProfile) -> str:

@@ -155,21 +155,22 @@ class Eager(StepPerOp):
         return run
 
 
-_PER_STEP = tuple(map(attrgetter, ("host_class", "module_calls", "python_calls", "syncs")))
+_HOST_CLASS = attrgetter("host_class")
+_COUNTS = tuple(map(attrgetter, ("module_calls", "python_calls", "syncs")))
 
 
 def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     """The schedule that dispatches every op by itself; one that takes several kernels shares its work among them."""
     launches = np.array([op.launches if op.family else 0 for op in ops], dtype=np.int64)
-    host_class, module_calls, python_calls, syncs = (tuple(map(field, ops)) for field in _PER_STEP)
+    module_calls, python_calls, syncs = (np.fromiter(map(field, ops), np.int64, len(ops)) for field in _COUNTS)
     kernel_op = np.repeat(np.arange(len(ops)), launches)
     return Schedule(
         runtime=runtime,
         ops=ops,
-        host_class=host_class,
-        module_calls=np.array(module_calls, dtype=np.int64),
-        python_calls=np.array(python_calls, dtype=np.int64),
-        sync=np.array(syncs, dtype=np.int64),
+        host_class=tuple(map(_HOST_CLASS, ops)),
+        module_calls=module_calls,
+        python_calls=python_calls,
+        sync=syncs,
         kernel_step=kernel_op,
         kernel_op=kernel_op,
         kernel_share=1.0 / launches[kernel_op],

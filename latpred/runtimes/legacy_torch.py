@@ -8,7 +8,7 @@ know nothing of this, and neither do profiles that were measured with the instal
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -115,7 +115,8 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     fused = runtime == TORCHSCRIPT and rewrites(era, runtime)
     key = era, fuser.name if fused else ""
     if key not in graphs:
-        older = _torch_1_12(graph) if era == TORCH_1_12 else _torch_2(graph)
+        parted = unfused(graph) if era == TORCH_1_12 and graph.attention != "sdpa" else graph
+        older = rewritten(parted, _older_ops(era, graph.precision).of_one_graph())
         graphs[key] = scripted(older, fuser) if fused else older
     return graphs[key]
 
@@ -123,18 +124,6 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
 def rewrites(era: str, runtime: str) -> bool:
     """Whether a runtime's graphs of an era are made from eager's."""
     return era == TORCH_1_12 and runtime in REWRITTEN
-
-
-def _torch_2(graph: ModelGraph) -> ModelGraph:
-    """The graph with classes that tell convolutions apart."""
-    return rewritten(
-        graph, lambda ops: [msgspec.structs.replace(op, host_class=_class_of(op, half=False)) for op in ops]
-    )
-
-
-def _torch_1_12(graph: ModelGraph) -> ModelGraph:
-    plain = graph if graph.attention == "sdpa" else unfused(graph)
-    return rewritten(plain, _older_ops(graph.precision).of_one_graph())
 
 
 class _Known(NamedTuple):
@@ -145,13 +134,13 @@ class _Known(NamedTuple):
 
 
 class _OlderOps:
-    """What `_older` gives of ops; the same objects each time for ops that graphs share, as those of a supernet do.
+    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do.
 
     Those of other graphs are never asked for again, and to keep them would cost more than to make them.
     """
 
-    def __init__(self, precision: str) -> None:
-        self._precision = precision
+    def __init__(self, older: Callable[[Op], Iterable[Op]]) -> None:
+        self._older = older
         self._by_op: dict[int, tuple[Op, ...]] = {}
         self._ops: list[Op] = []  # kept, so that nothing else gets their identities
         self._latest: deque[_Known] = deque(maxlen=LATEST)
@@ -176,7 +165,7 @@ class _OlderOps:
         return tuple(chain.from_iterable(older))  # type: ignore[arg-type]
 
     def _made(self, op: Op, shared: frozenset[int], made: dict[int, tuple[Op, ...]]) -> tuple[Op, ...]:
-        older = made[id(op)] = tuple(_older(op, self._precision))
+        older = made[id(op)] = tuple(self._older(op))
         if id(op) in shared:
             self._by_op[id(op)] = older
             self._ops.append(op)
@@ -184,11 +173,16 @@ class _OlderOps:
 
 
 @lru_cache(maxsize=8)
-def _older_ops(precision: str) -> _OlderOps:
-    return _OlderOps(precision)
+def _older_ops(era: str, precision: str) -> _OlderOps:
+    return _OlderOps(partial(_torch_1_12, precision=precision) if era == TORCH_1_12 else _torch_2)
 
 
-def _older(op: Op, precision: str) -> Iterator[Op]:
+def _torch_2(op: Op) -> tuple[Op]:
+    """An op with a class that tells convolutions apart."""
+    return (msgspec.structs.replace(op, host_class=_class_of(op, half=False)),)
+
+
+def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
     """An op as PyTorch 1.12 ran it: the bias of a convolution is added by itself, a flat one has two dimensions."""
     # Under autocast some ops are in half precision, and filters and biases are copies, which count as activations.
     half = op.dtype in _HALF_DTYPES if precision in AMP else precision in _HALVES
