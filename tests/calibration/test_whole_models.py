@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from factories import bare, graph
 from gauges import FAST
 from torch import nn
 
-from latpred import runtimes, tables
+from latpred import host, runtimes, tables
 from latpred.calibration.devices.cpu import CpuDevice
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import whole_models
@@ -130,6 +131,18 @@ def test_a_tiny_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "threads=1" in table["stack"][0]
     assert [step.done for step in steps] == [0, 1, 2, 3]
     assert {step.total for step in steps} == {4}
+
+
+def test_every_cell_says_how_its_shared_cache_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Drifting()
+
+    def read() -> dict[str, float]:
+        return {host.PRODUCT: 500.0, host.CACHE: 1000.0 * device.order[-1]}
+
+    monkeypatch.setattr(whole_models, "ReferenceTimer", lambda threads: SimpleNamespace(read=read))
+    workload = module_workload("any", nn.Identity(), torch.zeros(1, 2))
+    table = measure(workload, [1, 2], device=device, repeats=2, plan=timer.Plan(least=3, most=3, warmup_s=0.0))
+    assert table.set_index("batch")[host.COLUMN.format(host.CACHE)].to_dict() == {1: 1000.0, 2: 2000.0}
 
 
 def test_one_round_knows_no_repeat_noise(monkeypatch: pytest.MonkeyPatch) -> None:
