@@ -62,6 +62,8 @@ TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
 COLD_SHARE = 0.6  # of sized networks
+SMALL_KINDS = "mlp", "recurrent"  # of what small models are made whose weights stay in the cache
+SMALL_BYTES = 4 << 20  # of weights, which the caches of most machines hold beside what else a pass touches
 CHAINS = ("modules", "functions")  # do nothing but call, `size` times
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
 _WORDS = ("encoder", "decoder", "recurrent")
@@ -86,6 +88,14 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
         size = log_uniform(rng, 4, 384, 1 if rng.random() < 0.3 else 4)
     batch = rng.choice((1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
     return NetworkSpec(kind, seed, width, size, batch, cold=rng.random() < COLD_SHARE)
+
+
+def draw_small(kind: str, seed: int) -> NetworkSpec:
+    """A random network that finds its weights where its last forward pass left them, if they are few enough."""
+    rng = random.Random(f"small/{seed}")
+    smallest, longest = (192, 1024) if kind == "mlp" else (64, 96)
+    width, size = log_uniform(rng, smallest, 1024, 8), log_uniform(rng, 4, longest, 1)
+    return NetworkSpec(kind, seed, width, size, rng.choice((1, 1, 1, 2, 4)))
 
 
 def build(spec: NetworkSpec) -> nn.Module:
