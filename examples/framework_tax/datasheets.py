@@ -7,7 +7,7 @@
 
 Each GPU of the tables is left out with all its rows, and predicted from the others and its datasheet, on the middle of
 the others' hosts: all that is known of a GPU that somebody else has. Then all GPUs are fitted together. Models of
-torchvision and timm are traced, so both are needed where the tables have any. The last command wrote what ships.
+torchvision and timm are traced, so both are needed where the tables have any.
 """
 
 from __future__ import annotations
