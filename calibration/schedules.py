@@ -229,7 +229,7 @@ def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
 LARGEST_MACS = (50_000_000, 4_000_000_000)
 BYTES_PER_MAC = 1.0
 CHAIN_CALLS = (8, 512)
-TINY, SMALL = 3 * len(networks.KINDS), 12
+TINY, SMALL = 3 * len(networks.KINDS), 8 * len(networks.SMALL_KINDS)
 # Forward passes and seconds to spend on a network where its ops are timed one by one.
 TINY_REPEATS, TINY_S = 15, 0.15
 SIZED_REPEATS, SIZED_S = 5, 0.06
