@@ -152,7 +152,7 @@ def multiplied(rows: Floats, matrix: Floats) -> Floats:
 
     Libraries take rows in groups and sum another way in what is left over.
     """
-    product: Floats = rows @ matrix if len(rows) > ROW_BY_ROW else np.einsum("ij,jk->ik", rows, matrix)
+    product: Floats = rows @ matrix if len(rows) > ROW_BY_ROW else (rows[:, None] @ matrix)[:, 0]
     return product
 
 

@@ -122,6 +122,7 @@ SQRT3 = 3.0**0.5
 WINOGRAD = 4.0
 _WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
 TINY_US = 1e-6
+MOST_IN_CACHE = 256  # rows whose residuals are worked out together: what they share with the samples stays in the cache
 RESIDENT_STEPS = 8  # so few that batches and models share their prices
 
 
@@ -208,13 +209,22 @@ class KernelModel:
         """Mean and standard deviation of the log residual."""
         if not len(self._points):
             return np.zeros(len(features)), np.full(len(features), self.fit.spread)
+        starts = range(0, max(len(features), 1), MOST_IN_CACHE)
+        parts = [self._moments(features[start : start + MOST_IN_CACHE]) for start in starts]
+        mean, explained = map(np.concatenate, zip(*parts, strict=True))
+        return mean, np.sqrt(np.maximum(self.fit.amplitude - explained, 0.0) + self.fit.noise)
+
+    def _moments(self, features: Floats) -> tuple[Floats, Floats]:
+        """Mean of the log residual, and how much of its variance the samples explain."""
         covariance = self._covariance(features / self._scales)
-        few = len(covariance) <= ROW_BY_ROW
         # Of many rows half as much is read: single precision is enough for the variances of long curves.
-        whitened = multiplied(covariance, self._whiten) if few else covariance.astype(np.float32) @ self._whiten_single
+        whitened = (
+            multiplied(covariance, self._whiten)
+            if len(covariance) <= ROW_BY_ROW
+            else covariance.astype(np.float32) @ self._whiten_single
+        )
         explained = np.einsum("ij,ij->i", whitened, whitened).astype(float)
-        variance = np.maximum(self.fit.amplitude - explained, 0.0) + self.fit.noise
-        return np.einsum("ij,j->i", covariance, self._weights), np.sqrt(variance)
+        return np.einsum("ij,j->i", covariance, self._weights), explained
 
     def _covariance(self, scaled: Floats) -> Floats:
         """Prior covariance of scaled features with the training points."""

@@ -23,7 +23,7 @@ from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, kind
 from latpred.graph.graph import Ints, Op, Schedule, numbered
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, SAME, Slowdown
-from latpred.ops.families import kind_of, nearest, parent, root
+from latpred.ops.families import DIMS, kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
@@ -45,10 +45,11 @@ SIZES = (TIME, "window", "channels")
 window, and the geometric mean of the channels it reads and writes."""
 
 _LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
-# Facts of a row: factor of its time, log standard deviation of its fit's errors on its own samples, number of its
-# family, whether a prediction has something to say of it, and bytes read and written, constant and per sample.
-_SCALE, _USUAL, _FAMILY, _REMARKABLE, _MOVED = 0, 1, 2, 3, slice(4, 6)
-_FACTS = 6
+# Facts of a row: factors of its time above the floor and of all of it, log standard deviation that its time has at
+# least and of its fit's errors on its own samples, number of its family, whether a prediction has something to say of
+# it, and bytes read and written, constant and per sample.
+_LEAF_SCALE, _SCALE, _LEAST, _USUAL, _FAMILY, _REMARKABLE, _MOVED = *range(6), slice(6, 8)
+_FACTS = 8
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp16", "float8_e5m2": "fp16"}
 _SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
@@ -179,7 +180,8 @@ class KernelRows:
         self._ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
         self._rows: list[_KernelRow] = []
         self._facts = np.empty((0, _FACTS))
-        self._families: dict[str, int] = {}
+        # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
+        self._families = {name: number for number, name in enumerate(DIMS)}
         self._times: Recent[list[Floats]] = Recent(MOST_BATCHES)
         self._lock = Lock()
 
@@ -201,6 +203,17 @@ class KernelRows:
                 self._facts = np.concatenate((self._facts, self._new_facts()))
         return np.array(found, dtype=np.int64)
 
+    def places(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Distinct numbers in order of appearance, and which of them each is."""
+        distinct = np.fromiter(dict.fromkeys(numbers.tolist()), np.int64)
+        place = np.empty(len(self._facts), dtype=np.int64)
+        place[distinct] = np.arange(len(distinct))
+        return distinct, place[numbers]
+
+    def families(self, numbers: Ints) -> Floats:
+        """(families, rows), 1 where a row belongs to a family."""
+        return (self._facts[numbers, _FAMILY] == np.arange(len(self._families))[:, None]).astype(float)
+
     def facts(self, numbers: Ints) -> Floats:
         """What depends on rows alone, a column each."""
         known: Floats = self._facts[numbers]
@@ -210,7 +223,7 @@ class KernelRows:
         """The rows, among these, of which a prediction has something to say."""
         if not self._facts[numbers, _REMARKABLE].any():
             return []
-        return [self._rows[number] for number in dict.fromkeys(numbers.tolist())]
+        return [self._rows[number] for number in numbers.tolist()]
 
     def times(self, numbers: Ints, batches: Floats) -> KernelEstimate:
         """Times of rows, (rows, batches); those of few batches are kept, and are the same whatever else was asked."""
@@ -245,12 +258,11 @@ class KernelRows:
             rows = [self._rows[numbers[place]] for place in places]
             model, work = rows[0].price.model, np.array([row.columns for row in rows])
             each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
-            scales = np.array([row.price.leaf_scale for row in rows])
-            times = model.times(each.reshape(-1, each.shape[2]), np.repeat(scales, len(batches)))
+            facts = self._facts[[numbers[place] for place in places]]
+            times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts[:, _LEAF_SCALE], len(batches)))
             shape = len(rows), len(batches)
             us[places], memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
-            least = np.array([ESTIMATED_SPREAD if row.guessed else 0.0 for row in rows])
-            log_std[places] = np.maximum(times.log_std.reshape(shape), least[:, None])
+            log_std[places] = np.maximum(times.log_std.reshape(shape), facts[:, _LEAST, None])
             slower = 1.0 if self._slowdown == SAME else slower_kernels(self._slowdown, model.fit.family, each)
             for size_correction in self._size_corrections:
                 us[places] *= size_corrected(size_correction, us[places])
@@ -286,7 +298,9 @@ class KernelRows:
         """Facts of the rows that have none yet."""
         facts = [
             (
+                row.price.leaf_scale,
                 row.price.scale,
+                ESTIMATED_SPREAD if row.guessed else 0.0,
                 0.0 if row.guessed else row.price.model.fit.spread,  # nothing is usual about a guess
                 self._families.setdefault(root(row.family), len(self._families)),
                 not row.price.measured or bool(row.price.model.caveat),
@@ -407,8 +421,8 @@ class PriceList:
         self.fits(precision)
         rows = self._rows_of(schedule.runtime, precision, resident)
         row_of_kernel = rows.of(schedule)
-        row_numbers, kernel_row = np.unique(row_of_kernel, return_inverse=True)
-        facts, remarkable = rows.facts(row_numbers), rows.remarkable(row_of_kernel)
+        row_numbers, kernel_row = rows.places(row_of_kernel)
+        facts, remarkable = rows.facts(row_numbers), rows.remarkable(row_numbers)
         share = schedule.kernel_share * facts[kernel_row, _SCALE]
         cold = None
         # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
@@ -426,7 +440,7 @@ class PriceList:
             rows=rows,
             row_numbers=row_numbers,
             usual_log_std=facts[:, _USUAL],
-            families=(facts[:, _FAMILY] == np.unique(facts[:, _FAMILY])[:, None]).astype(float),
+            families=rows.families(row_numbers),
             unmeasured=tuple(dict.fromkeys(row.family for row in remarkable if not row.price.measured)),
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in remarkable if row.price.model.caveat)),
             kernel_row=kernel_row,
