@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from latpred.graph.features import ROW_BY_ROW, WORK, Floats, Inputs, layout, multiplied, native, read, waves
 from latpred.graph.graph import Affine, Op
+from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, Slowdown
 from latpred.ops.families import root
 from latpred.profile.datasheet import Limits
 from latpred.profile.document import DeviceInfo, KernelFit
@@ -259,6 +260,18 @@ def correlation(left: Floats, right: Floats, jumps: bool, norms: Floats | None =
 def evaluate(fit: KernelFit, rows: Floats) -> Floats:
     """Microseconds of rows, whose columns are `latpred.graph.features.layout(fit.family).columns`."""
     return KernelModel(fit).times(np.asarray(rows, dtype=float)).us
+
+
+def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
+    """How many times longer a family's kernels take on a machine that is slower."""
+    moved = rows[..., 1 : len(WORK)].sum(axis=-1)
+    # With the reference that reads from the shared cache, as far as they read as many bytes per MAC; not at all where
+    # the core's own cache holds them.
+    waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
+    far = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
+    near = slowdown.near(family)
+    slower: Floats = near + far * (slowdown.cache - near)
+    return slower
 
 
 def _missed(work: Floats, cache_bytes: float) -> Floats:

@@ -22,11 +22,11 @@ from latpred import runtimes
 from latpred.errors import ProfileError
 from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, kind
 from latpred.graph.graph import Ints, Op, Schedule, numbered
-from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, SAME, Slowdown
+from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
-from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
+from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns, slower_kernels
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
@@ -177,18 +177,13 @@ class KernelRows:
         self._by_op: dict[tuple[int, str], int] = {}
         self._by_parts: dict[tuple[object, ...], int] = {}  # few and often asked for, unlike those by op
         self._by_work: dict[tuple[object, ...], int] = {}
-        self._ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
+        self.ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
         self._rows: list[_KernelRow] = []
         self._facts = np.empty((0, _FACTS))
         # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
         self._families = {name: number for number, name in enumerate(DIMS)}
         self._times: Recent[list[Floats]] = Recent(MOST_BATCHES)
         self._lock = Lock()
-
-    @property
-    def full(self) -> bool:
-        """Whether so many ops were seen that others should start anew."""
-        return len(self._ops) > MOST_OPS
 
     def of(self, schedule: Schedule) -> Ints:
         """The number of each kernel's row."""
@@ -286,7 +281,7 @@ class KernelRows:
                 self._rows.append(row)
             self._by_parts[parts] = number
         self._by_op[id(op), family] = number
-        self._ops.append(op)
+        self.ops.append(op)
         return number
 
     def _made(self, op: Op, family: str) -> _KernelRow:
@@ -386,18 +381,6 @@ class Priced:
         sums = np.zeros((len(self.classes), host_us.shape[1]))
         np.add.at(sums, self.step_class, host_us)
         return sums
-
-
-def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
-    """How many times longer a family's kernels take on a machine that is slower."""
-    moved = rows[..., _BYTES].sum(axis=-1)
-    # With the reference that reads from the shared cache, as far as they read as many bytes per MAC; not at all where
-    # the core's own cache holds them.
-    waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
-    far = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
-    near = slowdown.near(family)
-    slower: Floats = near + far * (slowdown.cache - near)
-    return slower
 
 
 class PriceList:
@@ -502,7 +485,7 @@ class PriceList:
 
     def _rows_of(self, runtime: str, precision: str, resident: float) -> KernelRows:
         key = runtime, precision, resident
-        if key not in self._rows or self._rows[key].full:
+        if key not in self._rows or len(self._rows[key].ops) > MOST_OPS:
             tilts = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
             price = partial(self._price, precision=precision, runtime=runtime)
             self._rows[key] = KernelRows(price, resident, tilts, self._slowdown)
