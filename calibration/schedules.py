@@ -10,7 +10,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -229,7 +229,7 @@ def _kernel_sigma(models: dict[str, KernelModel], cell: Cell) -> float:
 LARGEST_MACS = (50_000_000, 4_000_000_000)
 BYTES_PER_MAC = 1.0
 CHAIN_CALLS = (8, 512)
-TINY = 3 * len(networks.KINDS)
+TINY, SMALL = 3 * len(networks.KINDS), 8 * len(networks.SMALL_KINDS)
 # Forward passes and seconds to spend on a network where its ops are timed one by one.
 TINY_REPEATS, TINY_S = 15, 0.15
 SIZED_REPEATS, SIZED_S = 5, 0.06
@@ -262,6 +262,20 @@ def chain_networks() -> list[NetworkSpec]:
 def tiny_networks(number: int) -> list[NetworkSpec]:
     """Networks that only dispatch."""
     return [networks.draw(seed, tiny=True) for seed in range(number)]
+
+
+def small_networks(number: int) -> Iterator[NetworkSpec]:
+    """Networks whose weights stay in the cache: among those of every size hardly any have, and many small models do."""
+    turns = zip(*map(_small, networks.SMALL_KINDS), strict=True)
+    return islice(chain.from_iterable(turns), number)
+
+
+def _small(kind: str) -> Iterator[NetworkSpec]:
+    for seed in count():
+        spec = networks.draw_small(kind, seed)
+        graph = None if spec.holdout else traced(spec)
+        if graph is not None and graph.parameter_bytes <= networks.SMALL_BYTES:
+            yield spec
 
 
 def sized_networks() -> Iterator[NetworkSpec]:
@@ -359,7 +373,7 @@ class Synchronous(Schedule):
         self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
 
     def cells(self) -> Iterator[Cell]:
-        """Tiny networks, memory, then sized networks without end.
+        """Tiny networks, memory, small networks, then sized ones without end.
 
         Without some tiny networks there is no profile, so one of each kind comes first: a busy machine takes long.
         """
@@ -367,6 +381,7 @@ class Synchronous(Schedule):
         first = len(networks.KINDS)
         yield from map(network_cell, chain_networks())
         yield from (*tiny[:first], *memory_cells(), *tiny[first:])
+        yield from map(network_cell, small_networks(SMALL))
         for number, spec in enumerate(self._sampler.of_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
 

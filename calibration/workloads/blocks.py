@@ -8,7 +8,7 @@ pixels a side; `networks.strides` sees to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -493,6 +493,65 @@ def _norms(name: str, width: int) -> list[nn.Module]:
     if name == "none":
         return []
     return [nn.BatchNorm1d(width) if name == "batch" else nn.LayerNorm(width)]
+
+
+class Layer(nn.Module):
+    """A function of maps as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def _padded(mode: str) -> nn.Module:
+    return Layer(lambda x: F.pad(x, (2, 2, 2, 2), mode=mode)[..., 2:-2, 2:-2].contiguous())
+
+
+def _resized(mode: str) -> nn.Module:
+    return Layer(lambda x: F.avg_pool2d(F.interpolate(x, scale_factor=2.0, mode=mode), 2))
+
+
+# What networks of the kinds above hardly contain, by names that say what is special: each keeps the shape of maps of so
+# many channels, a multiple of 8, with sides of at least 4 pixels.
+MEDLEY: dict[str, Callable[[int], nn.Module]] = {
+    "elu": lambda _: nn.ELU(),
+    "reflect": lambda _: _padded("reflect"),
+    "pointwise groups": lambda width: nn.Conv2d(width, width, 1, groups=2),
+    "mish": lambda _: nn.Mish(),
+    "nearest": lambda _: _resized("nearest"),
+    "group norm": lambda width: nn.GroupNorm(4, width),
+    "softplus": lambda _: nn.Softplus(),
+    "flip": lambda _: Layer(lambda x: x.flip(-1)),
+    "leaky relu": lambda _: nn.LeakyReLU(0.1),
+    "channel shuffle": lambda _: nn.ChannelShuffle(4),
+    "exp": lambda _: Layer(lambda x: torch.exp(-torch.abs(x))),
+    "dilated": lambda width: nn.Conv2d(width, width, 3, padding=2, dilation=2),
+    "prelu": lambda width: nn.PReLU(width),
+    "divide": lambda _: Layer(lambda x: x / (1.0 + torch.square(x))),
+    "average": lambda _: nn.AvgPool2d(3, 1, 1),
+    "circular": lambda _: _padded("circular"),
+    "transposed": lambda width: nn.Sequential(nn.ConvTranspose2d(width, width, 2, 2), nn.AvgPool2d(2)),
+    "log": lambda _: Layer(lambda x: torch.log1p(torch.abs(x))),
+    "instance norm": lambda width: nn.InstanceNorm2d(width),
+    "hardsigmoid": lambda _: nn.Hardsigmoid(),
+    "bilinear": lambda _: _resized("bilinear"),
+    "pointwise many groups": lambda width: nn.Conv2d(width, width, 1, groups=8),
+    "log softmax": lambda _: nn.LogSoftmax(1),
+    "erf": lambda _: Layer(torch.erf),
+    "replicate": lambda _: _padded("replicate"),
+    "pixel shuffle": lambda _: nn.Sequential(nn.PixelUnshuffle(2), nn.PixelShuffle(2)),
+    "normalise": lambda _: Layer(lambda x: F.normalize(x, dim=1)),
+    "celu": lambda _: nn.CELU(),
+    "maximum": lambda _: Layer(lambda x: torch.maximum(x, x.roll(1, 2))),
+    "log sigmoid": lambda _: nn.LogSigmoid(),
+    "glu": lambda _: Layer(lambda x: F.glu(torch.cat((x, x), 1), 1)),
+    "root": lambda _: Layer(lambda x: torch.sqrt(torch.abs(x) + 1.0)),
+    "centred": lambda _: Layer(lambda x: x - x.amax((2, 3), keepdim=True)),
+}
+MEDLEY_LAYERS = 12  # of one network
 
 
 class ModuleChain(nn.Module):

@@ -62,6 +62,9 @@ TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
 COLD_SHARE = 0.6  # of sized networks
+MEDLEY, MEDLEY_VALUES = "medley", 1 << 20  # and the most values of its maps
+SMALL_KINDS = "mlp", "recurrent", MEDLEY
+SMALL_BYTES = 4 << 20  # of weights, which the caches of most machines hold beside what else a pass touches
 CHAINS = ("modules", "functions")  # do nothing but call, `size` times
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
 _WORDS = ("encoder", "decoder", "recurrent")
@@ -88,6 +91,18 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
     return NetworkSpec(kind, seed, width, size, batch, cold=rng.random() < COLD_SHARE)
 
 
+def draw_small(kind: str, seed: int) -> NetworkSpec:
+    """A random network that finds its weights where its last forward pass left them, if they are few enough."""
+    rng = random.Random(f"small/{seed}")
+    if kind == MEDLEY:
+        width, side = log_uniform(rng, 16, 128, 8), log_uniform(rng, 8, 64, 2)
+        most = max(1, MEDLEY_VALUES // (width * side**2))
+        return NetworkSpec(kind, seed, width, side, min(rng.choice((1, 1, 2, 4, 16)), most))
+    smallest, longest = (320, 1024) if kind == "mlp" else (64, 96)
+    width, size = log_uniform(rng, smallest, 1024, 8), log_uniform(rng, 4, longest, 1)
+    return NetworkSpec(kind, seed, width, size, rng.choice((1, 1, 1, 1, 2, 4)))
+
+
 def build(spec: NetworkSpec) -> nn.Module:
     """The network of a spec, in eval mode, on the default device."""
     if spec.chain:
@@ -105,7 +120,7 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_IMAGE, (3, spec.size, spec.size))
     shapes |= dict.fromkeys(CHAINS, (TINY_WIDTH,))
     shapes |= {"audio": (samples,), WAVE: (1, samples), "mlp": (spec.size,)}
-    shapes |= {"mixer": (spec.size, _multiple(spec.width, 8))}
+    shapes |= {"mixer": (spec.size, _multiple(spec.width, 8)), MEDLEY: (spec.width, spec.size, spec.size)}
     return (torch.randn(count, *shapes[spec.kind], device=device),)
 
 
@@ -353,6 +368,14 @@ def _mlp(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     return blocks.MlpNetwork(widths, rng.choice(("relu", "relu", "gelu", "silu", "tanh")), norm, rng.choice((1, 10)))
 
 
+def _medley(_: random.Random, spec: NetworkSpec) -> nn.Module:
+    """Layers in turn, so that a few networks hold all of them."""
+    first, makers = spec.seed * blocks.MEDLEY_LAYERS, list(blocks.MEDLEY.values())
+    return nn.Sequential(
+        *(makers[number % len(makers)](spec.width) for number in range(first, first + blocks.MEDLEY_LAYERS))
+    )
+
+
 _MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
     "encoder": _encoder,
     "decoder": _decoder,
@@ -366,4 +389,5 @@ _MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
     "mixer": _mixer,
     "recurrent": _recurrent,
     "mlp": _mlp,
+    MEDLEY: _medley,
 }

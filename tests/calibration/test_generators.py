@@ -116,6 +116,11 @@ def test_tiny_networks_are_traced(precision: str) -> None:
         demand_sound(networks.graph(spec, precision), 1)
 
 
+def test_small_networks_are_traced() -> None:
+    for spec in schedules.small_networks(3 * schedules.SMALL):
+        demand_sound(networks.graph(spec), spec.batch)
+
+
 def test_holdout_networks_are_traced() -> None:
     for spec in islice(schedules.holdout_networks(), HOLDOUTS):
         assert spec.holdout

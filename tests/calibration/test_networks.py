@@ -12,8 +12,8 @@ from gauges import ScriptedGauge
 from latpred.calibration import schedules
 from latpred.calibration.devices.conditions import cast
 from latpred.calibration.timing import in_network, timer
-from latpred.calibration.workloads import networks
-from latpred.calibration.workloads.networks import KINDS, WAVE, NetworkSpec
+from latpred.calibration.workloads import blocks, networks
+from latpred.calibration.workloads.networks import KINDS, MEDLEY, WAVE, NetworkSpec
 from latpred.graph.graph import Op
 from latpred.tracing.inputs import dtype_of
 
@@ -23,6 +23,7 @@ SIZED = [
     NetworkSpec(kind, seed=100 + number, width=48, size=64 if number in (2, 3, 4, 5, 6) else 12, batch=2)
     for number, kind in enumerate((*KINDS, WAVE))
 ]
+MEDLEYS = [networks.draw_small(MEDLEY, seed) for seed in range(len(blocks.MEDLEY) // blocks.MEDLEY_LAYERS + 1)]
 
 
 def named(spec: NetworkSpec) -> str:
@@ -82,7 +83,7 @@ def test_stages_halve_a_map_while_there_is_something_to_halve(stages: int, poole
             x = halve(x) if stride == 2 else x
 
 
-@pytest.mark.parametrize("spec", [*TINY, *SIZED], ids=named)
+@pytest.mark.parametrize("spec", [*TINY, *SIZED, *MEDLEYS], ids=named)
 @pytest.mark.parametrize(("precision", "batch"), [("fp32", 1), ("fp32", 3), ("bf16", 3)])
 def test_every_network_runs_and_its_trace_is_the_stream_of_calls(spec: NetworkSpec, precision: str, batch: int) -> None:
     model, inputs = made(spec, precision, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import islice
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from latpred.calibration import cells, schedules
 from latpred.calibration.cells import Cell
-from latpred.calibration.workloads import networks, single_ops
+from latpred.calibration.devices import open_device
+from latpred.calibration.workloads import blocks, networks, single_ops
 from latpred.errors import TraceError
 from latpred.graph.graph import ModelGraph
 
@@ -75,6 +77,45 @@ def test_memory_cells_span_the_caches() -> None:
     *reads, bandwidth, upload = cells.memory_cells()
     assert [cell.dims["bytes"] for cell in reads] == [2**power for power in range(20, 29)]  # 1 to 256 MiB
     assert (bandwidth.name, upload.name) == ("bandwidth", "upload")
+
+
+def test_small_networks_multiply_single_rows_by_large_weights_that_stay_in_the_cache() -> None:
+    specs = list(schedules.small_networks(schedules.SMALL))
+    assert [spec.kind for spec in specs] == ["mlp", "recurrent", "medley"] * 8
+    assert not any(spec.cold or spec.holdout or spec.tiny for spec in specs)
+    graphs = [networks.graph(spec) for spec in specs]
+    assert max(graph.parameter_bytes for graph in graphs) <= networks.SMALL_BYTES
+    of_one_sample = [graph for spec, graph in zip(specs, graphs, strict=True) if spec.batch == 1]
+    products = [op for graph in of_one_sample for op in graph.at(1) if op.family == "gemm" and op.dims["m"].at(1) == 1]
+    assert sum(op.weight_bytes.at(1) > 500_000 for op in products) >= 3
+
+
+def test_a_calibration_of_a_minute_times_what_the_blocks_of_networks_do_not_contain() -> None:
+    medleys = [spec for spec in schedules.small_networks(schedules.SMALL) if spec.kind == networks.MEDLEY]
+    timed = Counter(op.family for spec in medleys for op in networks.graph(spec).at(spec.batch) if op.launches)
+    known = {op.family for spec in islice(schedules.sized_networks(), 66) for op in networks.graph(spec).ops}
+    new = set(timed) - known
+    assert {"copy.pad.reflect", "copy.pad.circular", "elementwise.elu", "elementwise.mish", "conv_transpose"} <= new
+    assert len(new) > 25
+    assert min(timed.values()) >= 2
+    makers = list(blocks.MEDLEY)
+    held = {
+        makers[n % len(makers)]
+        for spec in medleys
+        for n in range(spec.seed * blocks.MEDLEY_LAYERS, (spec.seed + 1) * blocks.MEDLEY_LAYERS)
+    }
+    assert held == set(makers)
+
+
+def test_a_cpu_times_small_networks_before_those_of_every_size() -> None:
+    specs = [
+        schedules.network_spec(cell)
+        for cell in islice(schedules.Synchronous(open_device("simulated"), ("fp32",)).cells(), 90)
+        if cell.kind == "network"
+    ]
+    not_tiny = [spec for spec in specs if not spec.tiny and not spec.chain]
+    assert not_tiny[: schedules.SMALL] == list(schedules.small_networks(schedules.SMALL))
+    assert not_tiny[schedules.SMALL] == next(schedules.sized_networks())
 
 
 def test_sized_networks_are_affordable() -> None:
