@@ -46,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--spaces", nargs="+", choices=SPACES, default=[*SPACES])
     asked = parser.parse_args(arguments)
     heads = ("before", "factor", "linear", "adapt", "p90")
-    print(f"{'space':14}{'truth':16}batch" + "".join(f"{head:>9}" for head in heads) + "  no worse by 0.1, by 0.05 or 2 %, at all")
+    print(
+        f"{'space':14}{'truth':16}batch"
+        + "".join(f"{head:>9}" for head in heads)
+        + "  no worse by 0.1, by 0.05 or 2 %, at all"
+    )
     for of in map(SPACES.__getitem__, asked.spaces):
         graphs, options = drawn(of, NETWORKS)
         for truth in TRUTHS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,13 +17,15 @@ import torch
 
 import latpred
 from latpred.accuracy.adaptation import LEVELS, NONE
+from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.cli import main
 from latpred.errors import ProfileError, TableError, UsageError
 from latpred.fit.corrections import Factors, LatencyModel, Row, corrected
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
-from latpred.profile import store
+from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
+from latpred.search.spaces import nasbench201
 
 TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
 SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
@@ -180,6 +184,30 @@ def test_adapting_is_no_worse_than_the_simplest_fits_to_the_same_rows(profile: D
         worse.append(after[-1] > least + 0.002)
     assert sum(worse) <= 1
     assert np.median(after) < 0.01
+
+
+def test_ten_networks_of_a_space_do_as_well_as_a_linear_fit_of_its_options() -> None:
+    """On a device whose host sets the pace of NAS-Bench-201, where that fit is exact, from a datasheet far off."""
+    draw, profile = random.Random(7), datasheet.profile_of(gpus.spec("rtx-2080ti"))
+    numbers = draw.sample(range(nasbench201.size), 40)
+    encodings = [nasbench201.encoding(number).replace("+", "").strip("|").split("|") for number in numbers]
+    chosen = [Counter(edge.partition("~")[0] for edge in edges if edge) for edges in encodings]
+    names = sorted({name for one in chosen for name in one})
+    counts = np.array([[1, *(one[name] for name in names)] for one in chosen], float)
+    graphs = [nasbench201.graph(number) for number in numbers]
+    truth = np.array([SimulatedDevice().true_latency_s(graph, 32) for graph in graphs])
+    worse = 0
+    for seed in range(6):
+        random_ = np.random.default_rng(seed)
+        order = random_.permutation(40)
+        own, rest = order[:10], order[10:]
+        shown = truth[own] * np.exp(0.003 * random_.normal(size=10))
+        rows = pd.DataFrame({"model": [graphs[i] for i in own], "batch": 32, "latency_s": shown})
+        adapted = latpred.adapt(profile, rows.assign(spread_s=0.003 * shown)).profile
+        line = counts[rest] @ np.linalg.lstsq(counts[own] / shown[:, None], np.ones(10), rcond=None)[0]
+        simple = np.median(np.abs(line / truth[rest] - 1))
+        worse += off(adapted, truth[rest] * 1e3, [graphs[i] for i in rest], 32) > simple + 0.001
+    assert worse <= 1
 
 
 def test_a_profile_that_is_right_stays_as_it_is() -> None:

@@ -82,7 +82,7 @@ class Factors(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Factors, and how far off each row is, in log latency, without its architecture's rows; `level` is the likeliest."""
+    """The likeliest level, factors, and how far off each row is, in log latency, without its architecture's rows."""
 
     level: str
     factors: Factors
@@ -128,8 +128,10 @@ class _Cell:
         """Log latencies with one factor on the host and each of some on the device."""
         if not self.device.asynchronous:
             synced = float(self.timeline.sync.sum()) * self.device.sync_us
-            return np.log(self.host_us.sum() * host + self.kernel_us.sum() * kernel + synced)
-        return np.log(self._latency(self.host_us.sum(axis=1) * host, self.kernel_us[:, None] * kernel))
+            synchronous: Floats = np.log(self.host_us.sum() * host + self.kernel_us.sum() * kernel + synced)
+            return synchronous
+        logs: Floats = np.log(self._latency(self.host_us.sum(axis=1) * host, self.kernel_us[:, None] * kernel))
+        return logs
 
     def evaluate(self, host: Floats, kernel: Floats, exponents: Floats) -> tuple[float, Floats]:
         """Log latency and its slopes in the logs of the groups' factors and in the exponents."""
@@ -282,9 +284,7 @@ class LatencyModel:
         )
 
 
-def _means(
-    deviation: Floats, weight: Floats, slopes: Floats, errors: Floats, theta: Floats
-) -> tuple[Floats, Floats]:
+def _means(deviation: Floats, weight: Floats, slopes: Floats, errors: Floats, theta: Floats) -> tuple[Floats, Floats]:
     """How likely each level makes rows whose latencies are straight lines, in logs, and its likeliest parameters."""
     target = errors + slopes @ theta
     scaled = slopes * deviation[:, None, :]  # by level, row and parameter
