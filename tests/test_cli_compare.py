@@ -106,8 +106,10 @@ def test_datasheets_says_what_gpus_have_in_common(
     both = pd.concat([rows, rows.assign(gpu="2080Ti", run=rows["run"] + " 2080Ti")])
     both.to_csv(published, index=False)
     main = runpy.run_path(str(EXAMPLES / "framework_tax" / "datasheets.py"))["main"]
-    main([str(published), "-o", str(tmp_path / "common.json")])
+    main([str(published), "-o", str(tmp_path / "common.json"), "--models", "3", "--profiles", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["all", "2080Ti", "RTX-8000", "fp32", "written"]
+    assert [line.split()[0] for line in lines[1:]] == ["all", "2080Ti", "RTX-8000", "fp32", *["written"] * 3]
+    rows_of = store.load(tmp_path / "rtx-2080ti.json").protocol["rows"]
+    assert rows_of.endswith("of larger sources 3 models each were drawn at random; 3 models could be traced")
     found = msgspec.json.decode((tmp_path / "common.json").read_bytes(), type=datasheet.Shared)
-    assert "2080Ti, RTX-8000" in found.source
+    assert "JaredFern/Framework-Tax on rtx-2080ti, rtx-8000" in found.source

@@ -65,7 +65,7 @@ def test_joining_many_tensors_is_slower_than_joining_two() -> None:
 
     for device in ("rtx-8000", "titan-x-pascal"):
         two, many = (latpred.predict(joined(parts), 64, device=device).compute_ms for parts in (2, 4))
-        assert many > 1.15 * two
+        assert many > 1.1 * two
 
 
 class _Joined(torch.nn.Module):

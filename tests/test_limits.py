@@ -86,7 +86,7 @@ def ops() -> tuple[Op, ...]:
 def kernel_us(profile: DeviceProfile, runtime: str) -> np.ndarray:
     """Microseconds of each op at every batch."""
     priced = PriceList(profile).price(one_step_per_op(runtime, ops()), "fp32")
-    return priced.rows.times(BATCHES).us[priced.kernel_row] * priced.kernel_share[:, None]
+    return priced.times(BATCHES).us[priced.kernel_row] * priced.kernel_share[:, None]
 
 
 @cache
@@ -157,6 +157,6 @@ def test_windows_that_overlap_take_as_long_for_each_value_as_others(name: str) -
             launches=1,
         )
         priced = PriceList(store.load(name)).price(one_step_per_op("eager", (op,)), "fp32")
-        return float(priced.rows.times(np.array([256.0])).us[0, 0])
+        return float(priced.times(np.array([256.0])).us[0, 0])
 
     assert us(1) > 0.8 * us(2)

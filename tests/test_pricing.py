@@ -15,6 +15,7 @@ from latpred.prediction import pricing
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import ColdDispatch, PriceList, precision_of
 from latpred.prediction.timeline import forward_pass
+from latpred.profile import store
 from latpred.runtimes import one_step_per_op
 
 
@@ -116,17 +117,37 @@ def test_a_slower_machine_takes_as_many_times_longer(graph: ModelGraph) -> None:
     )
 
 
-def test_schedules_of_the_same_rows_share_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_share_the_times_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     layers, prices = (factories.linear(4), factories.add(10**6)), PriceList(predictors()[0].profile)
-    one, two, other = (
-        prices.price(one_step_per_op("eager", ops), "fp32") for ops in (layers, layers * 2, layers[1:] + layers[:1])
-    )
-    assert one.rows is two.rows is not other.rows
+    one, two, other = (prices.price(one_step_per_op("eager", ops), "fp32") for ops in (layers, layers * 2, layers[1:]))
+    assert one.rows is two.rows is other.rows
     assert two.row_counts.tolist() == [2.0, 2.0]
-    seen = [two.rows.times(np.array(batches)).us.tolist() for batches in ([1.0, 4.0], [4.0])]
+    seen = two.times(np.array([1.0, 4.0])).us.tolist()
     monkeypatch.setattr(pricing.KernelModel, "times", lambda *_: pytest.fail("evaluated again"))
-    assert [one.rows.times(np.array(batches)).us.tolist() for batches in ([1.0, 4.0], [4.0])] == seen
-    assert [us[-1] for us in seen[0]] == pytest.approx([us[0] for us in seen[1]])
+    assert one.times(np.array([1.0, 4.0])).us.tolist() == seen
+    assert other.times(np.array([4.0, 1.0])).us.tolist() == [seen[1][::-1]]
+
+
+@pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])
+def test_times_are_the_same_to_the_bit_whatever_was_asked_before(name: str) -> None:
+    many = [*(factories.linear(4 * n) for n in range(1, 41)), factories.add(10**6)]
+    alone, together = (
+        [
+            [column.tobytes() for column in prices.price(one_step_per_op("eager", ops), "fp32").times(np.array([2.0]))]
+            for prices in [PriceList(store.load(name))]
+            for ops in graphs
+        ]
+        for graphs in ([(op,) for op in many], [tuple(many), *((op,) for op in many)])
+    )
+    assert together[1:] == alone
+
+
+def test_a_table_of_rows_that_is_full_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pricing, "MOST_OPS", 1)
+    prices, layers = PriceList(predictors()[0].profile), (factories.linear(4), factories.add(10**6))
+    one, two = (prices.price(one_step_per_op("eager", layers), "fp32") for _ in range(2))
+    assert one.rows is not two.rows
+    assert one.times(np.array([1.0])).us.tolist() == two.times(np.array([1.0])).us.tolist()
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,8 @@ def missing(rows: Iterable[Row]) -> list[str]:
 def accepted(networks: Sequence[HoldoutError], models: Sequence[HoldoutError], run: RunQuality) -> Acceptance:
     """Whether a profile may be trusted; ordinary models decide where there are enough of them, else networks."""
     enough_models = len(models) >= FEWEST
-    gates = _error_gates(*(("ordinary models", models) if enough_models else ("holdout networks", networks)))
+    who, judged = ("ordinary models", models) if enough_models else ("holdout networks", networks)
+    gates = _error_gates(who, judged)
     gates["timings that were stable at least 70%"] = (run.stable, run.stable >= LEAST_STABLE)
     calm = run.disturbed <= MOST_DISTURBED
     gates[f"cells that other work disturbed at most {MOST_DISTURBED:.0%}"] = (run.disturbed, calm)
@@ -131,8 +132,8 @@ def accepted(networks: Sequence[HoldoutError], models: Sequence[HoldoutError], r
     checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
-    enough = len(networks) >= FEWEST
-    checks[f"networks to judge by at least {FEWEST}"] = f"{len(networks)}: {'passed' if enough else 'failed'}"
+    enough = len(judged) >= FEWEST
+    checks[f"networks to judge by at least {FEWEST}"] = f"{len(judged)}: {'passed' if enough else 'failed'}"
     if run.missing:
         checks["kinds of cells that could not be measured"] = f"{', '.join(run.missing)}: failed"
     failed = [name for name, (_, passed) in gates.items() if not passed]

@@ -19,8 +19,8 @@ from latpred.fit.roofline import RooflineRegressor, scale_leaf
 from latpred.graph.features import NATIVE, native
 from latpred.graph.graph import Op
 from latpred.ops.families import nearest, parent, root
-from latpred.prediction.kernel_times import columns
-from latpred.prediction.pricing import ColdDispatch, host_cost, slower_kernels
+from latpred.prediction.kernel_times import columns, slower_kernels
+from latpred.prediction.pricing import ColdDispatch, host_cost
 from latpred.profile.document import DispatchFit, KernelFit
 from latpred.runtimes import one_step_per_op
 

@@ -152,6 +152,9 @@ def _chosen(table: PublishedTable, gpu: str | None) -> str:
         return there[0]
     if gpu in there:
         return str(gpu)
+    sheets = {gpus.spec(one).name: one for one in there if gpus.known(one)}
+    if gpu is not None and gpus.known(gpu) and gpus.spec(gpu).name in sheets:
+        return sheets[gpus.spec(gpu).name]
     said = "The table has several GPUs" if gpu is None else f"The table has no GPU called {gpu!r}"
     raise TableError(f"{said}; name one of: {', '.join(there)} (--gpu NAME).")
 
@@ -248,9 +251,9 @@ def profile_of(problem: Problem, thetas: Mapping[str, Floats], accuracies: Accur
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=FITTED,
-        machine=_machine(problem, gpu, len(factors)),
+        machine=_machine(problem, gpu, era, len(factors)),
         device=device_of(spec, numbers[EAGER].knee),
-        protocol=_protocol(problem.table, era, factors, here),
+        protocol=_protocol(problem, gpu, era, factors, here),
         runtimes={name: msgspec.structs.replace(fit, host_spread=spread) for name, fit in runtimes.items()},
         kernels=_kernels(problem, numbers[EAGER], gpu, EAGER, accuracies[EAGER]),
         samples=(),
@@ -329,9 +332,10 @@ def _kernels(
     }
 
 
-def _machine(problem: Problem, gpu: str, hosts: int) -> Machine:
-    spec, stacks = problem.gpus[gpu], problem.table.cells["stack"][problem.rows.gpu == gpu].astype(str)
-    stack = dict(re.findall(r"(\w+)=([\w.+-]+)", stacks.mode()[0]))
+def _machine(problem: Problem, gpu: str, era: str, hosts: int) -> Machine:
+    own = (problem.rows.gpu == gpu) & (np.array(problem.table.eras()) == era)
+    stack = dict(re.findall(r"(\w+)=([\w.+-]+)", problem.table.cells["stack"][own].astype(str).mode()[0]))
+    spec = problem.gpus[gpu]
     return Machine(
         hostname_hash="",
         cpu="a published host" if hosts == 1 else f"{hosts} published hosts",
@@ -354,7 +358,10 @@ def _era(problem: Problem, gpu: str) -> str:
     return str(max(sorted(set(own)), key=own.count))
 
 
-def _protocol(table: PublishedTable, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:
+def _protocol(problem: Problem, gpu: str, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:
+    table, own = problem.table, problem.rows.gpu == gpu
+    sources = ", ".join(sorted(set(problem.rows.source[own])))
+    rows = f"{own.sum():,} of this GPU ({sources}), fitted together with {len(own):,} of {len(problem.gpus)} GPUs"
     low, high = min(factors) / float(np.median(factors)), max(factors) / float(np.median(factors))
     return {
         "latency": "; ".join(_PROTOCOLS[name] for name in sorted(set(table.cells["protocol"]))),
@@ -369,7 +376,7 @@ def _protocol(table: PublishedTable, era: str, factors: list[float], accuracies:
             if accuracy is not None
         },
         # Models of somebody's file go by the file's name: where it lay is no one's business.
-        **({"rows": re.sub(r"\S*[/\\](?=[\w-]+\.py\b)", "", "; ".join(table.notes))} if table.notes else {}),
+        "rows": re.sub(r"\S*[/\\](?=[\w-]+\.py\b)", "", "; ".join((rows, *table.notes))),
     }
 
 

@@ -47,7 +47,7 @@ SOFT = 0.1  # log error from which on a row pulls less than quadratically
 BALANCE, SOURCE_BALANCE, LIGHTEST, HEAVIEST = 0.35, 0.15, 0.2, 5.0
 HELD = 0.003  # standard deviation of what is as good as known
 MOST_STEPS = 40
-_MOST_TRIES = 8
+_MOST_TRIES = 16
 _LARGEST_STEP = 1.0
 _ENOUGH = 1e-4  # relative decrease of the loss below which a step was the last
 

@@ -419,7 +419,7 @@ def _eager_us(one: CompiledNetwork, prices: PriceList) -> Mapping[int, float]:
     """Kernel time of each op, by its id, as the profile's shared fits have it."""
     schedule = get("compile").lower(one.graph, one.spec.batch)
     priced = prices.price(schedule, one.graph.precision, resident=one.resident)
-    rows = priced.rows.times(np.array([float(one.spec.batch)])).us[:, 0]
+    rows = priced.times(np.array([float(one.spec.batch)])).us[:, 0]
     times = rows[priced.kernel_row] * priced.kernel_share
     ops = one.graph.at(one.spec.batch)
     return {id(ops[op]): us for op, us in zip(schedule.kernel_op.tolist(), times.tolist(), strict=True)}

@@ -32,7 +32,7 @@ from latpred.calibration.timing.reference_speed import FULL
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.features import Floats
-from latpred.graph.graph import Schedule
+from latpred.graph.graph import Schedule, numbered
 from latpred.host import SAME
 from latpred.ops.families import kind_of, root
 from latpred.prediction.predictor import Predictor
@@ -216,9 +216,9 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
 
 
 def _family_us(schedule: Schedule, priced: Priced, batch: Floats) -> dict[str, float]:
-    us = priced.row_counts * priced.rows.times(batch).us[:, 0]
-    names = dict.fromkeys(root(family) for family in schedule.kernel_family)
-    return dict(zip(names, (priced.rows.families @ us).tolist(), strict=True))
+    us = priced.times(batch).us[priced.kernel_row, 0] * priced.kernel_share
+    names, code = numbered(tuple(root(family) for family in schedule.kernel_family))
+    return dict(zip(names, np.bincount(code, us, len(names)).tolist(), strict=True))
 
 
 def unpriced_work(schedule: Schedule, precision: str, batch: int, profile: DeviceProfile) -> dict[UnpricedFamily, Work]:

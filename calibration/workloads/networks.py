@@ -62,7 +62,7 @@ TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
 COLD_SHARE = 0.6  # of sized networks
-MEDLEY, MEDLEY_VALUES = "medley", 1 << 20  # and the most values of its maps
+MEDLEY, MEDLEY_VALUES = "medley", (1 << 15, 1 << 20)  # and how many its maps have: dispatch hides what takes less
 SMALL_KINDS = "mlp", "recurrent", MEDLEY
 SMALL_BYTES = 4 << 20  # of weights, which the caches of most machines hold beside what else a pass touches
 CHAINS = ("modules", "functions")  # do nothing but call, `size` times
@@ -95,9 +95,9 @@ def draw_small(kind: str, seed: int) -> NetworkSpec:
     """A random network that finds its weights where its last forward pass left them, if they are few enough."""
     rng = random.Random(f"small/{seed}")
     if kind == MEDLEY:
-        width, side = log_uniform(rng, 16, 128, 8), log_uniform(rng, 8, 64, 2)
-        most = max(1, MEDLEY_VALUES // (width * side**2))
-        return NetworkSpec(kind, seed, width, side, min(rng.choice((1, 1, 2, 4, 16)), most))
+        width, batch = log_uniform(rng, 16, 128, 8), rng.choice((1, 1, 2, 4, 16))
+        plane = log_uniform(rng, *MEDLEY_VALUES, 1) / (width * batch)
+        return NetworkSpec(kind, seed, width, max(8, _multiple(plane**0.5, 2)), batch)
     smallest, longest = (320, 1024) if kind == "mlp" else (64, 96)
     width, size = log_uniform(rng, smallest, 1024, 8), log_uniform(rng, 4, longest, 1)
     return NetworkSpec(kind, seed, width, size, rng.choice((1, 1, 1, 1, 2, 4)))
@@ -110,6 +110,12 @@ def build(spec: NetworkSpec) -> nn.Module:
         return chain(spec.size).eval()
     rng = random.Random(spec.seed * 7919 + 13)
     return _MAKERS[spec.kind](rng, spec).eval().requires_grad_(False)
+
+
+def parameter_bytes(spec: NetworkSpec) -> int:
+    """What the weights of a spec's network take in float32, without making them or tracing it."""
+    with torch.device("meta"):
+        return sum(parameter.nbytes for parameter in build(spec).parameters())
 
 
 def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> tuple[torch.Tensor, ...]:

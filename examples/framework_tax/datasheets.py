@@ -1,8 +1,9 @@
-"""What measured GPUs have in common, from which GPUs that nobody measured are predicted.
+"""What measured GPUs have in common, from which GPUs that nobody measured are predicted, and profiles of the measured.
 
     python examples/framework_tax/datasheets.py measured.csv                            # how good is that?
     python examples/framework_tax/datasheets.py measured.csv -o models/datasheets.json  # and write it down
-    python examples/framework_tax/datasheets.py measured.csv timm_gpu.csv --mapping examples/published/mapping.json
+    python examples/framework_tax/datasheets.py TABLES --mapping examples/published/mapping.json --models 300 \
+        -o models/datasheets.json --profiles models/profiles
 
 Each GPU of the tables is left out with all its rows, and predicted from the others and its datasheet, on the middle of
 the others' hosts: all that is known of a GPU that somebody else has. Then all GPUs are fitted together. Models of
@@ -13,17 +14,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from latpred import tables
 from latpred.accuracy.metrics import Errors
 from latpred.calibration.published import published_table
-from latpred.calibration.published.fitted_profiles import shared_of, without_gpu
+from latpred.calibration.published.fitted_profiles import fit_profiles, shared_of, without_gpu
 from latpred.calibration.published.joint_fit import problem
 from latpred.calibration.published.leave_out import by_gpu
+from latpred.calibration.published.published_table import PRODUCT, Graphs, PublishedTable
+from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED
+from latpred.profile import store
 
 SOURCE = "fitted to published latencies of {sources} on {gpus}; eager"
+FRAMEWORK_TAX = {"measured": "JaredFern/Framework-Tax"}  # a table that names no source has its file's name
+FEWEST_ROWS = 2  # of a GPU in eager, below which it gets no profile
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,19 +41,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mapping", help="what the columns of tables of another form mean")
     parser.add_argument("-o", "--output", type=Path, help="where to write what the GPUs have in common")
     parser.add_argument("--models", type=int, help="of a source with more models, so many drawn at random")
+    parser.add_argument("--profiles", type=Path, help="a folder for the profile of each GPU")
     asked = parser.parse_args(arguments)
-    table = published_table.read_all(asked.tables, asked.mapping)
-    fitted = problem(table.sample(asked.models) if asked.models else table)
+    table = _read(asked.tables, asked.mapping, asked.models)
+    graphs: Graphs = {}
+    runtimes = table.cells["runtime"].isin((EAGER, ALONE, *SCRIPTED)).to_numpy()
+    fitted = problem(table.where(runtimes), graphs, partial=True)
     holdout = without_gpu(fitted)
     print("a GPU left out, its host not known     cells  median     p90  within 10 %")
     for title, columns in (("all", ()), ("", ("device",)), ("", ("precision",))):
         for name, errors in holdout.errors(*columns).items():
             print(_line(title or name, errors))
     if asked.output:
-        names = {"sources": ", ".join(sorted(set(fitted.rows.source))), "gpus": ", ".join(sorted(fitted.gpus))}
+        names = {
+            "sources": ", ".join(sorted(set(fitted.rows.source))),
+            "gpus": ", ".join(sorted(spec.name for spec in fitted.gpus.values())),
+        }
         common = shared_of(fitted, holdout, by_gpu(fitted, 0), SOURCE.format(**names))
         asked.output.write_bytes(msgspec.json.format(msgspec.json.encode(common), indent=1) + b"\n")
         print(f"written to {asked.output}")
+    if asked.profiles:
+        table = replace(
+            fitted.table, notes=(_said(fitted.table, asked.models),) if asked.models else fitted.table.notes
+        )
+        for profile in fit_profiles(table, graphs=graphs, only=_with_eager(table)).values():
+            print(f"written to {store.save(profile, asked.profiles / f'{profile.name}.json')}")
+
+
+def _read(paths: Sequence[str], mapping: str | None, models: int | None) -> PublishedTable:
+    table = published_table.read_all(paths, mapping)
+    table = replace(table, cells=table.cells.replace({tables.SOURCE: FRAMEWORK_TAX}))
+    return table.sample(models) if models else table
+
+
+def _said(table: PublishedTable, models: int) -> str:
+    """What a profile says of a sample, in place of every model that was left out."""
+    used = table.cells["model"][table.cells["input_kind"] != PRODUCT].nunique()
+    return f"of larger sources {models} models each were drawn at random; {used} models could be traced"
+
+
+def _with_eager(table: PublishedTable) -> list[str]:
+    """GPUs with enough rows in eager."""
+    counts = table.cells["device"][table.cells["runtime"] == EAGER].value_counts()
+    return sorted(counts.index[counts >= FEWEST_ROWS])
 
 
 def _line(name: str, errors: Errors) -> str:

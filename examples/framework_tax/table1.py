@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{'precision':9} {'width':>6} {'batch':>6} {'tokens':>6} {'predicted ms':>13} {'x first':>8} {'paper ms':>9}"
     )
-    for precision in profile.kernels:
+    for precision in sorted(profile.kernels):
         first = 0.0
         for row in PRINTED:
             found = latpred.predict(

@@ -327,7 +327,7 @@ class _Parts(NamedTuple):
         steps[PYTHON] = schedule.python_calls * (fit.python_call_us * fit.scale)
         host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
         host_us[CALL] = np.concatenate(([fit.fixed_us], np.zeros(len(costs))))
-        us = priced.rows.times(np.array([float(row.batch)])).us[priced.kernel_row, 0]
+        us = priced.times(np.array([float(row.batch)])).us[priced.kernel_row, 0]
         families = tuple(root(family) for family in schedule.kernel_family)
         ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
         told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, us.tolist(), strict=True)]

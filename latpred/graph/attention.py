@@ -11,6 +11,7 @@ from latpred.graph.graph import Affine, ModelGraph, Op
 from latpred.ops.families import root
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
+_FUSED = "scaled_dot_product_"  # in the names of calls that compute it as a whole
 REWRITTEN = "attention in parts is worked out from the fused calls of the model"
 _PRODUCTS = ("bmm", "attention", "gemm", "conv")
 
@@ -51,7 +52,8 @@ def unfused(graph: ModelGraph) -> ModelGraph:
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
         return tuple(part for op in ops for part in parts_of(op, at_one=at_one))
 
-    if not any(map(is_fused, (*graph.ops, *(graph.ops_at_one or ())))):
+    ops = (*graph.ops, *(graph.ops_at_one or ()))
+    if not any(_FUSED in name for name in {op.name for op in ops}) or not any(map(is_fused, ops)):
         return graph
     return msgspec.structs.replace(
         graph,
@@ -63,7 +65,7 @@ def unfused(graph: ModelGraph) -> ModelGraph:
 
 def is_fused(op: Op) -> bool:
     """Whether an op is attention in one call."""
-    return "scaled_dot_product_" in op.name and op.dims.keys() >= {"batch", "heads", "queries", "keys", "head_dim"}
+    return _FUSED in op.name and op.dims.keys() >= {"batch", "heads", "queries", "keys", "head_dim"}
 
 
 def itemsize(op: Op) -> int:

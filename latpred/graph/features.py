@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 Powers = Mapping[str, Mapping[str, int]]
 
 WORK = ("macs", "weight_bytes", "read_bytes", "write_bytes")
+ROW_BY_ROW = 64  # rows up to which each is evaluated as if it were alone
 TILE = 128  # output rows and columns that one multiprocessor takes at a time in a large product
 
 
@@ -136,14 +137,23 @@ def read(family: str, rows: Floats) -> Inputs:
     work = rows[:, : len(WORK)]
     # A dimension may be 0 or 1 as a flag (masked); half keeps both apart on a log axis.
     log_dims = np.log(np.maximum(rows[:, len(WORK) :], 0.5))
-    logs = log_dims @ form.powers
+    logs = multiplied(log_dims, form.powers)
     if form.product is None:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
         return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, rows[:, form.efforts])
-    product = np.exp(log_dims @ form.product)
+    product = np.exp(multiplied(log_dims, form.product))
     if name_of(family) == NATIVE:
         logs = np.concatenate((logs, _padding(product[:, 0])[:, None]), axis=1)
     return Inputs(work, logs, product, rows[:, form.efforts])
+
+
+def multiplied(rows: Floats, matrix: Floats) -> Floats:
+    """The product of rows with a matrix; that of few is the same to the last bit whatever rows lie beside them.
+
+    Libraries take rows in groups and sum another way in what is left over.
+    """
+    product: Floats = rows @ matrix if len(rows) > ROW_BY_ROW else (rows[:, None] @ matrix)[:, 0]
+    return product
 
 
 def _padding(count: Floats) -> Floats:

@@ -110,11 +110,11 @@ class OtherFormat(KernelModel):
         super().__init__(model.fit)
         self._model, self._format, self.caveat = model, other, other.caveat
 
-    def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> KernelEstimate:
-        """Times of rows, their arithmetic drawn out; memory is as fast as ever."""
+    def _times(self, rows: Floats, scales: Floats) -> KernelEstimate:
+        """Their arithmetic is drawn out; memory is as fast as ever."""
         rows = rows.copy()
         rows[:, 0] /= self._format.macs
-        times = self._model.times(rows, leaf_scales)
+        times = self._model.times(rows, scales)
         roof = roofline(self.fit, read(self.fit.family, rows))
         compute = roof.compute * self._format.slower
         ratio = (roof.floor + np.hypot(compute, roof.memory)) / (roof.floor + np.hypot(roof.compute, roof.memory))

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.graph.features import WORK, Floats, Inputs, layout, native, read, waves
+from latpred.graph.features import ROW_BY_ROW, WORK, Floats, Inputs, layout, multiplied, native, read, waves
 from latpred.graph.graph import Affine, Op
+from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, Slowdown
 from latpred.ops.families import root
 from latpred.profile.datasheet import Limits
 from latpred.profile.document import DeviceInfo, KernelFit
-from latpred.storage import Recent
 
 TILES = ((16, 64), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
@@ -123,8 +123,7 @@ SQRT3 = 3.0**0.5
 WINOGRAD = 4.0
 _WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
 TINY_US = 1e-6
-MOST_KEPT = 512  # sets of rows whose times are kept, for the many candidates of a search that share their layers
-MOST_KEPT_VALUES = 1024  # in each of them; the sets of long curves are not worth their memory
+MOST_IN_CACHE = 256  # rows whose residuals are worked out together: what they share with the samples stays in the cache
 RESIDENT_STEPS = 8  # so few that batches and models share their prices
 
 
@@ -159,7 +158,6 @@ class KernelModel:
     ) -> None:
         self.fit = fit
         self._native, self._threads, self._limits = native, threads, limits
-        self._recent: Recent[KernelEstimate] = Recent(MOST_KEPT)
         self._scales = np.array(fit.length_scales)
         count = len(fit.points)
         self._points = np.array(fit.points).reshape(count, len(self._scales)) / self._scales
@@ -169,30 +167,30 @@ class KernelModel:
             covariance = self._covariance(self._points) + np.diag(noise)
             self._whiten = np.linalg.inv(np.linalg.cholesky(covariance)).T
             self._weights = self._whiten @ (np.array(fit.targets) @ self._whiten)
-            self._whiten_single = self._whiten.astype(np.float32)  # to read half as much; enough for a variance
+            self._whiten_single = self._whiten.astype(np.float32)
 
     def times(self, rows: Floats, leaf_scales: Floats | float = 1.0) -> KernelEstimate:
-        """Times of rows of `layout(family).columns`; `leaf_scales` multiply what is above the floor."""
-        if rows.size > MOST_KEPT_VALUES:
-            return self._times(rows, leaf_scales)
-        # Only all of these rows together: what is computed for one may differ in the last bit with those beside it.
-        key = (rows.shape, rows.tobytes(), np.asarray(leaf_scales).tobytes())
-        return self._recent.get(key, lambda: self._times(rows, leaf_scales))
+        """Times of rows of `layout(family).columns`; `leaf_scales` multiply what is above the floor.
 
-    def _times(self, rows: Floats, leaf_scales: Floats | float) -> KernelEstimate:
-        roof, above, features = self._features(rows)
-        log_residual, log_std = self._residual(features)
-        us = np.maximum(roof.floor + leaf_scales * above, TINY_US) * np.exp(log_residual) * self.fit.scale
-        if self._limits is not None:
-            us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
-        library = KernelEstimate(us, log_std, roof.memory >= roof.compute)
+        Those of up to `ROW_BY_ROW` are the same to the last bit whatever rows lie beside them.
+        """
+        scales = np.broadcast_to(leaf_scales, len(rows))
         if self._native is None:
-            return library
+            return self._times(rows, scales)
         by_pytorch = native(self.fit.family, rows, self._threads)
         if not by_pytorch.any():
-            return library
-        pairs = zip(library, self._native.times(rows), strict=True)
-        return KernelEstimate(*(np.where(by_pytorch, theirs, ours) for ours, theirs in pairs))
+            return self._times(rows, scales)
+        parts = self._times(rows[~by_pytorch], scales[~by_pytorch]), self._native.times(rows[by_pytorch])
+        order = np.argsort(np.concatenate((np.flatnonzero(~by_pytorch), np.flatnonzero(by_pytorch))))
+        return KernelEstimate(*(np.concatenate(columns)[order] for columns in zip(*parts, strict=True)))
+
+    def _times(self, rows: Floats, scales: Floats) -> KernelEstimate:
+        roof, above, features = self._features(rows)
+        log_residual, log_std = self._residual(features)
+        us = np.maximum(roof.floor + scales * above, TINY_US) * np.exp(log_residual) * self.fit.scale
+        if self._limits is not None:
+            us = np.maximum(us, least_us(self.fit.family, rows, self._limits))
+        return KernelEstimate(us, log_std, roof.memory >= roof.compute)
 
     def _features(self, rows: Floats) -> tuple[Roofline, Floats, Floats]:
         """The roofline of rows, its time above the floor, and the residual's features."""
@@ -212,11 +210,22 @@ class KernelModel:
         """Mean and standard deviation of the log residual."""
         if not len(self._points):
             return np.zeros(len(features)), np.full(len(features), self.fit.spread)
+        starts = range(0, max(len(features), 1), MOST_IN_CACHE)
+        parts = [self._moments(features[start : start + MOST_IN_CACHE]) for start in starts]
+        mean, explained = map(np.concatenate, zip(*parts, strict=True))
+        return mean, np.sqrt(np.maximum(self.fit.amplitude - explained, 0.0) + self.fit.noise)
+
+    def _moments(self, features: Floats) -> tuple[Floats, Floats]:
+        """Mean of the log residual, and how much of its variance the samples explain."""
         covariance = self._covariance(features / self._scales)
-        whitened = covariance.astype(np.float32) @ self._whiten_single
+        # Of many rows half as much is read: single precision is enough for the variances of long curves.
+        whitened = (
+            multiplied(covariance, self._whiten)
+            if len(covariance) <= ROW_BY_ROW
+            else covariance.astype(np.float32) @ self._whiten_single
+        )
         explained = np.einsum("ij,ij->i", whitened, whitened).astype(float)
-        variance = np.maximum(self.fit.amplitude - explained, 0.0) + self.fit.noise
-        return covariance @ self._weights, np.sqrt(variance)
+        return np.einsum("ij,j->i", covariance, self._weights), explained
 
     def _covariance(self, scaled: Floats) -> Floats:
         """Prior covariance of scaled features with the training points."""
@@ -239,7 +248,7 @@ def correlation(left: Floats, right: Floats, jumps: bool, norms: Floats | None =
         return np.exp(np.negative(far, out=near), out=near)
     norms = np.einsum("ij,ij->i", right, right) if norms is None else norms
     np.add(np.einsum("ij,ij->i", left, left)[:, None], norms, out=far)
-    far -= np.multiply(np.matmul(left, right.T, out=near), 2.0, out=near)
+    far -= np.multiply(multiplied(left, right.T), 2.0, out=near)
     far = np.sqrt(np.maximum(far, 0.0, out=far), out=far)
     far *= SQRT3
     np.exp(np.negative(far, out=near), out=near)
@@ -251,6 +260,18 @@ def correlation(left: Floats, right: Floats, jumps: bool, norms: Floats | None =
 def evaluate(fit: KernelFit, rows: Floats) -> Floats:
     """Microseconds of rows, whose columns are `latpred.graph.features.layout(fit.family).columns`."""
     return KernelModel(fit).times(np.asarray(rows, dtype=float)).us
+
+
+def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
+    """How many times longer a family's kernels take on a machine that is slower."""
+    moved = rows[..., 1 : len(WORK)].sum(axis=-1)
+    # With the reference that reads from the shared cache, as far as they read as many bytes per MAC; not at all where
+    # the core's own cache holds them.
+    waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
+    far = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
+    near = slowdown.near(family)
+    slower: Floats = near + far * (slowdown.cache - near)
+    return slower
 
 
 def _missed(work: Floats, cache_bytes: float) -> Floats:
@@ -300,7 +321,7 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
     if inputs.product is not None:
         compute = compute * inefficiency(fit.saturation, inputs.product, fit.multiprocessors, "one_row" in fit.features)
     if fit.efforts:
-        compute = compute + inputs.efforts @ np.array(fit.efforts)
+        compute = compute + np.einsum("ij,j->i", inputs.efforts, np.array(fit.efforts))
     return Roofline(fit.floor_us, compute, memory)
 
 

@@ -326,7 +326,7 @@ class Predictor:
     def _clock(self, priced: Priced, graph: ModelGraph, batches: Ints, options: Options, shift: float) -> _Passes:
         fit = self._runtime_fit(options.runtime)
         device = fit.device
-        rows = priced.rows.times(batches.astype(float))
+        rows = priced.times(batches.astype(float))
         row_us = priced.row_counts[:, None] * rows.us
         executing = row_us.sum(axis=0)
         kernel_variance = _kernel_variance(priced, rows.log_std, row_us, fit.log_std)
@@ -451,9 +451,9 @@ def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_lo
     What whole networks of the calibration showed already holds the usual error of each fit, so only what exceeds it
     counts: rows far from every sample, and estimated ones.
     """
-    usual = priced.rows.usual_log_std[:, None] if network_log_std else 0.0
+    usual = priced.usual_log_std[:, None] if network_log_std else 0.0
     excess = np.sqrt(np.maximum(log_std**2 - usual**2, 0.0))
-    by_family = priced.rows.families @ (row_us * excess)
+    by_family = priced.families @ (row_us * excess)
     total = row_us.sum(axis=0)
     variance: Floats = (by_family**2).sum(axis=0) / np.maximum(total, 1e-12) ** 2
     return variance
@@ -495,10 +495,10 @@ def _caveats(profile: DeviceProfile, graph: ModelGraph, runtime: str, priced: Pr
     measured = (profile.protocol.get("memory_format", ""), *profile.kernels)
     if graph.memory_format != CONTIGUOUS and not any(graph.memory_format in name for name in measured):
         said.append(f"convolutions were measured in the contiguous format: in {graph.memory_format} they may differ")
-    said += priced.rows.caveats
+    said += priced.caveats
     if priced.estimated:
         names = sorted({op.name for op in graph.ops if op.estimated})
         said.append(f"no cost formula for {', '.join(names)}: estimated from bytes")
-    if priced.rows.unmeasured:
-        said.append(f"the profile has no measurements of {', '.join(priced.rows.unmeasured)} kernels: estimated")
+    if priced.unmeasured:
+        said.append(f"the profile has no measurements of {', '.join(priced.unmeasured)} kernels: estimated")
     return said

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,13 @@ from numpy.typing import NDArray
 
 from latpred import runtimes
 from latpred.errors import ProfileError
-from latpred.graph.features import NATIVE, WORK, Floats, kind
+from latpred.graph.features import NATIVE, ROW_BY_ROW, WORK, Floats, kind
 from latpred.graph.graph import Ints, Op, Schedule, numbered
-from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, SAME, Slowdown
-from latpred.ops.families import kind_of, nearest, parent, root
+from latpred.host import SAME, Slowdown
+from latpred.ops.families import DIMS, kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
-from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns
+from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns, slower_kernels
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
@@ -34,9 +35,7 @@ from latpred.storage import Recent
 
 MOST_CLASSES = 64  # sequences of host classes whose costs are kept
 MOST_OPS = 20_000  # ops whose row is kept
-MOST_TABLES = 512  # of rows that candidates of a search have in common
-MOST_CURVES = 8  # sets of batch sizes at which the times of a table are kept
-MOST_TIMES = 256  # in each of them; those of long curves are not worth their memory
+MOST_BATCHES = 8  # batch sizes at which the times of rows are kept; those of long curves are not worth their memory
 ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
 
@@ -46,6 +45,11 @@ SIZES = (TIME, "window", "channels")
 window, and the geometric mean of the channels it reads and writes."""
 
 _LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
+# Facts of a row: factors of its time above the floor and of all of it, log standard deviation that its time has at
+# least and of its fit's errors on its own samples, number of its family, whether a prediction has something to say of
+# it, and bytes read and written, constant and per sample.
+_LEAF_SCALE, _SCALE, _LEAST, _USUAL, _FAMILY, _REMARKABLE, _MOVED = *range(6), slice(6, 8)
+_FACTS = 8
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp16", "float8_e5m2": "fp16"}
 _SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
@@ -145,119 +149,20 @@ class KernelPrice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KernelRow:
-    """Work that kernels have in common, and its price. There is one object for each.
-
-    `columns` holds the constant and the slope of each of the family's columns, `moved` those of all bytes read and
-    written.
-    """
+    """Work that kernels have in common, and its price; `columns` are constant and slope of each of its family's."""
 
     family: str
-    root: str
     price: KernelPrice
     columns: Floats
-    moved: tuple[float, float]
     guessed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _RowGroup:
-    """Rows that one fit evaluates: where they start among all rows, and their columns as affine in batch."""
-
-    model: KernelModel
-    first: int
-    constant: Floats
-    per_sample: Floats
-    leaf_scales: Floats
-    least_log_std: Floats
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowTable:
-    """Distinct rows, those of one fit beside each other, and all that depends on them alone; schedules share it.
-
-    numbers : the place of each. groups : by the fit that prices them. scales, usual_log_std, moved : factors of their
-    times, log standard deviation of their fits' errors on their own samples, and bytes read and written, constant and
-    per sample. families : (families, rows), 1 where a row belongs to one. unmeasured : families that the profile has
-    no fit for. caveats : what may not hold of kernels in formats that were not measured. size_corrections, slowdown :
-    what times are multiplied by according to themselves, and how much slower the machine is than the profile.
-    """
-
-    numbers: dict[_KernelRow, int]
-    groups: tuple[_RowGroup, ...]
-    scales: Floats
-    usual_log_std: Floats
-    moved: Floats
-    families: Floats
-    unmeasured: tuple[str, ...]
-    caveats: tuple[str, ...]
-    size_corrections: tuple[SizeCorrection, ...]
-    slowdown: Slowdown
-    _estimates: Recent[KernelEstimate] = field(default_factory=lambda: Recent(MOST_CURVES))
-
-    @classmethod
-    def of(
-        cls, rows: Iterable[_KernelRow], size_corrections: tuple[SizeCorrection, ...], slowdown: Slowdown
-    ) -> RowTable:
-        """The table of rows in order of appearance."""
-        by_model: dict[int, list[_KernelRow]] = {}
-        for row in rows:
-            by_model.setdefault(id(row.price.model), []).append(row)
-        ordered = list(chain.from_iterable(by_model.values()))
-        numbers = {row: number for number, row in enumerate(ordered)}
-        names, positions = numbered(tuple(row.root for row in rows))
-        families = np.zeros((len(names), len(ordered)))
-        families[positions, [numbers[row] for row in rows]] = 1.0
-        return cls(
-            numbers=numbers,
-            groups=tuple(_group(alike, numbers[alike[0]]) for alike in by_model.values()),
-            scales=np.array([row.price.scale for row in ordered]),
-            # Nothing is usual about a guess.
-            usual_log_std=np.array([0.0 if row.guessed else row.price.model.fit.spread for row in ordered]),
-            moved=np.array([row.moved for row in ordered]).reshape(-1, 2),
-            families=families,
-            unmeasured=tuple(dict.fromkeys(row.family for row in rows if not row.price.measured)),
-            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in rows if row.price.model.caveat)),
-            size_corrections=size_corrections,
-            slowdown=slowdown,
-        )
-
-    def times(self, batches: Floats) -> KernelEstimate:
-        """Times of every row at every batch."""
-        if len(self.numbers) * len(batches) > MOST_TIMES:
-            return self._times(batches)
-        return self._estimates.get(batches.tobytes(), lambda: self._times(batches))
-
-    def _times(self, batches: Floats) -> KernelEstimate:
-        shape = (len(self.numbers), len(batches))
-        us, log_std, memory_bound = np.empty(shape), np.empty(shape), np.empty(shape, dtype=bool)
-        slower = np.ones(shape)
-        for group in self.groups:
-            count, width = group.constant.shape
-            rows = group.constant[:, None, :] + group.per_sample[:, None, :] * batches[:, None]
-            times = group.model.times(rows.reshape(-1, width), np.repeat(group.leaf_scales, len(batches)))
-            part = slice(group.first, group.first + count)
-            us[part] = times.us.reshape(count, -1)
-            log_std[part] = np.maximum(times.log_std.reshape(count, -1), group.least_log_std[:, None])
-            memory_bound[part] = times.memory_bound.reshape(count, -1)
-            if self.slowdown != SAME:
-                slower[part] = slower_kernels(self.slowdown, group.model.fit.family, rows)
-        for size_correction in self.size_corrections:
-            us *= size_corrected(size_correction, us)
-        return KernelEstimate(us * slower, log_std, memory_bound)
-
-
-def _group(rows: list[_KernelRow], first: int) -> _RowGroup:
-    work = np.array([row.columns for row in rows])
-    leaf_scales = np.array([row.price.leaf_scale for row in rows])
-    least = np.array([ESTIMATED_SPREAD if row.guessed else 0.0 for row in rows])
-    return _RowGroup(rows[0].price.model, first, work[:, :, 0], work[:, :, 1], leaf_scales, least)
-
-
-class _KernelRows:
+class KernelRows:
     """Rows of one precision in one runtime, where the `resident` share of the weights stays in the cache.
 
-    The row of an op is found by the op's identity, by the identities of its parts, and by its work. All of it is
-    forgotten together, since there must not be two objects of one row.
+    Each has a number. What depends on it alone is worked out once for all schedules: facts, and its times at the
+    batches asked for of late. The number of an op's row is found by the op's identity, by the identities of its parts,
+    and by its work. Threads take turns.
     """
 
     def __init__(
@@ -269,51 +174,136 @@ class _KernelRows:
     ) -> None:
         self._price, self._resident = price, resident
         self._size_corrections, self._slowdown = size_corrections, slowdown
-        self._forget()
+        self._by_op: dict[tuple[int, str], int] = {}
+        self._by_parts: dict[tuple[object, ...], int] = {}  # few and often asked for, unlike those by op
+        self._by_work: dict[tuple[object, ...], int] = {}
+        self.ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
+        self._rows: list[_KernelRow] = []
+        self._facts = np.empty((0, _FACTS))
+        # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
+        self._families = {name: number for number, name in enumerate(DIMS)}
+        self._times: Recent[list[Floats]] = Recent(MOST_BATCHES)
+        self._lock = Lock()
 
-    def _forget(self) -> None:
-        self._by_op: dict[tuple[int, str], _KernelRow] = {}
-        self._by_parts: dict[tuple[object, ...], _KernelRow] = {}  # few and often asked for, unlike those by op
-        self._by_work: dict[tuple[object, ...], _KernelRow] = {}
-        self._ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
-        self._tables: Recent[RowTable] = Recent(MOST_TABLES)
-
-    def of(self, schedule: Schedule) -> tuple[RowTable, Ints]:
-        """The table of a schedule's rows, and which of them each kernel is."""
-        if len(self._ops) > MOST_OPS:
-            self._forget()
+    def of(self, schedule: Schedule) -> Ints:
+        """The number of each kernel's row."""
         ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
         families = schedule.kernel_family
-        seen = map(self._by_op.get, zip(map(id, ops), families, strict=True))
-        rows = [row or self._first_seen(op, family) for row, op, family in zip(list(seen), ops, families, strict=True)]
-        distinct = tuple(dict.fromkeys(rows))
-        table = self._tables.get(distinct, lambda: RowTable.of(distinct, self._size_corrections, self._slowdown))
-        return table, np.fromiter(map(table.numbers.__getitem__, rows), np.int64, len(rows))
+        with self._lock:
+            found = list(map(self._by_op.get, zip(map(id, ops), families, strict=True)))
+            if None in found:
+                each = zip(found, ops, families, strict=True)
+                found = [self._first_seen(op, family) if row is None else row for row, op, family in each]
+            if len(self._facts) < len(self._rows):
+                self._facts = np.concatenate((self._facts, self._new_facts()))
+        return np.array(found, dtype=np.int64)
 
-    def _first_seen(self, op: Op, family: str) -> _KernelRow:
-        """The row of an op that is new."""
+    def places(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Distinct numbers in order of appearance, and which of them each is."""
+        distinct = np.fromiter(dict.fromkeys(numbers.tolist()), np.int64)
+        place = np.empty(len(self._facts), dtype=np.int64)
+        place[distinct] = np.arange(len(distinct))
+        return distinct, place[numbers]
+
+    def families(self, numbers: Ints) -> Floats:
+        """(families, rows), 1 where a row belongs to a family."""
+        return (self._facts[numbers, _FAMILY] == np.arange(len(self._families))[:, None]).astype(float)
+
+    def facts(self, numbers: Ints) -> Floats:
+        """What depends on rows alone, a column each."""
+        known: Floats = self._facts[numbers]
+        return known
+
+    def remarkable(self, numbers: Ints) -> list[_KernelRow]:
+        """The rows, among these, of which a prediction has something to say."""
+        if not self._facts[numbers, _REMARKABLE].any():
+            return []
+        return [self._rows[number] for number in numbers.tolist()]
+
+    def times(self, numbers: Ints, batches: Floats) -> KernelEstimate:
+        """Times of rows, (rows, batches); those of few batches are kept, and are the same whatever else was asked."""
+        if len(batches) > MOST_BATCHES:
+            return self._evaluated(numbers.tolist(), batches)
+        with self._lock:
+            at = [self._kept(numbers, batch) for batch in batches.tolist()]
+        us, log_std, memory_bound = np.array(at).transpose(2, 1, 0)
+        return KernelEstimate(us, log_std, memory_bound != 0.0)
+
+    def _kept(self, numbers: Ints, batch: float) -> Floats:
+        """An estimate's columns at one batch, what is not known yet evaluated first."""
+        held = self._times.get(batch, lambda: [np.empty((0, 3))])
+        missing = len(self._rows) - len(held[0])
+        if missing:
+            held[0] = np.concatenate((held[0], np.full((missing, 3), np.nan)))
+        unknown = numbers[np.isnan(held[0][numbers, 0])].tolist()
+        if unknown:
+            held[0][unknown] = np.concatenate(self._evaluated(unknown, np.array([batch])), axis=1)
+        known: Floats = held[0][numbers]
+        return known
+
+    def _evaluated(self, numbers: list[int], batches: Floats) -> KernelEstimate:
+        """Times of rows at batches, those of one fit together, or at one batch so few of them that bits are certain."""
+        us, log_std, memory_bound = np.empty((3, len(numbers), len(batches)))
+        by_model: dict[int, list[int]] = {}
+        for place, number in enumerate(numbers):
+            by_model.setdefault(id(self._rows[number].price.model), []).append(place)
+        most = ROW_BY_ROW if len(batches) == 1 else len(numbers)
+        parts = (alike[start : start + most] for alike in by_model.values() for start in range(0, len(alike), most))
+        for places in parts:
+            rows = [self._rows[numbers[place]] for place in places]
+            model, work = rows[0].price.model, np.array([row.columns for row in rows])
+            each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
+            facts = self._facts[[numbers[place] for place in places]]
+            times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts[:, _LEAF_SCALE], len(batches)))
+            shape = len(rows), len(batches)
+            us[places], memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
+            log_std[places] = np.maximum(times.log_std.reshape(shape), facts[:, _LEAST, None])
+            slower = 1.0 if self._slowdown == SAME else slower_kernels(self._slowdown, model.fit.family, each)
+            for size_correction in self._size_corrections:
+                us[places] *= size_corrected(size_correction, us[places])
+            us[places] *= slower
+        return KernelEstimate(us, log_std, memory_bound != 0.0)
+
+    def _first_seen(self, op: Op, family: str) -> int:
+        """The number of the row of an op that is new."""
         shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
         # Ops that a trace found alike share these objects, whose identities are compared faster than their values.
         parts = (family, op.name, op.dtype, op.estimated, *map(id, shared))
-        row = self._by_parts.get(parts)
-        if row is None:
+        number = self._by_parts.get(parts)
+        if number is None:
             aten = op.name.startswith("aten::")
             work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
             by_work = (family, aten, op.dtype, op.estimated, *work)
-            row = self._by_work.get(by_work)
-            if row is None:
-                row = self._by_work[by_work] = self._made(op, family)
-            self._by_parts[parts] = row
-        self._by_op[id(op), family] = row
-        self._ops.append(op)
-        return row
+            number = self._by_work.get(by_work)
+            if number is None:
+                row = self._made(op, family)  # which may refuse
+                number = self._by_work[by_work] = len(self._rows)
+                self._rows.append(row)
+            self._by_parts[parts] = number
+        self._by_op[id(op), family] = number
+        self.ops.append(op)
+        return number
 
     def _made(self, op: Op, family: str) -> _KernelRow:
         price = self._price(op, family)
         work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
-        constant, per_sample = work[_BYTES].sum(axis=0).tolist()
-        guessed = op.estimated or not price.measured
-        return _KernelRow(family, root(family), price, work, (constant, per_sample), guessed)
+        return _KernelRow(family, price, work, guessed=op.estimated or not price.measured)
+
+    def _new_facts(self) -> Floats:
+        """Facts of the rows that have none yet."""
+        facts = [
+            (
+                row.price.leaf_scale,
+                row.price.scale,
+                ESTIMATED_SPREAD if row.guessed else 0.0,
+                0.0 if row.guessed else row.price.model.fit.spread,  # nothing is usual about a guess
+                self._families.setdefault(root(row.family), len(self._families)),
+                not row.price.measured or bool(row.price.model.caveat),
+                *row.columns[_BYTES].sum(axis=0).tolist(),
+            )
+            for row in self._rows[len(self._facts) :]
+        ]
+        return np.array(facts, dtype=float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +318,16 @@ class Priced:
         Dispatch time of each step with its code in the caches.
     cold : ColdDispatch, optional
         What steps take longer where it is not.
-    rows : RowTable
-        Distinct rows of work.
+    rows : KernelRows
+        Rows of work, those of other schedules too.
+    row_numbers : ndarray, shape (rows,)
+        Which of these are the schedule's, each once.
+    usual_log_std : ndarray, shape (rows,)
+        Log standard deviation of their fits' errors on their own samples.
+    families : ndarray, shape (families, rows)
+        1 where a row belongs to a family.
+    unmeasured, caveats : tuple[str, ...]
+        Families that the profile has no fit for; what may not hold of kernels in formats that were not measured.
     kernel_row, kernel_share : ndarray, shape (m,)
         Which row's time each kernel takes, and how much of it.
     row_counts : ndarray, shape (rows,)
@@ -351,7 +349,12 @@ class Priced:
     timeline: Timeline
     host_us: Floats
     cold: ColdDispatch | None
-    rows: RowTable
+    rows: KernelRows
+    row_numbers: Ints
+    usual_log_std: Floats
+    families: Floats
+    unmeasured: tuple[str, ...]
+    caveats: tuple[str, ...]
     kernel_row: Ints
     kernel_share: Floats
     row_counts: Floats
@@ -361,6 +364,10 @@ class Priced:
     class_rows: Floats
     live: Floats
     estimated: bool
+
+    def times(self, batches: Floats) -> KernelEstimate:
+        """Times of every row at every batch."""
+        return self.rows.times(self.row_numbers, batches)
 
     def host_at(self, batches: Floats) -> Floats:
         """Dispatch time of each step at every batch, shape (n + 1, batches)."""
@@ -376,18 +383,6 @@ class Priced:
         return sums
 
 
-def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
-    """How many times longer a family's kernels take on a machine that is slower."""
-    moved = rows[..., _BYTES].sum(axis=-1)
-    # With the reference that reads from the shared cache, as far as they read as many bytes per MAC; not at all where
-    # the core's own cache holds them.
-    waiting = np.minimum(CACHE_MACS_PER_BYTE * moved / np.maximum(rows[..., 0], 1.0), 1.0)
-    far = np.where(moved > CORE_CACHE_BYTES, waiting, 0.0)
-    near = slowdown.near(family)
-    slower: Floats = near + far * (slowdown.cache - near)
-    return slower
-
-
 class PriceList:
     """Costs of a profile on a machine that is slower than it by `slowdown`; what was looked up once is kept."""
 
@@ -398,7 +393,7 @@ class PriceList:
         self._gpu = gpus.spec(name) if profile.provenance != "measured" and gpus.known(name) else None
         self._models: dict[object, KernelModel] = {}
         self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
-        self._rows: dict[tuple[str, str, float], _KernelRows] = {}
+        self._rows: dict[tuple[str, str, float], KernelRows] = {}
 
     def price(self, schedule: Schedule, precision: str, *, resident: float = 0.0) -> Priced:
         """Attach costs to a schedule.
@@ -407,14 +402,17 @@ class PriceList:
         """
         dispatch = self.dispatch(schedule.runtime)
         self.fits(precision)
-        rows, kernel_row = self._rows_of(schedule.runtime, precision, resident).of(schedule)
-        share = schedule.kernel_share * rows.scales[kernel_row]
+        rows = self._rows_of(schedule.runtime, precision, resident)
+        row_of_kernel = rows.of(schedule)
+        row_numbers, kernel_row = rows.places(row_of_kernel)
+        facts, remarkable = rows.facts(row_numbers), rows.remarkable(row_numbers)
+        share = schedule.kernel_share * facts[kernel_row, _SCALE]
         cold = None
         # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
         if dispatch.cold_costs_us and not self._profile.device.asynchronous:
-            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, rows.moved[kernel_row])
+            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, facts[kernel_row, _MOVED])
         classes, of_step, of_op = _classes(schedule)
-        count = len(rows.numbers)
+        count = len(row_numbers)
         cells = of_op[schedule.kernel_op] * count + kernel_row
         class_rows = np.bincount(cells, share, len(classes) * count).astype(float).reshape(len(classes), count)
         dispatched = np.bincount(of_step, minlength=len(classes))
@@ -423,6 +421,11 @@ class PriceList:
             host_us=self._host_us(schedule, dispatch),
             cold=cold,
             rows=rows,
+            row_numbers=row_numbers,
+            usual_log_std=facts[:, _USUAL],
+            families=rows.families(row_numbers),
+            unmeasured=tuple(dict.fromkeys(row.family for row in remarkable if not row.price.measured)),
+            caveats=tuple(dict.fromkeys(row.price.model.caveat for row in remarkable if row.price.model.caveat)),
             kernel_row=kernel_row,
             kernel_share=share,
             row_counts=class_rows.sum(axis=0),
@@ -480,12 +483,12 @@ class PriceList:
         us: Floats = np.concatenate(([fit.fixed_us], steps)) * self._slowdown.dispatch
         return us
 
-    def _rows_of(self, runtime: str, precision: str, resident: float) -> _KernelRows:
+    def _rows_of(self, runtime: str, precision: str, resident: float) -> KernelRows:
         key = runtime, precision, resident
-        if key not in self._rows:
+        if key not in self._rows or len(self._rows[key].ops) > MOST_OPS:
             tilts = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
             price = partial(self._price, precision=precision, runtime=runtime)
-            self._rows[key] = _KernelRows(price, resident, tilts, self._slowdown)
+            self._rows[key] = KernelRows(price, resident, tilts, self._slowdown)
         return self._rows[key]
 
     def _price(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:

@@ -139,7 +139,7 @@ def forward_pass(predictor: Predictor, graph: ModelGraph, batch: int = 1, *, run
 
 def _unfold(schedule: Schedule, priced: Priced, device: DeviceInfo, batch: int) -> list[Span]:
     here = np.array([float(batch)])
-    times, host_us = priced.rows.times(here).us[:, 0], priced.host_at(here)[:, 0]
+    times, host_us = priced.times(here).us[:, 0], priced.host_at(here)[:, 0]
     kernels = (times[priced.kernel_row] * priced.kernel_share).tolist()
     timeline = priced.timeline
     launches = np.searchsorted(timeline.kernel_step, np.arange(len(host_us) + 1)).tolist()

@@ -7,7 +7,6 @@ know nothing of this, and neither do profiles that were measured with the instal
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,7 +40,6 @@ LIBRARY_CLASSES = {  # host classes of families that libraries serve
     "embedding": "index",
 }
 MOST_OPS = 20_000  # whose rewriting is kept
-LATEST = 8  # passes among which shared ops are looked for
 _rewritten: IdentityCache[ModelGraph, dict[tuple[str, str], ModelGraph]] = IdentityCache()
 _ERA: ContextVar[str] = ContextVar("era", default="")
 
@@ -116,7 +114,7 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     key = era, fuser.name if fused else ""
     if key not in graphs:
         parted = unfused(graph) if era == TORCH_1_12 and graph.attention != "sdpa" else graph
-        older = rewritten(parted, _older_ops(era, graph.precision).of_one_graph())
+        older = rewritten(parted, _older_ops(era, graph.precision))
         graphs[key] = scripted(older, fuser) if fused else older
     return graphs[key]
 
@@ -126,49 +124,26 @@ def rewrites(era: str, runtime: str) -> bool:
     return era == TORCH_1_12 and runtime in REWRITTEN
 
 
-class _Known(NamedTuple):
-    """Ops of a pass that is held, and what tells them apart while they are."""
-
-    ops: tuple[Op, ...]
-    identities: frozenset[int]
-
-
 class _OlderOps:
-    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do.
-
-    Those of other graphs are never asked for again, and to keep them would cost more than to make them.
-    """
+    """What a function makes of ops; the same objects each time for ops that graphs share, as those of a supernet do."""
 
     def __init__(self, older: Callable[[Op], Iterable[Op]]) -> None:
         self._older = older
         self._by_op: dict[int, tuple[Op, ...]] = {}
         self._ops: list[Op] = []  # kept, so that nothing else gets their identities
-        self._latest: deque[_Known] = deque(maxlen=LATEST)
 
-    def of_one_graph(self) -> Callable[[tuple[Op, ...]], tuple[Op, ...]]:
-        """A function for all passes of a graph; what these share among themselves does not count."""
-        return partial(self._older_pass, tuple(self._latest), {})
-
-    def _older_pass(
-        self, latest: tuple[_Known, ...], made: dict[int, tuple[Op, ...]], ops: tuple[Op, ...]
-    ) -> tuple[Op, ...]:
+    def __call__(self, ops: tuple[Op, ...]) -> Iterator[Op]:
+        """What is made of all ops of a pass."""
         if len(self._ops) > MOST_OPS:
             self._by_op, self._ops = {}, []
-        identities = list(map(id, ops))
-        older = list(map(self._by_op.get, identities))
+        older = list(map(self._by_op.get, map(id, ops)))
         if None in older:
-            shared = frozenset[int]().union(*[known.identities for known in latest])
-            for index, op in enumerate(ops):
-                if older[index] is None:
-                    older[index] = made.get(id(op)) or self._made(op, shared, made)
-            self._latest.append(_Known(ops, frozenset(identities)))
-        return tuple(chain.from_iterable(older))  # type: ignore[arg-type]
+            older = [self._by_op.get(id(op)) or self._made(op) for op in ops]
+        return chain.from_iterable(older)  # type: ignore[arg-type]
 
-    def _made(self, op: Op, shared: frozenset[int], made: dict[int, tuple[Op, ...]]) -> tuple[Op, ...]:
-        older = made[id(op)] = tuple(self._older(op))
-        if id(op) in shared:
-            self._by_op[id(op)] = older
-            self._ops.append(op)
+    def _made(self, op: Op) -> tuple[Op, ...]:
+        older = self._by_op[id(op)] = tuple(self._older(op))
+        self._ops.append(op)
         return older
 
 
@@ -179,7 +154,7 @@ def _older_ops(era: str, precision: str) -> _OlderOps:
 
 def _torch_2(op: Op) -> tuple[Op]:
     """An op with a class that tells convolutions apart."""
-    return (msgspec.structs.replace(op, host_class=_class_of(op, half=False)),)
+    return (msgspec.structs.replace(op, host_class=_class_of(op.family, op.host_class, half=False)),)
 
 
 def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
@@ -187,7 +162,7 @@ def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
     # Under autocast some ops are in half precision, and filters and biases are copies, which count as activations.
     half = op.dtype in _HALF_DTYPES if precision in AMP else precision in _HALVES
     held = "read_bytes" if precision in AMP else "weight_bytes"
-    named = msgspec.structs.replace(op, host_class=_class_of(op, half), syncs=0)
+    named = msgspec.structs.replace(op, host_class=_class_of(op.family, op.host_class, half), syncs=0)
     if not root(op.family).startswith("conv"):
         yield named
         return
@@ -215,9 +190,10 @@ def _bias_bytes(op: Op, held: int) -> int:
     return max(0, min(held - filters * itemsize(op), size["c_out"] * itemsize(op)))
 
 
-def _class_of(op: Op, half: bool) -> str:
-    kind = LIBRARY_CLASSES.get(root(op.family))
-    general, dot, leaf = op.host_class.partition(".")
+@lru_cache(maxsize=1024)
+def _class_of(family: str, host_class: str, half: bool) -> str:
+    kind = LIBRARY_CLASSES.get(root(family))
+    general, dot, leaf = host_class.partition(".")
     return _half(f"{kind or general}{dot}{leaf}", half)
 
 

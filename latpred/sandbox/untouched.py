@@ -49,6 +49,7 @@ _IMMUTABLE = frozenset(
     }
 )
 _CONTAINERS = frozenset({list, tuple, set, dict, OrderedDict})
+_PLAIN_CONTAINERS = frozenset({list, set, dict})  # which have no attributes
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _UNUSED = frozenset({"_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"})
 _COMPILED = "_compiled_call_impl"  # what nn.Module.compile() sets
@@ -100,7 +101,7 @@ class Copier:
         state.update(source.__dict__)
         for name, value in source.__dict__.items():
             kind = type(value)
-            if kind in _IMMUTABLE:
+            if kind in _IMMUTABLE or (kind is tuple and _IMMUTABLE.issuperset(map(type, value))):
                 continue
             if kind in _CONTAINERS and not value:
                 state[name] = kind()  # the hooks that a module does not have, a dozen of them
@@ -157,6 +158,8 @@ class Copier:
         self._left -= len(value) if kind in _CONTAINERS else 1
         if self._left < 0:
             raise _TooMuchError
+        if kind in _PLAIN_CONTAINERS and _holds_no_objects(value):
+            return self._remember(value, value.copy())
         if kind is FunctionType:
             return self._function(value)
         if kind is MethodType:
@@ -276,6 +279,12 @@ def copied(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
     [tensor([1., 1.])]
     """
     return Copier(lambda tensor, _: make(tensor)).attribute(value)
+
+
+def _holds_no_objects(value: Any) -> bool:
+    """Whether a list, set or dictionary has nothing in it that would need a copy: a config names a thousand labels."""
+    parts = (value, value.values()) if isinstance(value, dict) else (value,)
+    return all(_IMMUTABLE.issuperset(map(type, part)) for part in parts)
 
 
 def _by_itself(value: Any) -> Any:

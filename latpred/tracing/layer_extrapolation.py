@@ -12,6 +12,8 @@ import copy
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +31,7 @@ from latpred.zoo import names
 
 SHALLOW = 4  # layers: a first and a last one, and two between them
 MOST_STACKS = 512
-MOST_GRAPHS = 128
+MOST_GRAPHS = 512
 MOST_KINDS = 64
 # Fields that make the same ops larger or smaller; two configs that differ in these alone are of one kind.
 SIZES = frozenset(
@@ -42,20 +44,35 @@ SIZES = frozenset(
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-class Part(NamedTuple):
-    """Ops of a stack of four: up to the second layer, the second layer, from the last layer on."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Ops of a stack of four: up to the second layer, the second layer, from the last layer on.
 
+    What was made of them for one depth serves others: whoever prices ops has seen those before.
+    """
+
+    path: str  # of the list of layers
     head: tuple[Op, ...]
     middle: tuple[Op, ...]
     tail: tuple[Op, ...]
     growth: Affine  # by which each layer raises the memory that is alive, as a cache of keys and values does
+    _layers: list[tuple[Op, ...]] = field(default_factory=list)  # from the second on
+    _tails: dict[int, tuple[Op, ...]] = field(default_factory=dict)  # by depth
+
+    def deepened(self, depth: int) -> tuple[Op, ...]:
+        """The ops of so many layers, four or more."""
+        for number in range(1 + len(self._layers), depth - 1):
+            self._layers.append(tuple(_moved(self.middle, self.path, 1, number, self.growth, number - 1)))
+        if depth not in self._tails:
+            moved = _moved(self.tail, self.path, SHALLOW - 1, depth - 1, self.growth, depth - SHALLOW)
+            self._tails[depth] = tuple(moved)
+        return (*self.head, *chain.from_iterable(self._layers[: depth - 2]), *self._tails[depth])
 
 
 class Stack(NamedTuple):
     """A traced model of four layers, ready to be made deeper."""
 
     graph: ModelGraph
-    path: str  # of the list of layers
     part: Part
     part_at_one: Part | None
     parameters: int  # of one layer
@@ -68,8 +85,8 @@ class Stack(NamedTuple):
             self.graph,
             parameters=self.graph.parameters + more * self.parameters,
             parameter_bytes=self.graph.parameter_bytes + more * self.parameter_bytes,
-            ops=tuple(_deepened(self.part, self.path, depth)),
-            ops_at_one=None if exact is None else tuple(_deepened(exact, self.path, depth)),
+            ops=self.part.deepened(depth),
+            ops_at_one=None if exact is None else exact.deepened(depth),
         )
 
 
@@ -145,7 +162,7 @@ def _stack(config: Any, options: dict[str, Any]) -> Stack | None:
     if part is None or (exact is None) != (graph.ops_at_one is None):
         return None
     layer = make_meta_module(layers[1], DTYPES.get(options["precision"] or ""))
-    return Stack(graph, path, part, exact, layer.parameters, layer.parameter_bytes)
+    return Stack(graph, part, exact, layer.parameters, layer.parameter_bytes)
 
 
 def _is_stack(module: torch.nn.Module) -> bool:
@@ -162,14 +179,7 @@ def _taken_apart(ops: tuple[Op, ...], path: str) -> Part | None:
     growth = other[0].live_bytes - middle[0].live_bytes
     if tuple(_moved(middle, path, 1, 2, growth)) != other:
         return None
-    return Part(ops[:second], middle, ops[last:], growth)
-
-
-def _deepened(part: Part, path: str, depth: int) -> Iterator[Op]:
-    yield from part.head
-    for number in range(1, depth - 1):
-        yield from _moved(part.middle, path, 1, number, part.growth, number - 1)
-    yield from _moved(part.tail, path, SHALLOW - 1, depth - 1, part.growth, depth - SHALLOW)
+    return Part(path, ops[:second], middle, ops[last:], growth)
 
 
 def _moved(ops: tuple[Op, ...], path: str, old: int, new: int, growth: Affine, times: int = 1) -> Iterator[Op]:

@@ -200,7 +200,8 @@ class TracePass:
 
 def same_ops(one: Sequence[OpRecord], other: Sequence[OpRecord]) -> bool:
     """Whether two passes issued the same ops in the same order."""
-    return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in zip(one, other, strict=True))
+    # Equal layers share their records, so there are far fewer pairs than ops.
+    return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in set(zip(one, other, strict=True)))
 
 
 def _alike(a: OpRecord, b: OpRecord) -> bool:
@@ -234,15 +235,15 @@ def _ops(
     done: TracePass, other: TracePass, watcher: PassWatcher, through: Callable[[int, int], Affine]
 ) -> tuple[Op, ...]:
     count = cache(through)  # a graph has thousands of counts and few different ones
-    known: dict[tuple[int, int], Op] = {}
+    known: dict[tuple[OpRecord, OpRecord], Op] = {}
     ops = []
     alive = zip(*(watcher.live_bytes(each.records, each.input_bytes) for each in (done, other)), strict=True)
     calls = zip(watcher.modules, watcher.module_calls, watcher.python_calls, strict=False)
     rows = zip(done.records, other.records, done.nested, alive, calls, strict=False)
     for a, b, nested, live, (module, module_calls, python_calls) in rows:
-        op = known.get((id(a), id(b)))
+        op = known.get((a, b))
         if op is None:
-            op = known[id(a), id(b)] = op_of(a, [count(x, y) for x, y in zip(a.counts, b.counts, strict=True)])
+            op = known[a, b] = op_of(a, [count(x, y) for x, y in zip(a.counts, b.counts, strict=True)])
         ops.append(
             msgspec.structs.replace(
                 op,
@@ -294,10 +295,8 @@ def closing(live_bytes: Affine, module_calls: int, python_calls: int) -> Op:
     )
 
 
-def is_affine(ops: Sequence[Op], one: TracePass, two: TracePass, other: TracePass) -> bool:
-    """Whether the line through batch 2 and another also gives every count at batch 1."""
-    if not on_one_line(one, two, other):
-        return False
+def memory_on_line(ops: Sequence[Op], one: TracePass, two: TracePass) -> bool:
+    """Whether the line through batch 2 and another also gives the memory that is alive at batch 1."""
     live = (one.watcher or two.watched).live_bytes(one.records, one.input_bytes)
     return all(op.live_bytes.at(1) == value for op, value in zip(ops, live, strict=False))
 
@@ -307,17 +306,12 @@ def on_one_line(one: TracePass, two: TracePass, three: TracePass) -> bool:
     if not (same_ops(one.records, two.records) and same_ops(two.records, three.records)):
         return False
     near, far = two.batch - one.batch, three.batch - two.batch
-    seen: set[tuple[int, int, int]] = set()
-    for a, b, c in zip(one.records, two.records, three.records, strict=True):
-        key = (id(a), id(b), id(c))
-        if key in seen:
-            continue
+    for a, b, c in set(zip(one.records, two.records, three.records, strict=True)):
         counts = zip(_compared(a), _compared(b), _compared(c), strict=True)
         if any((y - x) * far != (z - y) * near for x, y, z in counts):
             return False
         if b.dims.get("operands") != c.dims.get("operands"):
             return False
-        seen.add(key)
     return True
 
 

@@ -46,7 +46,7 @@ from latpred.tracing.trace_pass import (
     PassWatcher,
     TracePass,
     demand_same,
-    is_affine,
+    memory_on_line,
     on_one_line,
     ops_exactly,
     ops_through,
@@ -384,7 +384,7 @@ class Tracer:
         one = self.one_pass(1)
         if large is not None and on_one_line(one, two, large):
             ops = ops_through(two, large)
-            if is_affine(ops, one, two, large):
+            if memory_on_line(ops, one, two):
                 return self._made(_input_bytes(two, large), ops), True
         three = three or self.one_pass(3)
         if not same_ops(two.records, three.records):
@@ -402,7 +402,8 @@ class Tracer:
         """The ops of batch 1 where the line does not give them."""
         if not same_ops(one.records, two.records):
             return ops_exactly(self.one_pass(1, watched=True))
-        return None if is_affine(ops, one, two, three) else ops_exactly(one, two.watcher)
+        straight = on_one_line(one, two, three) and memory_on_line(ops, one, two)
+        return None if straight else ops_exactly(one, two.watcher)
 
     def _far(self, batches: Sequence[int]) -> int:
         """The large batch to trace: the largest asked for, unless so many integers would have to be computed with."""

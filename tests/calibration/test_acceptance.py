@@ -147,6 +147,10 @@ def test_ordinary_models_decide_where_there_are_enough() -> None:
     assert verdict.passed
     assert verdict.checks["median error of ordinary models that no fit saw at most 15%"] == "2.0%: passed"
     assert verdict.checks["median error of holdout networks"] == "50.0%"
+    # They are also those of whom there must be enough: a calibration of a minute times few holdout networks.
+    few = accepted([error(1.02)] * (acceptance.FEWEST - 1), [error(1.02)] * acceptance.FEWEST, RunQuality(1.0))
+    assert few.passed
+    assert few.checks["networks to judge by at least 5"] == "5: passed"
 
 
 def test_kinds_that_could_not_be_measured_fail_a_profile() -> None:

@@ -66,7 +66,7 @@ def row(cell: Any, net: ModelGraph, profile: DeviceProfile) -> Row:
     bare = factories.profile(profile.device, runtimes={"eager": factories.dispatch(), "compile": factories.dispatch()})
     schedule = Compile().lower(net, 1)
     priced = PriceList(bare).price(schedule, "fp32")
-    times = priced.rows.times(np.array([1.0])).us[:, 0][priced.kernel_row] * priced.kernel_share
+    times = priced.times(np.array([1.0])).us[:, 0][priced.kernel_row] * priced.kernel_share
     calls: list[float] = []
     for place, one in zip(schedule.kernel_op.tolist(), times.tolist(), strict=True):
         step = net.ops[place]

@@ -20,7 +20,7 @@ from latpred.calibration.published.fitted_profiles import (
     shared_of,
     without_gpu,
 )
-from latpred.calibration.published.joint_fit import Problem
+from latpred.calibration.published.joint_fit import Problem, _Loss, _Point
 from latpred.calibration.published.joint_fit import problem as problem_of
 from latpred.calibration.published.latency_model import evaluate, local_gradients
 from latpred.calibration.published.leave_out import Accuracy, HoldoutRows, evaluate_left_out
@@ -80,6 +80,20 @@ def test_derivatives_are_those_of_the_latency_model(held: bool) -> None:
         step = random.normal(0.0, 1e-5, len(theta))
         change = (evaluate(block, here + step).log_us - evaluate(block, here - step).log_us) / 2
         np.testing.assert_allclose(slopes @ step[block.needed], change, atol=1e-9)
+
+
+class Kinked(_Loss):
+    """Ten times the distance from zero, of which a curvature far too small is said, as where a kernel is bounded."""
+
+    def __init__(self) -> None:
+        self._means, self._free = np.array([0.013]), np.array([0])
+
+    def _at(self, free: np.ndarray) -> _Point:
+        return _Point(free, 10.0 * abs(free[0]), 10.0 * np.sign(free), np.array([[1.0]]))
+
+
+def test_a_fit_does_not_end_where_a_shorter_step_would_help() -> None:
+    assert abs(Kinked().lowest()[0]) < 1e-4
 
 
 def test_tensor_cores_at_half_rate_are_more_than_half_as_fast() -> None:
@@ -305,6 +319,13 @@ def test_profiles_carry_no_row_of_the_table() -> None:
         assert profile.machine.stack["torch"] == "1.12.1"
 
 
+def test_a_gpu_is_chosen_by_any_of_its_names() -> None:
+    profile = fit_profile(table(), "rtx-2080ti", judge=False, known=dict(graphs()))
+    assert (profile.name, profile.machine.accelerator) == ("rtx-2080ti", "NVIDIA GeForce RTX 2080 Ti")
+    own, whole = (table()["gpu"] == "2080Ti").sum(), len(table())
+    assert profile.protocol["rows"] == f"{own:,} of this GPU (table), fitted together with {whole:,} of 2 GPUs"
+
+
 def test_a_gpu_is_chosen_by_its_name_in_the_table() -> None:
     with pytest.raises(TableError, match=r"several GPUs; name one of: 2080Ti, RTX-8000"):
         fit_profile(table(), known=dict(graphs()))
@@ -403,7 +424,7 @@ def test_torchscript_of_another_torch_is_left_out_of_a_profile() -> None:
 def test_a_profile_does_not_say_where_files_of_models_lay() -> None:
     noted = replace(read(table()), notes=("2 rows are left out: no function f in /home/me/work/models.py",))
     profile = fit_profile(noted, "2080Ti", judge=False, known=dict(graphs()))
-    assert profile.protocol["rows"] == "2 rows are left out: no function f in models.py"
+    assert profile.protocol["rows"].endswith("; 2 rows are left out: no function f in models.py")
 
 
 def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
@@ -470,6 +491,7 @@ def test_scripted_rows_whose_fusers_are_known_say_of_which_pytorch_a_profile_is(
     both = pd.concat([eager, joined], ignore_index=True)
     older, newer = unfitted(both, gpu="RTX-8000"), unfitted(both, gpu="2080Ti")
     assert (older.protocol["era"], sorted(older.runtimes)) == (TORCH_1_12, ["eager", "torchscript"])
+    assert older.machine.stack == {"torch": "1.12.1"}  # though more rows are of another
     assert (newer.protocol["era"], sorted(newer.runtimes)) == (TORCH_2, ["eager"])
     of_today = unfitted(pd.concat([eager, joined.assign(stack="torch=2.3.0")], ignore_index=True))
     assert (of_today.protocol["era"], sorted(of_today.runtimes)) == (TORCH_2, ["eager"])

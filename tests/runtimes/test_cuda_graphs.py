@@ -79,7 +79,7 @@ def test_latency_is_one_launch_and_all_kernels() -> None:
     for count in (1, 10, 2000):  # 2000 are more than the queue holds, but they come in one launch
         schedule = one_replay("replayed", (linear(rows=1, width=10),) * count)
         priced = PriceList(prices).price(schedule, "fp32")
-        kernels = priced.rows.times(np.ones(1)).us[priced.kernel_row]
+        kernels = priced.times(np.ones(1)).us[priced.kernel_row]
         latency = clocks.latency(priced.timeline, priced.host_us, kernels, info, "single")
         assert latency[0] == pytest.approx(5 + 7 + 4 + kernels.sum() + (count - 1) * 0.5 + 10)
 

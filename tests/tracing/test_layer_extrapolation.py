@@ -111,6 +111,16 @@ def test_layers_that_differ_by_number_are_traced_in_full(monkeypatch: pytest.Mon
                 assert stacks.graph(given, seq=8) == whole(given, seq=8)
 
 
+def test_graphs_of_other_depths_have_the_same_layers() -> None:
+    stacks = LayerExtrapolation()
+    for depth in (6, 8):  # the first of each depth is traced in full
+        stacks.graph(bert(depth, vocab_size=60), seq=8)
+    six, eight = (stacks.graph(bert(depth), seq=8).ops for depth in (6, 8))
+    last = next(index for index, op in enumerate(six) if op.module.startswith("encoder.layer.5"))
+    assert last > 0
+    assert all(one is other for one, other in zip(six[:last], eight[:last], strict=True))
+
+
 def test_memory_is_bounded() -> None:
     stacks = LayerExtrapolation()
     stacks._stacks, stacks._graphs, stacks._kinds = Recent(3), Recent(2), Recent(1)
