@@ -1,7 +1,8 @@
 """`latpred.adapt`: a few measured architectures correct a device's profile, as far as leaving each out shows a gain.
 
-Rows become measured forward passes, `fit.corrections` fits factors to them at several levels of freedom, and the level
-that errs least on architectures left out goes into a new profile, which says what was done to it.
+Rows become measured forward passes, and `fit.corrections` fits factors to them at several levels of freedom, weighed by
+how likely each makes the rows. Their mean goes into a new profile, which says what was done to it, if it gains on
+architectures left out.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class RuntimeAdaptation:
 
     runtime: str
     architectures: int  # how many were measured
-    level: str  # how much was corrected: "none" or one of `LEVELS`
+    level: str  # how much was corrected: "none" or the likeliest of `LEVELS`
     validated: bool  # whether there were enough architectures to leave one out; else nothing vouches for the correction
     bought: Bought  # over all rows; of no worth where it was not validated
     by_regime: Mapping[str, Bought]  # over the rows of each regime, as the profile sees it
-    left_out: Mapping[str, float]  # mean absolute log error of architectures left out, at each level that was tried
+    left_out: Mapping[str, float]  # mean absolute log error of architectures left out, without and with the correction
     factors: Factors  # of host costs by class and kernel times by family; "" is for those that no row has
     interval: bool  # whether the profile's intervals now follow from the errors left out
 
@@ -143,7 +144,7 @@ def _sentences(each: RuntimeAdaptation, fit: DispatchFit) -> Iterator[str]:
     yield f"{count}, {each.rows} row{'s' * (each.rows != 1)}; corrected: {each.level}"
     if not each.validated:
         yield f"median error {each.bought.before.median:.1%} before the correction; intervals grow by it"
-    if each.level == NONE.name:
+    if each.level == NONE:
         yield "no correction gains more than the noise of these rows; add architectures, or repeat their measurement"
     yield from untested(fit)
     for title, factors in (("host", each.factors.host), ("device", each.factors.kernel)):
@@ -177,16 +178,18 @@ def _document(each: RuntimeAdaptation) -> dict[str, Any]:
     }
 
 
-NONE = Level("none", 0.0, 0.0, 0.0, 0.0)
+NONE = "none"
+MISFITS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04)
 LEVELS = (
-    Level("one factor", 0.7, 0.0, 0.0, 0.0),
-    Level("host and device", 0.7, 0.3, 0.2, 0.0),
+    *(Level("one factor", 1.0, 0.0, 0.0, 0.0, misfit) for misfit in MISFITS),
     *(
-        Level(name + closely, 0.7, 0.3, 0.3, 0.3, sizes, misfit, toll * more)
-        for closely, misfit, toll in (("", 0.04, 1.0), (" to 1 %", 0.01, 1.2), (" to 0.25 %", 0.0025, 1.44))
-        for name, sizes, more in (("classes", 0.0, 1.0), ("classes and sizes", 0.15, 1.1))
+        Level("classes and sizes" if sizes else "classes", 1.0, max(own, 0.1), own, sizes, misfit)
+        for own in (0.1, 0.3, 1.0)
+        for sizes in (0.0, 0.15)
+        for misfit in MISFITS
     ),
 )
+ALONE = LEVELS[len(MISFITS) - 1 : len(MISFITS)]  # of architectures too few to be left out
 FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
 LEAST_GAIN = 0.005  # in mean log error; less than that is nobody's gain
@@ -208,10 +211,10 @@ def adapt(
 
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
     kernel family, and powers of kernels' sizes too; all are believed to be near 1, and follow the rows more or less
-    closely. What errs least on architectures left out is taken, the simpler where they err alike, if it gains more than
-    the noise; else nothing is changed. Fewer than four architectures cannot be left out: they move everything by one
-    factor, for which nothing vouches, and intervals grow by that factor; rows of one batch say nothing of others.
-    Predictions say so. Runtimes without rows stay as they are.
+    closely. How free they are and how closely they follow is weighed by how likely that makes the rows, and the mean is
+    taken, if it gains more than the noise on architectures left out; else nothing is changed. Fewer than four
+    architectures cannot be left out: they move everything by one factor, for which nothing vouches, and intervals grow
+    by that factor; rows of one batch say nothing of others. Predictions say so. Runtimes without rows stay as they are.
 
     Parameters
     ----------
@@ -272,7 +275,7 @@ def _adapt_runtime(
     architecture = np.array([row.architecture for row in rows])
     tried, chosen = _fits(LatencyModel(predictor, rows, runtime), rows, architecture)
     validated = len(tried) > 1
-    if chosen.level is not NONE:
+    if chosen.level != NONE:
         profile = corrected(profile, runtime, chosen.factors)
     widths = _widths(chosen.left_out, architecture, regimes == "framework-bound")
     fit = profile.runtimes[runtime]
@@ -281,18 +284,18 @@ def _adapt_runtime(
     else:  # which are of the host that measured the rows
         fit = _with_spreads(msgspec.structs.replace(fit, host_spread=0.0), *widths)
     count = len(np.unique(architecture))
-    tested = tuple(sorted({row.batch for row in rows})) if chosen.level is not NONE else ()
+    tested = tuple(sorted({row.batch for row in rows})) if chosen.level != NONE else ()
     fit = msgspec.structs.replace(fit, untested=0 if validated else count, tested_batches=tested)
     record = RuntimeAdaptation(
         runtime=runtime,
         architectures=count,
-        level=chosen.level.name,
+        level=chosen.level,
         validated=validated,
         bought=_bought(tried[0], chosen, architecture, np.ones(len(rows), bool)),
         by_regime={
             str(name): _bought(tried[0], chosen, architecture, regimes == name) for name in sorted(set(regimes))
         },
-        left_out={each.level.name: float(_by_architecture(each, architecture).mean()) for each in tried},
+        left_out={each.level: float(_by_architecture(each, architecture).mean()) for each in tried},
         factors=chosen.factors,
         interval=widths is not None,
     )
@@ -304,10 +307,12 @@ def _fits(model: LatencyModel, rows: Sequence[Row], architecture: Any) -> tuple[
     unchanged = model.unchanged(NONE)
     _demand_unit(unchanged.left_out)
     if len(np.unique(architecture)) < FEWEST:
-        return [unchanged], model.fit(LEVELS[0])
-    tried = [unchanged, *(model.fit(level) for level in LEVELS)]
+        return [unchanged], model.fit(ALONE)
+    fitted = model.fit(LEVELS)
+    gains = _by_architecture(unchanged, architecture) - _by_architecture(fitted, architecture)
     noise = float(np.median([row.noise for row in rows])) / math.sqrt(len(rows))
-    return tried, _least_error(tried, architecture, max(LEAST_GAIN, noise))
+    least = max(LEAST_GAIN, noise, float(gains.std(ddof=1)) / math.sqrt(len(gains)))
+    return [unchanged, fitted], fitted if gains.mean() > least else unchanged
 
 
 def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bought:
@@ -316,17 +321,6 @@ def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bo
         metrics.errors(np.exp(-fit.left_out[selected]), np.ones(len(models)), models) for fit in (unchanged, chosen)
     )
     return Bought(before, after)
-
-
-def _least_error(tried: Sequence[Fit], architecture: Any, least: float) -> Fit:
-    """The fit that errs least on architectures left out, if that gains more than the noise; else the first.
-
-    Freer levels have to err less than simpler ones by their toll.
-    """
-    errors = [_by_architecture(fit, architecture) for fit in tried]
-    best = int(np.argmin([each.mean() * fit.level.toll for fit, each in zip(tried, errors, strict=True)]))
-    gains = errors[0] - errors[best]
-    return tried[best] if gains.mean() > max(least, float(gains.std(ddof=1)) / math.sqrt(len(gains))) else tried[0]
 
 
 def _by_architecture(fit: Fit, architecture: Any) -> Floats:

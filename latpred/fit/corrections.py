@@ -2,9 +2,10 @@
 
 The latency model stays the profile's, two clocks over a schedule. Its host classes and kernel families get factors, and
 kernels powers of their size (`prediction.pricing`), believed to be 1 and 0 and the less free the finer they are; rows
-move them by damped Gauss-Newton steps on soft relative errors. What every architecture would have been predicted at
-without its own rows is a few steps away from the solution with them. How free the factors are, and how closely they
-follow the rows, is `latpred.accuracy.adaptation`'s choice.
+move them by damped Gauss-Newton steps on soft relative errors. How free the factors are, and how closely they follow
+the rows, is weighed by the likelihood of the rows (Bayesian model averaging); `latpred.accuracy.adaptation` says among
+which. What every architecture would have been predicted at without its own rows is a few steps away from the solution
+with them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
 
 SOFT = 0.10  # error in log latency beyond which a row pulls less than in proportion
-MOST_STEPS, MOST_STEPS_LEFT_OUT = 12, 4
-_LARGEST_STEP = 1.0
+MOST_STEPS, MOST_STEPS_LEFT_OUT = 20, 4
+STARTS, MOST_APART = 7, 1.5  # of the clocks' factors, each way from the usual one, in logs
+APART = 0.002  # in log latency, what a start has to gain for clocks that are apart by a factor of e
+_LARGEST_STEP, _WHOLE_STEPS = 0.5, 6  # then half steps, for those that swing between two clocks
 _ENOUGH = 1e-3  # a step that moves no factor by more was the last
 _NUDGE = 0.01
 
@@ -40,20 +43,17 @@ _NUDGE = 0.01
 class Level(NamedTuple):
     """How free factors are: standard deviations of their logs, 0 for none; and how closely they follow the rows.
 
-    whole : one factor on everything. host, device : on one of the clocks. classes : on each host class and kernel
+    whole : one factor on everything. clocks : on the host and on the device. classes : on each host class and kernel
     family. sizes : of the exponents of kernels' sizes. misfit : what a right profile is still off by, in log latency,
-    whatever the noise of the row; the smaller, the further rows move the factors. toll : what its error left out counts
-    for beside that of simpler levels.
+    whatever the noise of the row.
     """
 
     name: str
     whole: float
-    host: float
-    device: float
+    clocks: float
     classes: float
-    sizes: float = 0.0
-    misfit: float = 0.04
-    toll: float = 1.0
+    sizes: float
+    misfit: float
 
 
 class Row(NamedTuple):
@@ -82,23 +82,31 @@ class Factors(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A level's solution: its factors, and how far off each row is, in log latency, without its architecture's rows."""
+    """The likeliest level, factors, and how far off each row is, in log latency, without its architecture's rows."""
 
-    level: Level
+    level: str
     factors: Factors
     left_out: Floats
 
 
 class _Believed(NamedTuple):
-    """What a level says of the free parameters and of the rows.
+    """What levels say of the parameters and of the rows, by level.
 
-    design : what each parameter does to the groups' log factors and the exponents. precision : of its prior. weight :
-    of each row.
+    design : what each parameter does to the groups' log factors and the exponents. deviation : of each parameter.
     """
 
     design: Floats
-    precision: Floats
-    weight: Floats
+    deviation: Floats
+    misfit: Floats
+
+
+class _Solution(NamedTuple):
+    """Parameters, how likely they are, how likely each level is, and how likely all levels together make the rows."""
+
+    theta: Floats
+    likelihood: float
+    share: Floats
+    evidence: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,15 @@ class _Cell:
     sizes: Floats
     device: DeviceInfo
     protocol: str
+
+    def rescaled(self, host: float, kernel: Floats) -> Floats:
+        """Log latencies with one factor on the host and each of some on the device."""
+        if not self.device.asynchronous:
+            synced = float(self.timeline.sync.sum()) * self.device.sync_us
+            synchronous: Floats = np.log(self.host_us.sum() * host + self.kernel_us.sum() * kernel + synced)
+            return synchronous
+        logs: Floats = np.log(self._latency(self.host_us.sum(axis=1) * host, self.kernel_us[:, None] * kernel))
+        return logs
 
     def evaluate(self, host: Floats, kernel: Floats, exponents: Floats) -> tuple[float, Floats]:
         """Log latency and its slopes in the logs of the groups' factors and in the exponents."""
@@ -160,39 +177,69 @@ class LatencyModel:
         self._architecture = np.array([row.architecture for row in rows])
         self._noise = np.array([row.noise for row in rows])
 
-    def unchanged(self, level: Level) -> Fit:
+    def unchanged(self, level: str) -> Fit:
         """The profile as it is."""
         nothing = np.zeros(len(self.host) + len(self.kernel) + len(SIZES))
         errors, _ = self._errors(nothing, np.arange(len(self._cells)))
         return Fit(level, Factors({}, {}), errors)
 
-    def fit(self, level: Level) -> Fit:
-        """The factors that rows and priors together make likeliest."""
-        every, widths = self._priors(level)
-        free = widths > 0
-        believed = _Believed(every[:, free], 1.0 / widths[free] ** 2, self._weight(level.misfit))
-        theta = self._solved(np.zeros(len(believed.precision)), believed, MOST_STEPS)
-        parameters = np.zeros(len(widths))
-        parameters[free] = theta
-        return Fit(level, self._factors(every, parameters), self._left_out(theta, believed))
+    def fit(self, levels: Sequence[Level]) -> Fit:
+        """The mean of what levels make of the rows, each as heavy as it makes the rows likely.
 
-    def _solved(self, theta: Floats, believed: _Believed, most_steps: int) -> Floats:
-        """The likeliest parameters, from a guess on."""
-        for _ in range(most_steps):
-            errors, slopes = self._errors(believed.design @ theta, np.flatnonzero(believed.weight))
-            slopes = slopes @ believed.design
-            pull = believed.weight[believed.weight > 0] / np.sqrt(1.0 + (errors / SOFT) ** 2)
-            curvature = slopes.T @ (pull[:, None] * slopes) + np.diag(believed.precision)
-            step = np.linalg.solve(curvature, slopes.T @ (pull * errors) - believed.precision * theta)
-            theta = theta + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
+        Rows too few to tell levels apart are told from by all of them, which errs less than the one that looks best.
+        """
+        believed, every = self._believed(levels), np.arange(len(self._cells))
+        solutions = [self._solved(start, believed, every, MOST_STEPS) for start in self._starts()]
+        found = max(solutions, key=lambda each: each.evidence)
+        shares: dict[str, float] = {}
+        for level, share in zip(levels, found.share.tolist(), strict=True):
+            shares[level.name] = shares.get(level.name, 0.0) + share
+        likeliest = max(shares, key=shares.__getitem__)
+        return Fit(likeliest, self._factors(believed.design, found.theta), self._left_out(found.theta, believed))
+
+    def _starts(self) -> list[Floats]:
+        """Parameters to start from: one factor, and one on each clock that rows agree on best.
+
+        Which clock sets the pace is decided by factors that are far from 1, so that one start may lead nowhere.
+        """
+        steps = np.linspace(-MOST_APART, MOST_APART, STARTS)
+        usual = float(np.median(self._measured - [cell.rescaled(1.0, np.ones(1))[0] for cell in self._cells]))
+        found = []
+        for host in steps:
+            logs = np.array([cell.rescaled(np.exp(usual + host), np.exp(usual + steps)) for cell in self._cells])
+            errors = self._measured[:, None] - logs
+            whole = np.median(errors, axis=0)
+            off = np.abs(errors - whole).mean(axis=0) + APART * np.abs(host - steps)
+            found += [(*each, host) for each in zip(off.tolist(), whole.tolist(), steps.tolist(), strict=True)]
+        _, whole, device, host = min(found)
+        middle, apart = (host + device) / 2, (host - device) / 2
+        starts = np.zeros((2, 3 + len(self.host) + len(self.kernel) + len(SIZES)))
+        starts[:, :3] = (usual, 0.0, 0.0), (usual + whole + middle, apart, -apart)
+        return list(starts)
+
+    def _solved(self, theta: Floats, believed: _Believed, rows: Ints, most_steps: int) -> _Solution:
+        """The best of the parameters that Gauss-Newton steps come by, from a guess on."""
+        best = _Solution(theta, -math.inf, np.zeros(0), -math.inf)
+        for number in range(most_steps):
+            errors, slopes = self._errors(believed.design @ theta, rows)
+            weight = self._weight(believed.misfit, rows) / np.sqrt(1.0 + (errors / SOFT) ** 2)
+            likely, means = _means(believed.deviation, weight, slopes @ believed.design, errors, theta)
+            share = np.exp(likely - likely.max())
+            evidence = float(likely.max() + np.log(share.sum()))
+            share /= share.sum()
+            likelihood = _likelihood(theta, errors, share @ believed.deviation**2, 1.0 / (share @ (1.0 / weight)))
+            if likelihood > best.likelihood:
+                best = _Solution(theta, likelihood, share, evidence)
+            step = np.clip(share @ means - theta, -_LARGEST_STEP, _LARGEST_STEP)
+            theta = theta + (step if number < _WHOLE_STEPS else step / 2)
             if np.abs(step).max() < _ENOUGH:
                 break
-        return theta
+        return best
 
-    def _weight(self, misfit: float) -> Floats:
-        """Of each row; rows of one model share its error: n of them count as the square root of n."""
-        count = np.bincount(self._architecture)[self._architecture]
-        weight: Floats = 1.0 / (np.sqrt(count) * (misfit**2 + self._noise**2))
+    def _weight(self, misfit: Floats, rows: Ints) -> Floats:
+        """Of each row by each level; rows of one model share its error: n of them count as the square root of n."""
+        count = np.bincount(self._architecture)[self._architecture[rows]]
+        weight: Floats = 1.0 / (np.sqrt(count) * (misfit[:, None] ** 2 + self._noise[rows] ** 2))
         return weight
 
     def _errors(self, logs: Floats, rows: Ints) -> tuple[Floats, Floats]:
@@ -203,20 +250,20 @@ class LatencyModel:
         slopes = np.array([slopes for _, slopes in found]).reshape(len(rows), len(logs))
         return self._measured[rows] - np.array([log for log, _ in found]), slopes
 
-    def _priors(self, level: Level) -> tuple[Floats, Floats]:
+    def _believed(self, levels: Sequence[Level]) -> _Believed:
         """What each parameter does to the groups' log factors and the exponents, and how far it may be from 0."""
         kinds = np.repeat((0, 1, 2), (len(self.host), len(self.kernel), len(SIZES)))
-        design = np.column_stack((kinds < 2, kinds == 0, kinds == 1, np.eye(len(kinds))))
-        own = np.where(kinds < 2, level.classes, level.sizes)
-        return design.astype(float), np.concatenate(([level.whole, level.host, level.device], own))
+        design = np.column_stack((kinds < 2, kinds == 0, kinds == 1, np.eye(len(kinds)))).astype(float)
+        own = [np.where(kinds < 2, level.classes, level.sizes) for level in levels]
+        shared = [(level.whole, level.clocks, level.clocks) for level in levels]
+        return _Believed(design, np.hstack((shared, own)), np.array([level.misfit for level in levels]))
 
     def _left_out(self, theta: Floats, believed: _Believed) -> Floats:
         """Errors that each architecture's rows have where they had no part in the solution."""
         left_out = np.empty(len(self._cells))
         for one in np.unique(self._architecture):
             own = self._architecture == one
-            without = believed._replace(weight=np.where(own, 0.0, believed.weight))
-            moved = self._solved(theta, without, MOST_STEPS_LEFT_OUT)
+            moved = self._solved(theta, believed, np.flatnonzero(~own), MOST_STEPS_LEFT_OUT).theta
             left_out[own] = self._errors(believed.design @ moved, np.flatnonzero(own))[0]
         return left_out
 
@@ -228,13 +275,33 @@ class LatencyModel:
         size_corrections = tuple(
             SizeCorrection(of, exponent, centre, low, high)
             for of, exponent, centre, (low, high) in by_size
-            if exponent and low < high
+            if abs(exponent) > _ENOUGH and low < high
         )
         return Factors(
             {GENERAL: float(np.exp(whole + host)), **dict(zip(self.host, factors, strict=False))},
             {GENERAL: float(np.exp(whole + device)), **dict(zip(self.kernel, factors[len(self.host) :], strict=False))},
             size_corrections,
         )
+
+
+def _means(deviation: Floats, weight: Floats, slopes: Floats, errors: Floats, theta: Floats) -> tuple[Floats, Floats]:
+    """How likely each level makes rows whose latencies are straight lines, in logs, and its likeliest parameters."""
+    target = errors + slopes @ theta
+    scaled = slopes * deviation[:, None, :]  # by level, row and parameter
+    pulled = scaled * weight[:, :, None]
+    curvature = np.matmul(pulled.transpose(0, 2, 1), scaled) + np.eye(len(theta))
+    pull = pulled.transpose(0, 2, 1) @ target
+    solved = np.linalg.solve(curvature, pull[:, :, None])[:, :, 0]
+    off = weight @ target**2 - (pull * solved).sum(axis=1)
+    likely = 0.5 * (np.log(weight).sum(axis=1) - np.linalg.slogdet(curvature)[1] - off)
+    return likely, deviation * solved
+
+
+def _likelihood(theta: Floats, errors: Floats, variance: Floats, weight: Floats) -> float:
+    """Log likelihood of parameters, but for a constant."""
+    free = variance > 0
+    believed = float((theta[free] ** 2 / variance[free]).sum())
+    return 0.5 * (float(np.log(weight).sum() - (weight * errors**2).sum()) - believed)
 
 
 class _Parts(NamedTuple):
