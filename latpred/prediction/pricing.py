@@ -207,7 +207,8 @@ class KernelRows:
 
     def families(self, numbers: Ints) -> Floats:
         """(families, rows), 1 where a row belongs to a family."""
-        return (self._facts[numbers, _FAMILY] == np.arange(len(self._families))[:, None]).astype(float)
+        belongs: Floats = (self._facts[numbers, _FAMILY] == np.arange(len(self._families))[:, None]).astype(float)
+        return belongs
 
     def facts(self, numbers: Ints) -> Floats:
         """What depends on rows alone, a column each."""
