@@ -210,22 +210,19 @@ class KernelModel:
         """Mean and standard deviation of the log residual."""
         if not len(self._points):
             return np.zeros(len(features)), np.full(len(features), self.fit.spread)
-        starts = range(0, max(len(features), 1), MOST_IN_CACHE)
-        parts = [self._moments(features[start : start + MOST_IN_CACHE]) for start in starts]
-        mean, explained = map(np.concatenate, zip(*parts, strict=True))
+        mean, explained = np.empty((2, len(features)))
+        for start in range(0, len(features), MOST_IN_CACHE):
+            part = slice(start, start + MOST_IN_CACHE)
+            covariance = self._covariance(features[part] / self._scales)
+            # Of many rows half as much is read: single precision is enough for the variances of long curves.
+            whitened = (
+                multiplied(covariance, self._whiten)
+                if len(covariance) <= ROW_BY_ROW
+                else covariance.astype(np.float32) @ self._whiten_single
+            )
+            mean[part] = np.einsum("ij,j->i", covariance, self._weights)
+            explained[part] = np.einsum("ij,ij->i", whitened, whitened)
         return mean, np.sqrt(np.maximum(self.fit.amplitude - explained, 0.0) + self.fit.noise)
-
-    def _moments(self, features: Floats) -> tuple[Floats, Floats]:
-        """Mean of the log residual, and how much of its variance the samples explain."""
-        covariance = self._covariance(features / self._scales)
-        # Of many rows half as much is read: single precision is enough for the variances of long curves.
-        whitened = (
-            multiplied(covariance, self._whiten)
-            if len(covariance) <= ROW_BY_ROW
-            else covariance.astype(np.float32) @ self._whiten_single
-        )
-        explained = np.einsum("ij,ij->i", whitened, whitened).astype(float)
-        return np.einsum("ij,j->i", covariance, self._weights), explained
 
     def _covariance(self, scaled: Floats) -> Floats:
         """Prior covariance of scaled features with the training points."""

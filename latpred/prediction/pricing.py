@@ -154,7 +154,7 @@ class _KernelRow:
     family: str
     price: KernelPrice
     columns: Floats
-    guessed: bool
+    facts: tuple[float, ...]
 
 
 class KernelRows:
@@ -178,48 +178,28 @@ class KernelRows:
         self._by_parts: dict[tuple[object, ...], int] = {}  # few and often asked for, unlike those by op
         self._by_work: dict[tuple[object, ...], int] = {}
         self.ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
-        self._rows: list[_KernelRow] = []
+        self.rows: list[_KernelRow] = []
         self._facts = np.empty((0, _FACTS))
         # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
-        self._families = {name: number for number, name in enumerate(DIMS)}
+        self.families = {name: number for number, name in enumerate(DIMS)}
         self._times: Recent[list[Floats]] = Recent(MOST_BATCHES)
         self._lock = Lock()
 
-    def of(self, schedule: Schedule) -> Ints:
-        """The number of each kernel's row."""
+    def of(self, schedule: Schedule) -> tuple[Ints, Ints, Floats]:
+        """The schedule's rows in order of appearance, which of them each kernel is, and facts of the rows."""
         ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
         families = schedule.kernel_family
         with self._lock:
-            found = list(map(self._by_op.get, zip(map(id, ops), families, strict=True)))
-            if None in found:
-                each = zip(found, ops, families, strict=True)
-                found = [self._first_seen(op, family) if row is None else row for row, op, family in each]
-            if len(self._facts) < len(self._rows):
-                self._facts = np.concatenate((self._facts, self._new_facts()))
-        return np.array(found, dtype=np.int64)
-
-    def places(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Distinct numbers in order of appearance, and which of them each is."""
-        distinct = np.fromiter(dict.fromkeys(numbers.tolist()), np.int64)
+            known = map(self._by_op.get, zip(map(id, ops), families, strict=True))
+            each = zip(list(known), ops, families, strict=True)
+            found = [self._first_seen(op, family) if row is None else row for row, op, family in each]
+            if len(self._facts) < len(self.rows):
+                new = [row.facts for row in self.rows[len(self._facts) :]]
+                self._facts = np.concatenate((self._facts, new))
+        distinct = np.fromiter(dict.fromkeys(found), np.int64)
         place = np.empty(len(self._facts), dtype=np.int64)
         place[distinct] = np.arange(len(distinct))
-        return distinct, place[numbers]
-
-    def families(self, numbers: Ints) -> Floats:
-        """(families, rows), 1 where a row belongs to a family."""
-        belongs: Floats = (self._facts[numbers, _FAMILY] == np.arange(len(self._families))[:, None]).astype(float)
-        return belongs
-
-    def facts(self, numbers: Ints) -> Floats:
-        """What depends on rows alone, a column each."""
-        known: Floats = self._facts[numbers]
-        return known
-
-    def remarkable(self, numbers: Ints) -> list[_KernelRow]:
-        """The rows, among these, of which a prediction has something to say."""
-        if not self._facts[numbers, _REMARKABLE].any():
-            return []
-        return [self._rows[number] for number in numbers.tolist()]
+        return distinct, place[found], self._facts[distinct]
 
     def times(self, numbers: Ints, batches: Floats) -> KernelEstimate:
         """Times of rows, (rows, batches); those of few batches are kept, and are the same whatever else was asked."""
@@ -232,10 +212,11 @@ class KernelRows:
 
     def _kept(self, numbers: Ints, batch: float) -> Floats:
         """An estimate's columns at one batch, what is not known yet evaluated first."""
-        held = self._times.get(batch, lambda: [np.empty((0, 3))])
-        missing = len(self._rows) - len(held[0])
-        if missing:
-            held[0] = np.concatenate((held[0], np.full((missing, 3), np.nan)))
+        held = self._times.get(batch, list)
+        if not held:
+            held.append(np.empty((0, 3)))
+        if len(held[0]) < len(self.rows):
+            held[0] = np.concatenate((held[0], np.full((len(self.rows) - len(held[0]), 3), np.nan)))
         unknown = numbers[np.isnan(held[0][numbers, 0])].tolist()
         if unknown:
             held[0][unknown] = np.concatenate(self._evaluated(unknown, np.array([batch])), axis=1)
@@ -245,16 +226,15 @@ class KernelRows:
     def _evaluated(self, numbers: list[int], batches: Floats) -> KernelEstimate:
         """Times of rows at batches, those of one fit together, or at one batch so few of them that bits are certain."""
         us, log_std, memory_bound = np.empty((3, len(numbers), len(batches)))
-        by_model: dict[int, list[int]] = {}
-        for place, number in enumerate(numbers):
-            by_model.setdefault(id(self._rows[number].price.model), []).append(place)
+        together: dict[tuple[int, int], list[int]] = {}
         most = ROW_BY_ROW if len(batches) == 1 else len(numbers)
-        parts = (alike[start : start + most] for alike in by_model.values() for start in range(0, len(alike), most))
-        for places in parts:
-            rows = [self._rows[numbers[place]] for place in places]
+        for place, number in enumerate(numbers):
+            together.setdefault((id(self.rows[number].price.model), place // most), []).append(place)
+        for places in together.values():
+            rows = [self.rows[numbers[place]] for place in places]
             model, work = rows[0].price.model, np.array([row.columns for row in rows])
             each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
-            facts = self._facts[[numbers[place] for place in places]]
+            facts = self._facts[np.array(numbers)[places]]
             times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts[:, _LEAF_SCALE], len(batches)))
             shape = len(rows), len(batches)
             us[places], memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
@@ -278,8 +258,8 @@ class KernelRows:
             number = self._by_work.get(by_work)
             if number is None:
                 row = self._made(op, family)  # which may refuse
-                number = self._by_work[by_work] = len(self._rows)
-                self._rows.append(row)
+                number = self._by_work[by_work] = len(self.rows)
+                self.rows.append(row)
             self._by_parts[parts] = number
         self._by_op[id(op), family] = number
         self.ops.append(op)
@@ -288,23 +268,17 @@ class KernelRows:
     def _made(self, op: Op, family: str) -> _KernelRow:
         price = self._price(op, family)
         work = np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float)
-        return _KernelRow(family, price, work, guessed=op.estimated or not price.measured)
-
-    def _new_facts(self) -> Floats:
-        """Facts of the rows that have none yet."""
-        facts = [
-            (
-                row.price.leaf_scale,
-                row.price.scale,
-                ESTIMATED_SPREAD if row.guessed else 0.0,
-                0.0 if row.guessed else row.price.model.fit.spread,  # nothing is usual about a guess
-                self._families.setdefault(root(row.family), len(self._families)),
-                not row.price.measured or bool(row.price.model.caveat),
-                *row.columns[_BYTES].sum(axis=0).tolist(),
-            )
-            for row in self._rows[len(self._facts) :]
-        ]
-        return np.array(facts, dtype=float)
+        guessed = op.estimated or not price.measured
+        facts = (
+            price.leaf_scale,
+            price.scale,
+            ESTIMATED_SPREAD if guessed else 0.0,
+            0.0 if guessed else price.model.fit.spread,  # nothing is usual about a guess
+            self.families.setdefault(root(family), len(self.families)),
+            not price.measured or bool(price.model.caveat),
+            *work[_BYTES].sum(axis=0).tolist(),
+        )
+        return _KernelRow(family, price, work, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,9 +378,8 @@ class PriceList:
         dispatch = self.dispatch(schedule.runtime)
         self.fits(precision)
         rows = self._rows_of(schedule.runtime, precision, resident)
-        row_of_kernel = rows.of(schedule)
-        row_numbers, kernel_row = rows.places(row_of_kernel)
-        facts, remarkable = rows.facts(row_numbers), rows.remarkable(row_numbers)
+        row_numbers, kernel_row, facts = rows.of(schedule)
+        remarkable = [rows.rows[number] for number in row_numbers[facts[:, _REMARKABLE] != 0.0].tolist()]
         share = schedule.kernel_share * facts[kernel_row, _SCALE]
         cold = None
         # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
@@ -424,7 +397,7 @@ class PriceList:
             rows=rows,
             row_numbers=row_numbers,
             usual_log_std=facts[:, _USUAL],
-            families=rows.families(row_numbers),
+            families=(facts[:, _FAMILY] == np.arange(len(rows.families))[:, None]).astype(float),
             unmeasured=tuple(dict.fromkeys(row.family for row in remarkable if not row.price.measured)),
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in remarkable if row.price.model.caveat)),
             kernel_row=kernel_row,
