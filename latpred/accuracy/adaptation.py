@@ -179,17 +179,17 @@ def _document(each: RuntimeAdaptation) -> dict[str, Any]:
 
 
 NONE = "none"
-MISFITS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04)
+MISFITS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
+ONE_FACTOR = tuple(Level("one factor", 1.0, 0.0, 0.0, 0.0, misfit) for misfit in MISFITS)
 LEVELS = (
-    *(Level("one factor", 1.0, 0.0, 0.0, 0.0, misfit) for misfit in MISFITS),
+    *ONE_FACTOR,
     *(
-        Level("classes and sizes" if sizes else "classes", 1.0, max(own, 0.1), own, sizes, misfit)
+        Level("classes and sizes" if sizes else "classes", 1.0, own, own, sizes, misfit)
         for own in (0.1, 0.3, 1.0)
         for sizes in (0.0, 0.15)
         for misfit in MISFITS
     ),
 )
-ALONE = LEVELS[len(MISFITS) - 1 : len(MISFITS)]  # of architectures too few to be left out
 FEWEST = 4  # architectures that a choice by leaving one out takes
 FEWEST_FOR_INTERVALS = 8
 LEAST_GAIN = 0.005  # in mean log error; less than that is nobody's gain
@@ -307,12 +307,14 @@ def _fits(model: LatencyModel, rows: Sequence[Row], architecture: Any) -> tuple[
     unchanged = model.unchanged(NONE)
     _demand_unit(unchanged.left_out)
     if len(np.unique(architecture)) < FEWEST:
-        return [unchanged], model.fit(ALONE)
-    fitted = model.fit(LEVELS)
-    gains = _by_architecture(unchanged, architecture) - _by_architecture(fitted, architecture)
+        return [unchanged], model.fit(ONE_FACTOR)
+    tried = [unchanged, model.fit(ONE_FACTOR), model.fit(LEVELS)]
+    errors = [_by_architecture(fit, architecture) for fit in tried]
+    best = int(np.argmin([each.mean() for each in errors]))
+    gains = errors[0] - errors[best]
     noise = float(np.median([row.noise for row in rows])) / math.sqrt(len(rows))
     least = max(LEAST_GAIN, noise, float(gains.std(ddof=1)) / math.sqrt(len(gains)))
-    return [unchanged, fitted], fitted if gains.mean() > least else unchanged
+    return tried, tried[best] if gains.mean() > least else unchanged
 
 
 def _bought(unchanged: Fit, chosen: Fit, architecture: Any, selected: Any) -> Bought:
