@@ -42,7 +42,7 @@ def test_a_machine_without_a_profile_is_calibrated_once(
     assert latpred.predict(graph(linear())).latency_ms > 0
     said = capsys.readouterr()
     assert said.out == ""
-    assert "calibrating its CPU now, once, in under a minute" in said.err
+    assert "calibrating its CPU now, once, in about a minute" in said.err
     assert "LATPRED_CALIBRATE=never" in said.err
     latpred.predict(graph(linear()))
     latpred.explain(graph(linear()))

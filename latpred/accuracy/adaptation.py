@@ -1,8 +1,8 @@
 """`latpred.adapt`: a few measured architectures correct a device's profile, as far as leaving each out shows a gain.
 
 Rows become measured forward passes, and `fit.corrections` fits factors to them at several levels of freedom, weighed by
-how likely each makes the rows. Their mean goes into a new profile, which says what was done to it, if it gains on
-architectures left out.
+how likely each makes the rows. Their mean, or that of one factor alone, goes into a new profile, which says what was
+done to it, if it gains on architectures left out.
 """
 
 from __future__ import annotations
@@ -211,10 +211,11 @@ def adapt(
 
     Host costs and kernel times get factors: one for everything, one for each clock, or one for each host class and
     kernel family, and powers of kernels' sizes too; all are believed to be near 1, and follow the rows more or less
-    closely. How free they are and how closely they follow is weighed by how likely that makes the rows, and the mean is
-    taken, if it gains more than the noise on architectures left out; else nothing is changed. Fewer than four
-    architectures cannot be left out: they move everything by one factor, for which nothing vouches, and intervals grow
-    by that factor; rows of one batch say nothing of others. Predictions say so. Runtimes without rows stay as they are.
+    closely. How free they are and how closely they follow is weighed by how likely that makes the rows. The mean of
+    all, or of one factor alone, is taken, whichever errs least on architectures left out, if it gains more than the
+    noise there; else nothing is changed. Fewer than four architectures cannot be left out: they move everything by one
+    factor, for which nothing vouches, and intervals grow by that factor; rows of one batch say nothing of others.
+    Predictions say so. Runtimes without rows stay as they are.
 
     Parameters
     ----------

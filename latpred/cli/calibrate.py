@@ -27,7 +27,7 @@ EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 
 @click.command(epilog=examples("latpred calibrate --quick", "latpred calibrate --device cuda:0 --budget 5m"))
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: the GPU if there is one, else cpu]")
-@click.option("--quick", is_flag=True, help="Under a minute: one precision, wider intervals.")
+@click.option("--quick", is_flag=True, help="About a minute: one precision, wider intervals.")
 @click.option(
     "--budget",
     "budget_s",
@@ -159,7 +159,7 @@ def ensure_profile(
             raise
 
     def calibrate_quickly() -> None:
-        takes = "which takes under a minute (latpred calibrate takes 5 and is more exact)"
+        takes = "which takes about a minute (latpred calibrate takes 5 and is more exact)"
         notice(f"{reason}; calibrating it now, {takes}{busy_note()}")
         _measure_profile(target, quick=True)
 
