@@ -60,6 +60,18 @@ def test_few_samples_borrow_the_family_s_fit_and_scale_it() -> None:
     assert 1.2 < fits["elementwise"].leaf_scales["elementwise.gelu"] <= 3.5
 
 
+def test_a_long_pass_hides_no_special_family_but_dispatch_does() -> None:
+    """Three samples of 57 to 484 us, eight times as long as others of their size."""
+    usual = spread(60, "elementwise.add")
+    slow = [sample(numel, "elementwise.elu", 8.0) for numel in (570, 1700, 5000)]
+    found = {}
+    for dispatch_us in (5.0, 2000.0):
+        timed = [one._replace(beside_us=dispatch_us + 300.0, dispatch_us=dispatch_us) for one in slow]
+        found[dispatch_us] = fit_kernels([*usual, *timed])["elementwise"].leaf_scales["elementwise.elu"]
+    assert found[5.0] > 2.5
+    assert found[2000.0] < 1.2
+
+
 def pooled(count: int, family: str, factor: float = 1.0) -> list[KernelSample]:
     """Poolings of so many numbers, 2 us and what `factor` times their bytes take at 1000 a microsecond."""
     sizes = [float(round(size)) for size in np.geomspace(1e3, 1e7, count)]
