@@ -15,7 +15,7 @@ import pandas as pd
 
 from latpred import host, tables
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import predict_table
+from latpred.accuracy.predicted import graph_key, predict_table
 from latpred.accuracy.recording import Recording, load
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.measurement.timed_baselines import BASELINES, with_baselines
@@ -38,7 +38,7 @@ def validate(
     device: str = "cpu",
     *,
     profile: DeviceProfile | None = None,
-    suite: str = "cpu",
+    suite: str = "blind",
     runtimes: Sequence[str] = ("eager",),
     batches: Sequence[int] | None = None,
     precision: str = "fp32",
@@ -122,10 +122,13 @@ def validate(
         ratios = host.ratio(device_profile.speed, tables.speed_of(table))
         notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
     target = target_of(device_profile.device.kind)
+    # A model that cannot be built here was left out of the table with its reason, and cannot be traced either.
+    measured = {graph_key(cell) for cell in table[table["status"] == tables.OK].to_dict("records")}
     graphs = {
         workload.key(precision, runtime): workload.trace(precision, runtime, target)
         for runtime in runtimes
         for workload in workloads
+        if workload.key(precision, runtime) in measured
     }
     if record is not None:
         Recording(f"{suite}-{device_profile.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)

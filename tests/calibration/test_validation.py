@@ -13,7 +13,7 @@ from latpred.calibration.measurement import validation
 from latpred.calibration.measurement.validation import validate
 from latpred.calibration.workloads import suites
 from latpred.calibration.workloads.suites import Workload, dense_inputs
-from latpred.errors import NoProfileError, ProfileError, UsageError
+from latpred.errors import MissingPackageError, NoProfileError, ProfileError, UsageError
 
 
 def toy(name: str, width: int) -> Workload:
@@ -48,6 +48,20 @@ def test_measured_predicted_compared_recorded_and_replayed(tmp_path: Path) -> No
     assert again.noise.p90 == pytest.approx(report.noise.p90, abs=1e-9)
     assert again.overall.cells == 6
     assert [score.reason for score in again.baselines] == [score.reason for score in report.baselines]
+
+
+def test_a_model_that_needs_a_package_which_is_not_there_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def make(device: str, precision: str) -> tuple[nn.Module, object]:
+        raise MissingPackageError("timm is not installed")
+
+    ready = (toy("a", 8), Workload("foreign", "custom", 0, make), toy("b", 64))
+    monkeypatch.setattr(suites, "get", {"toys": suites.Suite("toys", "for tests", (1, 4), ready=ready)}.__getitem__)
+    report = validate(profile=profile(), suite="toys", repeats=1, record=tmp_path / "toys")
+    assert report.overall.cells == 4
+    assert all("foreign" in cell and "timm is not installed" in cell for cell in report.failed)
+    assert len(report.failed) == 2
 
 
 def test_a_note_says_where_the_machine_differs() -> None:
