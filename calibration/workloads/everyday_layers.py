@@ -37,9 +37,6 @@ def conv(
     return nn.Sequential(convolution, nn.BatchNorm2d(after), activation())
 
 
-def double(before: int, after: int) -> nn.Sequential:
-    """Two convolutions of 3 x 3."""
-    return nn.Sequential(conv(before, after, 3), conv(after, after, 3))
 
 
 def basic(before: int, after: int, stride: int = 1) -> nn.Module:

@@ -33,7 +33,7 @@ from latpred.calibration.workloads.everyday_layers import (
     norm_head,
     pooled_head,
 )
-from latpred.calibration.workloads.sequence_models import VOCABULARY
+from latpred.calibration.workloads.gate_models import VOCABULARY
 
 # -- control, coordinates, tables and series -------------------------------------------------------------------------
 

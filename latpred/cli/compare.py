@@ -130,9 +130,9 @@ def _evaluate_left_out(
 )
 @click.option(
     "--suite",
-    default="cpu",
+    default="blind",
     show_default=True,
-    help="Which models: cpu, unseen, fresh, blind, ordinary, sealed, everyday or heldout.",
+    help="Which models: blind, everyday, recent or heldout.",
 )
 @batch_option(None, shown="the suite's")
 @click.option(

@@ -38,7 +38,7 @@ def test_each_two_calibrations_are_compared() -> None:
         asked.append(number)
         return profile(100.0)
 
-    found = validation.repeat(calibrate, 3, suite="ordinary")
+    found = validation.repeat(calibrate, 3, suite="everyday")
     assert asked == [1, 2, 3]
     assert [(shift.first, shift.second) for shift in found] == [(1, 2), (1, 3), (2, 3)]
     assert all(shift.median == 0.0 for shift in found)
