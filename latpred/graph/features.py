@@ -47,8 +47,12 @@ _CONV_PRODUCT: Powers = {
 _NATIVE_PRODUCT: Powers = {**_CONV_PRODUCT, "m": {"h_out": 1, "w_out": 1}, "copies": {"batch": 1, "groups": 1}}
 _CONVOLUTIONS = [family for family, dims in DIMS.items() if dims == CONV_DIMS]
 # Counts of what a family's loops do to each value, which take time of their own.
-EFFORTS = {"generated": ("plain", "math", "strided", "looked_up"), "rnn": ("calls", "reread", "weights")}
 NATIVE = "conv_native"
+EFFORTS = {
+    "generated": ("plain", "math", "strided", "looked_up"),
+    "rnn": ("calls", "reread", "weights"),
+    NATIVE: ("groups",),  # PyTorch's own loops take these one after the other, too, each with ops of its own
+}
 _VECTOR = 16  # values that one instruction of a CPU takes
 _MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}
 _LIBRARY_BATCH = 16  # pointwise convolutions of fewer samples are not worth oneDNN to one thread
