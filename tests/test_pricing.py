@@ -170,3 +170,29 @@ def test_under_autocast_each_op_is_priced_in_its_own_format(dtype: str, precisio
 def test_autocast_needs_the_format_that_it_casts_to() -> None:
     with pytest.raises(ProfileError, match="no kernels in fp16"):
         PriceList(factories.profile()).fits("amp-fp16")
+
+
+def test_weights_that_were_read_shortly_before_are_read_as_activations() -> None:
+    profile = predictors()[1].profile
+    gemm = msgspec.structs.replace(profile.kernels["fp32"]["gemm"], weight_bytes_per_us=10.0)
+    small = msgspec.structs.replace(profile.device, resident_bytes=10_000_000)
+    prices = PriceList(msgspec.structs.replace(profile, device=small, kernels={"fp32": {"gemm": gemm}}))
+    first = factories.linear(64, 512)
+
+    def us(reread_after: Affine | None, batch: float = 1.0) -> float:
+        op = msgspec.structs.replace(first, reread_after=reread_after)
+        priced = prices.price(one_step_per_op("eager", (op,)), "fp32", resident=0.0)
+        return float(priced.times(np.array([batch])).us[0, 0])
+
+    def at(share: float) -> float:
+        moved = Affine(round(share * first.weight_bytes.constant))
+        op = msgspec.structs.replace(
+            first, weight_bytes=first.weight_bytes - moved, read_bytes=first.read_bytes + moved
+        )
+        priced = prices.price(one_step_per_op("eager", (op,)), "fp32", resident=0.0)
+        return float(priced.times(np.array([1.0])).us[0, 0])
+
+    assert at(1.0) != at(0.0)
+    assert us(None) == us(Affine(20_000_000)) == at(0.0)
+    assert us(Affine(9_000_000)) == at(1.0)
+    assert us(Affine(15_000_000)) == us(Affine(14_000_000, 1_000_000)) == pytest.approx(at(0.5), rel=1e-9)

@@ -90,6 +90,7 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     module_calls: int = 0
     python_calls: int = 0
     estimated: bool = False  # no formula knows the op, and only its bytes are counted
+    reread_after: Affine | None = None  # bytes touched since the same parameters were last read in this forward pass
 
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""

@@ -400,6 +400,20 @@ def resident_share(parameter_bytes: int, touched_bytes: float, device: DeviceInf
     return round(RESIDENT_STEPS * min(max(2.0 - most, 0.0), 1.0)) / RESIDENT_STEPS
 
 
+def reread_share(touched_bytes: Floats, device: DeviceInfo) -> Floats:
+    """How much of its weights an op finds in the cache that were read in the same pass, so many bytes ago.
+
+    >>> from latpred.profile.document import DeviceInfo
+    >>> cpu = DeviceInfo(name="cpu", kind="cpu", asynchronous=False, memory_bytes=0, resident_bytes=8 << 20)
+    >>> reread_share(np.array([1 << 20, 12 << 20, 40 << 20]), cpu).tolist()
+    [1.0, 0.5, 0.0]
+    """
+    if not device.resident_bytes:
+        return (touched_bytes <= device.cache_bytes).astype(float)
+    share: Floats = np.clip(2.0 - touched_bytes / device.resident_bytes, 0.0, 1.0)
+    return share
+
+
 def columns(op: Op, family: str, *, resident: float = 0.0) -> tuple[Affine, ...]:
     """An op's work and dimensions, in the columns of a family.
 

@@ -26,10 +26,10 @@ from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
-from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns, slower_kernels
+from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns, reread_share, slower_kernels
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
-from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
+from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 from latpred.query import AMP
 from latpred.storage import Recent
 
@@ -47,9 +47,11 @@ window, and the geometric mean of the channels it reads and writes."""
 _LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
 # Facts of a row: factors of its time above the floor and of all of it, log standard deviation that its time has at
 # least and of its fit's errors on its own samples, number of its family, whether a prediction has something to say of
-# it, and bytes read and written, constant and per sample.
-_LEAF_SCALE, _SCALE, _LEAST, _USUAL, _FAMILY, _REMARKABLE, _MOVED = *range(6), slice(6, 8)
-_FACTS = 8
+# it, bytes read and written, and bytes touched since its weights were last read, both constant and per sample.
+_LEAF_SCALE, _SCALE, _LEAST, _USUAL, _FAMILY, _REMARKABLE, _MOVED, _REREAD = *range(6), slice(6, 8), slice(8, 10)
+_FACTS = 10
+_FAR = (math.inf, 0.0)  # weights that the pass reads once
+_WEIGHTS, _READS = WORK.index("weight_bytes"), WORK.index("read_bytes")
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp16", "float8_e5m2": "fp16"}
 _SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
@@ -171,8 +173,9 @@ class KernelRows:
         resident: float,
         size_corrections: tuple[SizeCorrection, ...],
         slowdown: Slowdown,
+        device: DeviceInfo,
     ) -> None:
-        self._price, self._resident = price, resident
+        self._price, self._resident, self._device = price, resident, device
         self._size_corrections, self._slowdown = size_corrections, slowdown
         self._by_op: dict[tuple[int, str], int] = {}
         self._by_parts: dict[tuple[object, ...], int] = {}  # few and often asked for, unlike those by op
@@ -235,6 +238,7 @@ class KernelRows:
             model, work = rows[0].price.model, np.array([row.columns for row in rows])
             each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
             facts = self._facts[np.array(numbers)[places]]
+            each = self._with_rereads(each, facts[:, _REREAD], batches)
             times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts[:, _LEAF_SCALE], len(batches)))
             shape = len(rows), len(batches)
             us[places], memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
@@ -245,16 +249,26 @@ class KernelRows:
             us[places] *= slower
         return KernelEstimate(us, log_std, memory_bound != 0.0)
 
+    def _with_rereads(self, each: Floats, touched: Floats, batches: Floats) -> Floats:
+        """Columns of rows at batches; weights still in the cache from earlier in the pass are read as activations."""
+        again = np.isfinite(touched[:, 0])
+        if not again.any():
+            return each
+        weights, reads = each[again, :, _WEIGHTS], each[again, :, _READS]
+        found = weights * reread_share(touched[again, :1] + touched[again, 1:] * batches, self._device)
+        each[again, :, _WEIGHTS], each[again, :, _READS] = weights - found, reads + found
+        return each
+
     def _first_seen(self, op: Op, family: str) -> int:
         """The number of the row of an op that is new."""
-        shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes)
+        shared = (op.dims, op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, op.reread_after)
         # Ops that a trace found alike share these objects, whose identities are compared faster than their values.
         parts = (family, op.name, op.dtype, op.estimated, *map(id, shared))
         number = self._by_parts.get(parts)
         if number is None:
             aten = op.name.startswith("aten::")
             work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
-            by_work = (family, aten, op.dtype, op.estimated, *work)
+            by_work = (family, aten, op.dtype, op.estimated, op.reread_after, *work)
             number = self._by_work.get(by_work)
             if number is None:
                 row = self._made(op, family)  # which may refuse
@@ -277,6 +291,7 @@ class KernelRows:
             self.families.setdefault(root(family), len(self.families)),
             not price.measured or bool(price.model.caveat),
             *work[_BYTES].sum(axis=0).tolist(),
+            *(op.reread_after or _FAR),
         )
         return _KernelRow(family, price, work, facts)
 
@@ -462,7 +477,7 @@ class PriceList:
         if key not in self._rows or len(self._rows[key].ops) > MOST_OPS:
             tilts = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
             price = partial(self._price, precision=precision, runtime=runtime)
-            self._rows[key] = KernelRows(price, resident, tilts, self._slowdown)
+            self._rows[key] = KernelRows(price, resident, tilts, self._slowdown, self._profile.device)
         return self._rows[key]
 
     def _price(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:

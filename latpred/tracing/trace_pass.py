@@ -45,6 +45,8 @@ class PassWatcher:
         # Calls since the previous op; one element more than there are ops, for what follows the last.
         self.module_calls: list[int] = []
         self.python_calls: list[int] = []
+        # The storage of the first parameter that each op reads, and what it reads of parameters; None for most.
+        self.weights: list[tuple[int, int] | None] = []
         self.deaths: dict[int, int] = {}  # for each op whose memory is gone before the end: the first op without it
         self._alive: dict[int, tuple[list[int], StorageWeakRef]] = {}  # by storage: the ops that gave it
         self._storages: dict[int, int] = {}  # of each op, those that are alive
@@ -99,10 +101,15 @@ class PassWatcher:
         made = self._alive.get(_watched(tensor).cdata)
         return None if made is None else made[0][0]
 
-    def after(self, record: OpRecord, out: Any) -> None:
-        """Note an op that was just handled, and the memory that went since the one before."""
+    def after(self, record: OpRecord, out: Any, given: Sequence[torch.Tensor] = ()) -> None:
+        """Note an op that was just handled, and the memory that went since the one before.
+
+        `given` are the tensors that an op with parameters was called with.
+        """
         index = len(self.modules)
         self.modules.append(self._stack[-1])
+        weight = next((tensor for tensor in given if not tensor.is_inference()), None)
+        self.weights.append(None if weight is None else (weight.untyped_storage()._cdata, record.weight_bytes))
         self._flush()
         # Asked of torch itself, without Python in between: dozens of storages are alive at each of hundreds of ops.
         for storage in list(compress(self._alive, map(_GONE, self._alive))):
@@ -240,7 +247,8 @@ def _ops(
     alive = zip(*(watcher.live_bytes(each.records, each.input_bytes) for each in (done, other)), strict=True)
     calls = zip(watcher.modules, watcher.module_calls, watcher.python_calls, strict=False)
     rows = zip(done.records, other.records, done.nested, alive, calls, strict=False)
-    for a, b, nested, live, (module, module_calls, python_calls) in rows:
+    again = [_touched_since(each.records, watcher.weights) for each in (done, other)]
+    for index, (a, b, nested, live, (module, module_calls, python_calls)) in enumerate(rows):
         op = known.get((a, b))
         if op is None:
             op = known[a, b] = op_of(a, [count(x, y) for x, y in zip(a.counts, b.counts, strict=True)])
@@ -252,12 +260,28 @@ def _ops(
                 live_bytes=count(*live),
                 module_calls=module_calls,
                 python_calls=python_calls,
+                reread_after=count(again[0][index], again[1][index]) if index in again[0] else None,
             )
         )
     if watcher.module_calls[-1] or watcher.python_calls[-1]:
         live_bytes = ops[-1].live_bytes if ops else Affine(0)
         ops.append(closing(live_bytes, watcher.module_calls[-1], watcher.python_calls[-1]))
     return tuple(ops)
+
+
+def _touched_since(records: Sequence[OpRecord], weights: Sequence[tuple[int, int] | None]) -> dict[int, int]:
+    """For each op that reads parameters once more, the bytes that were touched since the last time."""
+    last: dict[tuple[int, int], int] = {}
+    pairs = []
+    for index, weight in enumerate(weights):
+        if weight is not None:
+            if weight in last:
+                pairs.append((last[weight], index))
+            last[weight] = index
+    if not pairs:
+        return {}
+    done = list(accumulate((each.weight_bytes + each.read_bytes + each.write_bytes for each in records), initial=0))
+    return {index: done[index] - done[before] for before, index in pairs}
 
 
 def op_of(record: OpRecord, counts: Sequence[Affine]) -> Op:

@@ -41,7 +41,7 @@ from latpred.tracing.inputs import (
     tensors_in,
 )
 from latpred.tracing.meta_module import MetaModule, attend, fast_paths_on_meta, make_meta_module, usual_dtype
-from latpred.tracing.op_record import CACHE, Kind, OpRecord, describe, place, unknown
+from latpred.tracing.op_record import CACHE, Kind, OpRecord, describe, leaves, place, unknown
 from latpred.tracing.trace_pass import (
     PassWatcher,
     TracePass,
@@ -75,6 +75,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.refuses_autocast = False  # whether an op in torch.autocast ends the pass in `EntersAutocastError`
         self._depth = 0
         self._inner = 0
+        self._arguments: Sequence[Any] = ()  # of the op being handled, while a watcher looks on
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -100,8 +101,10 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if info is None:
             info = self.infos[func] = describe(func)
         self.current = info.name
+        if self.watcher is not None:
+            self._arguments = args
         out = _HANDLERS[info.kind](self, Call(func, info, args, options))
-        self.current = ""
+        self.current, self._arguments = "", ()
         return out
 
     @property
@@ -125,7 +128,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self.nested.append(False)
         if self.watcher is not None:
-            self.watcher.after(record, out)
+            self.watcher.after(record, out, leaves(self._arguments) if record.weight_bytes else ())
         return out
 
     def inside(self, function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:

@@ -70,7 +70,7 @@ def canonical(graph: ModelGraph) -> bytes:
     What was not asked for is not part of it, so that an option that is new changes no digest.
     """
     plain = msgspec.json.encode(msgspec.structs.replace(graph, stack={}), order="sorted")
-    return plain.replace(b'"attention":"",', b"")
+    return plain.replace(b'"attention":"",', b"").replace(b'"reread_after":null,', b"")
 
 
 def digest(graph: ModelGraph) -> Digest:

@@ -9,7 +9,7 @@ from torch import nn
 
 import latpred
 from latpred.errors import UsageError
-from latpred.graph.graph import Op
+from latpred.graph.graph import Affine, Op
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.trace_pass import RETURN
 
@@ -91,3 +91,42 @@ def test_what_a_first_forward_pass_keeps_is_not_counted() -> None:
 
     graph = latpred.trace(Lazy(), torch.zeros(1, 4))
     assert [op.name for op in graph.ops] == ["aten::add"]
+
+
+class SharedSteps(nn.Module):
+    """A layer that runs once, and a cell that runs once for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.cell = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for _ in range(3):
+            x = torch.tanh(self.cell(x))
+        return x
+
+
+class TiedTable(nn.Module):
+    """Words in, and a score for each word out, by the same table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.table(ids), self.table.weight)
+
+
+def test_weights_that_a_pass_reads_again_say_how_much_was_touched_since() -> None:
+    graph = latpred.trace(SharedSteps(), torch.zeros(2, 16))
+    linear = [op for op in graph.ops if op.name == "aten::linear"]
+    weights, values = 4 * (16 * 16 + 16), 4 * 16
+    # The step before read the weights; its product and its tanh read and wrote a row of values for each sample.
+    again = Affine(weights, 4 * values)
+    assert [op.reread_after for op in linear] == [None, None, again, again]
+
+
+def test_rows_of_a_table_are_not_all_of_it() -> None:
+    graph = latpred.trace(TiedTable(), torch.zeros(2, 3, dtype=torch.long))
+    assert [op.reread_after for op in graph.ops] == [None] * len(graph.ops)
