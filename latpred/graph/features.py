@@ -147,7 +147,7 @@ def read(family: str, rows: Floats) -> Inputs:
         return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, rows[:, form.efforts])
     product = np.exp(multiplied(log_dims, form.product))
     if name_of(family) == NATIVE:
-        logs = np.concatenate((logs, _padding(product[:, 0])[:, None]), axis=1)
+        logs = np.concatenate((logs, vector_padding(product[:, 0])[:, None]), axis=1)
     return Inputs(work, logs, product, rows[:, form.efforts])
 
 
@@ -160,8 +160,8 @@ def multiplied(rows: Floats, matrix: Floats) -> Floats:
     return product
 
 
-def _padding(count: Floats) -> Floats:
-    """Log of how much longer a row of values is in whole vectors: small maps leave most of one empty."""
+def vector_padding(count: Floats) -> Floats:
+    """Log of how many more values there are in whole vectors: small maps and few channels leave most of one empty."""
     padded: Floats = np.log(np.ceil(np.round(count) / _VECTOR) * _VECTOR / count)
     return padded
 

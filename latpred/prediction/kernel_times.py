@@ -12,7 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latpred.graph.features import ROW_BY_ROW, WORK, Floats, Inputs, layout, multiplied, native, read, waves
+from latpred.graph.features import (
+    NATIVE,
+    ROW_BY_ROW,
+    WORK,
+    Floats,
+    Inputs,
+    layout,
+    multiplied,
+    native,
+    read,
+    vector_padding,
+    waves,
+)
 from latpred.graph.graph import Affine, Op
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, Slowdown
 from latpred.ops.families import root
@@ -352,21 +364,27 @@ def residual_features(fit: KernelFit, inputs: Inputs, roof: Roofline) -> Floats:
         extras.append(one_row)
     if "resident" in fit.features:
         extras.append((inputs.work[:, 1] == 0.0).astype(float))
+    if "channel_padding" in fit.features and inputs.product is not None:
+        # Libraries compute as many channels as fill whole vectors; those of a depthwise convolution are its groups.
+        results, groups = inputs.product[:, 1], inputs.product[:, 3]
+        extras.append(vector_padding(np.where(results > 1.0, results, groups)))
     return np.column_stack((inputs.logs, *extras))
 
 
 def flags_of(family: str, multiprocessors: int) -> tuple[str, ...]:
     """Names of the flags that fits of a family know.
 
-    They are what a CPU's products differ by beside their sizes: libraries have other code for a single row, and weights
-    that lie in the cache take another way than those that come from memory.
+    They are what products of a CPU differ by beside their sizes: libraries have other code for one row, weights that
+    lie in the cache take another way than those that come from memory, and channels are computed in whole vectors.
 
     >>> flags_of("gemm", 0), flags_of("conv", 0), flags_of("gemm", 108)
-    (('resident', 'one_row'), ('resident',), ())
+    (('resident', 'one_row'), ('resident', 'channel_padding'), ())
     """
     if multiprocessors or layout(family).product is None:
         return ()
-    return ("resident", "one_row") if root(family) == "gemm" else ("resident",)
+    by_library = root(family) != NATIVE and root(family).startswith("conv")
+    special = ("one_row",) if root(family) == "gemm" else ("channel_padding",) if by_library else ()
+    return ("resident", *special)
 
 
 def feature_names(family: str, multiprocessors: int, tiles: bool) -> tuple[str, ...]:
