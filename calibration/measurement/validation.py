@@ -21,7 +21,7 @@ from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.measurement.timed_baselines import BASELINES, with_baselines
 from latpred.calibration.measurement.whole_models import REPEATS, Bench, demand_runtime, measure
 from latpred.calibration.workloads import suites
-from latpred.errors import UsageError
+from latpred.errors import LatpredError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.profile.document import DeviceProfile
@@ -171,7 +171,7 @@ def _graphs_of(suite: str, target: str) -> list[ModelGraph]:
     for workload in suites.get(suite).workloads():
         try:
             graphs.append(workload.trace("fp32", EAGER, target))
-        except (ImportError, RuntimeError):
+        except (LatpredError, ImportError, RuntimeError):
             continue
     return graphs
 

@@ -108,7 +108,9 @@ class PassWatcher:
         """
         index = len(self.modules)
         self.modules.append(self._stack[-1])
-        weight = next((tensor for tensor in given if not tensor.is_inference()), None)
+        # Of few weights nobody cares where they come from; and equal ones, as norms have, may be one constant.
+        told = given if record.weight_bytes >= _LEAST_WEIGHTS else ()
+        weight = next((tensor for tensor in told if not tensor.is_inference()), None)
         self.weights.append(None if weight is None else (weight.untyped_storage()._cdata, record.weight_bytes))
         self._flush()
         # Asked of torch itself, without Python in between: dozens of storages are alive at each of hundreds of ops.
@@ -183,6 +185,7 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
 
 
 RETURN = "python::return"
+_LEAST_WEIGHTS = 1 << 14  # bytes
 
 
 @dataclass(frozen=True, slots=True)

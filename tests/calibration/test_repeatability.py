@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from latpred.calibration.measurement import validation
+from latpred.calibration.workloads import suites
+from latpred.errors import MissingPackageError
 from latpred.profile.document import DeviceProfile
 
 CPU = factories.device(name="cpu", kind="cpu", asynchronous=False)
@@ -42,3 +44,14 @@ def test_each_two_calibrations_are_compared() -> None:
     assert asked == [1, 2, 3]
     assert [(shift.first, shift.second) for shift in found] == [(1, 2), (1, 3), (2, 3)]
     assert all(shift.median == 0.0 for shift in found)
+
+
+def test_models_that_need_a_package_which_is_not_there_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(device: str, precision: str) -> tuple[object, object]:
+        raise MissingPackageError("timm is not installed")
+
+    here = suites.get("everyday").ready[:1]
+    suite = suites.Suite("toys", "for tests", (1,), ready=(*here, suites.Workload("foreign", "custom", 0, make)))
+    monkeypatch.setattr(suites, "get", {"toys": suite}.__getitem__)
+    (shift,) = validation.repeat(lambda _: profile(100.0), 2, suite="toys")
+    assert shift.median == 0.0

@@ -98,12 +98,12 @@ class SharedSteps(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enter, self.cell = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.enter, self.cell, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.LayerNorm(64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.enter(x)
         for _ in range(3):
-            x = torch.tanh(self.cell(x))
+            x = torch.tanh(self.norm(self.cell(x)))
         return x
 
 
@@ -112,19 +112,20 @@ class TiedTable(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(32, 16)
+        self.table = nn.Embedding(512, 16)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(self.table(ids), self.table.weight)
 
 
 def test_weights_that_a_pass_reads_again_say_how_much_was_touched_since() -> None:
-    graph = latpred.trace(SharedSteps(), torch.zeros(2, 16))
+    graph = latpred.trace(SharedSteps(), torch.zeros(2, 64))
     linear = [op for op in graph.ops if op.name == "aten::linear"]
-    weights, values = 4 * (16 * 16 + 16), 4 * 16
-    # The step before read the weights; its product and its tanh read and wrote a row of values for each sample.
-    again = Affine(weights, 4 * values)
+    weights, values = 4 * (64 * 64 + 64 + 2 * 64), 4 * 64
+    # The step before read its weights and the norm's; its three ops read and wrote a row of values for each sample.
+    again = Affine(weights, 6 * values)
     assert [op.reread_after for op in linear] == [None, None, again, again]
+    assert all(op.reread_after is None for op in graph.ops if op.name != "aten::linear")
 
 
 def test_rows_of_a_table_are_not_all_of_it() -> None:
