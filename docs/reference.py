@@ -13,12 +13,14 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import click
 from click.testing import CliRunner
 
 import latpred
 import latpred.calibration
+from latpred import host
 from latpred.cli import main
 
 DOCS = Path(__file__).parent
@@ -137,7 +139,8 @@ def _outputs(block: str) -> str:
 
 def _output(part: str) -> str:
     command = part.partition("\n")[0]
-    shown = CliRunner().invoke(main, shlex.split(command)[1:])
+    with mock.patch.object(host, "machine_id", return_value="elsewhere"):  # no profile is of the reader's machine
+        shown = CliRunner().invoke(main, shlex.split(command)[1:])
     if not shown.stdout:
         raise click.ClickException(f"{command}: {shown.stderr}")
     lines = [line.rstrip() for line in ELSEWHERE.sub("", shown.stdout).strip("\n").splitlines()]

@@ -6,12 +6,15 @@ import doctest
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import click
 from click.testing import CliRunner
 
+from latpred import host
 from latpred.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +88,10 @@ def run(command: str, exits: tuple[int, ...] = (0,)) -> str:
     """What a command prints on stdout."""
     program, *arguments = shlex.split(command)
     assert program == "latpred", command
-    done = CliRunner().invoke(main, arguments)
+    # Pages are read elsewhere: on the very machine that the shipped profile is of, a prediction would say so.
+    elsewhere = mock.patch.object(host, "machine_id", return_value="elsewhere")
+    with elsewhere if "epyc-shared" in command else nullcontext():
+        done = CliRunner().invoke(main, arguments)
     assert done.exit_code in exits, (command, done.stderr, done.exception)
     return done.stdout
 

@@ -37,8 +37,6 @@ def conv(
     return nn.Sequential(convolution, nn.BatchNorm2d(after), activation())
 
 
-
-
 def basic(before: int, after: int, stride: int = 1) -> nn.Module:
     """ResNet's block of two convolutions."""
     body = nn.Sequential(conv(before, after, 3, stride), conv(after, after, 3, activation=nn.Identity))
