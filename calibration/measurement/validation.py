@@ -15,12 +15,13 @@ import pandas as pd
 
 from latpred import host, tables
 from latpred.accuracy.comparison import Report, compare
-from latpred.accuracy.predicted import graph_key, predict_table
+from latpred.accuracy.predicted import GraphKey, graph_key, predict_table
 from latpred.accuracy.recording import Recording, load
 from latpred.calibration.devices import conditions, open_device
 from latpred.calibration.measurement.timed_baselines import BASELINES, with_baselines
 from latpred.calibration.measurement.whole_models import REPEATS, Bench, demand_runtime, measure
 from latpred.calibration.workloads import suites
+from latpred.calibration.workloads.suites import Workload
 from latpred.errors import LatpredError, UsageError
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
@@ -121,18 +122,18 @@ def validate(
         notes = [f"Measured now: {said}." for said in store.mismatch(device_profile, live.machine())]
         ratios = host.ratio(device_profile.speed, tables.speed_of(table))
         notes += [f"Speed of the machine, as times over the profile's: {host.sentence(ratios)}."] if ratios else []
-    target = target_of(device_profile.device.kind)
-    # A model that cannot be built here was left out of the table with its reason, and cannot be traced either.
-    measured = {graph_key(cell) for cell in table[table["status"] == tables.OK].to_dict("records")}
-    graphs = {
-        workload.key(precision, runtime): workload.trace(precision, runtime, target)
-        for runtime in runtimes
-        for workload in workloads
-        if workload.key(precision, runtime) in measured
-    }
+    graphs = _graphs_of_measured(table, workloads, target_of(device_profile.device.kind))
     if record is not None:
         Recording(f"{suite}-{device_profile.name}", _about(suite, table), table, graphs, reasons=reasons).save(record)
     return compare(predict_table(table, graphs, device_profile), table, reasons=reasons, notes=notes)
+
+
+def _graphs_of_measured(table: pd.DataFrame, workloads: Sequence[Workload], target: str) -> dict[GraphKey, ModelGraph]:
+    """What was measured does; a model that cannot be built here was left out with its reason."""
+    measured = table[table["status"] == tables.OK].to_dict("records")
+    by_name = {workload.name: workload for workload in workloads}
+    asked = {graph_key(cell): str(cell["runtime"]) for cell in measured}
+    return {key: by_name[key.model].trace(key.precision, runtime, target) for key, runtime in asked.items()}
 
 
 def _about(suite: str, table: pd.DataFrame) -> str:

@@ -118,7 +118,8 @@ class OtherFormat(KernelModel):
         roof = roofline(self.fit, read(self.fit.family, rows))
         compute = roof.compute * self._format.slower
         ratio = (roof.floor + np.hypot(compute, roof.memory)) / (roof.floor + np.hypot(roof.compute, roof.memory))
-        log_std = np.maximum(times.log_std, self._format.log_std)
+        # Beside what is usual of the fit, which whole networks vouch for: none of them was in this format.
+        log_std = np.hypot(np.maximum(times.log_std, self.fit.spread), self._format.log_std)
         return KernelEstimate(times.us * ratio, log_std, roof.memory >= compute)
 
 
