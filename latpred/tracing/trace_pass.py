@@ -45,8 +45,8 @@ class PassWatcher:
         # Calls since the previous op; one element more than there are ops, for what follows the last.
         self.module_calls: list[int] = []
         self.python_calls: list[int] = []
-        # The storage of the first parameter that each op reads, and what it reads of parameters; None for most.
-        self.weights: list[tuple[int, int] | None] = []
+        # Storage and offset of the first parameter that each op reads, and what it reads of parameters; None for most.
+        self.weights: list[tuple[int, int, int] | None] = []
         self.deaths: dict[int, int] = {}  # for each op whose memory is gone before the end: the first op without it
         self._alive: dict[int, tuple[list[int], StorageWeakRef]] = {}  # by storage: the ops that gave it
         self._storages: dict[int, int] = {}  # of each op, those that are alive
@@ -111,7 +111,7 @@ class PassWatcher:
         # Of few weights nobody cares where they come from; and equal ones, as norms have, may be one constant.
         told = given if record.weight_bytes >= _LEAST_WEIGHTS else ()
         weight = next((tensor for tensor in told if not tensor.is_inference()), None)
-        self.weights.append(None if weight is None else (weight.untyped_storage()._cdata, record.weight_bytes))
+        self.weights.append(None if weight is None else _read(weight, record))
         self._flush()
         # Asked of torch itself, without Python in between: dozens of storages are alive at each of hundreds of ops.
         for storage in list(compress(self._alive, map(_GONE, self._alive))):
@@ -139,6 +139,11 @@ class PassWatcher:
         self.module_calls.append(calls[0])
         self.python_calls.append(calls[1])
         calls[0] = calls[1] = 0
+
+
+def _read(weight: torch.Tensor, record: OpRecord) -> tuple[int, int, int]:
+    """What tells a read of parameters from others: parts of one tensor, as of queries and keys, are not the same."""
+    return weight.untyped_storage()._cdata, weight.storage_offset(), record.weight_bytes
 
 
 def _watched(tensor: torch.Tensor) -> StorageWeakRef:
@@ -272,9 +277,9 @@ def _ops(
     return tuple(ops)
 
 
-def _touched_since(records: Sequence[OpRecord], weights: Sequence[tuple[int, int] | None]) -> dict[int, int]:
+def _touched_since(records: Sequence[OpRecord], weights: Sequence[tuple[int, int, int] | None]) -> dict[int, int]:
     """For each op that reads parameters once more, the bytes that were touched since the last time."""
-    last: dict[tuple[int, int], int] = {}
+    last: dict[tuple[int, int, int], int] = {}
     pairs = []
     for index, weight in enumerate(weights):
         if weight is not None:

@@ -131,3 +131,21 @@ def test_weights_that_a_pass_reads_again_say_how_much_was_touched_since() -> Non
 def test_rows_of_a_table_are_not_all_of_it() -> None:
     graph = latpred.trace(TiedTable(), torch.zeros(2, 3, dtype=torch.long))
     assert [op.reread_after for op in graph.ops] == [None] * len(graph.ops)
+
+
+class JointProjection(nn.Module):
+    """Queries and keys by the two halves of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joint = nn.Parameter(torch.zeros(128, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key = (nn.functional.linear(x, half) for half in self.joint.chunk(2))
+        return query + key
+
+
+def test_two_parts_of_one_weight_are_not_the_same() -> None:
+    graph = latpred.trace(JointProjection(), torch.zeros(2, 64))
+    assert [op.weight_bytes.constant for op in graph.ops if op.name == "aten::linear"] == [4 * 64 * 64] * 2
+    assert [op.reread_after for op in graph.ops] == [None] * len(graph.ops)
