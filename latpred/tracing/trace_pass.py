@@ -143,7 +143,7 @@ class PassWatcher:
 
 def _read(weight: torch.Tensor, record: OpRecord) -> tuple[int, int, int]:
     """What tells a read of parameters from others: parts of one tensor, as of queries and keys, are not the same."""
-    return weight.untyped_storage()._cdata, weight.storage_offset(), record.weight_bytes
+    return weight.untyped_storage()._cdata, int(weight.storage_offset()), record.weight_bytes
 
 
 def _watched(tensor: torch.Tensor) -> StorageWeakRef:
