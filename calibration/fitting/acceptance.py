@@ -33,6 +33,7 @@ from latpred.profile.document import Acceptance, DeviceProfile
 from latpred.units import MS_PER_S, US_PER_S
 
 LEAST_SPREAD = 0.02
+INTERVAL = 0.9  # share of predictions that Z90 is of
 FEWEST = 5  # networks below which a gate cannot speak
 MEDIAN_GATE, P90_GATE = 0.15, 0.40
 LEAST_STABLE = 0.70
@@ -81,15 +82,21 @@ def median_error(errors: Sequence[HoldoutError]) -> float:
 def network_spread(errors: Sequence[HoldoutError]) -> float:
     """Standard deviation of the log error of networks that the kernels' own spread does not explain.
 
-    Chosen so that nine in ten of them lie in their 90 % interval.
+    Chosen so that nine in ten of networks like them lie in their 90 % interval; of few, more of these have to.
+
+    References
+    ----------
+    Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005: one more of n + 1 that are alike lies
+    among the first k with a probability of k / (n + 1).
     """
     if not errors:
         return 2 * LEAST_SPREAD
+    share = min(INTERVAL * (len(errors) + 1) / len(errors), 1.0)
     low, high = LEAST_SPREAD, 1.0
     for _ in range(40):
         middle = math.sqrt(low * high)
         inside = np.mean([abs(e.log_error) <= Z90 * math.hypot(e.kernel_spread, middle) for e in errors])
-        low, high = (low, middle) if inside >= 0.9 else (middle, high)
+        low, high = (low, middle) if inside >= share else (middle, high)
     return round(high, 4)
 
 

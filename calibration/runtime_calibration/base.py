@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, cycle
 
+import msgspec
 import numpy as np
 import torch
 
@@ -70,7 +71,6 @@ class RuntimeCalibrator:
     def __init__(self, runtime: str, seconds: float = SECONDS) -> None:
         self.runtime = runtime
         self.seconds = seconds
-        self._filler: torch.Tensor | None = None
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Cells without end, the most valuable first: a tiny network of each kind, sized ones and holdouts.
@@ -78,11 +78,12 @@ class RuntimeCalibrator:
         Holdouts are among them early: the gate and the intervals rest on those. Where a network's host time can be
         taken by itself, sized ones tell of it too: tiny ones need not come first.
         """
-        drawn = {
+        specs = {
             "tiny": iter(schedules.tiny_networks(10 * FIRST_TINY)),
             "holdout": schedules.holdout_networks(),
             "sized": (spec for spec in schedules.sized_networks() if not spec.holdout),
         }
+        drawn = specs if device.asynchronous else {kind: map(called_again, specs[kind]) for kind in specs}
         first = () if device.asynchronous else ("tiny",) * FIRST_TINY
         for kind in chain(first, cycle(ASYNCHRONOUS_TURN if device.asynchronous else TURN)):
             spec = next(drawn[kind], None)  # the tiny ones come to an end
@@ -99,7 +100,7 @@ class RuntimeCalibrator:
         call = self.prepared(cell, graph, device)
         if device.asynchronous:
             return Sampled(_timings(device, call, self.runtime, graph, spec.batch))
-        return Sampled({"single": self.timed(call, self._evict if spec.cold else call, *effort(spec))})
+        return Sampled({"single": self.timed(call, *effort(spec))})
 
     def prepared(self, cell: Cell, graph: ModelGraph, device: Device) -> Call:
         """The call that runs a forward pass of a network; a simulation runs its graph."""
@@ -136,15 +137,14 @@ class RuntimeCalibrator:
             errors += network_fit.holdout_errors(fit, tested[fold::folds], profile, self.runtime)
         return errors
 
-    def timed(self, call: Callable[[], object], before: Callable[[], object], repeats: int, budget_s: float) -> Timing:
-        """Time a call on a synchronous device, in turns with what leaves the caches as the call shall find them.
+    def timed(self, call: Callable[[], object], repeats: int, budget_s: float) -> Timing:
+        """Time a call on a synchronous device, each time after another of itself.
 
-        `before` is a call of itself, as where a model is called again and again, or what evicts its weights. After
-        `budget_s` there is no other turn once there were a few.
+        After `budget_s` there is no other turn once there were a few.
         """
 
         def turn() -> float:
-            before()
+            call()
             begun = time.perf_counter()
             call()
             return time.perf_counter() - begun
@@ -157,11 +157,13 @@ class RuntimeCalibrator:
     def _gauge(self) -> SpeedGauge:
         return gauge_of(torch.get_num_threads())
 
-    def _evict(self) -> None:
-        """Fill the last-level cache, as the layers of a larger model would."""
-        if self._filler is None:
-            self._filler = torch.zeros(networks.EVICTING_BYTES // 4)
-        self._filler.sum()
+
+def called_again(spec: NetworkSpec) -> NetworkSpec:
+    """The network, called again and again: what evicts its weights also evicts the runtime's code and what guards read.
+
+    Of such a model nothing but its own size makes anything leave the caches.
+    """
+    return msgspec.structs.replace(spec, cold=False)
 
 
 def effort(spec: NetworkSpec) -> tuple[int, float]:

@@ -22,23 +22,22 @@ from latpred.calibration.devices import Device
 from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
-from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, effort
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, effort
 from latpred.calibration.runtime_calibration.network_fit import is_holdout
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import SpeedGauge
-from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
-from latpred.graph.features import layout
+from latpred.graph import features
 from latpred.graph.graph import ModelGraph, Op
-from latpred.ops.families import root
-from latpred.prediction.kernel_times import resident_share
-from latpred.prediction.pricing import PriceList, host_cost
+from latpred.ops.families import nearest, root
+from latpred.prediction.kernel_times import TINY_US, resident_share
+from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost, precision_of
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes import get
-from latpred.runtimes.inductor.compiled_ops import EAGER, GENERATED_CLASS, GUARDS, JOINED_CLASS
+from latpred.runtimes.inductor.compiled_ops import EAGER, EXTERN_CLASS, GENERATED_CLASS, GUARDS, JOINED_CLASS
 from latpred.units import US_PER_S
 
 SECONDS = 240.0
@@ -53,19 +52,26 @@ KINDS = {
 MOST_LAUNCHES, MOST_HOLDOUT_LAUNCHES = 48, 36
 TURN = ("tiny", "sized", "holdout", "sized")
 REPEATS, CALLS_S = 30, 0.3
-OUTSIDE = "outside"  # the timing of what a pass takes beside its calls
 LEAST_US = 0.05  # of a kernel whose call took no longer than a call that does nothing
 IDLE = 0.25  # quantile of the calls of tiny networks: not all of their kernels have next to nothing to do
 GENERATED_FAMILY = "generated"
-CALL_SIGMA = 0.2  # relative error of what a library call takes, the eager profile's own included
-CALL_SIGMA_US = 10.0  # and in microseconds: the host's part of a call is less sure than its kernel's
-PUSHING_US = 30.0  # a kernel of that length has pushed out half of what it can
-FIXED, CALL = ("fixed",), ("call",)
+# Families whose kernels and layouts are eager's: their scale is 1, but in formats of which eager's own rows are few.
+SAME_KERNELS = ("gemm", "bmm", "attention")
+# Relative error of what a library call takes, the eager profile's own included, and in microseconds.
+CALL_SIGMA, CALL_SIGMA_US = 0.2, 1.0
+BESIDE_SIGMA = 0.15  # relative error of what a pass takes beside its calls
+PASS_SIGMA = 0.02  # of a pass, which is no error of its parts worth looking at
+FIXED, GUARD, INPUT = ("fixed",), ("guards",), ("input",)
+EXTERN, GENERATED = ("call", EXTERN_CLASS), ("call", GENERATED_CLASS)
+COLD_GUARD, COLD_CALL = ("cold", GUARDS), ("cold", "call")
 # Priors, as value and sigma: of the host in microseconds, and of a library kernel's time over eager's.
-LIBRARY_CALL_US = (8.0, 8.0)
-BESIDE_CALLS_US = {"guards": (10.0, 10.0), "input": (0.15, 0.15), "call": (0.7, 0.5)}
+LIBRARY_CALL_US = (4.0, 8.0)
+BESIDE_CALLS_US = {GUARD: (18.0, 9.0), INPUT: (0.75, 0.4), EXTERN: (1.0, 0.6), GENERATED: (0.5, 0.4)}
 SCALE = (1.0, 0.3)
-_COLS = layout(GENERATED_FAMILY).columns.index("cols")
+# What it takes longer from cold caches, in what a usual class of eager's takes longer.
+COLD_BESIDE = {COLD_GUARD: (16.0, 12.0), COLD_CALL: (3.0, 3.0)}
+COLD_AS_EAGER = 1.0  # relative sigma of what a library call takes longer, which is taken to be what eager's does
+_COLS = features.layout(GENERATED_FAMILY).columns.index("cols")
 _LIBRARIES = ("extern_kernels", "torch", "aten")
 
 
@@ -82,20 +88,42 @@ class WrapperCall(NamedTuple):
 
 
 class CompiledNetwork(NamedTuple):
-    """A network whose calls were timed; `outside_us` passes beside them, `resident` of its weights are cached."""
+    """A network whose calls were timed; `beside_us` passes beside them, `resident` of its weights are cached.
+
+    cold : how far the caches have forgotten each op since the last of its class.
+    """
 
     spec: NetworkSpec
     graph: ModelGraph
-    outside_us: float
+    total_us: float
     calls: tuple[WrapperCall, ...]
     resident: float
+    cold: Mapping[int, float]
+
+    @property
+    def beside_us(self) -> float:
+        """What a pass takes beside its calls."""
+        return max(self.total_us - sum(call.us for call in self.calls), LEAST_US)
 
     @property
     def beside_calls(self) -> dict[Column, float]:
-        """How often a pass does what it does beside its calls."""
+        """How often a pass does what it does beside its calls, and how often from cold caches."""
         ops = self.graph.at(self.spec.batch)
-        guards, inputs = sum(op.host_class == GUARDS for op in ops), sum(op.python_calls for op in ops)
-        return {FIXED: 1.0, ("guards",): float(guards), ("input",): float(inputs), CALL: float(len(self.calls))}
+        guards = [op for op in ops if op.host_class == GUARDS]
+        generated = sum(call.host_class == GENERATED_CLASS for call in self.calls)
+        return {
+            FIXED: 1.0,
+            GUARD: float(len(guards)),
+            INPUT: float(sum(op.python_calls for op in ops)),
+            EXTERN: float(len(self.calls) - generated),
+            GENERATED: float(generated),
+            COLD_GUARD: sum(self.cold.get(id(op), 0.0) for op in guards),
+            COLD_CALL: sum(self.cold_call(call) for call in self.calls),
+        }
+
+    def cold_call(self, call: WrapperCall) -> float:
+        """How far the caches have forgotten what a call runs."""
+        return self.cold.get(id(call.ops[0]), 0.0)
 
 
 class CompileCalibrator(RuntimeCalibrator):
@@ -127,7 +155,7 @@ class CompileCalibrator(RuntimeCalibrator):
         for turn in cycle(TURN):
             spec = next(ordered[turn], None)
             if spec is not None:
-                yield schedules.network_cell(spec, precision, self.runtime)
+                yield schedules.network_cell(called_again(spec), precision, self.runtime)
 
     def measure(self, cell: Cell, device: Device) -> Sampled:
         """Time a network whole, and each call of its wrapper."""
@@ -137,10 +165,9 @@ class CompileCalibrator(RuntimeCalibrator):
         graph = networks.graph_in(spec, cell.precision, self.runtime, device.info().kind)
         with _wrappers() as modules:
             call = self.prepared(cell, graph, device)
-        before = self._evict if spec.cold else call
-        whole = self.timed(call, before, *effort(spec))
-        calls_us, outside = time_calls(call, modules, before, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
-        return Sampled({"single": whole, OUTSIDE: outside}, calls_us)
+        whole = self.timed(call, *effort(spec))
+        calls_us, slow = time_calls(call, modules, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
+        return Sampled({"single": msgspec.structs.replace(whole, slow=max(whole.slow, slow))}, calls_us)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
         """Host costs, generated kernels, and library kernels in proportion to eager's."""
@@ -152,14 +179,13 @@ class CompileCalibrator(RuntimeCalibrator):
                 f"{len(compiled)} networks were compiled and timed, too few to tell what torch.compile costs. "
                 "Give it more time: latpred calibrate --runtimes compile --budget 5m"
             )
-        beside_us, idle_us = _beside_calls_us(compiled, profile), _idle_us(compiled)
-        idle = CallKernels(DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0))
-        kernels = idle.with_refill(compiled, beside_us)
-        library_us, scales = _library(compiled, kernels, profile)
+        idle_us = _idle_us(compiled)
+        idle = DispatchFit(with_parents(idle_us), 0.0, 0.0, 0.0)
+        values = _beside_calls_us(compiled, profile) | _library(compiled, idle, profile)
         return msgspec.structs.replace(
-            _host({**idle_us, **library_us}, beside_us, profile),
-            kernels=_generated(compiled, kernels),
-            kernel_scales=scales,
+            _host(idle_us, values, profile),
+            kernels=_generated(compiled, idle),
+            kernel_scales={family: round(scale, 4) for family, scale in of_kind(values, "scale").items()},
         )
 
 
@@ -197,31 +223,28 @@ def _wrappers() -> Iterator[list[ModuleType]]:
 def time_calls(
     call: Callable[[], object],
     modules: Sequence[ModuleType],
-    before: Callable[[], object],
     gauge: SpeedGauge,
     *,
     repeats: int,
     budget_s: float,
-) -> tuple[tuple[float, ...], Timing]:
-    """Median microseconds of each call that the wrappers make in one forward pass, and what it takes beside them all.
+) -> tuple[tuple[float, ...], float]:
+    """Median microseconds of each call that the wrappers make in one forward pass, and how slow it was meanwhile.
 
-    `before` runs before each pass. There are no calls where passes made different numbers of them.
+    Each pass comes after another, unwatched. There are no calls where passes made different numbers of them.
     """
     seconds: list[float] = []
 
-    def turn() -> tuple[float, list[float]]:
-        before()
-        seconds.clear()
-        begun = time.perf_counter()
+    def turn() -> list[float]:
         call()
-        return time.perf_counter() - begun - sum(seconds), list(seconds)
+        seconds.clear()
+        call()
+        return list(seconds)
 
     with _watched(modules, seconds):
-        done, slow = timer.turns(turn, gauge, repeats=repeats, budget_s=budget_s)
-    beside, passes = timer.summary([one[0] for one in done], slow), [one[1] for one in done]
+        passes, slow = timer.turns(turn, gauge, repeats=repeats, budget_s=budget_s)
     if len({len(one) for one in passes}) != 1:
-        return (), beside
-    return tuple((np.median(passes, axis=0) * US_PER_S).tolist()), beside
+        return (), slow
+    return tuple((np.median(passes, axis=0) * US_PER_S).tolist()), slow
 
 
 @contextlib.contextmanager
@@ -281,12 +304,23 @@ def _compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | Non
             joined[-1].append(op)
         elif op.host_class.startswith("kernel."):
             joined.append([op])
-    if len(joined) != len(row.calls_us) or OUTSIDE not in row.timings:
+    if len(joined) != len(row.calls_us):
         return None
     calls = tuple(WrapperCall(tuple(ops), us) for ops, us in zip(joined, row.calls_us, strict=True))
     resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), profile.device)
-    outside_us = max(row.timings[OUTSIDE].median_s, 0.0) * US_PER_S
-    return CompiledNetwork(spec, graph, outside_us, calls, resident)
+    total_us = row.timings["single"].median_s * US_PER_S
+    return CompiledNetwork(spec, graph, total_us, calls, resident, _cold(spec, graph, profile))
+
+
+def _cold(spec: NetworkSpec, graph: ModelGraph, profile: DeviceProfile) -> dict[int, float]:
+    """How far the caches have forgotten each op of a graph since the last of its class, by the op's id."""
+    whole = DispatchFit({}, 0.0, 0.0, 0.0, cold_costs_us={"": 1.0}, cold_bytes=profile.runtimes["eager"].cold_bytes)
+    schedule = get("compile").lower(graph, spec.batch)
+    cold = ColdDispatch.of(schedule, whole)
+    if cold is None or not whole.cold_bytes:
+        return {}
+    shares = cold.at(np.array([float(spec.batch)]))[:, 0]
+    return {id(op): share for op, share in zip(graph.at(spec.batch), shares.tolist(), strict=True)}
 
 
 def _tiny(compiled: Sequence[CompiledNetwork]) -> Sequence[CompiledNetwork]:
@@ -302,31 +336,48 @@ def _idle_us(compiled: Sequence[CompiledNetwork]) -> dict[str, float]:
 
 
 def _beside_calls_us(compiled: Sequence[CompiledNetwork], profile: DeviceProfile) -> dict[Column, float]:
-    """What a pass takes beside its calls, where these have next to nothing to do."""
-    fixed_us = profile.runtimes["eager"].fixed_us
-    system = System()
-    for one in _tiny(compiled):
-        system.measured(one.beside_calls, one.outside_us, 0.1 * one.outside_us)
-    for name, (us, sigma) in {**BESIDE_CALLS_US, "fixed": (fixed_us, max(fixed_us, 1.0))}.items():
-        system.prior({(name,): 1.0}, us, sigma)
+    """What a pass takes beside its calls."""
+    eager, system = profile.runtimes["eager"], System()
+    for one in compiled:
+        system.measured(one.beside_calls, one.beside_us, BESIDE_SIGMA * one.beside_us + PASS_SIGMA * one.total_us)
+    usual_us = nearest(eager.cold_costs_us, "") if eager.cold_costs_us else 0.0
+    cold = {name: (usual_us * times, max(usual_us * sigma, TINY_US)) for name, (times, sigma) in COLD_BESIDE.items()}
+    system.prior({FIXED: 1.0}, eager.fixed_us, max(eager.fixed_us, 1.0))
+    for name, prior in (BESIDE_CALLS_US | cold).items():
+        system.prior({name: 1.0}, *prior)
     return system.solve()
 
 
-def _host(calls_us: Mapping[str, float], beside_us: Mapping[Column, float], profile: DeviceProfile) -> DispatchFit:
+def _host(idle_us: Mapping[str, float], values: Mapping[Column, float], profile: DeviceProfile) -> DispatchFit:
     """What calls of each class cost beside their kernels, and what a pass takes beside the calls."""
     eager = profile.runtimes["eager"]
+    calls_us = {**idle_us, **of_kind(values, "class")}
     costs = _as_eager(eager.costs_us, eager.scale)
-    costs |= with_parents({name: us + beside_us[CALL] for name, us in calls_us.items()})
-    costs |= {GUARDS: beside_us["guards",], JOINED_CLASS: 0.0}
+    costs |= with_parents({name: us + values[_beside(name)] for name, us in calls_us.items()})
+    costs |= {GUARDS: values[GUARD], JOINED_CLASS: 0.0}
+    cold: dict[str, float] = {}
+    if eager.cold_costs_us:
+        # The same code of PyTorch's runs an op that was not compiled, and the kernel of a library.
+        cold = _as_eager(eager.cold_costs_us)
+        cold |= with_parents({name: values[COLD_CALL] + values.get(("cold", name), 0.0) for name in calls_us})
+        cold |= {GUARDS: values[COLD_GUARD], JOINED_CLASS: 0.0}
     return DispatchFit(
         costs_us={name: round(us, 5) for name, us in costs.items()},
         module_call_us=0.0,
-        python_call_us=round(beside_us["input",], 5),
-        fixed_us=round(beside_us[FIXED], 4),
-        # The same code of PyTorch's runs an op that was not compiled; what generated code and guards take is not known.
-        cold_costs_us=_as_eager(eager.cold_costs_us),
+        python_call_us=round(values[INPUT], 5),
+        fixed_us=round(values[FIXED], 4),
+        cold_costs_us={name: round(us, 4) for name, us in cold.items()},
         cold_bytes=eager.cold_bytes,
     )
+
+
+def _beside(host_class: str) -> Column:
+    return GENERATED if host_class == GENERATED_CLASS else EXTERN
+
+
+def _cold_us(eager: DispatchFit, host_class: str) -> float:
+    """What eager's dispatch of a library call's kernel takes longer from cold caches."""
+    return nearest(eager.cold_costs_us, host_class.removeprefix(f"{EXTERN_CLASS}.")) if eager.cold_costs_us else 0.0
 
 
 def _as_eager(costs_us: Mapping[str, float], scale: float = 1.0) -> dict[str, float]:
@@ -334,40 +385,7 @@ def _as_eager(costs_us: Mapping[str, float], scale: float = 1.0) -> dict[str, fl
     return {f"{EAGER}.{name}" if name else EAGER: us * scale for name, us in costs_us.items()}
 
 
-class CallKernels(NamedTuple):
-    """How a call's time becomes its kernel's: from calls that have nothing to do, and what refilling the caches takes.
-
-    Beside calls that do much a pass takes several times what it takes beside tiny ones: kernels push the host's code
-    and data out of the caches, the more the longer they run, but no more than caches hold. `cache_refill_us` is what
-    the host takes longer after a kernel that has pushed out all.
-    """
-
-    idle: DispatchFit
-    cache_refill_us: float = 0.0
-
-    def us(self, call: WrapperCall) -> float:
-        """What a call takes beyond one that has nothing to do."""
-        return max(call.us - host_cost(self.idle, call.host_class), LEAST_US)
-
-    def pushed_out(self, call: WrapperCall) -> float:
-        """Share of the host's code and data that a call's kernel has pushed out of the caches."""
-        return self.us(call) / (self.us(call) + PUSHING_US)
-
-    def refill_us(self, call: WrapperCall) -> float:
-        """What the host takes longer after a call."""
-        return self.cache_refill_us * self.pushed_out(call)
-
-    def with_refill(self, compiled: Sequence[CompiledNetwork], beside_us: Mapping[Column, float]) -> CallKernels:
-        """The same, with what sized networks take beside their calls and tiny ones do not."""
-        refills = []
-        for one in (one for one in compiled if not one.spec.tiny):
-            usual_us = sum(beside_us[name] * number for name, number in one.beside_calls.items())
-            pushed_out = sum(self.pushed_out(call) for call in one.calls)
-            refills.append(max(one.outside_us - usual_us, 0.0) / pushed_out)
-        return self._replace(cache_refill_us=float(np.median(refills)) if refills else 0.0)
-
-
-def _generated(compiled: Sequence[CompiledNetwork], kernels: CallKernels) -> dict[str, dict[str, KernelFit]]:
+def _generated(compiled: Sequence[CompiledNetwork], idle: DispatchFit) -> dict[str, dict[str, KernelFit]]:
     """Fits of generated kernels by precision."""
     samples: dict[str, list[KernelSample]] = {}
     for one in compiled:
@@ -378,41 +396,54 @@ def _generated(compiled: Sequence[CompiledNetwork], kernels: CallKernels) -> dic
                 together[_COLS] = rows[:, _COLS].max()
                 families = {op.family for op in call.ops}
                 family = families.pop() if len(families) == 1 else GENERATED_FAMILY
-                sample = KernelSample(family, tuple(together.tolist()), kernels.us(call) + kernels.refill_us(call))
-                samples.setdefault(one.graph.precision, []).append(sample)
+                us = max(call.us - host_cost(idle, call.host_class), LEAST_US)
+                samples.setdefault(one.graph.precision, []).append(KernelSample(family, tuple(together.tolist()), us))
     fits = {precision: fit_kernels(found) for precision, found in samples.items()}
     return {precision: fit for precision, fit in fits.items() if fit}
 
 
-def _library(
-    compiled: Sequence[CompiledNetwork], kernels: CallKernels, profile: DeviceProfile
-) -> tuple[dict[str, float], dict[str, float]]:
+def _library(compiled: Sequence[CompiledNetwork], idle: DispatchFit, profile: DeviceProfile) -> dict[Column, float]:
     """What a call of each class of library kernels costs the host, and the kernels' time over eager's by family.
 
     The two are told apart together, by calls that have little to do and calls that have much: some families have none
     of the one kind, and what is left of a small kernel's call says nothing of the other.
     """
-    system = System()
-    prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": kernels.idle}))
+    eager, system = profile.runtimes["eager"], System()
+    prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": idle}))
+    families: dict[str, str] = {}
     for one in compiled:
         eager_us = _eager_us(one, prices)
         for call in one.calls:
             if call.host_class != GENERATED_CLASS:
-                op = call.ops[0]
-                us = call.us if one.spec.tiny else call.us + kernels.refill_us(call)
+                op, precision = call.ops[0], one.graph.precision
+                name = _scaled(op, features.kind(op.family, op.dims), precision, profile)
+                families[name] = _scaled(op, root(op.family), precision, profile)
+                kernel_us = eager_us.get(id(op), 0.0)
+                same = families[name] in SAME_KERNELS
                 terms: dict[Column, float] = {
                     ("class", op.host_class): 1.0,
-                    ("scale", root(op.family)): eager_us.get(id(op), 0.0),
+                    ("cold", op.host_class): one.cold_call(call),
+                    **({} if same else {("scale", name): kernel_us}),
                 }
-                system.measured(terms, us, CALL_SIGMA * us + CALL_SIGMA_US)
-    system.prior({CALL: 1.0}, *LIBRARY_CALL_US)
+                # Eager's time may be the wrong one of the two.
+                sigma_us = CALL_SIGMA * max(call.us, kernel_us) + CALL_SIGMA_US
+                system.measured(terms, call.us - kernel_us * same, sigma_us)
+    system.prior({("common",): 1.0}, *LIBRARY_CALL_US)
     for name in system.names("class"):
-        system.prior({("class", name): 1.0, CALL: -1.0}, 0.0, LIBRARY_CALL_US[1])
-    for family in system.names("scale"):
+        system.prior({("class", name): 1.0, ("common",): -1.0}, 0.0, LIBRARY_CALL_US[1])
+        cold_us = _cold_us(eager, name)
+        system.prior({("cold", name): 1.0}, cold_us, max(COLD_AS_EAGER * cold_us, TINY_US))
+    for name, family in families.items():
         system.prior({("scale", family): 1.0}, *SCALE)
-    values = system.solve()
-    scales = {family: round(scale, 4) for family, scale in of_kind(values, "scale").items()}
-    return of_kind(values, "class"), scales
+        if name != family:
+            system.prior({("scale", name): 1.0, ("scale", family): -1.0}, 0.0, SCALE[1])
+    return system.solve()
+
+
+def _scaled(op: Op, family: str, precision: str, profile: DeviceProfile) -> str:
+    """What the scale of an op's kernels is called: layouts suit some windows and formats better than others."""
+    wanted = precision_of(op.dtype, precision, profile)
+    return family if wanted == "fp32" else f"{wanted}.{family}"
 
 
 def _eager_us(one: CompiledNetwork, prices: PriceList) -> Mapping[int, float]:

@@ -6,7 +6,8 @@
 
 Networks are few and classes many, so priors pull with a stated weight: steps cost one common share of what eager's ops
 of the same kind cost, and kernels take what they take in eager. Errors are relative and outliers pull less. Kernels of
-families that the profile has no times of get a floor, a bandwidth and a throughput of their own.
+families that the profile has no times of get a floor, a bandwidth and a throughput of their own. On CPUs a runtime with
+`eager_kernels` has no such scale: what a run of a few minutes tells of it is how fast the machine is meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -142,13 +144,19 @@ class NetworkTerms:
     @property
     def device(self) -> dict[Column, float]:
         """Terms of the device's time."""
+        return {("scale", family): us for family, us in self.scaled_us.items()} | self.unpriced_terms
+
+    @property
+    def scaled_us(self) -> dict[str, float]:
+        """Kernel time of each family that the profile has times of."""
         own = {unpriced.family for unpriced in self.unpriced}
-        terms: dict[Column, float] = {
-            ("scale", family): us for family, us in self.kernel_us.items() if family not in own
-        }
-        for unpriced, work in self.unpriced.items():
-            terms |= zip(unpriced.columns, work, strict=True)
-        return terms
+        return {family: us for family, us in self.kernel_us.items() if family not in own}
+
+    @property
+    def unpriced_terms(self) -> dict[Column, float]:
+        """Terms of the time of families that the profile has no times of."""
+        pairs = (zip(unpriced.columns, work, strict=True) for unpriced, work in self.unpriced.items())
+        return dict(chain.from_iterable(pairs))
 
 
 def fit_networks(
@@ -173,10 +181,13 @@ def fit_networks(
     if profile.device.asynchronous:
         return _TwoClocks(profile, gap_us).fit(terms, like)
     eager = profile.runtimes["eager"]
+    as_eager = getattr(runtimes.get(runtime), "eager_kernels", False)
     system = System()
     for one in terms:
         us, sigma = one.network.total_us, float(np.hypot(MODEL_SIGMA, one.network.sigma))
-        system.measured(one.host | one.device, us - one.cold_us, us * sigma)
+        known_us = one.cold_us + (sum(one.scaled_us.values()) if as_eager else 0.0)
+        device = one.unpriced_terms if as_eager else one.device
+        system.measured(one.host | device, us - known_us, us * sigma)
     system.prior({FIXED: 1.0}, eager.fixed_us, FIXED_SIGMA_US)
     _add_share_priors(system, system.names("class"), eager)
     _add_kernel_priors(system, terms)

@@ -26,7 +26,7 @@ from latpred.calibration.fitting.dispatch_fit import with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
-from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, effort
+from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, effort
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
 from latpred.calibration.workloads import networks
@@ -109,9 +109,8 @@ class OnnxCalibrator(RuntimeCalibrator):
         for number in range(TINY_GRAPHS):
             yield graph_cell(number, precision, tiny=True)
         graphs = (graph_cell(number, precision) for number in count())
-        # Where a model is called again and again, only its own size makes its weights leave the cache.
         holdouts = (
-            schedules.network_cell(msgspec.structs.replace(spec, cold=False), precision, self.runtime)
+            schedules.network_cell(called_again(spec), precision, self.runtime)
             for spec in islice(schedules.holdout_networks(), MOST_HOLDOUTS)
         )
         for kind in cycle(TURN):
@@ -138,7 +137,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         def forward() -> None:
             running.run(None, feed)
 
-        timing = self.timed(forward, forward, repeats, budget_s)
+        timing = self.timed(forward, repeats, budget_s)
         if not generated:
             return Sampled({"single": timing})
         times = max(2, min(PROFILED, int(PROFILED_S / timing.median_s)))
@@ -164,11 +163,12 @@ class OnnxCalibrator(RuntimeCalibrator):
     def _nodes_us(self, cell: Cell, model: bytes | str, feed: Feed, times: int) -> tuple[float, ...]:
         """Median microseconds of every node; what the nodes do is kept for the fit."""
         readings: list[SpeedReading] = []
+        # What fills the last-level cache, as the layers of a larger model would.
+        filler = torch.zeros(networks.EVICTING_BYTES // 4 if cell.dims["cold"] else 0)
 
         def between() -> None:
             readings.append(self._gauge.read())
-            if cell.dims["cold"]:
-                self._evict()
+            filler.sum()
 
         profiled = onnx_session.watch(
             model, [feed] * (times + 1), target="cpu", threads=torch.get_num_threads(), between=between

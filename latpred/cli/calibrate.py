@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,11 @@ EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 @click.option(
     "--runtimes",
     metavar="NAMES",
-    default="eager",
+    multiple=True,
+    default=("eager",),
     show_default=True,
-    help="Names joined by commas, or all. Added to a finished profile that lacks them, without measuring eager again.",
+    help="Names joined by commas, or all; may be given again. Added to a finished profile that lacks them, without "
+    "measuring eager again.",
 )
 @takes("threads_to_measure")
 @click.option("--cudnn-benchmark", is_flag=True, help="Measure with cudnn's autotuning of convolutions on.")
@@ -62,7 +65,7 @@ EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 @click.option("--host-only", is_flag=True, help="Seconds: only what dispatch costs on this host, for --host.")
 @output_options
 def calibrate(
-    device: str | None, runtimes: str, repeat: int | None, host_only: bool, output: Output, **asked: Any
+    device: str | None, runtimes: tuple[str, ...], repeat: int | None, host_only: bool, output: Output, **asked: Any
 ) -> None:
     """Measure this machine, and keep it as a profile.
 
@@ -82,12 +85,12 @@ def calibrate(
         click.get_current_context().exit(1)
 
 
-def _runtimes(text: str, device: str) -> tuple[str, ...]:
-    """Names of runtimes; "all" leaves out those that cannot be had here, and says why."""
+def _runtimes(asked: Sequence[str], device: str) -> tuple[str, ...]:
+    """Names of runtimes, each once; "all" leaves out those that cannot be had here, and says why."""
     from latpred.calibration.devices import open_device
     from latpred.calibration.runtime_calibration.calibrate_runtimes import ALL, offered
 
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(dict.fromkeys(name.strip() for text in asked for name in text.split(",") if name.strip()))
     if names != (ALL,):
         return names
     able, reasons = offered(open_device(device))

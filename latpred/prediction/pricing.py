@@ -500,11 +500,13 @@ class PriceList:
         wanted = precision_of(op.dtype, asked, self._profile)
         dispatch, fits = self.dispatch(runtime), self.fits(f"{wanted}{space}{memory_format}")
         runtime_fits = dispatch.kernels.get(wanted, {})
-        scale = dispatch.kernel_scales.get(root(family), dispatch.kernel_scales.get("", 1.0))
+        finer = kind(family, op.dims)
+        scaled = (f"{wanted}.{finer}", f"{wanted}.{root(family)}", finer, root(family), "")
+        scale = next((dispatch.kernel_scales[name] for name in scaled if name in dispatch.kernel_scales), 1.0)
         by_pytorch = self._profile.device.kind == "cpu" and op.name.startswith("aten::")  # all others have libraries
         native = fits.get(NATIVE) if by_pytorch else None
         for source in (runtime_fits, fits):
-            name: str | None = kind(family, op.dims)
+            name: str | None = finer
             while name is not None:
                 if name in source:
                     limits = self._limits(wanted, family)

@@ -156,8 +156,9 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     caches, half of it once `cold_bytes` have passed since the last of its class (see `latpred.prediction.pricing`).
 
     `kernels` (precision, then family) come before those of the profile. What is not in it takes the profile's times,
-    times `kernel_scales` of the family ("" for all others). All of them take `kernel_tilts`, one after the other, which
-    an adaptation to measured architectures may find. `gap_us` replaces the stream's gap between two kernels.
+    times `kernel_scales` of its format and kind or family ("bf16.conv.3x3"), else of the kind or family alone, or of
+    all others (""). All take `kernel_tilts`, one after the other, which an adaptation to measured architectures may
+    find. `gap_us` replaces the stream's gap between two kernels.
     """
 
     costs_us: dict[str, float]

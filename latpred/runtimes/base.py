@@ -31,6 +31,8 @@ class Runtime(Protocol):
         The only kind of device it runs on, "cpu" or "cuda"; runtimes without this attribute run on any.
     own_stream : bool, optional
         On CUDA its kernels run in a stream that is not PyTorch's, so that events in PyTorch's see nothing of them.
+    eager_kernels : bool, optional
+        On CPUs its kernels are eager's, called in the same layouts: calibrating it looks for the host's costs alone.
     host_classes : tuple of str, optional
         Classes of steps that a model may take even where no network that it was calibrated on does.
     waits : bool, optional
@@ -156,9 +158,13 @@ def op_through(two: Op, three: Op) -> Op:
     def through(at_two: Affine, at_three: Affine) -> Affine:
         return Affine.through((2, at_two.constant), (3, at_three.constant))
 
+    again = two.reread_after
+    if again is not None and three.reread_after is not None:
+        again = through(again, three.reread_after)
     return msgspec.structs.replace(
         two,
         dims={name: through(size, three.dims[name]) for name, size in two.dims.items()},
+        reread_after=again,
         **{name: through(getattr(two, name), getattr(three, name)) for name in COUNTS},
     )
 

@@ -62,6 +62,7 @@ class TorchScript(StepPerOp):
     name = traced_by = "torchscript"
     options = "4"  # raise it whenever the graphs change that are made here
     host_classes = (INTERPRETED,)
+    eager_kernels = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ becomes ops whose every count is affine in batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, compress
@@ -108,10 +108,8 @@ class PassWatcher:
         """
         index = len(self.modules)
         self.modules.append(self._stack[-1])
-        # Of few weights nobody cares where they come from; and equal ones, as norms have, may be one constant.
-        told = given if record.weight_bytes >= _LEAST_WEIGHTS else ()
-        weight = next((tensor for tensor in told if not tensor.is_inference()), None)
-        self.weights.append(None if weight is None else _read(weight, record))
+        weight = next((tensor for tensor in given if not tensor.is_inference()), None)
+        self.weights.append(read_of(weight, record.weight_bytes))
         self._flush()
         # Asked of torch itself, without Python in between: dozens of storages are alive at each of hundreds of ops.
         for storage in list(compress(self._alive, map(_GONE, self._alive))):
@@ -141,9 +139,15 @@ class PassWatcher:
         calls[0] = calls[1] = 0
 
 
-def _read(weight: torch.Tensor, record: OpRecord) -> tuple[int, int, int]:
-    """What tells a read of parameters from others: parts of one tensor, as of queries and keys, are not the same."""
-    return weight.untyped_storage()._cdata, int(weight.storage_offset()), record.weight_bytes
+def read_of(weight: torch.Tensor | None, weight_bytes: int, offset: int | None = None) -> tuple[int, int, int] | None:
+    """What tells a read of parameters from others: parts of one tensor, as of queries and keys, are not the same.
+
+    Of few weights nobody cares where they come from; and equal ones, as norms have, may be one constant.
+    """
+    if weight is None or weight_bytes < _LEAST_WEIGHTS:
+        return None
+    place = weight.storage_offset() if offset is None else offset
+    return weight.untyped_storage()._cdata, int(place), weight_bytes
 
 
 def _watched(tensor: torch.Tensor) -> StorageWeakRef:
@@ -255,7 +259,7 @@ def _ops(
     alive = zip(*(watcher.live_bytes(each.records, each.input_bytes) for each in (done, other)), strict=True)
     calls = zip(watcher.modules, watcher.module_calls, watcher.python_calls, strict=False)
     rows = zip(done.records, other.records, done.nested, alive, calls, strict=False)
-    again = [_touched_since(each.records, watcher.weights) for each in (done, other)]
+    again = [touched_since(map(_touched, each.records), watcher.weights) for each in (done, other)]
     for index, (a, b, nested, live, (module, module_calls, python_calls)) in enumerate(rows):
         op = known.get((a, b))
         if op is None:
@@ -277,8 +281,15 @@ def _ops(
     return tuple(ops)
 
 
-def _touched_since(records: Sequence[OpRecord], weights: Sequence[tuple[int, int, int] | None]) -> dict[int, int]:
-    """For each op that reads parameters once more, the bytes that were touched since the last time."""
+def _touched(record: OpRecord) -> int:
+    return record.weight_bytes + record.read_bytes + record.write_bytes
+
+
+def touched_since(touched: Iterable[int], weights: Sequence[tuple[int, int, int] | None]) -> dict[int, int]:
+    """For each op that reads parameters once more, the bytes that were touched since the last time.
+
+    touched : by each op.
+    """
     last: dict[tuple[int, int, int], int] = {}
     pairs = []
     for index, weight in enumerate(weights):
@@ -288,7 +299,7 @@ def _touched_since(records: Sequence[OpRecord], weights: Sequence[tuple[int, int
             last[weight] = index
     if not pairs:
         return {}
-    done = list(accumulate((each.weight_bytes + each.read_bytes + each.write_bytes for each in records), initial=0))
+    done = list(accumulate(touched, initial=0))
     return {index: done[index] - done[before] for before, index in pairs}
 
 

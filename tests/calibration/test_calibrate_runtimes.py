@@ -269,7 +269,8 @@ def test_the_command_line_says_what_it_leaves_out_and_what_it_does_not_know(monk
     monkeypatch.setattr("latpred.calibration.calibrate", caught)
     shown = run("calibrate", "--device", "cpu", "--runtimes", "all")
     assert "leaving out cuda-graphs: cuda-graphs needs a CUDA device" in shown.stderr
-    assert asked == [tuple(calibrate_runtimes.offered(open_device("cpu"))[0])]
+    run("calibrate", "--device", "cpu", "--runtimes", "torchscript,eager", "--runtimes", "compile,eager")
+    assert asked == [tuple(calibrate_runtimes.offered(open_device("cpu"))[0]), ("torchscript", "eager", "compile")]
 
 
 @pytest.mark.usefixtures("third_party", "finished")

@@ -125,6 +125,23 @@ def test_cold_code_of_pytorch_s_own_ops_is_neither_dispatch_nor_kernels() -> Non
     assert host_cost(fit, "gemm.linear") == pytest.approx(3.0, rel=0.3)
 
 
+def test_kernels_that_are_eager_s_are_not_blamed_for_a_machine_that_changed_its_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(get("eager")), "eager_kernels", True, raising=False)
+
+    def latency_as_eager_us(net: ModelGraph, batch: int) -> float:
+        kernels_us = sum(kernel_us(op, batch) for op in net.at(batch) if op.family)
+        return 6.0 + sum(COSTS[op.host_class] for op in net.at(batch)) + kernels_us
+
+    fit = fitted(networks_of(5), latency_as_eager_us)
+    slower = fitted(networks_of(5), lambda net, batch: 1.05 * latency_as_eager_us(net, batch))
+    assert fit.kernel_scales == slower.kernel_scales == {"": 1.0}
+    assert host_cost(fit, "gemm.linear") == pytest.approx(3.0, rel=0.1)
+    assert host_cost(fit, "elementwise.add") == pytest.approx(2.0, rel=0.1)
+    assert host_cost(slower, "gemm.linear") == pytest.approx(3.0, rel=0.3)
+
+
 def test_few_networks_move_little_from_the_priors() -> None:
     few = networks_of(1, network_fit.FEWEST)
     assert 0.3 < fitted(few).kernel_scales["gemm"] < 1.2

@@ -184,6 +184,35 @@ def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
     assert sum(op.syncs for op in ops) == 1
 
 
+class Steps(nn.Module):
+    """The same two layers three times, in one graph or with breaks in between."""
+
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.whole, self.up, self.down = whole, nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.down(torch.tanh(self.up(x)))
+            if not self.whole:
+                torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+        return x
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_weights_that_a_pass_reads_again_say_how_much_was_touched_since(*, whole: bool) -> None:
+    ops = front_end.forward(Steps(whole=whole).eval(), (torch.randn(2, 64),), "cpu")
+    products = [op for op in ops if op.family == "gemm"]
+    assert [op.reread_after is None for op in products] == [True] * 2 + [False] * 4
+    assert all(op.reread_after is None for op in ops if op.family != "gemm")
+    weights = sum(op.weight_bytes.constant for op in products[:2])
+    assert all(weights <= op.reread_after.constant <= 1.2 * weights for op in products[2:] if op.reread_after)
+    graph = trace_for_runtime(Steps(whole=whole).eval(), torch.zeros(2, 64), runtime="compile", target="cpu")
+    again = [op.reread_after for op in graph.ops if op.family == "gemm"]
+    assert again[:2] == [None, None]
+    assert all(one is not None and one.per_sample > 0 for one in again[2:])
+
+
 def test_a_users_compiled_model_survives_a_trace() -> None:
     compilations: list[int] = []
 

@@ -88,11 +88,14 @@ class KernelCall(NamedTuple):
     """One call of the wrapper that Inductor writes around its kernels, and bytes that are new in it or not read after.
 
     Bytes alive are not known yet.
+
+    weight : number of the graph's input, and place in it, of the first parameters that a library call reads.
     """
 
     op: Op
     new_bytes: int
     freed_bytes: int
+    weight: tuple[int, int] | None
 
 
 def guards(inputs: int, live_bytes: Affine) -> Op:
@@ -126,7 +129,9 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
         op = _extern(node, moved, weights) if extern else _generated(node, graph, moved, joined and cpu)
         joined = not extern
         freed = sum(_buffer_bytes(graph, name) for name in node.last_usage if name in graph.name_to_buffer)
-        calls.append(KernelCall(op, moved.new if op.family else 0, freed))
+        weight = _first_weight(node, weights) if extern else None
+        place = None if weight is None else (names.index(weight[0]), weight[1])
+        calls.append(KernelCall(op, moved.new if op.family else 0, freed, place))
     return calls
 
 
@@ -146,9 +151,7 @@ def _extern(node: Any, moved: Moved, weights: frozenset[str]) -> Op:
         return executed_op(no_launch(info, view=True), f"{EXTERN_CLASS}.view")[0]
     args: Any = map_arg(origin.args, lambda one: one.meta["val"])
     options: Any = map_arg(dict(origin.kwargs), lambda one: one.meta["val"])
-    given = [one for value in (*origin.args, *origin.kwargs.values()) for one in _tensors(value)]
-    inputs = {dep.name for dep in node.read_writes.reads}
-    weighty = [_is_weight(one, weights & inputs) for one in given]
+    weighty = [base is not None for base in _weights_given(node, origin, weights)]
     record = launching(info, args, options, origin.meta["val"], weighty)
     return executed_op(record, f"{EXTERN_CLASS}.{root(record.family)}")[0]
 
@@ -198,11 +201,27 @@ def _tensors(value: Any) -> Iterator[Node]:
             yield from _tensors(item)
 
 
-def _is_weight(node: Node, weights: frozenset[str]) -> bool:
-    """Whether a value is a parameter as it lies in memory, or a view of one."""
+def _weights_given(node: Any, origin: Node, weights: frozenset[str]) -> list[tuple[str, Node] | None]:
+    """Of each tensor that an op was called with: the parameter it is, as it lies in memory or seen otherwise."""
+    given = [one for value in (*origin.args, *origin.kwargs.values()) for one in _tensors(value)]
+    read = weights & {dep.name for dep in node.read_writes.reads}
+    bases = [(_base(one), one) for one in given]
+    return [(base, one) if base in read else None for base, one in bases]
+
+
+def _base(node: Node) -> str:
+    """The input of a graph that a value is or is a view of; none where it was computed."""
     while node.op == "call_function" and getattr(node.target, "is_view", False) and node.all_input_nodes:
         node = node.all_input_nodes[0]
-    return node.op == "placeholder" and node.name in weights
+    return node.name if node.op == "placeholder" else ""
+
+
+def _first_weight(node: Any, weights: frozenset[str]) -> tuple[str, int] | None:
+    """The first parameter that a library call reads, and where in it."""
+    origin = _origin(node.node, _op_name(node.node))
+    found = [] if origin is None else _weights_given(node, origin, weights)
+    first = next((one for one in found if one is not None), None)
+    return None if first is None else (first[0], int(first[1].meta["val"].storage_offset()))
 
 
 def _generated(node: Any, graph: Any, moved: Moved, joined: bool) -> Op:

@@ -30,6 +30,7 @@ from latpred.runtimes.inductor import fake_cuda
 from latpred.runtimes.inductor.compiled_ops import EAGER, KernelCall, calls_of, executed_op, guards
 from latpred.sandbox.own_thread import replaced, silenced
 from latpred.tracing.op_record import Kind, OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
+from latpred.tracing.trace_pass import read_of, touched_since
 
 REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
@@ -134,7 +135,7 @@ def forward(model: torch.nn.Module, inputs: Any, target: str) -> tuple[Op, ...]:
         raise
     except Exception as error:
         raise _refusal(error, target) from error
-    return tuple(recorder.ops)
+    return recorder.ops()
 
 
 class _Recorder(TorchDispatchMode):
@@ -142,7 +143,8 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, input_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: list[Op] = []  # what was executed, with the bytes that were alive then
+        self._ops: list[Op] = []  # what was executed, with the bytes that were alive then
+        self._weights: list[tuple[int, int, int] | None] = []  # parameters that each of them reads
         self.lowered: list[KernelCall] = []  # calls of the graph that was lowered last
         self._input_bytes = input_bytes
         self._carried = 0  # bytes that the last graph left to what follows
@@ -162,10 +164,11 @@ class _Recorder(TorchDispatchMode):
         from torch.utils._python_dispatch import _disable_current_modes
 
         before = live = self._input_bytes + self._carried
-        self.ops.append(guards(inputs, Affine(live)))
+        self._add(guards(inputs, Affine(live)), live)
         for call in calls:
             live += call.new_bytes
-            self.ops.append(msgspec.structs.replace(call.op, live_bytes=Affine(live)))
+            place, offset = call.weight or (None, None)
+            self._add(call.op, live, None if place is None else values[place], offset)
             live -= call.freed_bytes
         self._carried = max(0, live - before)
         with _disable_current_modes():
@@ -184,9 +187,26 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **options)
         record = _record(info, args, options, out)
         op, new_bytes = executed_op(record, f"{EAGER}.{record.host_class}")
-        live = Affine(self._input_bytes + self._carried + new_bytes)
-        self.ops.append(msgspec.structs.replace(op, live_bytes=live))
+        self._add(op, self._input_bytes + self._carried + new_bytes, _first_parameter(args, options))
         return out
+
+    def ops(self) -> tuple[Op, ...]:
+        """What was executed; those that read parameters once more say what was touched since."""
+        touched = (op.weight_bytes.constant + op.read_bytes.constant + op.write_bytes.constant for op in self._ops)
+        again = touched_since(touched, self._weights)
+        return tuple(
+            msgspec.structs.replace(op, reread_after=Affine(again[index])) if index in again else op
+            for index, op in enumerate(self._ops)
+        )
+
+    def _add(self, op: Op, live_bytes: int, weight: torch.Tensor | None = None, offset: int | None = None) -> None:
+        self._ops.append(msgspec.structs.replace(op, live_bytes=Affine(live_bytes)))
+        self._weights.append(read_of(weight, op.weight_bytes.constant, offset))
+
+
+def _first_parameter(args: Sequence[Any], options: dict[str, Any]) -> torch.Tensor | None:
+    given = (tensor for value in (*args, *options.values()) for tensor in leaves(value))
+    return next((tensor for tensor in given if isinstance(tensor, torch.nn.Parameter)), None)
 
 
 def _record(info: OpInfo, args: Sequence[Any], options: dict[str, Any], out: Any) -> OpRecord:
