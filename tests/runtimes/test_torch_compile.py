@@ -184,6 +184,17 @@ def test_graph_breaks_are_counted_with_the_ops_between_them() -> None:
     assert sum(op.syncs for op in ops) == 1
 
 
+def test_a_pointwise_convolution_in_channels_last_is_a_product() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 4, 1, stride=2)).eval()
+    graph = trace_for_runtime(model, torch.zeros(2, 3, 10, 10), runtime="compile", target="cpu")
+    window, product, strided = (op for op in graph.ops if op.host_class == "kernel.extern.conv")
+    assert (window.family, product.family, strided.family) == ("conv", "gemm", "conv")
+    assert product.dims == {"m": Affine(0, 8 * 8), "n": Affine(16), "k": Affine(8)}
+    assert product.macs == Affine(0, 8 * 8 * 16 * 8)
+    on_cuda = trace_for_runtime(model, torch.zeros(2, 3, 10, 10), runtime="compile", target="cuda")
+    assert [op.family for op in on_cuda.ops if op.host_class == "kernel.extern.conv"] == ["conv"] * 3
+
+
 class Steps(nn.Module):
     """The same two layers three times, in one graph or with breaks in between."""
 

@@ -127,6 +127,8 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
             )
         moved = _moved(node, graph, weights)
         op = _extern(node, moved, weights) if extern else _generated(node, graph, moved, joined and cpu)
+        if cpu and op.family == "conv" and node.node.get_stride()[1] == 1:
+            op = _as_product(op)
         joined = not extern
         freed = sum(_buffer_bytes(graph, name) for name in node.last_usage if name in graph.name_to_buffer)
         weight = _first_weight(node, weights) if extern else None
@@ -154,6 +156,17 @@ def _extern(node: Any, moved: Moved, weights: frozenset[str]) -> Op:
     weighty = [base is not None for base in _weights_given(node, origin, weights)]
     record = launching(info, args, options, origin.meta["val"], weighty)
     return executed_op(record, f"{EXTERN_CLASS}.{root(record.family)}")[0]
+
+
+def _as_product(op: Op) -> Op:
+    """A convolution of images in channels last, which is a product of pixels with weights where each is by itself."""
+    dims = op.dims
+    pixels = dims["h_out"].constant * dims["w_out"].constant
+    alone = all(dims[name] == Affine(1) for name in ("kernel_h", "kernel_w", "stride", "groups"))
+    if not alone or pixels != dims["h_in"].constant * dims["w_in"].constant:
+        return op
+    sizes = (Affine(dims["batch"].constant * pixels), dims["c_out"], dims["c_in"])
+    return msgspec.structs.replace(op, family="gemm", dims=dict(zip(DIMS["gemm"], sizes, strict=True)))
 
 
 def _op(name: str, host_class: str, family: str, dtype: str, sizes: tuple[int, ...], moved: Moved) -> Op:
