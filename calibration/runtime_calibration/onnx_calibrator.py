@@ -31,7 +31,7 @@ from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
-from latpred.graph.graph import Op
+from latpred.graph.graph import ZERO, Op
 from latpred.prediction.kernel_times import resident_share
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit
@@ -161,7 +161,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         return model, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
 
     def _nodes_us(self, cell: Cell, model: bytes | str, feed: Feed, times: int) -> tuple[float, ...]:
-        """Median microseconds of every node; what the nodes do is kept for the fit."""
+        """Median microseconds of every node, in the order of `_rank`; what the nodes do is kept for the fit."""
         readings: list[SpeedReading] = []
         # What fills the last-level cache, as the layers of a larger model would.
         filler = torch.zeros(networks.EVICTING_BYTES // 4 if cell.dims["cold"] else 0)
@@ -173,11 +173,14 @@ class OnnxCalibrator(RuntimeCalibrator):
         profiled = onnx_session.watch(
             model, [feed] * (times + 1), target="cpu", threads=torch.get_num_threads(), between=between
         )
-        self._ops[cell.key] = _ops(profiled, feed)
+        ops = onnx_graph.executed(profiled, feed)
         slow = self._gauge.between([*readings, self._gauge.read()])[1:]
         runs_us = [[[event.us for event in run]] for run in profiled.runs[1:]]
         counted, _ = at_full_speed(runs_us, slow, LEAST_PROFILED)
-        return tuple(np.median(counted, axis=0).tolist())
+        nodes_us = np.median(counted, axis=0).tolist()
+        order = sorted(range(len(ops)), key=lambda node: _rank(ops[node]))
+        self._ops[cell.key] = tuple(ops[node] for node in order)
+        return tuple(nodes_us[node] for node in order)
 
     def _timed_graph(self, row: Row, profile: DeviceProfile) -> TimedGraph | None:
         """A graph as the fit takes it; None when its nodes are not those that were timed."""
@@ -194,7 +197,8 @@ class OnnxCalibrator(RuntimeCalibrator):
     def _graph_ops(self, cell: Cell) -> tuple[Op, ...]:
         if cell.key not in self._ops:
             model, feed = _generated(cell)
-            self._ops[cell.key] = _ops(onnx_session.watch(model, [feed], target="cpu", threads=1), feed)
+            watched = onnx_session.watch(model, [feed], target="cpu", threads=1)
+            self._ops[cell.key] = tuple(sorted(onnx_graph.executed(watched, feed), key=_rank))
         return self._ops[cell.key]
 
 
@@ -214,8 +218,10 @@ def _generated(cell: Cell) -> tuple[bytes | str, Feed]:
     return onnx_workloads.make(cell.name, cell.dims["seed"], tiny=bool(cell.dims["tiny"]))
 
 
-def _ops(profiled: onnx_session.Watched, feed: Feed) -> tuple[Op, ...]:
-    return onnx_graph.executed(profiled, feed)
+def _rank(op: Op) -> bytes:
+    """Where a node's time stands in a row: onnxruntime orders branches otherwise in another process."""
+    unordered = msgspec.structs.replace(op, live_bytes=ZERO)  # what is alive depends on the order
+    return msgspec.json.encode(unordered, order="sorted")
 
 
 # -- the fit -------------------------------------------------------------------------------------------------------

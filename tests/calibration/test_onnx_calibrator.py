@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import islice
 
+import msgspec
 import pytest
 import torch
 
@@ -156,3 +157,18 @@ def test_a_graph_is_timed_whole_and_node_by_node() -> None:
     assert len(row.calls_us) == len(ops_of(cell.name, 0, tiny=True))
     again = OnnxCalibrator()._graph_ops(Cell("kernel", cell.name, cell.dims, "fp32", "onnxruntime"))
     assert [op.name for op in again] == [op.name for op in calibrator._graph_ops(cell)]
+
+
+def test_a_row_has_its_nodes_in_one_order_whatever_order_they_ran_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed, cell = onnx_graph.executed, graph_cell(5, "fp32", tiny=True)
+    first = OnnxCalibrator()
+    first.measure(cell, open_device("cpu"))
+
+    def otherwise(watched: onnx_session.Watched, feed: dict[str, object]) -> tuple[Op, ...]:
+        ops = executed(watched, feed)[::-1]
+        return tuple(msgspec.structs.replace(op, live_bytes=Affine(place)) for place, op in enumerate(ops))
+
+    monkeypatch.setattr(onnx_graph, "executed", otherwise)
+    names = [(op.name, op.dims) for op in first._graph_ops(cell)]
+    assert len(set(map(str, names))) > 1
+    assert [(op.name, op.dims) for op in OnnxCalibrator()._graph_ops(cell)] == names
