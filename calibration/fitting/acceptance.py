@@ -40,6 +40,8 @@ LEAST_STABLE = 0.70
 MOST_DISTURBED = 0.25
 MOST_SHIFT = 0.10
 MOST_MISSING = 1 / 3
+# Calm quick and full runs had 5 to 28 %, those in which the host moved the processors 97 % and more.
+MOST_UNEVEN = 0.50
 
 
 class HoldoutError(NamedTuple):
@@ -104,13 +106,20 @@ class RunQuality(NamedTuple):
     """How a calibration went.
 
     stable : share of timings that were. disturbed : share of cells that never found a calm moment. shifts : second over
-    first timing of what was timed twice. missing : kinds of cells of which too many could not be measured.
+    first timing of what was timed twice. missing : kinds of cells of which too many could not be measured. uneven : by
+    how many times one kind of work changed its speed against another meanwhile; None where that is not looked at.
     """
 
     stable: float
     disturbed: float = 0.0
     shifts: Sequence[float] = ()
     missing: Sequence[str] = ()
+    uneven: float | None = None
+
+    @property
+    def change(self) -> float:
+        """By which share one kind of work changed its speed against another."""
+        return (self.uneven or 1.0) - 1.0
 
 
 def missing(rows: Iterable[Row]) -> list[str]:
@@ -136,6 +145,9 @@ def accepted(networks: Sequence[HoldoutError], models: Sequence[HoldoutError], r
     if run.shifts:
         moved = float(np.median(np.abs(np.log(run.shifts))))
         gates[f"median shift between two timings at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
+    if run.uneven is not None:
+        even = run.change <= MOST_UNEVEN
+        gates[f"change of one kind of work against another at most {MOST_UNEVEN:.0%}"] = (run.change, even)
     checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
@@ -193,6 +205,12 @@ def _advice(failed: bool, enough: bool, run: RunQuality) -> tuple[str, ...]:
         advice.append(
             f"Other work disturbed {run.disturbed:.0%} of the cells until the end. Stop it, or wait until whoever "
             "shares the processors is done, and calibrate anew: latpred calibrate --fresh"
+        )
+    elif run.change > MOST_UNEVEN:
+        advice.append(
+            f"Kinds of work changed their speed against each other by {run.change:.0%} during the run, as when a "
+            "shared host moves its virtual processors. Calibrate anew, or on one thread: latpred calibrate --fresh "
+            "--threads 1"
         )
     elif failed:
         advice.append("Close other programs, let the machine cool down, and calibrate anew: latpred calibrate --fresh")

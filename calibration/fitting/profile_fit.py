@@ -29,7 +29,7 @@ from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, ke
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import FULL, RunSpeed
+from latpred.calibration.timing.reference_speed import FULL, RunSpeed, unevenness
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError
 from latpred.graph.features import layout
@@ -182,7 +182,8 @@ def _checked(
     timings = [timing for row in rows for timing in row.timings.values()]
     stable = sum(timing.stable for timing in timings) / len(timings)
     shifts = acceptance.shift(_fast(rows))
-    quality = RunQuality(stable, profile.disturbed, shifts, acceptance.missing(every))
+    uneven = None if profile.device.asynchronous else unevenness(visits.readings(every))
+    quality = RunQuality(stable, profile.disturbed, shifts, acceptance.missing(every), uneven)
     verdict = acceptance.accepted(errors, of_models, quality)
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
 

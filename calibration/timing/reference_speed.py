@@ -36,6 +36,7 @@ THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
 # neighbours; for runs that saw too few slow moments, or too few others, to say so themselves.
 USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35, THREADS: 1.0}
 FEWEST_MOMENTS = 5
+QUARTERS, FEWEST_IN_QUARTER = 4, 3
 REPEATS = {PRODUCT: 3, CACHE: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
 FASTEST = 0.1  # quantile of readings that stands for the fastest moments of a run: most may be slow ones
 FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
@@ -261,6 +262,28 @@ class RunSpeed(NamedTuple):
 
 
 FULL = RunSpeed({}, {})  # of a device that nobody looked at
+
+
+def unevenness(readings: Iterable[Mapping[str, float]]) -> float:
+    """By how much some kind of work changed its speed against another between two quarters of a run; 1 where all alike.
+
+    A machine that is slower as a whole is brought to one speed. A host that moves virtual processors apart halves the
+    time of a stream and doubles that of a loop which threads share, and is another machine from then on. What slow
+    moments do to each kind does not count. Too few readings tell nothing.
+
+    >>> before, after = {"stream": 1400.0, "threads": 22.0}, {"stream": 860.0, "threads": 22.0}
+    >>> round(unevenness([before] * 20 + [after] * 20), 2)
+    1.63
+    """
+    kept = list(readings)
+    us, powers = _columns(kept), RunSpeed.of(kept).powers
+    slow = _slow_moments(us) if us else np.ones(0)
+    if len(slow) < QUARTERS * FEWEST_IN_QUARTER:
+        return 1.0
+    log_us = np.array([np.log(values / slow ** powers[kind]) for kind, values in us.items()])
+    quarters = np.array([np.median(quarter, axis=1) for quarter in np.array_split(log_us, QUARTERS, axis=1)])
+    changes = quarters[:, None] - quarters[None]  # of every quarter against every other, by kind
+    return float(np.exp(np.ptp(changes, axis=2).max()))
 
 
 def _columns(readings: Iterable[Mapping[str, float]]) -> dict[str, Floats]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 
 import msgspec
@@ -168,8 +168,13 @@ def undisturbed(rows: Iterable[Row]) -> list[Row]:
 
 
 def speed_of(rows: Iterable[Row]) -> RunSpeed:
-    """The machine's speed during a run; several rows may have been timed around one reading."""
-    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows if row.speed}.values())
+    """The machine's speed during a run."""
+    return RunSpeed.of(readings(rows))
+
+
+def readings(rows: Iterable[Row]) -> list[Mapping[str, float]]:
+    """What the references took during a run, in order; several rows may have been timed around one reading."""
+    return list({tuple(row.speed.values()): row.speed for row in rows if row.speed}.values())
 
 
 def at_one_speed(rows: Iterable[Row]) -> list[Row]:

@@ -122,6 +122,12 @@ P90 = "p90 error of holdout networks that no fit saw at most 40%"
             {"cells that other work disturbed at most 25%": "40.0%"},
             [DISTURBED],
         ),
+        (
+            [1.0] * 10,
+            RunQuality(1.0, uneven=1.63),
+            {"change of one kind of work against another at most 50%": "63.0%"},
+            ["Kinds of work changed their speed against each other by 63%"],
+        ),
         ([1.0] * 4, RunQuality(1.0), {"networks to judge by at least 5": "4"}, [MORE_TIME]),
         (
             [],

@@ -9,7 +9,14 @@ import torch
 from gauges import ScriptedGauge
 
 from latpred.calibration.timing import reference_speed
-from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed, SpeedGauge, SpeedReading, at_full_speed
+from latpred.calibration.timing.reference_speed import (
+    ReferenceTimer,
+    RunSpeed,
+    SpeedGauge,
+    SpeedReading,
+    at_full_speed,
+    unevenness,
+)
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, DISPATCH, KINDS, THREADS
 
 
@@ -113,6 +120,16 @@ def test_runs_without_slow_moments_take_the_usual_powers() -> None:
     assert speed.full_us == {DISPATCH: 100.0, "product": 400.0}
     assert speed.powers == {kind: reference_speed.USUAL_POWERS[kind] for kind in speed.full_us}
     assert RunSpeed.of([]) == RunSpeed.of([{}]) == reference_speed.FULL
+
+
+def test_only_kinds_of_work_that_change_against_each_other_are_uneven() -> None:
+    fast = {DISPATCH: 100.0, "product": 400.0, "stream": 1e3}
+    slower = {kind: 1.1 * us for kind, us in fast.items()}
+    slow = {kind: us * 1.5 ** reference_speed.USUAL_POWERS[kind] for kind, us in fast.items()}
+    for later in (slower, slow):
+        assert unevenness([fast] * 30 + [later] * 10) < 1.1
+    assert unevenness([fast] * 30 + [fast | {"stream": 2e3}] * 10) == pytest.approx(2.0)
+    assert unevenness([fast] * 3 + [fast | {"stream": 2e3}] * 3) == unevenness([]) == 1.0  # too few to say
 
 
 def test_one_gauge_serves_the_process() -> None:
