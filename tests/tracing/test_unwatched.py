@@ -83,19 +83,20 @@ def by_default(device: str) -> Iterator[None]:
 
 @contextmanager
 def hooked() -> Iterator[list[str]]:
-    """With hooks on all modules that take notes."""
+    """With hooks on all modules that take notes, but for threads that earlier tests left behind."""
     seen: list[str] = []
+    others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
 
-    def before(module: nn.Module, _: Any) -> None:
-        seen.append(type(module).__name__)
+    def note(module: nn.Module, *_: Any) -> None:
+        if threading.get_ident() not in others:
+            seen.append(f"{type(module).__name__} in {threading.current_thread().name}")
 
-    def after(module: nn.Module, _: Any, __: Any) -> None:
-        seen.append(type(module).__name__)
-
-    handles = [modules.register_module_forward_pre_hook(before), modules.register_module_forward_hook(after)]
-    yield seen
-    for handle in handles:
-        handle.remove()
+    handles = [modules.register_module_forward_pre_hook(note), modules.register_module_forward_hook(note)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 WATCHING: dict[str, Callable[[], AbstractContextManager[Any]]] = {
