@@ -249,8 +249,7 @@ class Predictor:
             graph = lowering.fitting(graph, named, self.target)
         if not self.era:
             return graph
-        name = self.profile.device.name
-        return as_run_in(self.era, graph, runtime, gpus.spec(name) if gpus.known(name) else None)
+        return as_run_in(self.era, graph, runtime, gpus.find(self.profile.device.name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""

@@ -25,7 +25,7 @@ from latpred.graph.graph import Ints, Op, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
+from latpred.prediction.fallbacks import GUESSED_LOG_STD, STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns, reread_share, slower_kernels
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
@@ -36,7 +36,6 @@ from latpred.storage import Recent
 MOST_CLASSES = 64  # sequences of host classes whose costs are kept
 MOST_OPS = 20_000  # ops whose row is kept
 MOST_BATCHES = 8  # batch sizes at which the times of rows are kept; those of long curves are not worth their memory
-ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
 
 TIME = "time"
@@ -286,7 +285,7 @@ class KernelRows:
         facts = (
             price.leaf_scale,
             price.scale,
-            ESTIMATED_SPREAD if guessed else 0.0,
+            GUESSED_LOG_STD if guessed else 0.0,
             0.0 if guessed else price.model.fit.spread,  # nothing is usual about a guess
             self.families.setdefault(root(family), len(self.families)),
             not price.measured or bool(price.model.caveat),
@@ -380,7 +379,7 @@ class PriceList:
         self._profile = profile
         self._slowdown = slowdown
         name = profile.machine.accelerator
-        self._gpu = gpus.spec(name) if profile.provenance != "measured" and gpus.known(name) else None
+        self._gpu = gpus.find(name) if profile.provenance != "measured" else None
         self._models: dict[object, KernelModel] = {}
         self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
         self._rows: dict[tuple[str, str, float], KernelRows] = {}
@@ -520,7 +519,7 @@ class PriceList:
                 return KernelPrice(model, 1.0, scale, measured=False)
         if wanted not in self._models:
             limits = self._limits(wanted, "other")
-            self._models[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD), limits=limits)
+            self._models[wanted] = KernelModel(guess(self._profile, fits), limits=limits)
         return KernelPrice(self._models[wanted], 1.0, scale, measured=False)
 
     def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:
