@@ -33,7 +33,7 @@ def gemm_times(rows: np.ndarray) -> np.ndarray:
 def test_the_physics_comes_back_from_noisy_samples() -> None:
     rows = gemm_rows(150)
     noise = np.exp(np.random.default_rng(1).normal(0, 0.02, 150))
-    fit = RooflineRegressor("gemm").fit(rows, gemm_times(rows) * noise).to_fit()
+    fit = RooflineRegressor("gemm").fit(rows, gemm_times(rows) * noise).fit_
     assert fit.floor_us == pytest.approx(FLOOR, rel=0.1)
     assert fit.macs_per_us == pytest.approx(PEAK, rel=0.1)
     assert fit.activation_bytes_per_us == pytest.approx(BANDWIDTH, rel=0.15)
@@ -78,7 +78,7 @@ def test_few_samples_still_give_sane_times(count: int) -> None:
 def test_far_away_the_roofline_speaks_alone_and_says_that_it_is_unsure() -> None:
     rows = gemm_rows(150, largest=512)
     wiggly = gemm_times(rows) * (1.0 + 0.4 * np.sin(3 * np.log(rows[:, 5])))
-    fit = RooflineRegressor("gemm").fit(rows, wiggly).to_fit()
+    fit = RooflineRegressor("gemm").fit(rows, wiggly).fit_
     far = gemm_rows(1)
     far[:] = [1e21, 4e14, 4e14, 4e14, 1e7, 1e7, 1e7]
     bare = msgspec.structs.replace(fit, points=(), targets=(), noise_factors=())
@@ -103,7 +103,7 @@ def test_time_grows_with_batch() -> None:
 def test_numbers_survive_json_and_are_the_same_without_the_estimator() -> None:
     rows = gemm_rows(80)
     model = RooflineRegressor("gemm", multiprocessors=16).fit(rows, gemm_times(rows))
-    text = msgspec.json.encode(model.to_fit())
+    text = msgspec.json.encode(model.fit_)
     again = msgspec.json.decode(text, type=KernelFit)
     assert evaluate(again, rows) == pytest.approx(model.predict(rows), rel=1e-12)
     assert len(json.loads(text)["points"]) == 80
@@ -119,13 +119,13 @@ def test_an_estimator_like_any_other() -> None:
     fitted = model.fit(rows, gemm_times(rows))
     assert fitted is model
     assert model.n_features_in_ == 7
-    assert len(model.to_fit().points) == 50
+    assert len(model.fit_.points) == 50
     assert model.score(rows, gemm_times(rows)) > 0.99
 
 
 def test_same_samples_same_numbers() -> None:
     rows = gemm_rows(60)
-    first, second = (RooflineRegressor("gemm").fit(rows, gemm_times(rows)).to_fit() for _ in range(2))
+    first, second = (RooflineRegressor("gemm").fit(rows, gemm_times(rows)).fit_ for _ in range(2))
     assert first == second
 
 
@@ -157,7 +157,7 @@ def test_bad_samples_are_refused(change: object, message: str) -> None:
 def test_a_kernel_without_multiplications() -> None:
     numel = np.exp(np.linspace(np.log(100), np.log(1e7), 40)).round()
     rows = np.column_stack((np.zeros(40), np.zeros(40), 8 * numel, 4 * numel, numel, np.full(40, 2.0)))
-    fit = RooflineRegressor("elementwise").fit(rows, 2.0 + 12 * numel / BANDWIDTH).to_fit()
+    fit = RooflineRegressor("elementwise").fit(rows, 2.0 + 12 * numel / BANDWIDTH).fit_
     assert fit.macs_per_us == 0.0
     assert fit.activation_bytes_per_us == pytest.approx(BANDWIDTH, rel=0.05)
     assert fit.weight_bytes_per_us == 0.0
@@ -198,11 +198,11 @@ def test_what_loops_do_takes_time_of_its_own() -> None:
     for name, values in named.items():
         rows[:, layout("generated").columns.index(name)] = values
     us = 2.0 + np.hypot(8 * numel / 2e4, costly * numel * 1.4e-3)
-    fit = RooflineRegressor("generated").fit(rows, us).to_fit()
+    fit = RooflineRegressor("generated").fit(rows, us).fit_
     math = EFFORTS["generated"].index("math")
     assert fit.efforts[math] == pytest.approx(1.4e-3, rel=0.1)
     assert evaluate(fit, rows) == pytest.approx(us, rel=0.1)
-    assert RooflineRegressor("softmax").fit(rows[:, :6] + 1, us).to_fit().efforts == ()
+    assert RooflineRegressor("softmax").fit(rows[:, :6] + 1, us).fit_.efforts == ()
 
 
 def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> None:
@@ -210,7 +210,7 @@ def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> No
     rows = np.column_stack((0 * numel, 0 * numel, 4 * numel, 4 * numel, numel, np.ones(40)))
     true_us = 8 * numel / BANDWIDTH
     seen_us = np.where(true_us < 0.5, 0.02, true_us)  # what is left of a call of 3 us, where that is next to nothing
-    beside = RooflineRegressor("elementwise").fit(rows, seen_us, beside=np.full(40, 3.0)).to_fit()
+    beside = RooflineRegressor("elementwise").fit(rows, seen_us, beside=np.full(40, 3.0)).fit_
     assert evaluate(beside, rows[:1])[0] < 0.2
     assert evaluate(beside, rows[-5:]) == pytest.approx(true_us[-5:], rel=0.1)
 
@@ -218,7 +218,7 @@ def test_a_kernel_that_its_dispatch_hides_gets_no_floor_from_longer_ones() -> No
 def test_a_leaf_s_scale_does_not_heed_what_its_dispatch_hides() -> None:
     numel = np.geomspace(8, 1e6, 30)
     rows = np.column_stack((0 * numel, 0 * numel, 4 * numel, 4 * numel, numel, np.ones(30)))
-    fit = RooflineRegressor("elementwise").fit(rows, 1.0 + 8 * numel / BANDWIDTH).to_fit()
+    fit = RooflineRegressor("elementwise").fit(rows, 1.0 + 8 * numel / BANDWIDTH).fit_
     slow_us = 1.0 + 3.0 * 8 * numel / BANDWIDTH
     hidden_us = np.where(slow_us < 1.5, 0.02, slow_us)
     assert scale_leaf(fit, rows, hidden_us, np.full(30, 4.0)) == pytest.approx(3.0, rel=0.15)

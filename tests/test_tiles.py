@@ -79,7 +79,7 @@ def test_constants_explain_what_they_made() -> None:
 def test_products_of_a_gpu_are_fitted_by_their_tiles() -> None:
     rows, fresh = random_rows(90), random_rows(300, seed=2)
     model = RooflineRegressor("gemm", MULTIPROCESSORS).fit(rows, times_of(rows))
-    fit = model.to_fit()
+    fit = model.fit_
     assert set(fit.tiling) == {"rate", "bandwidth", *PRIOR}
     assert fit.features[-3:] == ("tile_rows", "tile_cols", "parts")
     assert fit.jumps
@@ -110,7 +110,7 @@ def test_writing_its_results_takes_a_large_product_longer_than_so_short_a_sum() 
 
 def test_without_multiprocessors_or_samples_a_roofline_does() -> None:
     few = random_rows(roofline.FEWEST - 1)
-    assert RooflineRegressor("gemm", MULTIPROCESSORS).fit(few, times_of(few)).to_fit().tiling == {}
+    assert RooflineRegressor("gemm", MULTIPROCESSORS).fit(few, times_of(few)).fit_.tiling == {}
     assert kernel_fit().tiling == {}
 
 

@@ -231,11 +231,10 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
         if name in profile.runtimes:
             continue
         fit = estimate.make(eager)
-        busy = fit.spread if fit.busy_spread is None else fit.busy_spread
         known[name] = msgspec.structs.replace(
             fit,
             spread=short(hypot(fit.spread, estimate.log_std)),
-            busy_spread=short(hypot(busy, estimate.log_std)),
+            busy_spread=short(hypot(fit.device_spread, estimate.log_std)),
             kernels=own if estimate.own_kernels else fit.kernels,
         )
     return msgspec.structs.replace(profile, runtimes=known)

@@ -263,7 +263,6 @@ class Predictor:
         if runtime not in self._runtimes:
             lowering.demand_suited(runtime, self.target)
             dispatch, least = self._prices.dispatch(runtime), least_log_std(self.profile, runtime)
-            busy = dispatch.spread if dispatch.busy_spread is None else dispatch.busy_spread
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
@@ -273,7 +272,7 @@ class Predictor:
                 device=device,
                 host_log_std=dispatch.host_spread,
                 log_std=max(dispatch.spread, least),
-                busy_log_std=max(busy, least),
+                busy_log_std=max(dispatch.device_spread, least),
             )
         return self._runtimes[runtime]
 

@@ -180,6 +180,11 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
     tested_batches: tuple[int, ...] = ()  # of the rows that a correction rests on; empty where there is none
 
+    @property
+    def device_spread(self) -> float:
+        """`busy_spread`, or what stands for it where it is not known apart."""
+        return self.spread if self.busy_spread is None else self.busy_spread
+
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""
         return hash_of(self)
