@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,7 +232,7 @@ Test = Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]
 """Whether a threshold is passed, from samples at some batches and at batch 1."""
 
 
-@dataclass(slots=True)
+@dataclass
 class BatchThresholds:
     """Crossover and knee of one model in one runtime on one device.
 
@@ -258,11 +258,6 @@ class BatchThresholds:
             self.crossover()
             self.knee()
         return {"_sample": None, "_answers": self._answers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """What `__getstate__` gave."""
-        for name, value in state.items():
-            setattr(self, name, value)
 
     def _find(self, kind: str, ratio: float, test: Test) -> BatchThreshold:
         if (kind, ratio) not in self._answers:
