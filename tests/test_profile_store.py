@@ -163,11 +163,7 @@ def with_number(text: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        *[
-            (encode(profile())[:length], r"is cut short.* make a new one with: latpred calibrate$")
-            for length in (1, 900)
-        ],
-        (encode(profile())[:-3], "p.json is cut short"),
+        *[(encode(profile())[:end], "is cut short.* make a new one with: latpred calibrate$") for end in (1, 900, -3)],
         (b"", r"^p.json is empty\."),
         (b" \n", r"^p.json is empty\."),
         (b"\x80\x04\x95\x00\x00", "p.json is damaged"),  # a pickle
@@ -218,12 +214,15 @@ def test_a_profile_that_is_not_finite_is_not_saved(number: float) -> None:
     assert not store.directory().exists()
 
 
-@pytest.mark.usefixtures("read_only_home")
-def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"there is no profile at .*gone\.json\. List .* latpred profiles list"):
         store.load(tmp_path / "gone.json")
     with pytest.raises(ProfileError, match="is a directory, not a profile"):
         store.load(tmp_path)
+
+
+@pytest.mark.usefixtures("read_only_home")
+def test_read_only_directory() -> None:
     with pytest.raises(ProfileError, match=r"Permission denied\. Make .* LATPRED_HOME=DIR"):
         store.save(profile())
 
