@@ -115,7 +115,7 @@ def choose_shapes(
     for number in range(ROUNDS):
         wanted = (budget - len(chosen)) // (ROUNDS - number)
         if wanted:
-            fit = regressor(family, multiprocessors, len(chosen)).fit(rows[chosen], times).to_fit()
+            fit = regressor(family, multiprocessors, len(chosen)).fit(rows[chosen], times).fit_
             more = _least_certain(KernelModel(fit), rows, chosen, wanted, rng)
             chosen, times = np.concatenate((chosen, more)), np.concatenate((times, measure(more)))
     return Chosen(chosen, times)

@@ -28,12 +28,7 @@ def format_bytes(count: float) -> str:
     >>> format_bytes(438_000_000)
     '418 MiB'
     """
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{_three_digits(value)} {unit}"
+    return _multiple(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def format_count(count: float) -> str:
@@ -42,12 +37,17 @@ def format_count(count: float) -> str:
     >>> format_count(11_174_215_680)
     '11.2 G'
     """
-    value, unit = float(count), ""
-    for larger in ("k", "M", "G", "T"):
-        if abs(value) < 1000:
+    return _multiple(count, 1000, ("", "k", "M", "G", "T"))
+
+
+def _multiple(count: float, base: int, units: tuple[str, ...]) -> str:
+    """A count in the largest unit that it reaches one of; whole in the smallest."""
+    value, unit = float(count), units[0]
+    for larger in units[1:]:
+        if abs(value) < base:
             break
-        value, unit = value / 1000, larger
-    return f"{value:.0f}" if not unit else f"{_three_digits(value)} {unit}"
+        value, unit = value / base, larger
+    return f"{value:.0f} {unit}".rstrip() if unit == units[0] else f"{_three_digits(value)} {unit}"
 
 
 def _three_digits(value: float) -> str:

@@ -60,25 +60,8 @@ def device(**changes: object) -> DeviceInfo:
 
 def kernel_fit(family: str = "gemm", **changes: object) -> KernelFit:
     """A roofline without residual: 2 us + work at 1e6 MACs/us and 1e3 bytes/us."""
-    values = {
-        "family": family,
-        "floor_us": 2.0,
-        "macs_per_us": 1e6,
-        "weight_bytes_per_us": 1e3,
-        "activation_bytes_per_us": 1e3,
-        "saturation": {},
-        "multiprocessors": 0,
-        "features": (),
-        "length_scales": (),
-        "amplitude": 0.0,
-        "noise": 0.0,
-        "points": (),
-        "targets": (),
-        "noise_factors": (),
-        "error": 0.0,
-        "spread": 0.0,
-    }
-    return KernelFit(**(values | changes))  # type: ignore[arg-type]
+    rates = {"macs_per_us": 1e6, "weight_bytes_per_us": 1e3, "activation_bytes_per_us": 1e3}
+    return KernelFit.plain(**{"family": family, "floor_us": 2.0, **rates, **changes})
 
 
 def kernel_fits(*families: str, **changes: object) -> tuple[KernelFit, ...]:

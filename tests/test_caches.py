@@ -47,10 +47,6 @@ def test_what_was_asked_for_longest_ago_is_dropped() -> None:
     assert [value(key) for key in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
     assert made == [1, 2, 3, 2]
     assert len(cache) == 2
-
-
-def test_what_could_not_be_made_is_asked_for_again() -> None:
-    cache: Recent[int] = Recent(most=2)
     with pytest.raises(ZeroDivisionError):
         cache.get("key", lambda: 1 // 0)
     assert cache.get("key", lambda: 7) == 7

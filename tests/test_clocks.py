@@ -49,7 +49,6 @@ def computed(steps: list[Step], info: DeviceInfo, protocol: str) -> float:
 
 cost = st.floats(0.0, 50.0).map(lambda value: round(value, 2))
 step = st.tuples(cost, st.lists(cost, max_size=3), st.sampled_from([0, 0, 0, 0, 1, 2]))
-plain_step = st.tuples(cost, st.lists(cost, max_size=3), st.just(0))
 queue = st.sampled_from([1, 2, 3, 5, 1024])
 
 
@@ -70,14 +69,6 @@ def test_pipelined_equals_the_period_of_the_recurrence(steps: list[Step], queue:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(plain_step, min_size=1, max_size=12))
-def test_without_synchronisations_the_slower_clock_sets_the_period(steps: list[Step]) -> None:
-    info = device()
-    busy = sum(kernel + info.gap_us for _, row, _ in steps for kernel in row)
-    assert computed(steps, info, "pipelined") == pytest.approx(max(sum(s[0] for s in steps), busy))
-
-
-@settings(max_examples=50, deadline=None)
 @given(st.lists(step, min_size=1, max_size=12), st.sampled_from(["single", "pipelined"]))
 def test_on_a_synchronous_device_everything_adds_up(steps: list[Step], protocol: str) -> None:
     info = device(asynchronous=False, sync_us=0.0, launch_us=0.0, gap_us=0.0)
@@ -95,16 +86,3 @@ def test_by_hand() -> None:
     assert computed(stalled, info, "single") == 83.0
     # Period of the second: the host goes on at 64, and 74 + 4 > 73 + 1: the next forward's kernel starts at 78.
     assert computed(stalled, info, "pipelined") == 64.0
-
-
-def test_a_queue_of_one_makes_the_host_wait_for_each_start() -> None:
-    info = device(queue=1, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    # Kernels start at 1 and 101; the third is queued when the second starts, and the host ends there.
-    steps: list[Step] = [(1.0, [100.0], 0), (1.0, [100.0], 0), (1.0, [0.0], 0), (500.0, [], 0)]
-    assert computed(steps, info, "single") == 601.0
-
-
-def test_a_model_that_launches_nothing_costs_its_dispatch() -> None:
-    info = device(sync_us=10.0)
-    assert computed([(7.0, [], 0)], info, "single") == 17.0
-    assert computed([(7.0, [], 0)], info, "pipelined") == 7.0

@@ -88,12 +88,8 @@ def test_other_runtimes_run_doubles(runtime: str) -> None:
     graph = lowering.trace_for_runtime(nn.Linear(8, 8, dtype=torch.float64), torch.zeros(1, 8), runtime=runtime)
     assert graph.precision == "fp64"
     assert {op.dtype for op in graph.ops if root(op.family) == "gemm"} == {"float64"}
-
-
-def test_doubles_on_request() -> None:
-    graph = latpred.trace(nn.Linear(8, 8), torch.zeros(1, 8), precision="fp64")
-    assert (graph.precision, graph.parameter_bytes) == ("fp64", 8 * 72)
-    assert latpred.predict(nn.Linear(8, 8), inputs=torch.zeros(1, 8), precision="fp64", device="epyc-shared")
+    asked = latpred.trace(nn.Linear(8, 8), torch.zeros(1, 8), precision="fp64")
+    assert (asked.precision, asked.parameter_bytes) == ("fp64", 8 * 72)
 
 
 def test_a_complex_multiply_add_is_four() -> None:
@@ -105,16 +101,13 @@ def test_a_complex_multiply_add_is_four() -> None:
     assert graph.macs(3) == 4 * 3 * WIDTH * WIDTH
 
 
-def test_products_of_integers_are_slow_or_refused() -> None:
+def test_products_of_integers_are_slow_or_refused_and_of_8_bit_floats_refused() -> None:
     found = predicted(torch.int64)
     assert found.compute_ms > 6 * predicted(torch.float32).compute_ms
     assert found.interval_ms[1] > 2.5 * found.latency_ms
     assert "products in int64 have no library on a CPU" in said(found)
     with pytest.raises(ProfileError, match=r"PyTorch has no aten::matmul in int64 on rtx-8000.* Convert the operands"):
         predicted(torch.int64, "rtx-8000")
-
-
-def test_float8_is_refused() -> None:
     with pytest.raises(ProfileError, match="no kernels in float8_e4m3fn"):
         predicted(torch.float8_e4m3fn)
 
@@ -150,7 +143,7 @@ def test_scaled_products_of_8_bits_are_refused_where_the_datasheet_has_none() ->
         latpred.predict(Scaled(), 8, inputs=torch.ones(1, WIDTH, dtype=torch.bfloat16), device="a30")
 
 
-def test_quantised_modules_are_refused() -> None:
+def test_quantised_modules_are_refused_but_those_that_may_be_quantised_one_day_are_not() -> None:
     class Linear(nn.Linear):
         __module__ = "torch.ao.nn.quantized.dynamic.modules.linear"
 
@@ -159,8 +152,6 @@ def test_quantised_modules_are_refused() -> None:
     ):
         latpred.trace(nn.Sequential(Linear(8, 8)), torch.zeros(1, 8))
 
-
-def test_modules_that_may_be_quantised_one_day_are_what_they_do_today() -> None:
     class Joined(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -177,6 +168,7 @@ def test_modules_that_may_be_quantised_one_day_are_what_they_do_today() -> None:
 def test_named_models_are_single_whatever_the_process_does(name: str, doubles: None) -> None:
     found = latpred.trace(name)
     assert torch.get_default_dtype() == torch.float64
+    assert latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4)).precision == "fp64"  # a model of one's own
     torch.set_default_dtype(torch.float32)
     assert found == latpred.trace(name)
     assert found.precision == "fp32"
@@ -198,14 +190,6 @@ def test_only_the_calling_thread_makes_single_tensors(doubles: None) -> None:
         assert torch.arange(3).dtype == torch.int64
         assert torch.zeros(1, dtype=torch.float64).dtype == torch.float64
     assert seen() == {torch.float64}
-
-
-def test_own_models_keep_what_the_process_does(doubles: None) -> None:
-    assert latpred.trace(nn.Linear(4, 4), torch.zeros(1, 4)).precision == "fp64"
-
-
-def test_predicted_tables_name_the_format() -> None:
-    assert predicted(torch.float64).to_frame()["precision"].tolist() == ["fp64"]
 
 
 P90 = "p90 error of ordinary models that no fit saw at most 40%"
@@ -230,23 +214,12 @@ def factor(made: DeviceProfile) -> float:
         ({P90: "inf%: failed", "networks to judge by at least 5": "0: failed"}, 10.0),
         ({"cells": "1 of 9"}, 10.0),
         ({P90: "60.0%: failed", SHIFT: "8.0%: passed"}, 2.5),
+        ({P90: "20.0%: passed", SHIFT: "60.0%: failed"}, 4.39),  # times that moved between two timings
     ],
 )
 def test_an_interval_holds_the_errors_that_the_gate_found(checks: dict[str, str], wanted: float) -> None:
     assert factor(accepted(False, checks)) == pytest.approx(wanted, rel=1e-3)
     assert factor(accepted(True, checks)) == pytest.approx(math.exp(0.05 * Z90), rel=0.02)
-
-
-def test_times_that_moved_between_two_timings_widen_it_too() -> None:
-    steady, moved = ({P90: "20.0%: passed", SHIFT: said} for said in ("5.0%: passed", "60.0%: failed"))
-    assert factor(accepted(False, moved)) > 2 * factor(accepted(False, steady))
-
-
-def test_an_interval_that_is_wide_enough_already_stays() -> None:
-    wide = accepted(False, {P90: "45.0%: failed"})
-    eager = msgspec.structs.replace(wide.runtimes["eager"], spread=2.0)
-    wide = msgspec.structs.replace(wide, runtimes={"eager": eager})
-    assert factor(wide) == pytest.approx(math.exp(2.0 * Z90), rel=1e-3)
 
 
 def test_each_runtime_has_its_own_verdict() -> None:

@@ -37,13 +37,15 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 
 
 def test_a_machine_without_a_profile_is_calibrated_once(
-    calibrations: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
+    calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(host, "busy_notes", lambda usable: ["load 10.2"])
     assert latpred.predict(graph(linear())).latency_ms > 0
     said = capsys.readouterr()
     assert said.out == ""
     assert "calibrating its CPU now, once, in about a minute" in said.err
     assert "LATPRED_CALIBRATE=never" in said.err
+    assert "other work keeps the processors busy (load 10.2), so figures will be rough" in said.err
     latpred.predict(graph(linear()))
     latpred.explain(graph(linear()))
     assert calibrations == [("cpu", True)]
@@ -88,15 +90,6 @@ def test_where_nothing_can_be_kept_that_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(api.VARIABLE, "quick")
     with pytest.raises(CalibrationError, match=r"Permission denied\. Make it writable, or choose another directory"):
         latpred.predict(graph(linear()))
-
-
-def test_other_work_is_said_before_measuring_beside_it(
-    calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(host, "busy_notes", lambda usable: ["load 10.2"])
-    latpred.predict(graph(linear()))
-    assert "other work keeps the processors busy (load 10.2), so figures will be rough" in capsys.readouterr().err
-    assert calibrations
 
 
 def test_who_waits_too_long_is_told(calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

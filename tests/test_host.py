@@ -54,9 +54,6 @@ def test_one_marketing_name_stands_for_several_processors(files: dict[str, str])
     assert model(files, XEON.format(model=143, flags="avx512f")) != old
     assert model(files, XEON.format(model=85, flags="")) != old
     assert model(files, XEON.format(model=85, flags="avx512f ibrs md_clear")) == old
-
-
-def test_an_arm_processor_has_a_model_too(files: dict[str, str]) -> None:
     assert model(files, ARM).startswith("0x41 0x3-0xd0c-1 ")
 
 
@@ -88,9 +85,7 @@ def test_processor_time_tells_idle_busy_and_stolen_apart(tmp_path: Path) -> None
     found = host.processor_time(written(tmp_path, {"stat": TWO}))
     # A guest's 20 ticks are part of the user's 100; waiting for a disk is idle; interrupts are work.
     assert found == (2, 840 / SECOND, 170 / SECOND, 30 / SECOND)
-
-
-def test_an_old_kernel_says_nothing_of_stolen_time(tmp_path: Path) -> None:
+    # An old kernel says nothing of stolen time.
     found = host.processor_time(written(tmp_path, {"stat": "cpu 1 1 1 5 1 1 1\ncpu0 1 1 1 5 1 1 1\n"}))
     assert found == (1, 6 / SECOND, 5 / SECOND, 0.0)
 
@@ -137,10 +132,9 @@ def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:
     files = {"7": "100 2000000 3\n", "8": "100 500000 1\n", "9": "", "10": "one two three\n"}
     proc = written(tmp_path, {f"self/task/{task}/schedstat": text for task, text in files.items()})
     assert host.own_delay_s(proc) == pytest.approx(2.5e-3)
-
-
-def test_a_kernel_that_counts_no_delay_writes_zeros(tmp_path: Path) -> None:
-    assert host.own_delay_s(written(tmp_path, {"self/task/7/schedstat": "0 0 0\n"})) is None
+    # A kernel that counts no delay writes zeros.
+    zeros = written(tmp_path / "zeros", {"self/task/7/schedstat": "0 0 0\n"})
+    assert host.own_delay_s(zeros) is None
 
 
 def test_usable_cores_and_load_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:

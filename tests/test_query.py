@@ -21,20 +21,9 @@ def test_a_typical_batch_has_the_mean_and_the_deviation_asked_for() -> None:
     assert statistics.pstdev(lengths) == pytest.approx(10.18, rel=0.05)
     assert min(lengths) >= 1
     assert max(lengths) < 60
-
-
-def test_the_same_question_has_the_same_answer() -> None:
-    assert Lengths(20.92, 10.18, 128).of(7) == Lengths(20.92, 10.18, 128).of(7)
-
-
-def test_without_deviation_all_are_alike() -> None:
     assert Lengths(12, 0, 40).of(3) == (12, 12, 12)
-
-
-def test_given_lengths_are_the_batch() -> None:
     given = checked_lengths([12, 40, 7])
-    assert given.of(3) == (12, 40, 7)
-    assert given.padded_to == 40
+    assert (given.of(3), given.padded_to) == ((12, 40, 7), 40)
 
 
 def distributed(given: tuple[Any, Any, Any]) -> Lengths:

@@ -36,14 +36,30 @@ def graphs() -> dict[str, ModelGraph]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_says_what_it_is(name: str) -> None:
+def test_profiles_of_one_source(name: str, graphs: dict[str, ModelGraph]) -> None:
     profile = store.load(name)
     assert profile.provenance == "fitted from published measurements"
-    assert profile.machine.stack["torch"] == "1.12.1"
-    assert profile.machine.stack["cuda"] == "11.6"
+    assert (profile.machine.stack["torch"], profile.machine.stack["cuda"]) == ("1.12.1", "11.6")
     assert "median" in profile.protocol["leave-one-model-out"]
-    assert profile.samples == ()
-    assert profile.acceptance.passed
+    assert "median" in profile.protocol["leave-one-model-out, torchscript"]
+    assert (profile.samples, profile.acceptance.passed) == ((), True)
+    assert profile.acceptance.runtimes == {"torchscript": True}
+    predictor = Predictor(profile)
+    for graph in graphs.values():
+        curve = predictor.curve(graph, BATCHES, protocol="pipelined")
+        assert curve.regime[0] == "framework-bound"
+        assert curve.regime[-1] != "framework-bound"
+        assert (curve.latency_ms[1:] >= curve.latency_ms[:-1]).all()
+        assert 0.1 < curve.latency_ms[0] < 5.0
+        for (low, high), latency in zip(curve.interval_ms, curve.latency_ms, strict=True):
+            assert 1.1 < high / latency < 2.5
+            assert math.isclose(low * high, latency**2, rel_tol=1e-6)
+    eager, scripted = (
+        predictor.curve(graphs["fp32"], BATCHES, runtime=runtime, protocol="pipelined")
+        for runtime in ("eager", "torchscript")
+    )
+    assert scripted.overhead_ms[0] < eager.overhead_ms[0]
+    assert 0.5 < scripted.compute_ms[-1] / eager.compute_ms[-1] < 1.4
 
 
 @pytest.mark.parametrize("name", JOINT)
@@ -100,26 +116,6 @@ def test_intervals_cover_the_hosts_until_one_is_named() -> None:
     assert factor[None][1] == pytest.approx(factor[1.0][1], rel=0.02)  # the device rules: no host matters
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_predicts_a_curve(name: str, precision: str, graphs: dict[str, ModelGraph]) -> None:
-    curve = Predictor(store.load(name)).curve(graphs[precision], BATCHES, protocol="pipelined")
-    assert curve.regime[0] == "framework-bound"
-    assert curve.regime[-1] != "framework-bound"
-    assert (curve.latency_ms[1:] >= curve.latency_ms[:-1]).all()
-    assert 0.1 < curve.latency_ms[0] < 5.0
-    for (low, high), latency in zip(curve.interval_ms, curve.latency_ms, strict=True):
-        assert 1.1 < high / latency < 2.5
-        assert math.isclose(low * high, latency**2, rel_tol=1e-6)
-
-
-def test_an_ampere_card_is_faster_than_a_pascal_one(graphs: dict[str, ModelGraph]) -> None:
-    ampere, pascal = (
-        Predictor(store.load(name)).predict(graphs["fp32"], 512).compute_ms for name in ("rtx-3090", "titan-x-pascal")
-    )
-    assert 1.3 < pascal / ampere < 6.0
-
-
 def test_width_batch_and_length_are_free_where_the_host_sets_the_pace() -> None:
     """Table 1 of the paper: BERT of width 768 at batch 1, batch 4 and 512 tokens takes the same time in PyTorch."""
     from latpred import predict
@@ -131,20 +127,6 @@ def test_width_batch_and_length_are_free_where_the_host_sets_the_pace() -> None:
         assert other.latency_ms / flat.latency_ms < 1.1
     assert flat.regime == "framework-bound"
     assert 5.0 < flat.latency_ms < 25.0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_torchscript_costs_the_host_less_and_the_device_about_as_much(name: str, graphs: dict[str, ModelGraph]) -> None:
-    profile = store.load(name)
-    assert profile.acceptance.runtimes == {"torchscript": True}
-    assert "median" in profile.protocol["leave-one-model-out, torchscript"]
-    predictor = Predictor(profile)
-    eager, scripted = (
-        predictor.curve(graphs["fp32"], BATCHES, runtime=runtime, protocol="pipelined")
-        for runtime in ("eager", "torchscript")
-    )
-    assert scripted.overhead_ms[0] < eager.overhead_ms[0]
-    assert 0.5 < scripted.compute_ms[-1] / eager.compute_ms[-1] < 1.4
 
 
 def test_explain_compares_the_runtimes_as_they_ran_then_and_says_what_the_others_lack() -> None:

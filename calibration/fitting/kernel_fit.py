@@ -123,7 +123,7 @@ def _as_family(sample: KernelSample, plain: KernelFit, scale: float) -> KernelSa
 
 
 def _fit(family: str, samples: Sequence[KernelSample], multiprocessors: int) -> KernelFit:
-    return RooflineRegressor(family, multiprocessors, MOST_POINTS).fit(*_averaged(samples)).to_fit()
+    return RooflineRegressor(family, multiprocessors, MOST_POINTS).fit(*_averaged(samples)).fit_
 
 
 def _averaged(samples: Sequence[KernelSample]) -> tuple[Floats, Floats, Floats, Floats]:

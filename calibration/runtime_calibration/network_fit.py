@@ -37,8 +37,9 @@ from latpred.graph.features import Floats
 from latpred.graph.graph import Schedule, numbered
 from latpred.host import SAME
 from latpred.ops.families import kind_of, root
+from latpred.prediction.fallbacks import GUESSED_LOG_STD
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.pricing import ESTIMATED_SPREAD, SUBSTITUTES, Priced, PriceList, host_cost, precision_of
+from latpred.prediction.pricing import SUBSTITUTES, Priced, PriceList, host_cost, precision_of
 from latpred.profile.datasheet import short
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes.cuda_graphs import REPLAY
@@ -97,7 +98,7 @@ UNPRICED_SIGMA = 5.0  # how far what a kernel of its own costs may lie from the 
 FIXED_SIGMA_US = 20.0
 REPLAYED_SIGMA_US = 3.0  # of what a call costs beside the graphs it replays
 INTERPRETER_US = 0.3  # what stands for eager's cost of a step that an interpreter serves by itself; eager has none such
-UNPRICED_SPREAD = ESTIMATED_SPREAD / 2  # log standard deviation of the times of such a family
+UNPRICED_SPREAD = GUESSED_LOG_STD / 2  # log standard deviation of the times of such a family
 
 MODULE, PYTHON = "module call", "Python call"  # stand for host classes of their own
 FIXED, _SHARE, _COMMON = ("fixed",), ("share",), ("scale", "")

@@ -26,7 +26,7 @@ from latpred.prediction import clocks
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import CALL, SIZES, TIME, host_cost, kernel_sizes
-from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, SizeCorrection
+from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, SizeCorrection
 
 MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
@@ -363,7 +363,9 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
     host, kernel = factors.host, factors.kernel
     usual = host.get(GENERAL, 1.0)
     own = {
-        precision: {name: _slower(kernels, _of(kernel, root(name))) for name, kernels in fits.items()}
+        precision: {
+            name: msgspec.structs.replace(one, scale=one.scale * _of(kernel, root(name))) for name, one in fits.items()
+        }
         for precision, fits in fit.kernels.items()
     }
     changed = msgspec.structs.replace(
@@ -394,7 +396,3 @@ def _scales(fit: DispatchFit, kernel: dict[str, float]) -> dict[str, float]:
 
 def _of(kernel: dict[str, float], family: str) -> float:
     return kernel.get(family, kernel.get(GENERAL, 1.0))
-
-
-def _slower(fit: KernelFit, factor: float) -> KernelFit:
-    return msgspec.structs.replace(fit, scale=fit.scale * factor)

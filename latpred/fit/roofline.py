@@ -131,7 +131,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     fit_ : KernelFit
-        The fitted numbers.
+        The fitted numbers, for a profile.
     n_features_in_ : int
         Number of columns.
 
@@ -193,11 +193,6 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._check_columns(rows)
         times = self._model.times(rows)
         return (times.us, times.log_std) if return_std else times.us
-
-    def to_fit(self) -> KernelFit:
-        """The fitted numbers, for a profile."""
-        check_is_fitted(self, "fit_")
-        return self.fit_
 
     def _check_columns(self, rows: Floats) -> None:
         columns = layout(self.family).columns

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +30,6 @@ from latpred.profile.document import DeviceInfo
 
 _WARM_PERIODS = 4
 _PERIODS = 12  # a multiple of every likely cycle of the recurrence
-
-
-class Stretches(NamedTuple):
-    """A schedule cut after each step that synchronises; the last stretch may be empty.
-
-    steps, kernels : bounds, one more than there are stretches. syncs : synchronisations that end each stretch.
-    """
-
-    steps: Ints
-    kernels: Ints
-    syncs: Ints
 
 
 class Stretch(NamedTuple):
@@ -58,11 +47,17 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The order of things in a schedule: which step launches which kernel and which steps synchronise."""
+    """The order of things in a schedule: which step launches which kernel and which steps synchronise.
+
+    It is cut into stretches after each step that synchronises; the last stretch may be empty. cut_steps, cut_kernels :
+    bounds of the stretches, one more than there are. cut_syncs : synchronisations that end each stretch.
+    """
 
     kernel_step: Ints
     sync: Ints
-    stretches: Stretches
+    cut_steps: Ints
+    cut_kernels: Ints
+    cut_syncs: Ints
 
     @classmethod
     def of(cls, kernel_step: Ints, sync: Ints) -> Timeline:
@@ -71,7 +66,12 @@ class Timeline:
         steps = np.concatenate(([0], cuts, [len(sync)]))
         kernels = np.searchsorted(kernel_step, steps)
         syncs = np.append(sync[cuts - 1], 0)
-        return cls(kernel_step, sync, Stretches(steps, kernels, syncs))
+        return cls(kernel_step, sync, steps, kernels, syncs)
+
+    @property
+    def most_under_way(self) -> int:
+        """The most kernels that the host launches before it waits for them."""
+        return int(np.diff(self.cut_kernels).max())
 
 
 def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo, protocol: str) -> Floats:
@@ -91,26 +91,26 @@ def latency(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInf
 
 
 def _single(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
-    if _most_under_way(timeline.stretches) > device.queue:
+    if timeline.most_under_way > device.queue:
         last_step, last_kernel = _step_by_step(timeline, host, kernels, device, periods=1)[0]
     else:
-        stretches = _stretches(timeline.stretches, timeline.kernel_step, host, kernels, device)
+        stretches = _stretches(timeline, host, kernels, device)
         last_step, last_kernel = _run(stretches, _at_rest(kernels), device)
     return np.maximum(last_step, last_kernel) + device.sync_us
 
 
 def _pipelined(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> Floats:
-    cuts = timeline.stretches
-    if len(cuts.syncs) == 1:
+    cuts = timeline.cut_kernels
+    if len(cuts) == 2:
         slower = _joined(float(host.sum()), kernels.sum(axis=0) + len(kernels) * device.gap_us, device.knee)
         if _queue_is_long(len(kernels), slower, device):
             return slower
         return _mean_period(timeline, host, kernels, device)
-    around = int(cuts.kernels[-1] - cuts.kernels[-2] + cuts.kernels[1])
-    if max(around, _most_under_way(cuts)) > device.queue:
+    around = int(cuts[-1] - cuts[-2] + cuts[1])
+    if max(around, timeline.most_under_way) > device.queue:
         return _mean_period(timeline, host, kernels, device)
     # A synchronisation leaves the device idle and the host free: from the second forward on all are alike.
-    stretches = _stretches(cuts, timeline.kernel_step, host, kernels, device)
+    stretches = _stretches(timeline, host, kernels, device)
     clocks = _at_rest(kernels)
     ends = []
     for _ in range(3):
@@ -150,17 +150,13 @@ def _at_rest(kernels: Floats) -> tuple[Floats, Floats]:
     return np.zeros(batches), np.full(batches, -np.inf)
 
 
-def _most_under_way(cuts: Stretches) -> int:
-    return int(np.diff(cuts.kernels).max())
-
-
-def _stretches(cuts: Stretches, step: Ints, host: Floats, kernels: Floats, device: DeviceInfo) -> list[Stretch]:
+def _stretches(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> list[Stretch]:
     total = np.concatenate(([0.0], np.cumsum(host)))
-    launched = total[step + 1] + device.launch_us
+    launched = total[timeline.kernel_step + 1] + device.launch_us
     stretches = []
-    for index, syncs in enumerate(cuts.syncs.tolist()):
-        first, last = cuts.kernels[index], cuts.kernels[index + 1]
-        start, end = total[cuts.steps[index]], total[cuts.steps[index + 1]]
+    for index, syncs in enumerate(timeline.cut_syncs.tolist()):
+        first, last = timeline.cut_kernels[index : index + 2]
+        start, end = total[timeline.cut_steps[index : index + 2]]
         if first == last:
             nothing = np.zeros(kernels.shape[1])
             stretches.append(Stretch(float(end - start), nothing, nothing - np.inf, syncs))
@@ -236,7 +232,7 @@ Test = Callable[[CurveSamples, CurveSamples], NDArray[np.bool_]]
 """Whether a threshold is passed, from samples at some batches and at batch 1."""
 
 
-@dataclass(slots=True)
+@dataclass
 class BatchThresholds:
     """Crossover and knee of one model in one runtime on one device.
 
@@ -262,11 +258,6 @@ class BatchThresholds:
             self.crossover()
             self.knee()
         return {"_sample": None, "_answers": self._answers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """What `__getstate__` gave."""
-        for name, value in state.items():
-            setattr(self, name, value)
 
     def _find(self, kind: str, ratio: float, test: Test) -> BatchThreshold:
         if (kind, ratio) not in self._answers:

@@ -26,7 +26,9 @@ from latpred.profile.document import FITTED, DeviceProfile, DispatchFit, KernelF
 from latpred.runtimes.cuda_graphs import REPLAY
 
 STAND_INS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # what models in these are priced as
-KNOWN_LOG_STD, GUESSED_LOG_STD = 0.3, 0.7  # log standard deviation of a time with a known rate, and without one
+# Log standard deviations: of a time with a known rate; of one that no formula or no measurement vouches for, so that it
+# may be off by a factor of 2.
+KNOWN_LOG_STD, GUESSED_LOG_STD = 0.3, 0.7
 # Results per clock and multiprocessor of fp32 over those of fp64, by compute capability: CUDA C++ Programming Guide,
 # "Throughput of Native Arithmetic Instructions". Libraries multiply in fp64 on the tensor cores of 8.0 and 9.0, which
 # do as much as fp32 without them.
@@ -92,13 +94,13 @@ def format_of(op: Op, profile: DeviceProfile) -> Format | None:
 def _of_8_bits(op: Op, profile: DeviceProfile) -> Format:
     """Products of 8 bits at the rate that the datasheet promises, over that of fp16."""
     name = profile.machine.accelerator or profile.device.name
-    rates = gpus.spec(name).tflops if gpus.known(name) else {}
-    if "fp8" not in rates:
+    gpu = gpus.find(name)
+    if gpu is None or "fp8" not in gpu.tflops:
         raise ProfileError(
             f"{name} multiplies nothing in {op.dtype}, as far as its datasheet is known, so {op.name} cannot be priced "
             "there. Name a GPU that does, as --device h100, or give the model weights in float16 or bfloat16."
         )
-    faster = rates["fp8"] / rates["fp16"]
+    faster = gpu.tflops["fp8"] / gpu.tflops["fp16"]
     caveat = f"products in {op.dtype} were not measured: priced at {faster:.1f} times the rate of fp16, as by datasheet"
     return Format(1.0 / faster, 1.0, KNOWN_LOG_STD, caveat)
 
@@ -128,7 +130,7 @@ def _double(op: Op, profile: DeviceProfile) -> float:
     if profile.device.kind == "cpu":
         return WIDE
     name = profile.machine.accelerator or profile.device.name
-    gpu = gpus.spec(name) if gpus.known(name) else None
+    gpu = gpus.find(name)
     if gpu is None or gpu.compute_capability not in FP64_OVER_FP32:
         raise ProfileError(
             f"Nothing tells how fast {name} is in float64: it was not measured, and there is no datasheet. "
@@ -177,8 +179,8 @@ def _values(checks: dict[str, str], start: str, *, failed: bool = False) -> list
     return [float(match[1]) / 100 for match in matches if match and (match[2] == "failed" or not failed)]
 
 
-def guess(profile: DeviceProfile, fits: dict[str, KernelFit], log_std: float) -> KernelFit:
-    """A fit for families never measured, from the rates of those that were; `log_std`: how wrong it may be."""
+def guess(profile: DeviceProfile, fits: dict[str, KernelFit]) -> KernelFit:
+    """A fit for families never measured, from the rates of those that were."""
     rates = [fit.macs_per_us for fit in fits.values() if fit.macs_per_us]
     widths = [fit.activation_bytes_per_us for fit in fits.values() if fit.activation_bytes_per_us]
     width = float(np.median(widths)) if widths else profile.device.bandwidth_bytes_per_us
@@ -188,14 +190,11 @@ def guess(profile: DeviceProfile, fits: dict[str, KernelFit], log_std: float) ->
         macs_per_us=float(np.median(rates)) if rates else 0.0,
         weight_bytes_per_us=width,
         activation_bytes_per_us=width,
-        spread=log_std if rates else UNTESTED_LOG_STD,  # without any rate, multiply-adds come out for free
+        spread=GUESSED_LOG_STD if rates else UNTESTED_LOG_STD,  # without any rate, multiply-adds come out for free
     )
 
 
 EAGER, TORCHSCRIPT = "eager", "torchscript"
-# Standard deviation of the log error that an estimate has beside eager's, as published rows show; see
-# docs/published-tables.md.
-SPREADS = {"": 0.25, "compile": 0.35, "compile-reduce-overhead": 0.35, "onnxruntime-optimized": 0.4, "tensorrt": 0.4}
 # What a node that launches nothing costs onnxruntime, over a view in eager: both measured on one CPU.
 HOST_NODE = 0.15
 HOST_NODES = ("node.view", "node.host", "node.shape")
@@ -210,21 +209,8 @@ _RATIOS_FROM = "rtx-8000.json"
 # Classes of a scripted graph whose costs the published tables do not tell apart from others.
 _LIKE = {"bmm": "gemm", "attention": "gemm", "embedding": "index"}
 _HALVES = ("fp16", "bf16")
-_OWN_KERNELS = {"compile", "compile-reduce-overhead", "tensorrt"}
 # Kernels that a compiler writes, and eager's that move as many bytes in the same way.
 _WRITTEN = {"generated": "elementwise", "generated.reduction": "norm", "generated.softmax": "norm"}
-
-_BASIS = {
-    TORCHSCRIPT: "eager's dispatch times what TorchScript took of it on five other GPUs, and eager's kernels",
-    "cuda-graphs": "eager's kernels, launched together",
-    "onnxruntime": "its own graph, eager's kernels, and for each node the dispatch of an elementwise op in eager",
-    "onnxruntime-cuda-graphs": "the graph of onnxruntime and eager's kernels, launched together",
-    "onnxruntime-optimized": "eager's kernels, fused as its optimizer does, each dispatched as an elementwise op",
-    "compile": "its own graph, eager's kernels, TorchScript's dispatch of library calls, and for each generated kernel "
-    "that of an elementwise op",
-    "compile-reduce-overhead": "the graph of compile and eager's kernels, launched together",
-    "tensorrt": "eager's kernels, fused as an engine does, each with a bare launch",
-}
 
 
 def with_estimates(profile: DeviceProfile) -> DeviceProfile:
@@ -239,26 +225,24 @@ def with_estimates(profile: DeviceProfile) -> DeviceProfile:
     """
     if profile.provenance not in (FITTED, PROVENANCE) or EAGER not in profile.runtimes:
         return profile
-    eager = profile.runtimes[EAGER]
-    estimates: dict[str, Callable[[DispatchFit], DispatchFit]] = {
-        TORCHSCRIPT: _torchscript,
-        "cuda-graphs": _replayed,
-        "onnxruntime": _onnxruntime,
-        "onnxruntime-cuda-graphs": _replayed,
-        "onnxruntime-optimized": _onnxruntime,
-        "compile": _compiled,
-        "compile-reduce-overhead": _compiled,
-        "tensorrt": _engine,
-    }
-    missing = {name: _wider(make(eager), name) for name, make in estimates.items() if name not in profile.runtimes}
+    eager, known = profile.runtimes[EAGER], dict(profile.runtimes)
     own = {precision: _own_kernels(fits, eager, precision) for precision, fits in profile.kernels.items()}
-    missing |= {name: msgspec.structs.replace(missing[name], kernels=own) for name in _OWN_KERNELS & missing.keys()}
-    return msgspec.structs.replace(profile, runtimes={**profile.runtimes, **missing})
+    for name, estimate in ESTIMATES.items():
+        if name in profile.runtimes:
+            continue
+        fit = estimate.make(eager)
+        known[name] = msgspec.structs.replace(
+            fit,
+            spread=short(hypot(fit.spread, estimate.log_std)),
+            busy_spread=short(hypot(fit.device_spread, estimate.log_std)),
+            kernels=own if estimate.own_kernels else fit.kernels,
+        )
+    return msgspec.structs.replace(profile, runtimes=known)
 
 
 def caveat(runtime: str) -> str:
     """What a prediction says of a runtime that is estimated."""
-    said = f"{runtime} was not measured on this GPU: estimated from {_BASIS[runtime]}."
+    said = f"{runtime} was not measured on this GPU: estimated from {ESTIMATES[runtime].basis}."
     if getattr(runtimes.get(runtime), "predicted_only", False):
         return said
     return f"{said} Where the GPU is, measure it: latpred calibrate --device cuda:0 --runtimes {runtime}"
@@ -341,13 +325,6 @@ def _like(eager: DispatchFit, costs_us: dict[str, float], fixed_us: float) -> Di
     return msgspec.structs.replace(eager, costs_us=costs_us, **changes)
 
 
-def _wider(fit: DispatchFit, runtime: str) -> DispatchFit:
-    """The same with a wider interval than eager's."""
-    own = SPREADS.get(runtime, SPREADS[""])
-    busy = fit.spread if fit.busy_spread is None else fit.busy_spread
-    return msgspec.structs.replace(fit, spread=short(hypot(fit.spread, own)), busy_spread=short(hypot(busy, own)))
-
-
 @cache
 def _scripted_ratios() -> dict[str, float]:
     """TorchScript's host costs over eager's by class, as the fits to published latencies have them."""
@@ -357,3 +334,45 @@ def _scripted_ratios() -> dict[str, float]:
     plain = {name: cost for name, cost in eager.costs_us.items() if root(name) == name}
     ratios = {name: scripted.costs_us[name] / cost for name, cost in plain.items()}
     return {**ratios, "fixed": scripted.fixed_us / eager.fixed_us}
+
+
+class Estimate(NamedTuple):
+    """How a runtime that nobody measured on a GPU is estimated from eager.
+
+    make : its dispatch from eager's. basis : what that rests on, in words. log_std : standard deviation of the log
+    error that it has beside eager's, as published rows show; see docs/published-tables.md. own_kernels : whether a
+    compiler or an engine of its own writes kernels.
+    """
+
+    make: Callable[[DispatchFit], DispatchFit]
+    basis: str
+    log_std: float = 0.25
+    own_kernels: bool = False
+
+
+ESTIMATES = {
+    TORCHSCRIPT: Estimate(
+        _torchscript, "eager's dispatch times what TorchScript took of it on five other GPUs, and eager's kernels"
+    ),
+    "cuda-graphs": Estimate(_replayed, "eager's kernels, launched together"),
+    "onnxruntime": Estimate(
+        _onnxruntime, "its own graph, eager's kernels, and for each node the dispatch of an elementwise op in eager"
+    ),
+    "onnxruntime-cuda-graphs": Estimate(_replayed, "the graph of onnxruntime and eager's kernels, launched together"),
+    "onnxruntime-optimized": Estimate(
+        _onnxruntime, "eager's kernels, fused as its optimizer does, each dispatched as an elementwise op", 0.4
+    ),
+    "compile": Estimate(
+        _compiled,
+        "its own graph, eager's kernels, TorchScript's dispatch of library calls, and for each generated kernel that "
+        "of an elementwise op",
+        0.35,
+        own_kernels=True,
+    ),
+    "compile-reduce-overhead": Estimate(
+        _compiled, "the graph of compile and eager's kernels, launched together", 0.35, own_kernels=True
+    ),
+    "tensorrt": Estimate(
+        _engine, "eager's kernels, fused as an engine does, each with a bare launch", 0.4, own_kernels=True
+    ),
+}

@@ -249,8 +249,7 @@ class Predictor:
             graph = lowering.fitting(graph, named, self.target)
         if not self.era:
             return graph
-        name = self.profile.device.name
-        return as_run_in(self.era, graph, runtime, gpus.spec(name) if gpus.known(name) else None)
+        return as_run_in(self.era, graph, runtime, gpus.find(self.profile.device.name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The profile, packed, the caveats and the speed: processes that get it several times make it once."""
@@ -264,7 +263,6 @@ class Predictor:
         if runtime not in self._runtimes:
             lowering.demand_suited(runtime, self.target)
             dispatch, least = self._prices.dispatch(runtime), least_log_std(self.profile, runtime)
-            busy = dispatch.spread if dispatch.busy_spread is None else dispatch.busy_spread
             device = self.profile.device
             if dispatch.gap_us is not None:  # kernels of a replayed graph follow each other faster than in a stream
                 device = msgspec.structs.replace(device, gap_us=dispatch.gap_us)
@@ -274,7 +272,7 @@ class Predictor:
                 device=device,
                 host_log_std=dispatch.host_spread,
                 log_std=max(dispatch.spread, least),
-                busy_log_std=max(busy, least),
+                busy_log_std=max(dispatch.device_spread, least),
             )
         return self._runtimes[runtime]
 

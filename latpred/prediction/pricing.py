@@ -25,7 +25,7 @@ from latpred.graph.graph import Ints, Op, Schedule, numbered
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import STAND_INS, OtherFormat, format_of, guess
+from latpred.prediction.fallbacks import GUESSED_LOG_STD, STAND_INS, OtherFormat, format_of, guess
 from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns, reread_share, slower_kernels
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
@@ -36,7 +36,6 @@ from latpred.storage import Recent
 MOST_CLASSES = 64  # sequences of host classes whose costs are kept
 MOST_OPS = 20_000  # ops whose row is kept
 MOST_BATCHES = 8  # batch sizes at which the times of rows are kept; those of long curves are not worth their memory
-ESTIMATED_SPREAD = 0.7  # log standard deviation of a time that no formula or no measurement vouches for: a factor of 2
 CALL = "call"  # the step that stands for what a forward pass costs before its first op
 
 TIME = "time"
@@ -45,11 +44,19 @@ SIZES = (TIME, "window", "channels")
 window, and the geometric mean of the channels it reads and writes."""
 
 _LIVE_BYTES, _ESTIMATED, _HOST_CLASS = map(attrgetter, ("live_bytes", "estimated", "host_class"))
-# Facts of a row: factors of its time above the floor and of all of it, log standard deviation that its time has at
-# least and of its fit's errors on its own samples, number of its family, whether a prediction has something to say of
-# it, bytes read and written, and bytes touched since its weights were last read, both constant and per sample.
-_LEAF_SCALE, _SCALE, _LEAST, _USUAL, _FAMILY, _REMARKABLE, _MOVED, _REREAD = *range(6), slice(6, 8), slice(8, 10)
-_FACTS = 10
+# What is known of a row whatever the batch; bytes are constant and per sample.
+_FACTS = np.dtype(
+    [
+        ("leaf_scale", float),  # factors of its time above the floor, and of all of it
+        ("scale", float),
+        ("least_log_std", float),  # of its time, whatever its fit says
+        ("usual_log_std", float),  # of its fit's errors on its own samples
+        ("family", np.int64),  # its number
+        ("remarkable", bool),  # whether a prediction has something to say of it
+        ("moved", float, 2),  # bytes read and written
+        ("reread", float, 2),  # bytes touched since its weights were last read
+    ]
+)
 _FAR = (math.inf, 0.0)  # weights that the pass reads once
 _WEIGHTS, _READS = WORK.index("weight_bytes"), WORK.index("read_bytes")
 _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
@@ -156,7 +163,7 @@ class _KernelRow:
     family: str
     price: KernelPrice
     columns: Floats
-    facts: tuple[float, ...]
+    facts: tuple[Any, ...]  # see `_FACTS`
 
 
 class KernelRows:
@@ -182,13 +189,13 @@ class KernelRows:
         self._by_work: dict[tuple[object, ...], int] = {}
         self.ops: list[Op] = []  # kept, so that nothing else gets the identities of these and their parts
         self.rows: list[_KernelRow] = []
-        self._facts = np.empty((0, _FACTS))
+        self._facts = np.empty(0, _FACTS)
         # Known ones have the same numbers whatever was asked before: sums over them are the same to the bit.
         self.families = {name: number for number, name in enumerate(DIMS)}
         self._times: Recent[list[Floats]] = Recent(MOST_BATCHES)
         self._lock = Lock()
 
-    def of(self, schedule: Schedule) -> tuple[Ints, Ints, Floats]:
+    def of(self, schedule: Schedule) -> tuple[Ints, Ints, NDArray[np.void]]:
         """The schedule's rows in order of appearance, which of them each kernel is, and facts of the rows."""
         ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
         families = schedule.kernel_family
@@ -198,7 +205,7 @@ class KernelRows:
             found = [self._first_seen(op, family) if row is None else row for row, op, family in each]
             if len(self._facts) < len(self.rows):
                 new = [row.facts for row in self.rows[len(self._facts) :]]
-                self._facts = np.concatenate((self._facts, new))
+                self._facts = np.concatenate((self._facts, np.array(new, _FACTS)))
         distinct = np.fromiter(dict.fromkeys(found), np.int64)
         place = np.empty(len(self._facts), dtype=np.int64)
         place[distinct] = np.arange(len(distinct))
@@ -238,11 +245,11 @@ class KernelRows:
             model, work = rows[0].price.model, np.array([row.columns for row in rows])
             each = work[:, None, :, 0] + work[:, None, :, 1] * batches[:, None]
             facts = self._facts[np.array(numbers)[places]]
-            each = self._with_rereads(each, facts[:, _REREAD], batches)
-            times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts[:, _LEAF_SCALE], len(batches)))
+            each = self._with_rereads(each, facts["reread"], batches)
+            times = model.times(each.reshape(-1, each.shape[2]), np.repeat(facts["leaf_scale"], len(batches)))
             shape = len(rows), len(batches)
             us[places], memory_bound[places] = times.us.reshape(shape), times.memory_bound.reshape(shape)
-            log_std[places] = np.maximum(times.log_std.reshape(shape), facts[:, _LEAST, None])
+            log_std[places] = np.maximum(times.log_std.reshape(shape), facts["least_log_std"][:, None])
             slower = 1.0 if self._slowdown == SAME else slower_kernels(self._slowdown, model.fit.family, each)
             for size_correction in self._size_corrections:
                 us[places] *= size_corrected(size_correction, us[places])
@@ -286,12 +293,12 @@ class KernelRows:
         facts = (
             price.leaf_scale,
             price.scale,
-            ESTIMATED_SPREAD if guessed else 0.0,
+            GUESSED_LOG_STD if guessed else 0.0,
             0.0 if guessed else price.model.fit.spread,  # nothing is usual about a guess
             self.families.setdefault(root(family), len(self.families)),
             not price.measured or bool(price.model.caveat),
-            *work[_BYTES].sum(axis=0).tolist(),
-            *(op.reread_after or _FAR),
+            tuple(work[_BYTES].sum(axis=0).tolist()),
+            op.reread_after or _FAR,
         )
         return _KernelRow(family, price, work, facts)
 
@@ -380,7 +387,7 @@ class PriceList:
         self._profile = profile
         self._slowdown = slowdown
         name = profile.machine.accelerator
-        self._gpu = gpus.spec(name) if profile.provenance != "measured" and gpus.known(name) else None
+        self._gpu = gpus.find(name) if profile.provenance != "measured" else None
         self._models: dict[object, KernelModel] = {}
         self._dispatch_us: Recent[Floats] = Recent(MOST_CLASSES)
         self._rows: dict[tuple[str, str, float], KernelRows] = {}
@@ -394,12 +401,12 @@ class PriceList:
         self.fits(precision)
         rows = self._rows_of(schedule.runtime, precision, resident)
         row_numbers, kernel_row, facts = rows.of(schedule)
-        remarkable = [rows.rows[number] for number in row_numbers[facts[:, _REMARKABLE] != 0.0].tolist()]
-        share = schedule.kernel_share * facts[kernel_row, _SCALE]
+        remarkable = [rows.rows[number] for number in row_numbers[facts["remarkable"]].tolist()]
+        share = schedule.kernel_share * facts["scale"][kernel_row]
         cold = None
         # A GPU's kernels leave the host's caches alone, wherever the costs of its dispatch were measured.
         if dispatch.cold_costs_us and not self._profile.device.asynchronous:
-            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, facts[kernel_row, _MOVED])
+            cold = ColdDispatch.of(schedule, dispatch, self._slowdown.dispatch, facts["moved"][kernel_row])
         classes, of_step, of_op = _classes(schedule)
         count = len(row_numbers)
         cells = of_op[schedule.kernel_op] * count + kernel_row
@@ -411,8 +418,8 @@ class PriceList:
             cold=cold,
             rows=rows,
             row_numbers=row_numbers,
-            usual_log_std=facts[:, _USUAL],
-            families=(facts[:, _FAMILY] == np.arange(len(rows.families))[:, None]).astype(float),
+            usual_log_std=facts["usual_log_std"],
+            families=(facts["family"] == np.arange(len(rows.families))[:, None]).astype(float),
             unmeasured=tuple(dict.fromkeys(row.family for row in remarkable if not row.price.measured)),
             caveats=tuple(dict.fromkeys(row.price.model.caveat for row in remarkable if row.price.model.caveat)),
             kernel_row=kernel_row,
@@ -520,7 +527,7 @@ class PriceList:
                 return KernelPrice(model, 1.0, scale, measured=False)
         if wanted not in self._models:
             limits = self._limits(wanted, "other")
-            self._models[wanted] = KernelModel(guess(self._profile, fits, ESTIMATED_SPREAD), limits=limits)
+            self._models[wanted] = KernelModel(guess(self._profile, fits), limits=limits)
         return KernelPrice(self._models[wanted], 1.0, scale, measured=False)
 
     def _model(self, fit: KernelFit, limits: Limits | None, native: KernelFit | None = None) -> KernelModel:

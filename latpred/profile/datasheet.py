@@ -179,8 +179,11 @@ def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
     """
     common = common or shared()
     dispatch = msgspec.structs.replace(
-        common.dispatch, spread=_wider(common.dispatch.spread), busy_spread=_busy(common)
+        common.dispatch, spread=_wider(common.dispatch.spread), busy_spread=_wider(common.dispatch.device_spread)
     )
+    device = device_of(spec, common.knee)
+    if cache_gain(spec) > 1.0:  # where it makes a difference what the last-level cache keeps of weights
+        device = msgspec.structs.replace(device, resident_bytes=spec.l2_bytes // 2)
     families = sorted({*DIMS, *common.kernels[ANY]})
     return DeviceProfile(
         name=spec.name,
@@ -188,7 +191,7 @@ def profile_of(spec: Spec, common: Shared | None = None) -> DeviceProfile:
         created=common.created,
         provenance=PROVENANCE,
         machine=_machine(spec),
-        device=_device(spec, common.knee),
+        device=device,
         protocol={"source": spec.source, "efficiencies": common.source},
         runtimes={"eager": dispatch},
         kernels={
@@ -210,21 +213,9 @@ def _kernel(common: Shared, spec: Spec, precision: str, family: str) -> KernelFi
         slot: exp(log_promise(spec, mode, slot)) * share * limited.get(slot, 1.0)
         for slot, share in measured[like][mode].items()
     }
-    plain = kernel_fit(family, numbers, spec, common.error, _busy(common))
+    plain = kernel_fit(family, numbers, spec, common.error, _wider(common.dispatch.device_spread))
     gain = cache_gain(spec)
     return msgspec.structs.replace(plain, cache_bytes=spec.l2_bytes, cache_gain=gain) if gain > 1.0 else plain
-
-
-def _device(spec: Spec, knee: float) -> DeviceInfo:
-    """The device, with what its last-level cache keeps of weights where that makes a difference."""
-    plain = device_of(spec, knee)
-    return msgspec.structs.replace(plain, resident_bytes=spec.l2_bytes // 2) if cache_gain(spec) > 1.0 else plain
-
-
-def _busy(common: Shared) -> float:
-    """Spread where the device sets the latency."""
-    own = common.dispatch.busy_spread
-    return _wider(common.dispatch.spread if own is None else own)
 
 
 def _wider(spread: float) -> float:

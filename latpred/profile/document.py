@@ -180,6 +180,11 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
     tested_batches: tuple[int, ...] = ()  # of the rows that a correction rests on; empty where there is none
 
+    @property
+    def device_spread(self) -> float:
+        """`busy_spread`, or what stands for it where it is not known apart."""
+        return self.spread if self.busy_spread is None else self.busy_spread
+
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""
         return hash_of(self)
@@ -283,30 +288,25 @@ def decode(data: bytes, source: str) -> DeviceProfile:
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
+    def demand_once(pairs: list[tuple[str, Any]]) -> None:
+        """Refuse an object that has a key twice, of which readers would see only one."""
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ProfileError(f"{source} is not a valid profile: it has the key {twice!r} twice. {REPAIR}")
+
     if not data.strip():
         raise ProfileError(f"{source} is empty. {REPAIR}")
     try:
         document = msgspec.json.decode(data)
-        json.loads(data, object_pairs_hook=_demand_once)
+        json.loads(data, object_pairs_hook=demand_once)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProfileError(f"{source} {_diagnosis(data, str(error))} {REPAIR}") from None
     except RecursionError:
         raise ProfileError(f"{source} is JSON but not a profile: it is nested too deeply. {REPAIR}") from None
-    except _TwiceError as error:
-        raise ProfileError(f"{source} is not a valid profile: it has the key {error} twice. {REPAIR}") from None
     if not isinstance(document, dict):
         raise ProfileError(f"{source} is JSON but not a profile: it holds a {type(document).__name__}. {REPAIR}")
     return document
-
-
-class _TwiceError(Exception):
-    """An object has a key twice, of which readers would see only one."""
-
-
-def _demand_once(pairs: list[tuple[str, Any]]) -> None:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise _TwiceError(repr(next(name for name in names if names.count(name) > 1)))
 
 
 def _diagnosis(data: bytes, error: str) -> str:

@@ -94,12 +94,17 @@ def spec(name: str) -> Spec:
     >>> spec("NVIDIA A100-SXM4-40GB").name, spec("h200").multiprocessors
     ('a100-40gb', 132)
     """
-    gpu = _index().get(_plain(name))
+    gpu = find(name)
     if gpu is None:
         close = nearest(name)
         hint = f"Did you mean {', '.join(close)}?" if close else f"There are: {', '.join(names())}."
         raise UnknownGpuError(f"no datasheet of a GPU called {name!r}. {hint}")
     return gpu
+
+
+def find(name: str) -> Spec | None:
+    """The same; None where there is no datasheet of that name."""
+    return _index().get(_plain(name))
 
 
 def known(name: str) -> bool:
@@ -108,7 +113,7 @@ def known(name: str) -> bool:
     >>> known("a100"), known("cpu")
     (True, False)
     """
-    return _plain(name) in _index()
+    return find(name) is not None
 
 
 def names() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from latpred import host
-from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit, KernelFit, Machine
+from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit, Machine
 from latpred.render import Facts, Page, Table
 from latpred.units import format_bytes, format_duration
 
@@ -55,7 +55,15 @@ def age(created: str, now: datetime | None = None) -> str:
 def kernel_rows(profile: DeviceProfile) -> list[dict[str, Any]]:
     """One row per precision and kernel family: throughput, bandwidth, floor and cross-validated error."""
     return [
-        {"precision": precision, "family": family, **_kernel_fields(fit)}
+        {
+            "precision": precision,
+            "family": family,
+            "gmacs_per_s": fit.macs_per_us / 1e3,
+            "weight_gb_per_s": fit.weight_bytes_per_us / 1e3,
+            "activation_gb_per_s": fit.activation_bytes_per_us / 1e3,
+            "floor_us": fit.floor_us,
+            "error": fit.error,
+        }
         for precision, fits in profile.kernels.items()
         for family, fit in fits.items()
     ]
@@ -102,16 +110,6 @@ def _runtime_line(fit: DispatchFit) -> str:
     if fit.gap_us is not None:
         said += [f"gap {fit.gap_us:.2f} us"]
     return ", ".join(said)
-
-
-def _kernel_fields(fit: KernelFit) -> dict[str, float]:
-    return {
-        "gmacs_per_s": fit.macs_per_us / 1e3,
-        "weight_gb_per_s": fit.weight_bytes_per_us / 1e3,
-        "activation_gb_per_s": fit.activation_bytes_per_us / 1e3,
-        "floor_us": fit.floor_us,
-        "error": fit.error,
-    }
 
 
 def _number(value: float) -> str:

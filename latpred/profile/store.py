@@ -119,8 +119,12 @@ def listing() -> list[Entry]:
 
 def load(source: str | os.PathLike[str]) -> DeviceProfile:
     """Read a profile by path or name; a GPU that only its datasheet is known of gets a stated guess."""
-    sheet = _sheet_of(source)
-    return _read(locate(source)) if sheet is None else datasheet.profile_of(sheet)
+    name = os.fspath(source)
+    if _is_name(source) and _file_called(name) is None:
+        sheet = gpus.find(name)
+        if sheet is not None:
+            return datasheet.profile_of(sheet)
+    return _read(locate(source))
 
 
 def locate(source: str | os.PathLike[str]) -> Path:
@@ -144,24 +148,12 @@ def _is_name(source: str | os.PathLike[str]) -> bool:
 
 def _file_called(name: str) -> Path | None:
     """File of a profile by its name, or by any other name of the GPU that it is called after."""
-    for file in _files_of(name):
-        if file.exists():
-            return file
-    others = _files_of(gpus.spec(name).name) if gpus.known(name) else ()
-    return next((file for file in others if file.exists()), None)
-
-
-def _files_of(name: str) -> tuple[Path, Path]:
-    """Where a profile of a name may lie: the user's, else the one that ships."""
-    return _file_of(name), _shipped() / f"{name}{SUFFIX}"
-
-
-def _sheet_of(source: str | os.PathLike[str]) -> gpus.Spec | None:
-    """The datasheet that a name stands for, where no profile goes by it."""
-    name = os.fspath(source)
-    if not _is_name(source) or _file_called(name) is not None or not gpus.known(name):
-        return None
-    return gpus.spec(name)
+    gpu = gpus.find(name)
+    for each in (name, gpu.name) if gpu is not None else (name,):
+        for file in (_file_of(each), _shipped() / f"{each}{SUFFIX}"):
+            if file.exists():
+                return file
+    return None
 
 
 def find(
@@ -178,7 +170,10 @@ def find(
     """
     wanted = {"threads": threads, "cudnn_benchmark": cudnn_benchmark}
     if device is not None and (not isinstance(device, str) or device.partition(":")[0] not in LIVE_KINDS):
-        return _measured_so(load(device), wanted)
+        named = load(device)
+        if _differing(named, wanted):
+            raise NoProfileError(_not_measured_so([named], wanted))
+        return named
     anywhere = ("cuda",) if cudnn_benchmark is not None else ("cpu",) if threads is not None else ("cuda", "cpu")
     kinds = (device.partition(":")[0],) if device else anywhere
     entries = [_entry(file, "user") for file in storage.documents(directory())]
@@ -189,13 +184,17 @@ def find(
         if own and not fitting:
             raise NoProfileError(_not_measured_so(own, wanted))
         if own:
-            return max(
-                fitting, key=lambda profile: (not _as_asked(profile), ADAPTED not in profile.protocol, profile.created)
-            )
+            return max(fitting, key=_preference)
     damaged = [entry for entry in entries if entry.problem]
     if damaged:
         raise ProfileError(damaged[0].problem)
     raise NoProfileError(_nothing_found(device, entries))
+
+
+def _preference(profile: DeviceProfile) -> tuple[bool, bool, str]:
+    """What makes one of several profiles the better answer: PyTorch's own settings, no adaptation, a later date."""
+    as_asked = THREADS in profile.protocol or cudnn_benchmarked(profile)
+    return not as_asked, ADAPTED not in profile.protocol, profile.created
 
 
 def cudnn_benchmarked(profile: DeviceProfile) -> bool:
@@ -274,17 +273,6 @@ def _differing(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> 
     """What of how a profile was measured is not as wanted, in the words of the command line."""
     measured = {"threads": profile.machine.threads, "cudnn_benchmark": cudnn_benchmarked(profile)}
     return [name for name, value in wanted.items() if value is not None and value != measured[name]]
-
-
-def _as_asked(profile: DeviceProfile) -> bool:
-    """Whether somebody asked for threads or cudnn to be other than they are by themselves."""
-    return THREADS in profile.protocol or cudnn_benchmarked(profile)
-
-
-def _measured_so(profile: DeviceProfile, wanted: dict[str, int | bool | None]) -> DeviceProfile:
-    if _differing(profile, wanted):
-        raise NoProfileError(_not_measured_so([profile], wanted))
-    return profile
 
 
 def _not_measured_so(own: list[DeviceProfile], wanted: dict[str, int | bool | None]) -> str:

@@ -17,7 +17,7 @@ from latpred import Predictor
 from latpred.cli import main
 from latpred.errors import ProfileError
 from latpred.ops.families import nearest
-from latpred.prediction.fallbacks import SPREADS, caveat, with_estimates
+from latpred.prediction.fallbacks import ESTIMATES, caveat, with_estimates
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import FITTED, DeviceProfile
 from latpred.runtimes.inductor import compiled_ops
@@ -58,7 +58,7 @@ def test_every_gpu_answers_for_every_runtime(device: str, model: str) -> None:
         assert (caveat(runtime) in small.provenance.caveats) == (runtime not in known)
         if runtime not in known:
             half_width = math.log(large.interval_ms[1] / large.latency_ms) / 1.645
-            assert half_width > SPREADS.get(runtime, SPREADS[""])  # wider than what kernels alone deserve
+            assert half_width > ESTIMATES[runtime].log_std  # wider than what kernels alone deserve
 
 
 def test_the_command_says_what_an_estimate_rests_on(model: str) -> None:
@@ -107,7 +107,7 @@ def test_estimates_follow_from_eagers_costs() -> None:
     for name in RUNTIMES:
         assert found[name].module_call_us == 0.0
         assert found[name].host_spread == eager.host_spread
-        assert found[name].spread == pytest.approx(math.hypot(0.1, SPREADS.get(name, SPREADS[""])), rel=1e-4)
+        assert found[name].spread == pytest.approx(math.hypot(0.1, ESTIMATES[name].log_std), rel=1e-4)
 
 
 def test_what_is_known_is_not_estimated() -> None:
