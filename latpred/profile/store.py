@@ -148,12 +148,11 @@ def _is_name(source: str | os.PathLike[str]) -> bool:
 
 def _file_called(name: str) -> Path | None:
     """File of a profile by its name, or by any other name of the GPU that it is called after."""
+    for file in (_file_of(name), _shipped() / f"{name}{SUFFIX}"):
+        if file.exists():
+            return file
     gpu = gpus.find(name)
-    for each in (name, gpu.name) if gpu is not None else (name,):
-        for file in (_file_of(each), _shipped() / f"{each}{SUFFIX}"):
-            if file.exists():
-                return file
-    return None
+    return None if gpu is None or gpu.name == name else _file_called(gpu.name)
 
 
 def find(
