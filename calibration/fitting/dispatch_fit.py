@@ -104,7 +104,7 @@ def _corrected(name: str, cost: float, per_call: float) -> float:
 def fit_issued(costs: Mapping[str, float], runs: Sequence[TimedNetwork], called: CallCosts) -> DispatchFit:
     """Costs of classes and calls timed in loops of their own, brought to what whole networks take to issue."""
     loops = DispatchFit(with_parents(dict(costs)), called.module_us, called.python_us, called.fixed_us)
-    alone = np.array([_loop_us(loops, run) for run in runs])
+    alone = np.array([steps_us(loops, run) for run in runs])
     totals = np.array([run.issued_us for run in runs])
     return msgspec.structs.replace(loops, scale=float(np.median((totals - loops.fixed_us) / alone)))
 
@@ -144,8 +144,8 @@ def _told_apart(shared: Sequence[tuple[Counter[str], float]], told: DispatchFit)
     return dict(zip(classes, costs_us.tolist(), strict=True))
 
 
-def _loop_us(fit: DispatchFit, run: TimedNetwork) -> float:
-    """What a network's steps cost by a fit, without the cost of the pass itself."""
+def steps_us(fit: DispatchFit, run: TimedNetwork) -> float:
+    """What a network's steps cost by a fit before its scale, without the cost of the pass itself."""
     _, modules, functions = _counts(run.ops)
     steps = sum(host_cost(fit, op.host_class) for op in run.ops)
     return steps + modules * fit.module_call_us + functions * fit.python_call_us

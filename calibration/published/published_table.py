@@ -270,11 +270,7 @@ def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
         out[name] = given.where(given.notna() & (given.astype(str) != ""), value)
     out["input_kind"] = out["input_kind"].map(lambda kind: _KINDS.get(str(kind), str(kind)))
     out["model"] = out["model"].map(lambda model: MODELS.get(str(model), str(model)))
-    out = out.rename(columns={"gpu": "device"})
-    out["machine"] = out["run"]
-    out["spread_s"] = np.nan
-    out["n"] = 1
-    return out
+    return tables.complete(out.rename(columns={"gpu": "device"}).assign(machine=out["run"]))
 
 
 def _with_nearest(missing: list[str], there: list[str]) -> str:

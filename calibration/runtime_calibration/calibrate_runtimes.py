@@ -173,9 +173,7 @@ def fit_with_spread(
     Without holdouts the spread is eager's.
     """
     fit = calibrator.fit(rows, profile)
-    # On an asynchronous device networks are timed whole, and holdouts are many.
-    folds = 0 if profile.device.asynchronous else calibrator.folds
-    by_folds = calibrator.errors_by_folds(rows, profile, folds)
+    by_folds = calibrator.errors_by_folds(rows, profile)
     holdouts = [row for row in rows if network_fit.is_holdout(row)]
     errors = network_fit.holdout_errors(fit, holdouts, profile, calibrator.runtime)
     spread = acceptance.network_spread([*errors, *by_folds]) if errors else fit.spread

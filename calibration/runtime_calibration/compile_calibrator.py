@@ -136,8 +136,8 @@ class CompileCalibrator(RuntimeCalibrator):
 
     folds = 8
 
-    def __init__(self, runtime: str = "compile") -> None:
-        super().__init__(runtime, SECONDS)
+    def __init__(self) -> None:
+        super().__init__("compile", SECONDS)
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Tiny networks for the host's costs between sized ones, of a kind each; holdouts among them."""
@@ -323,15 +323,12 @@ def _cold(spec: NetworkSpec, graph: ModelGraph, profile: DeviceProfile) -> dict[
     return {id(op): share for op, share in zip(graph.at(spec.batch), shares.tolist(), strict=True)}
 
 
-def _tiny(compiled: Sequence[CompiledNetwork]) -> Sequence[CompiledNetwork]:
-    return [one for one in compiled if one.spec.tiny] or compiled
-
-
 def _idle_us(compiled: Sequence[CompiledNetwork]) -> dict[str, float]:
     """What a call of each class takes where it has next to nothing to do."""
     calls: dict[str, list[float]] = {}
-    for call in (call for one in _tiny(compiled) for call in one.calls):
-        calls.setdefault(call.host_class, []).append(call.us)
+    for one in [one for one in compiled if one.spec.tiny] or compiled:
+        for call in one.calls:
+            calls.setdefault(call.host_class, []).append(call.us)
     return {name: float(np.quantile(us, IDLE)) for name, us in calls.items()}
 
 

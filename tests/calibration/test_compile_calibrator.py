@@ -224,11 +224,11 @@ def test_a_family_that_tiny_networks_only_make_work_hard_keeps_its_scale(
 
 def test_networks_of_the_fit_test_fits_without_them(rows: list[Row], profile: DeviceProfile) -> None:
     calibrator = CompileCalibrator()
-    errors = calibrator.errors_by_folds(rows, profile, 3)
+    calibrator.folds = 3
+    errors = calibrator.errors_by_folds(rows, profile)
     assert sorted(error.cell for error in errors) == sorted(one.cell.key for one in rows if not is_tiny(one))
     assert max(abs(error.log_error) for error in errors) < 0.2
-    assert calibrator.errors_by_folds(rows[:3], profile, 3) == []  # too few to leave any out
-    assert calibrator.errors_by_folds(rows, profile, 0) == []
+    assert calibrator.errors_by_folds(rows[:3], profile) == []  # too few to leave any out
 
 
 def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile: DeviceProfile) -> None:

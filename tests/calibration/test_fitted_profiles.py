@@ -202,7 +202,7 @@ def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: Fit) -> None:
     assert none.errors()["all"].median < 0.25
     assert len(some.frame) < leave_out.DRAWS * len(none.frame) * 0.6
     assert some.errors()["all"].median < none.errors()["all"].median + 0.02
-    assert leave_out.by_run(problem).errors()["all"].median < 0.05
+    assert leave_out.by_column(problem, "run").errors()["all"].median < 0.05
 
 
 def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu: str, runtime: str) -> None:
