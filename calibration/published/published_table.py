@@ -142,14 +142,9 @@ def eras(stack: pd.Series) -> list[str]:
 def read(source: tables.Source | PublishedTable) -> PublishedTable:
     """Read a table of latencies from a DataFrame or a CSV file (also gzipped); one that was read stays as it is.
 
-    Raises
-    ------
-    TableError
-        When columns are missing (with the nearest there are), a value is empty, not a number or impossible, or
-        latencies look like milliseconds.
+    Columns that are missing, values that are empty, no number or impossible, and latencies that look like milliseconds
+    are a TableError.
 
-    Examples
-    --------
     >>> row = {"gpu": "2080Ti", "model": "resnet18", "batch": 1, "latency_s": 0.003, "run": "a"}
     >>> read(pd.DataFrame([row])).cells[["device", "model", "protocol"]].iloc[0].tolist()
     ['2080Ti', 'torchvision:resnet18', 'pipelined']
@@ -162,12 +157,7 @@ def read_all(
 ) -> PublishedTable:
     """Read several tables of latencies as one; those of another form than latpred's go through a mapping or its file.
 
-    Raises
-    ------
-    TableError
-        As for `read`; also when a mapping makes words of a row that nobody knows, and says which row and column.
-    UnknownGpuError
-        When a mapped row is of a GPU without a datasheet.
+    A mapped row with words that nobody knows is a TableError, one of a GPU without a datasheet an UnknownGpuError.
     """
     rules = mapping if mapping is None or isinstance(mapping, TableMapping) else mappings.load(mapping)
     notes: list[str] = []
