@@ -190,8 +190,9 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
         raise TableError("The table has no rows. Give one with measured latencies.")
     name = "table" if isinstance(source, pd.DataFrame) else Path(source).name.partition(".")[0]
     columns = set(map(str, frame.columns))
+    published = "gpu" in columns or "device" not in columns
     if mapping is None or columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required):
-        cells = tables.check(_mapped(frame) if _is_published(columns) else tables.complete(frame), tables.MEASURED)
+        cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
     else:
         made = mappings.apply(mapping, frame, name)
         notes += [f"{name}: {count:,} rows are left out: {why}" for why, count in made.omitted.most_common()]
@@ -204,10 +205,6 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
     _refuse_milliseconds(cells)
     return cells.reset_index(drop=True)
-
-
-def _is_published(columns: set[str]) -> bool:
-    return "gpu" in columns or "device" not in columns
 
 
 def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:

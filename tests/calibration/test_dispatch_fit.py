@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from latpred.calibration.fitting import dispatch_fit
-from latpred.calibration.fitting.dispatch_fit import CallCosts, TimedNetwork
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.graph.graph import Op
 from latpred.prediction.pricing import host_cost
+from latpred.profile.document import DispatchFit
 
 COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
-CALLED = CallCosts(module_us=1.5, python_us=0.25, fixed_us=12.0)
+CALLED = DispatchFit({}, module_call_us=1.5, python_call_us=0.25, fixed_us=12.0)
 
 
 def op_of(host_class: str, modules: int = 0, functions: int = 0) -> Op:
