@@ -63,7 +63,8 @@ def call_costs(chains: Sequence[TimedNetwork]) -> DispatchFit:
     """Costs of module calls, other Python calls and the pass itself, from networks of few and many calls alone."""
     terms = np.array([(*_counts(run.ops)[1:], 1.0) for run in chains], dtype=float)
     totals = np.array([run.issued_us for run in chains])
-    return DispatchFit({}, *(float(cost) for cost in nnls(terms / totals[:, None], np.ones(len(chains)))[0]))
+    module_us, python_us, fixed_us = nnls(terms / totals[:, None], np.ones(len(chains)))[0].tolist()
+    return DispatchFit({}, module_us, python_us, fixed_us)
 
 
 def fit_in_place(runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchFit:

@@ -428,16 +428,13 @@ def test_a_profile_has_the_hosts_of_rows_that_wait_for_them() -> None:
     assert host_of(profile) == pytest.approx(1.6, rel=1e-4)
 
 
-def test_a_gpu_whose_rows_wait_for_no_host_has_the_middle_one_of_the_others() -> None:
+def test_a_gpu_whose_rows_wait_for_no_host_has_the_middle_one_of_the_others_unless_its_own_is_named() -> None:
     rows = frame().query("gpu == '2080Ti' or batch == 256")
-    rows["run"] = rows["run"].where(rows["gpu"] == "2080Ti", "large")
-    assert host_of(unfitted(rows, {"fast": 0.5, "slow": 0.7})) == pytest.approx(0.6, rel=1e-4)
-
-
-def test_a_host_that_is_named_counts_at_any_batch() -> None:
-    rows = read(frame().query("gpu == '2080Ti' or batch == 256"))
-    hosts_named = rows.cells["device"].map({"2080Ti": "", "RTX-8000": "EPYC 7742"})
-    profile = unfitted(replace(rows, cells=rows.cells.assign(host=hosts_named)))
+    nameless = rows.assign(run=rows["run"].where(rows["gpu"] == "2080Ti", "large"))
+    assert host_of(unfitted(nameless, {"fast": 0.5, "slow": 0.7})) == pytest.approx(0.6, rel=1e-4)
+    table = read(rows)
+    named = table.cells["device"].map({"2080Ti": "", "RTX-8000": "EPYC 7742"})
+    profile = unfitted(replace(table, cells=table.cells.assign(host=named)))
     assert host_of(profile) == pytest.approx(hosts.find("EPYC 7742").factor, rel=1e-4)
 
 

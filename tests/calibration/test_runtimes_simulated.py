@@ -63,16 +63,12 @@ def calibrated(request: pytest.FixtureRequest) -> Calibrated:
     runtime = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(networks, "graph_in", lambda spec, *_: network(runtime, spec.seed, tiny=spec.tiny))
-        simulated, calibrator, whole = (
-            SimulatedDevice(SimulatedSpec(seed=SEED)),
-            runtime_calibration.get(runtime),
-            perfect(COSTS),
-        )
+        simulated, calibrator = SimulatedDevice(SimulatedSpec(seed=SEED)), runtime_calibration.get(runtime)
         rows = [
             Row(cell, dict(calibrator.measure(cell, simulated).timings), 1.0)
             for cell in islice(calibrator.cells(simulated, "fp32"), CELLS)
         ]
-        fit, errors = fit_with_spread(calibrator, rows, whole)
+        fit, errors = fit_with_spread(calibrator, rows, perfect(COSTS))
     assert len(errors) >= 5
     return Calibrated(runtime, fit)
 
@@ -96,13 +92,12 @@ def test_host_costs_and_gaps_of_graphs_come_back(calibrated: Calibrated) -> None
     assert fit.fixed_us + guards_us == pytest.approx(true.call_us, abs=3.0)
 
 
-def test_factors_on_kernels_come_back(calibrated: Calibrated) -> None:
+def test_factors_on_kernels_come_back_and_those_that_eager_has_none_of_get_times_of_their_own(
+    calibrated: Calibrated,
+) -> None:
     true, off = COSTS.runtimes[calibrated.runtime], 0.06 if calibrated.runtime in FROM_OUTSIDE else 0.04
     for family in FAMILIES:
         assert calibrated.fit.kernel_scales[family] == pytest.approx(true.factor(family), rel=off), family
-
-
-def test_kernels_that_eager_has_none_of_get_times_of_their_own(calibrated: Calibrated) -> None:
     if "generated" not in CLASSES[calibrated.runtime]:
         assert calibrated.fit.kernels == {}
         return
