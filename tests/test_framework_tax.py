@@ -69,18 +69,6 @@ def test_crosses_are_one_entry_of_the_legend(monkeypatch: pytest.MonkeyPatch) ->
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["model 0", "model 1", "measured"]
 
 
-def test_of_a_model_measured_at_several_lengths_the_usual_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    shared = runpy.run_path(str(FOLDER / "shared.py"))
-    same = {"model": "m", "runtime": "eager", "protocol": "single", "precision": "fp32"}
-    cells = [(1, 128, 2e-3), (8, 128, 3e-3), (1, 512, 9e-3)]
-    table = pd.DataFrame([{**same, "batch": b, "input_size": n, "latency_s": s} for b, n, s in cells])
-    monkeypatch.setitem(shared["measured"].__globals__, "recorded", lambda name: table)
-    asked = shared["asked"]("", "x", ["--device", "epyc-shared", "--recording", "r", "--batches", "1,8"])
-    assert shared["measured"](asked, "m") == ([1, 8], [2.0, 3.0])
-    assert shared["measured"](asked, "m", input_size=512) == ([1], [9.0])
-
-
 def test_a_figure_of_nothing_is_not_written(
     main: Callable[[str, list[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,3 +90,10 @@ def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) 
     assert batches == [1, 8]
     assert milliseconds[0] == pytest.approx(1e3 * first["latency_s"])
     assert shared["measured"](asked, "no such model") == ([], [])
+    # Of a model that was measured at several lengths the usual one is drawn.
+    same = {"model": "m", "runtime": "eager", "protocol": "single", "precision": "fp32"}
+    cells = [(1, 128, 2e-3), (8, 128, 3e-3), (1, 512, 9e-3)]
+    table = pd.DataFrame([{**same, "batch": b, "input_size": n, "latency_s": s} for b, n, s in cells])
+    monkeypatch.setitem(shared["measured"].__globals__, "recorded", lambda name: table)
+    assert shared["measured"](asked, "m") == ([1, 8], [2.0, 3.0])
+    assert shared["measured"](asked, "m", input_size=512) == ([1], [9.0])

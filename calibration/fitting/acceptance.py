@@ -227,12 +227,12 @@ SETTLED = 0.01, 0.03
 VISIT = timer.Plan(least=3, most=60, precision=0.005, budget_s=0.15, warmup_s=0.1)
 
 
-def cells(rows: Sequence[Row], runtime: str = "eager") -> Iterator[Cell]:
+def cells(rows: Sequence[Row]) -> Iterator[Cell]:
     """Ordinary models, holdout networks again, and the models again: what matters most comes first."""
     suite = suites.get(suites.GATE)
     models = [Cell(MODEL, workload.name, {"batch": batch}) for batch in suite.batches for workload in suite.ready]
     yield from models
-    yield from _holdouts_again(rows, runtime)
+    yield from _holdouts_again(rows)
     yield from (again(cell) for cell in models)
 
 
@@ -241,12 +241,12 @@ def again(cell: Cell) -> Cell:
     return msgspec.structs.replace(cell, dims={**cell.dims, AGAIN: 1})
 
 
-def _holdouts_again(rows: Sequence[Row], runtime: str) -> Iterator[Cell]:
+def _holdouts_again(rows: Sequence[Row]) -> Iterator[Cell]:
     """Some of the holdout networks that were timed, kinds in turn."""
     by_kind: dict[str, list[Cell]] = {}
     for row in rows:
         cell = row.cell
-        mine = cell.kind == "network" and (cell.runtime, cell.precision) == (runtime, "fp32") and AGAIN not in cell.dims
+        mine = cell.kind == "network" and cell.precision == "fp32" and AGAIN not in cell.dims
         if mine and not row.error and network_spec(cell).holdout:
             by_kind.setdefault(cell.name, []).append(cell)
     each = -(-HOLDOUTS_AGAIN // max(len(by_kind), 1))

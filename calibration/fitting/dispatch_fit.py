@@ -59,22 +59,15 @@ class TimedNetwork(NamedTuple):
         return self.total_us if self.issue_us is None else self.issue_us
 
 
-class CallCosts(NamedTuple):
-    """Host microseconds of a module call, of another Python call, and of a forward pass that does nothing."""
-
-    module_us: float
-    python_us: float
-    fixed_us: float
-
-
-def call_costs(chains: Sequence[TimedNetwork]) -> CallCosts:
-    """Costs of calls from networks that do nothing else, of few calls and of many."""
+def call_costs(chains: Sequence[TimedNetwork]) -> DispatchFit:
+    """Costs of module calls, other Python calls and the pass itself, from networks of few and many calls alone."""
     terms = np.array([(*_counts(run.ops)[1:], 1.0) for run in chains], dtype=float)
     totals = np.array([run.issued_us for run in chains])
-    return CallCosts(*(float(cost) for cost in nnls(terms / totals[:, None], np.ones(len(chains)))[0]))
+    module_us, python_us, fixed_us = nnls(terms / totals[:, None], np.ones(len(chains)))[0].tolist()
+    return DispatchFit({}, module_us, python_us, fixed_us)
 
 
-def fit_in_place(runs: Sequence[TimedNetwork], called: CallCosts) -> DispatchFit:
+def fit_in_place(runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchFit:
     """Costs from tiny networks whose calls were timed in place.
 
     A class costs what its calls take, corrected by the same amount for every call: the binding's time lies outside what
@@ -85,13 +78,13 @@ def fit_in_place(runs: Sequence[TimedNetwork], called: CallCosts) -> DispatchFit
     counts = np.array([_counts(run.ops) for run in runs], dtype=float)
     between = np.array([run.total_us - sum(run.calls_us) for run in runs])
     totals = np.array([run.total_us for run in runs])
-    terms = np.column_stack((counts[:, 0], counts[:, 1:] @ (called.module_us, called.python_us)))
+    terms = np.column_stack((counts[:, 0], counts[:, 1:] @ (called.module_call_us, called.python_call_us)))
     bounds = (-MOST_CLOCK_US, 0.5), (np.inf, 10.0)
     per_call, dearer = lsq_linear(terms / totals[:, None], between / totals, bounds=bounds).x.tolist()
     return DispatchFit(
         costs_us=with_parents({name: _corrected(name, cost, per_call) for name, cost in costs.items()}),
-        module_call_us=dearer * called.module_us,
-        python_call_us=dearer * called.python_us,
+        module_call_us=dearer * called.module_call_us,
+        python_call_us=dearer * called.python_call_us,
         fixed_us=called.fixed_us,
     )
 
@@ -101,10 +94,10 @@ def _corrected(name: str, cost: float, per_call: float) -> float:
     return cost if ".nested." in name else max(cost + per_call, LEAST_US)
 
 
-def fit_issued(costs: Mapping[str, float], runs: Sequence[TimedNetwork], called: CallCosts) -> DispatchFit:
+def fit_issued(costs: Mapping[str, float], runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchFit:
     """Costs of classes and calls timed in loops of their own, brought to what whole networks take to issue."""
-    loops = DispatchFit(with_parents(dict(costs)), called.module_us, called.python_us, called.fixed_us)
-    alone = np.array([_loop_us(loops, run) for run in runs])
+    loops = msgspec.structs.replace(called, costs_us=with_parents(dict(costs)))
+    alone = np.array([steps_us(loops, run) for run in runs])
     totals = np.array([run.issued_us for run in runs])
     return msgspec.structs.replace(loops, scale=float(np.median((totals - loops.fixed_us) / alone)))
 
@@ -144,8 +137,8 @@ def _told_apart(shared: Sequence[tuple[Counter[str], float]], told: DispatchFit)
     return dict(zip(classes, costs_us.tolist(), strict=True))
 
 
-def _loop_us(fit: DispatchFit, run: TimedNetwork) -> float:
-    """What a network's steps cost by a fit, without the cost of the pass itself."""
+def steps_us(fit: DispatchFit, run: TimedNetwork) -> float:
+    """What a network's steps cost by a fit before its scale, without the cost of the pass itself."""
     _, modules, functions = _counts(run.ops)
     steps = sum(host_cost(fit, op.host_class) for op in run.ops)
     return steps + modules * fit.module_call_us + functions * fit.python_call_us

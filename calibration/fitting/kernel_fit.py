@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from latpred.calibration.fitting.dispatch_fit import TimedNetwork
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork, steps_us
 from latpred.calibration.timing.in_network import calls
 from latpred.fit.roofline import RooflineRegressor, scale_leaf
-from latpred.graph.features import NATIVE, native
+from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
 from latpred.ops.families import nearest, parent, root
 from latpred.prediction.kernel_times import columns, slower_kernels
@@ -30,8 +29,6 @@ MOST_POINTS = 200
 FEWEST_LEAF = 24  # samples that earn a special family a fit of its own
 # The same where a special family has other code altogether, and little of it in a network.
 APART = {"rnn": 8, "pooling.max.1d": 8}
-
-Floats = NDArray[np.float64]
 
 
 class KernelSample(NamedTuple):
@@ -211,11 +208,7 @@ def with_cold(
 
 def host_us(run: TimedNetwork, dispatch: DispatchFit) -> float:
     """Dispatch of a whole forward pass."""
-    cold = sum(_cold_us(run, dispatch))
-    ops = sum(host_cost(dispatch, op.host_class) for op in run.ops)
-    modules = dispatch.module_call_us * sum(op.module_calls for op in run.ops)
-    python = dispatch.python_call_us * sum(op.python_calls for op in run.ops)
-    return dispatch.fixed_us + dispatch.scale * (ops + modules + python) + cold
+    return dispatch.fixed_us + dispatch.scale * steps_us(dispatch, run) + sum(_cold_us(run, dispatch))
 
 
 def _kernels(run: TimedNetwork, dispatch: DispatchFit, cold_us: Sequence[float]) -> list[Kernel]:

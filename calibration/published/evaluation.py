@@ -38,23 +38,10 @@ def evaluate(
     host_row: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Predict every row of a table and report how far off that is.
+    """Predict every row of a table and report how far off that is; a MissingPackageError where no row can be.
 
-    Parameters
-    ----------
-    table : PublishedTable
-        What `published_table.read_all` gives.
-    profile : DeviceProfile, optional
-        What to predict all rows with; default: of each row, the profile of its GPU, else its datasheet.
-    host_row : bool
-        Let one framework-bound row of each run tell the speed of its host; it is not judged then.
-    progress : callable, optional
-        Told what is being done.
-
-    Raises
-    ------
-    MissingPackageError
-        When no row can be predicted; the message says why the first cannot.
+    Rows are predicted with one profile or, by default, each with that of its GPU, else from its datasheet. With
+    `host_row` one framework-bound row of each run tells the speed of its host, and is not judged.
     """
     judged, predicted, notes = [], [], list(table.notes)
     for name, cells in table.cells.groupby("device", sort=True):

@@ -117,7 +117,7 @@ def fit_profiles(
     only: Sequence[str] = (),
 ) -> dict[str, DeviceProfile]:
     """As `fit_profile`, for some GPUs or every one of a table that has eager rows, by the table's name of it."""
-    table = source if isinstance(source, PublishedTable) else published_table.read(source)
+    table = published_table.read(source)
     whole = problem(_fitted_rows(table), graphs, progress)
     if progress is not None:
         progress("fitting")

@@ -261,7 +261,7 @@ def problem(
     `graphs` are traced models there are already, and takes up new ones. With `partial`, models that need a package
     which is not there are left out, with a note of the table's; otherwise they end it with a MissingPackageError.
     """
-    table = source if isinstance(source, PublishedTable) else published_table.read(source)
+    table = published_table.read(source)
     datasheets = _datasheets(table)
     _demand_models(table)
     lacking: dict[str, str] = {}

@@ -27,7 +27,12 @@ from latpred.profile.gpus import Spec
 
 SCHEMA = "latpred.leave-out/1"
 BY = ("model", "gpu", "design", "run", "source", "host")
-WHOLE = {"design": "all GPUs of a design of multiprocessors", "source": "a source", "host": "a named host"}
+WHOLE = {
+    "run": "a run",
+    "design": "all GPUs of a design of multiprocessors",
+    "source": "a source",
+    "host": "a named host",
+}
 SHOTS = 5
 DRAWS = 2
 TENTHS = 10
@@ -50,11 +55,10 @@ _SEED = 0
 
 
 class Fold(NamedTuple):
-    """Rows that a fit is made from, and rows that it predicts."""
+    """Rows that a fit is made from; it predicts all others."""
 
     name: str
     fitted: Mask
-    predicted: Mask
 
 
 class Coverage(NamedTuple):
@@ -111,13 +115,12 @@ def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[
     models, whole = problem.rows.model, problem.rows.runtime != ALONE
     wanted = whole if gpus is None else whole & np.isin(problem.rows.gpu, gpus)
     names = np.array(sorted(set(models[wanted])), dtype=object)
-    parts = [[name] for name in names] if len(names) <= MOST_FOLDS else _tenths(names)
     folds = []
-    for part in parts:
+    for part in _tenths(names) if len(names) > MOST_FOLDS else [[name] for name in names]:
         mine = np.isin(models, part)
         alone = mine & ~np.isin(problem.rows.run, problem.rows.run[~mine])
-        fitted = ~mine | _one_of_each_run(problem, alone)
-        folds.append(Fold(str(part[0]) if len(part) == 1 else f"{len(part)} models", fitted, ~fitted))
+        title = str(part[0]) if len(part) == 1 else f"{len(part)} models"
+        folds.append(Fold(title, ~mine | _one_of_each_run(problem, alone)))
     return _predicted(problem, "a model left out", folds, progress)
 
 
@@ -136,33 +139,32 @@ def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> Ho
             random = np.random.default_rng(_SEED + draw)
             shown = random.choice(models, size=min(shots, len(models)), replace=False)
             fitted = ~mine | np.isin(problem.rows.model, shown) | _one_of_each_run(problem, mine)
-            folds.append(Fold(f"{gpu}, {shots} models", fitted, ~fitted))
+            folds.append(Fold(f"{gpu}, {shots} models", fitted))
     return _predicted(problem, f"a GPU left out, {shots} models of it seen", folds, progress)
 
 
 def by_column(problem: Problem, by: str, progress: Progress | None = None) -> HoldoutRows:
-    """Every design of multiprocessors, source or named host predicted from all others.
+    """Every run, design of multiprocessors, source or named host predicted from all others; runs by tenths.
 
     One row of each run tells its host, unless it is hosts that are left out: those are known by their names.
     """
-    rows = problem.rows
-    values = np.array([problem.gpus[gpu].design for gpu in rows.gpu]) if by == "design" else getattr(rows, by)
+    values = _values(problem, by)
+    unnamed = {""} if by == "host" else set()
+    names = np.array(sorted(set(values) - unnamed), dtype=object)
     folds = []
-    for value in sorted(set(values) - {""}):
-        mine = values == value
+    for part in _tenths(names) if by == "run" else [[name] for name in names]:
+        mine = np.isin(values, part)
         fitted = ~mine if by == "host" else ~mine | _one_of_each_run(problem, mine)
-        folds.append(Fold(str(value), fitted, ~fitted))
+        folds.append(Fold(f"{len(part)} runs" if by == "run" else str(part[0]), fitted))
     return _predicted(problem, f"{WHOLE[by]} left out", folds, progress)
 
 
-def by_run(problem: Problem, progress: Progress | None = None) -> HoldoutRows:
-    """Every run predicted from the others and one row of its own, a tenth of the runs at a time."""
-    folds = []
-    for part in _tenths(np.array(sorted(set(problem.rows.run)), dtype=object)):
-        mine = np.isin(problem.rows.run, part)
-        fitted = ~mine | _one_of_each_run(problem, mine)
-        folds.append(Fold(f"{len(part)} runs", fitted, ~fitted))
-    return _predicted(problem, "a run left out", folds, progress)
+def _values(problem: Problem, by: str) -> Objects:
+    """Of every row, what may be left out with it."""
+    if by == "design":
+        return np.array([problem.gpus[gpu].design for gpu in problem.rows.gpu], dtype=object)
+    values: Objects = getattr(problem.rows, by)
+    return values
 
 
 def _predicted(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> HoldoutRows:
@@ -171,7 +173,7 @@ def _predicted(problem: Problem, title: str, folds: Sequence[Fold], progress: Pr
         if progress is not None:
             progress(f"{title}: {fold.name}")
         for runtime, theta in thetas.items():
-            rows = fold.predicted & (problem.rows.runtime == runtime)
+            rows = ~fold.fitted & (problem.rows.runtime == runtime)
             predicted_s = problem.predict(theta)[rows]
             parts.append(problem.table.cells[rows].assign(predicted_s=predicted_s, **dict(problem.work[rows])))
     return HoldoutRows(title, pd.concat(parts))
@@ -258,7 +260,7 @@ def accuracy(holdout: HoldoutRows, everywhere: HoldoutRows) -> Accuracy:
     )
 
 
-def knees(holdout: HoldoutRows, ratio: float = KNEE) -> tuple[int, float]:
+def knees(holdout: HoldoutRows) -> tuple[int, float]:
     """How many curves bend, and the share of them whose knee is predicted within a factor of two.
 
     A curve that does not bend within its batches has its knee beyond them: the other side's must then lie within a
@@ -272,18 +274,16 @@ def knees(holdout: HoldoutRows, ratio: float = KNEE) -> tuple[int, float]:
         batch = curve["batch"].to_numpy(float)
         if curve["batch"].nunique() < 4 or batch.min() != 1:
             continue
-        predicted, measured = (
-            _knee(batch, curve[name].to_numpy(float), ratio) for name in ("predicted_s", "latency_s")
-        )
+        predicted, measured = (_knee(batch, curve[name].to_numpy(float)) for name in ("predicted_s", "latency_s"))
         if not np.isnan(measured):
             good.append(metrics.factor(batch.max() if np.isnan(predicted) else predicted, measured) <= FACTOR)
     return len(good), float(np.mean(good)) if good else np.nan
 
 
-def _knee(batch: Floats, latency: Floats, ratio: float) -> float:
+def _knee(batch: Floats, latency: Floats) -> float:
     """As `metrics.knee`, over the least latency: repeats of small batches scatter by more than a tenth."""
     flat = np.minimum.accumulate(latency[::-1])[::-1]
-    return metrics.knee(batch, flat, ratio)
+    return metrics.knee(batch, flat, KNEE)
 
 
 # -- simpler predictors --------------------------------------------------------------------------------------------
@@ -424,15 +424,14 @@ def evaluate_left_out(source: tables.Source | Problem, by: str, *, progress: Pro
     if by not in BY:
         raise UsageError(f"{by!r} cannot be left out; choose from: {', '.join(BY)}.")
     whole = source if isinstance(source, Problem) else problem(source, progress=progress, partial=True)
-    values = {whole.gpus[gpu].design for gpu in whole.rows.gpu} if by == "design" else set(getattr(whole.rows, by))
+    values = set(_values(whole, by))
     if len(values) < 2:
         raise UsageError(f"The table has one {by} only ({min(values)!r}): leaving it out leaves nothing to fit.")
-    parts = {
-        "model": lambda: [by_model(whole, progress)],
-        "gpu": lambda: [by_gpu(whole, shots, progress) for shots in (0, SHOTS)],
-        "run": lambda: [by_run(whole, progress)],
-    }
-    return _report(whole, by, parts[by]() if by in parts else [by_column(whole, by, progress)])
+    if by == "model":
+        return _report(whole, by, [by_model(whole, progress)])
+    if by == "gpu":
+        return _report(whole, by, [by_gpu(whole, shots, progress) for shots in (0, SHOTS)])
+    return _report(whole, by, [by_column(whole, by, progress)])
 
 
 def _report(problem: Problem, by: str, parts: list[HoldoutRows]) -> LeaveOutReport:

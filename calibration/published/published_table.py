@@ -142,14 +142,9 @@ def eras(stack: pd.Series) -> list[str]:
 def read(source: tables.Source | PublishedTable) -> PublishedTable:
     """Read a table of latencies from a DataFrame or a CSV file (also gzipped); one that was read stays as it is.
 
-    Raises
-    ------
-    TableError
-        When columns are missing (with the nearest there are), a value is empty, not a number or impossible, or
-        latencies look like milliseconds.
+    Columns that are missing, values that are empty, no number or impossible, and latencies that look like milliseconds
+    are a TableError.
 
-    Examples
-    --------
     >>> row = {"gpu": "2080Ti", "model": "resnet18", "batch": 1, "latency_s": 0.003, "run": "a"}
     >>> read(pd.DataFrame([row])).cells[["device", "model", "protocol"]].iloc[0].tolist()
     ['2080Ti', 'torchvision:resnet18', 'pipelined']
@@ -162,12 +157,7 @@ def read_all(
 ) -> PublishedTable:
     """Read several tables of latencies as one; those of another form than latpred's go through a mapping or its file.
 
-    Raises
-    ------
-    TableError
-        As for `read`; also when a mapping makes words of a row that nobody knows, and says which row and column.
-    UnknownGpuError
-        When a mapped row is of a GPU without a datasheet.
+    A mapped row with words that nobody knows is a TableError, one of a GPU without a datasheet an UnknownGpuError.
     """
     rules = mapping if mapping is None or isinstance(mapping, TableMapping) else mappings.load(mapping)
     notes: list[str] = []
@@ -200,8 +190,9 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
         raise TableError("The table has no rows. Give one with measured latencies.")
     name = "table" if isinstance(source, pd.DataFrame) else Path(source).name.partition(".")[0]
     columns = set(map(str, frame.columns))
+    published = "gpu" in columns or "device" not in columns
     if mapping is None or columns.issuperset(NEEDED) or columns.issuperset(tables.MEASURED.required):
-        cells = tables.check(_mapped(frame) if _is_published(columns) else tables.complete(frame), tables.MEASURED)
+        cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
     else:
         made = mappings.apply(mapping, frame, name)
         notes += [f"{name}: {count:,} rows are left out: {why}" for why, count in made.omitted.most_common()]
@@ -214,10 +205,6 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
     cells = cells[cells["status"] == tables.OK] if "status" in cells else cells
     _refuse_milliseconds(cells)
     return cells.reset_index(drop=True)
-
-
-def _is_published(columns: set[str]) -> bool:
-    return "gpu" in columns or "device" not in columns
 
 
 def _settled(cells: pd.DataFrame, numbers: Sequence[int], name: str) -> pd.DataFrame:
@@ -270,11 +257,7 @@ def _mapped(frame: pd.DataFrame) -> pd.DataFrame:
         out[name] = given.where(given.notna() & (given.astype(str) != ""), value)
     out["input_kind"] = out["input_kind"].map(lambda kind: _KINDS.get(str(kind), str(kind)))
     out["model"] = out["model"].map(lambda model: MODELS.get(str(model), str(model)))
-    out = out.rename(columns={"gpu": "device"})
-    out["machine"] = out["run"]
-    out["spread_s"] = np.nan
-    out["n"] = 1
-    return out
+    return tables.complete(out.rename(columns={"gpu": "device"}).assign(machine=out["run"]))
 
 
 def _with_nearest(missing: list[str], there: list[str]) -> str:

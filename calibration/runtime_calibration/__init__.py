@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from latpred.calibration.runtime_calibration.base import REPLAY_SECONDS, ReplayCalibrator, RuntimeCalibrator
 
 __all__ = ["RuntimeCalibrator", "get"]
-
-# The module and class of a runtime's own calibrator, imported when it is asked for.
-_OWN = {"onnxruntime": ("onnx_calibrator", "OnnxCalibrator"), "compile": ("compile_calibrator", "CompileCalibrator")}
 
 
 def get(runtime: str) -> RuntimeCalibrator:
@@ -18,8 +13,12 @@ def get(runtime: str) -> RuntimeCalibrator:
     >>> get("torchscript").runtime
     'torchscript'
     """
-    if runtime not in _OWN:
-        return (ReplayCalibrator if runtime in REPLAY_SECONDS else RuntimeCalibrator)(runtime)
-    module, name = _OWN[runtime]
-    calibrator: RuntimeCalibrator = getattr(import_module(f"{__name__}.{module}"), name)(runtime)
-    return calibrator
+    if runtime == "onnxruntime":
+        from latpred.calibration.runtime_calibration.onnx_calibrator import OnnxCalibrator
+
+        return OnnxCalibrator()
+    if runtime == "compile":
+        from latpred.calibration.runtime_calibration.compile_calibrator import CompileCalibrator
+
+        return CompileCalibrator()
+    return ReplayCalibrator(runtime) if runtime in REPLAY_SECONDS else RuntimeCalibrator(runtime)

@@ -112,14 +112,17 @@ class RuntimeSession:
         runtime = calibrator.runtime
         spent = self._measure(calibrator, seconds, cells, tell)
         tell(f"fitting {runtime}", spent())
-        rows = network_fit.at_full_speed([row for row in self._rows(runtime) if not row.error], profile)
+        rows = network_fit.at_full_speed([row for row in self.session.of(runtime) if not row.error], profile)
         whole_s = profile.seconds + round(spent(), 1)
         try:
             fit, errors = fit_with_spread(calibrator, rows, profile)
         except (DeviceError, BusyError):
             raise
         except LatpredError as error:
-            gate = acceptance.without(profile.acceptance, runtime, self._first_error(runtime) or str(error))
+            measured = self.session.of(runtime)
+            nothing = measured and all(row.error for row in measured)
+            reason = measured[0].error if nothing else str(error)
+            gate = acceptance.without(profile.acceptance, runtime, reason)
             return msgspec.structs.replace(profile, acceptance=gate, seconds=whole_s)
         others = [sample for sample in profile.samples if sample.cell.split("/")[1] != runtime]
         return msgspec.structs.replace(
@@ -132,7 +135,7 @@ class RuntimeSession:
 
     def _measure(self, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell) -> Callable[[], float]:
         runtime = calibrator.runtime
-        start = time.monotonic() - sum(row.seconds for row in self._rows(runtime))
+        start = time.monotonic() - sum(row.seconds for row in self.session.of(runtime))
 
         def spent() -> float:
             return time.monotonic() - start
@@ -147,7 +150,7 @@ class RuntimeSession:
         for cell in _in_turns(calibrator, self.device, self.precisions):
             if self.session.holds(cell):
                 continue
-            rows = self._rows(runtime)
+            rows = self.session.of(runtime)
             hopeless = len(rows) >= HOPELESS and all(row.error for row in rows)
             if hopeless or spent() - visited.lost_s >= (1 - FITTING_SHARE) * seconds or len(rows) >= cells:
                 break
@@ -155,14 +158,6 @@ class RuntimeSession:
             visited.run(cell, lambda one: calibrator.measure(one, self.device))
         visited.finish()
         return spent
-
-    def _rows(self, runtime: str) -> list[Row]:
-        return [row for row in self.session.rows if row.cell.runtime == runtime]
-
-    def _first_error(self, runtime: str) -> str | None:
-        """Why nothing at all could be measured."""
-        rows = self._rows(runtime)
-        return rows[0].error if rows and all(row.error for row in rows) else None
 
 
 def fit_with_spread(
@@ -173,9 +168,7 @@ def fit_with_spread(
     Without holdouts the spread is eager's.
     """
     fit = calibrator.fit(rows, profile)
-    # On an asynchronous device networks are timed whole, and holdouts are many.
-    folds = 0 if profile.device.asynchronous else calibrator.folds
-    by_folds = calibrator.errors_by_folds(rows, profile, folds)
+    by_folds = calibrator.errors_by_folds(rows, profile)
     holdouts = [row for row in rows if network_fit.is_holdout(row)]
     errors = network_fit.holdout_errors(fit, holdouts, profile, calibrator.runtime)
     spread = acceptance.network_spread([*errors, *by_folds]) if errors else fit.spread

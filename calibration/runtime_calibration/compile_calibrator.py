@@ -19,9 +19,10 @@ import numpy as np
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
-from latpred.calibration.fitting.dispatch_fit import with_parents
+from latpred.calibration.fitting.dispatch_fit import TimedNetwork, with_parents
 from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, row_of
 from latpred.calibration.fitting.linear_system import Column, System, of_kind
+from latpred.calibration.fitting.profile_fit import timed_network
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, effort
 from latpred.calibration.runtime_calibration.network_fit import is_holdout
 from latpred.calibration.session import Row, Sampled
@@ -31,9 +32,9 @@ from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
 from latpred.errors import CalibrationError
 from latpred.graph import features
-from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.graph import Op
 from latpred.ops.families import nearest, root
-from latpred.prediction.kernel_times import TINY_US, resident_share
+from latpred.prediction.kernel_times import TINY_US
 from latpred.prediction.pricing import ColdDispatch, PriceList, host_cost, precision_of
 from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes import get
@@ -88,27 +89,24 @@ class WrapperCall(NamedTuple):
 
 
 class CompiledNetwork(NamedTuple):
-    """A network whose calls were timed; `beside_us` passes beside them, `resident` of its weights are cached.
+    """A network with the calls of its wrapper.
 
-    cold : how far the caches have forgotten each op since the last of its class.
+    cold : how far the caches have forgotten each op, by its id, since the last of its class.
     """
 
-    spec: NetworkSpec
-    graph: ModelGraph
-    total_us: float
+    network: TimedNetwork
     calls: tuple[WrapperCall, ...]
-    resident: float
     cold: Mapping[int, float]
 
     @property
     def beside_us(self) -> float:
         """What a pass takes beside its calls."""
-        return max(self.total_us - sum(call.us for call in self.calls), LEAST_US)
+        return max(self.network.total_us - sum(call.us for call in self.calls), LEAST_US)
 
     @property
     def beside_calls(self) -> dict[Column, float]:
         """How often a pass does what it does beside its calls, and how often from cold caches."""
-        ops = self.graph.at(self.spec.batch)
+        ops = self.network.ops
         guards = [op for op in ops if op.host_class == GUARDS]
         generated = sum(call.host_class == GENERATED_CLASS for call in self.calls)
         return {
@@ -136,8 +134,8 @@ class CompileCalibrator(RuntimeCalibrator):
 
     folds = 8
 
-    def __init__(self, runtime: str = "compile") -> None:
-        super().__init__(runtime, SECONDS)
+    def __init__(self) -> None:
+        super().__init__("compile", SECONDS)
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:
         """Tiny networks for the host's costs between sized ones, of a kind each; holdouts among them."""
@@ -296,10 +294,9 @@ def _compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | Non
     """A row as calls and the steps they run; None for holdouts, and where the two do not fit together."""
     if is_holdout(row):
         return None
-    spec = schedules.network_spec(row.cell)
-    graph = networks.graph_in(spec, row.cell.precision, row.cell.runtime, profile.device.kind)
+    network = timed_network(row, profile.device)
     joined: list[list[Op]] = []
-    for op in graph.at(spec.batch):
+    for op in network.ops:
         if op.host_class == JOINED_CLASS:
             joined[-1].append(op)
         elif op.host_class.startswith("kernel."):
@@ -307,31 +304,25 @@ def _compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | Non
     if len(joined) != len(row.calls_us):
         return None
     calls = tuple(WrapperCall(tuple(ops), us) for ops, us in zip(joined, row.calls_us, strict=True))
-    resident = resident_share(graph.parameter_bytes, graph.bytes(spec.batch), profile.device)
-    total_us = row.timings["single"].median_s * US_PER_S
-    return CompiledNetwork(spec, graph, total_us, calls, resident, _cold(spec, graph, profile))
+    return CompiledNetwork(network, calls, _cold(network, profile))
 
 
-def _cold(spec: NetworkSpec, graph: ModelGraph, profile: DeviceProfile) -> dict[int, float]:
-    """How far the caches have forgotten each op of a graph since the last of its class, by the op's id."""
+def _cold(network: TimedNetwork, profile: DeviceProfile) -> dict[int, float]:
+    """How far the caches have forgotten each op of a network since the last of its class, by the op's id."""
     whole = DispatchFit({}, 0.0, 0.0, 0.0, cold_costs_us={"": 1.0}, cold_bytes=profile.runtimes["eager"].cold_bytes)
-    schedule = get("compile").lower(graph, spec.batch)
-    cold = ColdDispatch.of(schedule, whole)
+    cold = ColdDispatch.of(get("compile").lower(network.graph, network.batch), whole)
     if cold is None or not whole.cold_bytes:
         return {}
-    shares = cold.at(np.array([float(spec.batch)]))[:, 0]
-    return {id(op): share for op, share in zip(graph.at(spec.batch), shares.tolist(), strict=True)}
-
-
-def _tiny(compiled: Sequence[CompiledNetwork]) -> Sequence[CompiledNetwork]:
-    return [one for one in compiled if one.spec.tiny] or compiled
+    shares = cold.at(np.array([float(network.batch)]))[:, 0]
+    return {id(op): share for op, share in zip(network.ops, shares.tolist(), strict=True)}
 
 
 def _idle_us(compiled: Sequence[CompiledNetwork]) -> dict[str, float]:
     """What a call of each class takes where it has next to nothing to do."""
     calls: dict[str, list[float]] = {}
-    for call in (call for one in _tiny(compiled) for call in one.calls):
-        calls.setdefault(call.host_class, []).append(call.us)
+    for one in [one for one in compiled if one.network.tiny] or compiled:
+        for call in one.calls:
+            calls.setdefault(call.host_class, []).append(call.us)
     return {name: float(np.quantile(us, IDLE)) for name, us in calls.items()}
 
 
@@ -339,7 +330,8 @@ def _beside_calls_us(compiled: Sequence[CompiledNetwork], profile: DeviceProfile
     """What a pass takes beside its calls."""
     eager, system = profile.runtimes["eager"], System()
     for one in compiled:
-        system.measured(one.beside_calls, one.beside_us, BESIDE_SIGMA * one.beside_us + PASS_SIGMA * one.total_us)
+        sigma_us = BESIDE_SIGMA * one.beside_us + PASS_SIGMA * one.network.total_us
+        system.measured(one.beside_calls, one.beside_us, sigma_us)
     usual_us = nearest(eager.cold_costs_us, "") if eager.cold_costs_us else 0.0
     cold = {name: (usual_us * times, max(usual_us * sigma, TINY_US)) for name, (times, sigma) in COLD_BESIDE.items()}
     system.prior({FIXED: 1.0}, eager.fixed_us, max(eager.fixed_us, 1.0))
@@ -353,7 +345,9 @@ def _host(idle_us: Mapping[str, float], values: Mapping[Column, float], profile:
     eager = profile.runtimes["eager"]
     calls_us = {**idle_us, **of_kind(values, "class")}
     costs = _as_eager(eager.costs_us, eager.scale)
-    costs |= with_parents({name: us + values[_beside(name)] for name, us in calls_us.items()})
+    costs |= with_parents(
+        {name: us + values[GENERATED if name == GENERATED_CLASS else EXTERN] for name, us in calls_us.items()}
+    )
     costs |= {GUARDS: values[GUARD], JOINED_CLASS: 0.0}
     cold: dict[str, float] = {}
     if eager.cold_costs_us:
@@ -369,10 +363,6 @@ def _host(idle_us: Mapping[str, float], values: Mapping[Column, float], profile:
         cold_costs_us={name: round(us, 4) for name, us in cold.items()},
         cold_bytes=eager.cold_bytes,
     )
-
-
-def _beside(host_class: str) -> Column:
-    return GENERATED if host_class == GENERATED_CLASS else EXTERN
 
 
 def _cold_us(eager: DispatchFit, host_class: str) -> float:
@@ -391,13 +381,15 @@ def _generated(compiled: Sequence[CompiledNetwork], idle: DispatchFit) -> dict[s
     for one in compiled:
         for call in one.calls:
             if call.host_class == GENERATED_CLASS:
-                rows = np.array([row_of(op, one.spec.batch, resident=one.resident) for op in call.ops])
+                network = one.network
+                rows = np.array([row_of(op, network.batch, resident=network.resident) for op in call.ops])
                 together = rows.sum(axis=0)  # kernels that one call runs: all but the size of a result's sum adds up
                 together[_COLS] = rows[:, _COLS].max()
                 families = {op.family for op in call.ops}
                 family = families.pop() if len(families) == 1 else GENERATED_FAMILY
                 us = max(call.us - host_cost(idle, call.host_class), LEAST_US)
-                samples.setdefault(one.graph.precision, []).append(KernelSample(family, tuple(together.tolist()), us))
+                sample = KernelSample(family, tuple(together.tolist()), us)
+                samples.setdefault(network.graph.precision, []).append(sample)
     fits = {precision: fit_kernels(found) for precision, found in samples.items()}
     return {precision: fit for precision, fit in fits.items() if fit}
 
@@ -412,10 +404,10 @@ def _library(compiled: Sequence[CompiledNetwork], idle: DispatchFit, profile: De
     prices = PriceList(msgspec.structs.replace(profile, runtimes={**profile.runtimes, "compile": idle}))
     families: dict[str, str] = {}
     for one in compiled:
-        eager_us = _eager_us(one, prices)
+        eager_us = _eager_us(one.network, prices)
         for call in one.calls:
             if call.host_class != GENERATED_CLASS:
-                op, precision = call.ops[0], one.graph.precision
+                op, precision = call.ops[0], one.network.graph.precision
                 name = _scaled(op, features.kind(op.family, op.dims), precision, profile)
                 families[name] = _scaled(op, root(op.family), precision, profile)
                 kernel_us = eager_us.get(id(op), 0.0)
@@ -446,11 +438,11 @@ def _scaled(op: Op, family: str, precision: str, profile: DeviceProfile) -> str:
     return family if wanted == "fp32" else f"{wanted}.{family}"
 
 
-def _eager_us(one: CompiledNetwork, prices: PriceList) -> Mapping[int, float]:
+def _eager_us(network: TimedNetwork, prices: PriceList) -> Mapping[int, float]:
     """Kernel time of each op, by its id, as the profile's shared fits have it."""
-    schedule = get("compile").lower(one.graph, one.spec.batch)
-    priced = prices.price(schedule, one.graph.precision, resident=one.resident)
-    rows = priced.times(np.array([float(one.spec.batch)])).us[:, 0]
+    schedule = get("compile").lower(network.graph, network.batch)
+    priced = prices.price(schedule, network.graph.precision, resident=network.resident)
+    rows = priced.times(np.array([float(network.batch)])).us[:, 0]
     times = rows[priced.kernel_row] * priced.kernel_share
-    ops = one.graph.at(one.spec.batch)
+    ops = network.ops
     return {id(ops[op]): us for op, us in zip(schedule.kernel_op.tolist(), times.tolist(), strict=True)}

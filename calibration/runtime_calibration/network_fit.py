@@ -362,12 +362,12 @@ class _TwoClocks:
 
     def __init__(self, profile: DeviceProfile, gap_us: float | None) -> None:
         self._profile, self._device, self._eager = profile, profile.device, profile.runtimes["eager"]
-        self._replayed_gap_us, self._replayed = gap_us, gap_us is not None
+        self._replayed = gap_us is not None
         self._gap_us = self._device.gap_us if gap_us is None else gap_us
 
     def fit(self, terms: Sequence[NetworkTerms], like: DispatchFit | None) -> DispatchFit:
         """Costs on both clocks, each fitted with what is known of the other."""
-        fit = DispatchFit({}, 0.0, 0.0, 0.0, gap_us=self._replayed_gap_us)
+        fit = DispatchFit({}, 0.0, 0.0, 0.0, gap_us=self._gap_us if self._replayed else None)
         if like is not None:
             fit = msgspec.structs.replace(fit, kernels=like.kernels, kernel_scales=like.kernel_scales)
         for _ in range(ROUNDS):

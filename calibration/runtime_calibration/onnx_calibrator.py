@@ -97,8 +97,8 @@ class NodeKernel(NamedTuple):
 class OnnxCalibrator(RuntimeCalibrator):
     """Calibrates onnxruntime."""
 
-    def __init__(self, runtime: str = NAME, seconds: float = SECONDS) -> None:
-        super().__init__(runtime, seconds)
+    def __init__(self) -> None:
+        super().__init__(NAME, SECONDS)
         self._ops: dict[str, tuple[Op, ...]] = {}
 
     def cells(self, device: Device, precision: str) -> Iterator[Cell]:

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 OPSET = 20
-VERSION = (
-    4  # of what a kind and a seed mean, and of the order of a row's nodes; a journal of another version is not resumed
-)
+# Of what a kind and a seed mean, and of the order of a row's nodes; a journal of another version is not resumed.
+VERSION = 4
 # Drawn for each graph, so that there are many small ones and some large ones.
 _ELEMENTS = (1 << 14, 1 << 22)  # of the largest activation
 _MACS = (20_000_000, 2_000_000_000)  # of a layer of tokens

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from factories import add, graph
 
 from latpred import runtimes, storage
 from latpred.calibration import calibrate, calibrator, runtime_calibration, session
@@ -26,6 +27,7 @@ from latpred.calibration.session import Row, directory, read_journal
 from latpred.cli import main
 from latpred.errors import CalibrationError, LatpredError, MissingPackageError, UsageError
 from latpred.graph.graph import ModelGraph, Schedule
+from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import host_cost
 from latpred.profile import store
 from latpred.profile.document import DeviceInfo, DeviceProfile
@@ -196,21 +198,13 @@ def test_a_runtime_that_never_works_stays_out_and_the_gate_says_why() -> None:
     shown = run("profiles", "show", "simulated").stdout
     assert "failing: costs: ValueError: it never works: failed" in shown
     assert "latpred calibrate --runtimes failing" in shown
-
-
-@pytest.mark.usefixtures("third_party")
-def test_predictions_carry_the_caveat_of_their_own_runtime_only(finished: DeviceProfile) -> None:
-    from factories import add, graph, linear
-
-    from latpred.prediction.predictor import Predictor
-
-    passed = msgspec.structs.replace(finished.acceptance, passed=True, runtimes={"plain": False})
-    both = {**finished.runtimes, "plain": finished.runtimes["eager"]}
-    predictor = Predictor(msgspec.structs.replace(finished, acceptance=passed, runtimes=both))
-    net = graph(linear(), add())
-    said = f"what the profile says of plain failed its acceptance gate; see: latpred profiles show {finished.name}"
-    assert said not in predictor.predict(net).provenance.caveats
-    assert said in predictor.predict(net, runtime="plain").provenance.caveats
+    # Predictions carry the caveat of their own runtime only.
+    both = dict.fromkeys(("eager", "plain"), profile.runtimes["eager"])
+    passed = msgspec.structs.replace(profile.acceptance, passed=True, runtimes={"plain": False})
+    predictor = Predictor(msgspec.structs.replace(profile, runtimes=both, acceptance=passed))
+    said = "what the profile says of plain failed its acceptance gate; see: latpred profiles show simulated"
+    carried = [predictor.predict(graph(add()), runtime=name).provenance.caveats for name in both]
+    assert [said in caveats for caveats in carried] == [False, True]
 
 
 def test_budgets_are_shared_in_proportion() -> None:

@@ -102,10 +102,6 @@ def with_cold_code(profile: DeviceProfile) -> DeviceProfile:
     return msgspec.structs.replace(profile, runtimes={"eager": eager})
 
 
-def is_tiny(one: Row) -> bool:
-    return schedules.network_spec(one.cell).tiny
-
-
 @pytest.fixture
 def profile() -> DeviceProfile:
     info = factories.device(asynchronous=False, name="cpu", kind="cpu")
@@ -218,17 +214,18 @@ def test_a_family_that_tiny_networks_only_make_work_hard_keeps_its_scale(
 ) -> None:
     """Nothing is left of a call beyond the median of its like, but that does not make its kernel take no time."""
     hard = [msgspec.structs.replace(one, calls_us=tuple(us + 50.0 for us in one.calls_us)) for one in rows]
-    mixed = [other if is_tiny(one) else one for one, other in zip(rows, hard, strict=True)]
+    mixed = [other if schedules.network_spec(one.cell).tiny else one for one, other in zip(rows, hard, strict=True)]
     assert fitted(mixed, profile).kernel_scales["conv.pointwise"] == pytest.approx(SCALE, rel=0.15)
 
 
 def test_networks_of_the_fit_test_fits_without_them(rows: list[Row], profile: DeviceProfile) -> None:
     calibrator = CompileCalibrator()
-    errors = calibrator.errors_by_folds(rows, profile, 3)
-    assert sorted(error.cell for error in errors) == sorted(one.cell.key for one in rows if not is_tiny(one))
+    calibrator.folds = 3
+    errors = calibrator.errors_by_folds(rows, profile)
+    sized = [one.cell.key for one in rows if not schedules.network_spec(one.cell).tiny]
+    assert sorted(error.cell for error in errors) == sorted(sized)
     assert max(abs(error.log_error) for error in errors) < 0.2
-    assert calibrator.errors_by_folds(rows[:3], profile, 3) == []  # too few to leave any out
-    assert calibrator.errors_by_folds(rows, profile, 0) == []
+    assert calibrator.errors_by_folds(rows[:3], profile) == []  # too few to leave any out
 
 
 def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile: DeviceProfile) -> None:

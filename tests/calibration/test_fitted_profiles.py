@@ -202,7 +202,7 @@ def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: Fit) -> None:
     assert none.errors()["all"].median < 0.25
     assert len(some.frame) < leave_out.DRAWS * len(none.frame) * 0.6
     assert some.errors()["all"].median < none.errors()["all"].median + 0.02
-    assert leave_out.by_run(problem).errors()["all"].median < 0.05
+    assert leave_out.by_column(problem, "run").errors()["all"].median < 0.05
 
 
 def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu: str, runtime: str) -> None:
@@ -270,34 +270,6 @@ def test_widths_are_those_of_all_gpus() -> None:
     assert len({one.protocol["leave-one-model-out"] for one in profiles.values()}) == len(GPUS)
 
 
-def test_twice_as_many_fp32_units_start_from_a_smaller_share_of_their_peak() -> None:
-    parameters = Parameters()
-
-    def starts_at(gpu: str, family: str, precision: str) -> float:
-        _, terms = parameters.kernel(family, "compute", gpus.spec(gpu), precision, "eager")
-        return float(sum(parameters.means[index] for index in terms))
-
-    for gpu, lanes in (("rtx-3090", 128), ("titan-x-pascal", 128), ("rtx-2080ti", 64), ("a100", 64)):
-        slower = starts_at(gpu, "gemm", "fp32") - starts_at("v100", "gemm", "fp32")
-        assert slower == pytest.approx(0.5 * np.log(lanes / 64))
-        assert starts_at(gpu, "conv.3x3", "fp32") == starts_at("v100", "conv.3x3", "fp32")
-    assert starts_at("rtx-3090", "gemm", "fp16") == starts_at("a100", "gemm", "fp16")
-
-
-def test_what_tensor_cores_reach_says_little_of_other_units() -> None:
-    parameters = Parameters()
-    tensor_cores, others = (
-        set(parameters.kernel("gemm", "compute", gpus.spec("a100"), precision, "eager")[1])
-        for precision in ("fp16", "fp32")
-    )
-    of_gpus = {index for name, index in parameters.names.items() if name[0] in ("design", "gpu")}
-    shared, own = (
-        (parameters.widths[sorted(some & of_gpus)] ** 2).sum()
-        for some in (tensor_cores & others, tensor_cores - others)
-    )
-    assert 0.0 < shared < 0.5 * own
-
-
 def test_library_calls_in_half_precision_cost_more_where_there_are_tensor_cores() -> None:
     parameters = Parameters()
     for gpu, terms in (("rtx-8000", 2), ("titan-x-pascal", 1)):
@@ -324,9 +296,6 @@ def test_a_gpu_is_chosen_by_any_of_its_names() -> None:
     assert (profile.name, profile.machine.accelerator) == ("rtx-2080ti", "NVIDIA GeForce RTX 2080 Ti")
     own, whole = (table()["gpu"] == "2080Ti").sum(), len(table())
     assert profile.protocol["rows"] == f"{own:,} of this GPU (table), fitted together with {whole:,} of 2 GPUs"
-
-
-def test_a_gpu_is_chosen_by_its_name_in_the_table() -> None:
     with pytest.raises(TableError, match=r"several GPUs; name one of: 2080Ti, RTX-8000"):
         fit_profile(table(), known=dict(graphs()))
     with pytest.raises(TableError, match=r"no GPU called 'T4'; name one of"):
@@ -361,23 +330,12 @@ def test_the_report_names_what_is_worst_and_simpler_predictors(fitted: Fit) -> N
     assert report.to_dict()["schema"] == "latpred.leave-out/1"
     assert len(report.to_frame()) == rows
     assert report.baselines[leave_out.TREES].cells == report.baselines["a + b x MACs"].cells == rows
-    assert report.figures["a model left out, eager"].median < report.baselines["a + b x MACs"].median
+    assert 0.0 < report.figures["a model left out, eager"].median < report.baselines["a + b x MACs"].median
     nearest = evaluate_left_out(fitted[0], "gpu").baselines
     assert list(nearest) == [f"{leave_out.NEAREST}, 2080Ti as RTX-8000", f"{leave_out.NEAREST}, RTX-8000 as 2080Ti"]
     for errors in nearest.values():
         assert errors.cells == rows // 2
         assert 0.0 < errors.median < 0.5
-
-
-def test_scripted_rows_leave_alone_what_eager_rows_tell() -> None:
-    both, joint = solved(table(), scripted(1.5))
-    thetas, names = both.thetas(), both.parameters.names
-    groups = {FUSED, GROUP}  # which only TorchScript has
-    levels = ("kernel", "gpu", "host")
-    shared = [index for name, index in names.items() if name[0] in levels and groups.isdisjoint(name)]
-    moved, together = (np.abs(other - thetas["eager"])[shared].max() for other in (thetas["torchscript"], joint))
-    assert moved < 0.02
-    assert together > 5 * moved
 
 
 def test_each_runtime_leaves_the_fit_of_eager_as_it_is(holdout: HoldoutRows) -> None:
@@ -434,9 +392,7 @@ def test_scripted_pointwise_kernels_are_one_and_engines_have_none() -> None:
     assert plain is graph
     assert joined.launches(4) == graph.launches(4) - 10  # each normalisation with its activation
     assert {op.family.partition(".")[0] for op in engine.ops} == {"conv", "pooling", "gemm"}
-    groups = [op for op in joined.ops if op.host_class.startswith(FUSED)]
-    assert len(groups) == 10
-    assert {family_of(op) for op in groups} == {GROUP}
+    assert [family_of(op) for op in joined.ops if op.host_class.startswith(FUSED)] == [GROUP] * 10
     assert {op.host_class for op in as_run_by("torchscript", halves, gpu).ops if op.launches} == {
         *("conv.half.conv2d", "fused.half", "pooling.half.adaptive_avg_pool2d", "gemm.half.linear")
     }
@@ -472,16 +428,13 @@ def test_a_profile_has_the_hosts_of_rows_that_wait_for_them() -> None:
     assert host_of(profile) == pytest.approx(1.6, rel=1e-4)
 
 
-def test_a_gpu_whose_rows_wait_for_no_host_has_the_middle_one_of_the_others() -> None:
+def test_a_gpu_whose_rows_wait_for_no_host_has_the_middle_one_of_the_others_unless_its_own_is_named() -> None:
     rows = frame().query("gpu == '2080Ti' or batch == 256")
-    rows["run"] = rows["run"].where(rows["gpu"] == "2080Ti", "large")
-    assert host_of(unfitted(rows, {"fast": 0.5, "slow": 0.7})) == pytest.approx(0.6, rel=1e-4)
-
-
-def test_a_host_that_is_named_counts_at_any_batch() -> None:
-    rows = read(frame().query("gpu == '2080Ti' or batch == 256"))
-    hosts_named = rows.cells["device"].map({"2080Ti": "", "RTX-8000": "EPYC 7742"})
-    profile = unfitted(replace(rows, cells=rows.cells.assign(host=hosts_named)))
+    nameless = rows.assign(run=rows["run"].where(rows["gpu"] == "2080Ti", "large"))
+    assert host_of(unfitted(nameless, {"fast": 0.5, "slow": 0.7})) == pytest.approx(0.6, rel=1e-4)
+    table = read(rows)
+    named = table.cells["device"].map({"2080Ti": "", "RTX-8000": "EPYC 7742"})
+    profile = unfitted(replace(table, cells=table.cells.assign(host=named)))
     assert host_of(profile) == pytest.approx(hosts.find("EPYC 7742").factor, rel=1e-4)
 
 

@@ -17,7 +17,6 @@ from latpred.calibration.fitting.kernel_fit import (
     PASS_SHARE,
     SHORT_US,
     KernelSample,
-    _averaged,
     fit_kernels,
     host_us,
     kernel_samples,
@@ -46,16 +45,9 @@ def test_a_known_kernel_comes_back() -> None:
     assert found == pytest.approx([one.us for one in asked], rel=0.05)
 
 
-def test_a_special_family_with_many_samples_has_a_fit_of_its_own() -> None:
-    many = FEWEST_LEAF
-    fits = fit_kernels([*spread(many, "elementwise.add"), *spread(many - 1, "elementwise.gelu", 3.0)])
+def test_a_special_family_with_many_samples_has_a_fit_of_its_own_and_one_with_few_a_scale() -> None:
+    fits = fit_kernels([*spread(FEWEST_LEAF, "elementwise.add"), *spread(FEWEST_LEAF - 1, "elementwise.gelu", 3.0)])
     assert set(fits) == {"elementwise", "elementwise.add"}
-    assert set(fits["elementwise"].leaf_scales) == {"elementwise.gelu"}
-
-
-def test_few_samples_borrow_the_family_s_fit_and_scale_it() -> None:
-    fits = fit_kernels([*spread(60, "elementwise.add"), *spread(12, "elementwise.gelu", 3.0)])
-    assert "elementwise.gelu" not in fits
     # three times the others' time, drawn towards the family's
     assert 1.2 < fits["elementwise"].leaf_scales["elementwise.gelu"] <= 3.5
 
@@ -115,13 +107,6 @@ def test_repeated_rows_are_one_row_with_their_median() -> None:
     assert evaluate(repeated, row)[0] == pytest.approx(once[0].us, rel=0.05)
 
 
-def test_weights_of_a_repeated_row_add_up_to_four() -> None:
-    rows, times, weights, _ = _averaged([sample(100)] * 9 + [sample(200)] * 2 + [sample(300)._replace(weight=0.3)])
-    assert times.tolist() == pytest.approx([3.2, 4.4, 5.6])
-    assert weights.tolist() == pytest.approx([4.0, 2.0, 0.3])
-    assert rows[:, 4].tolist() == [100.0, 200.0, 300.0]
-
-
 def test_the_row_of_an_op() -> None:
     op = factories.linear(rows=2, width=8)
     # at batch 3: 6 rows of 8 by 8
@@ -152,9 +137,7 @@ def runs(after: tuple[float, float, float]) -> list[TimedNetwork]:
     return [run(rows, us, after) for rows, us in zip((1, 2, 3, 4, 5), kernels, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "after", [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (0.0, 0.5, 0.0), (0.0, 0.0, 0.1), (1.0, 0.2, 0.05)]
-)
+@pytest.mark.parametrize("after", [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (1.0, 0.2, 0.05)])
 def test_known_kernels_and_afterwork_come_back(after: tuple[float, float, float]) -> None:
     samples = kernel_samples(runs(after), DISPATCH)
     products = [sample.us for sample in samples if sample.family == "gemm"]

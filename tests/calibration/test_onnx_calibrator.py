@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from itertools import islice
 
+import factories
 import msgspec
+import numpy as np
 import pytest
-import torch
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
+from latpred.calibration.fitting.kernel_fit import row_of
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,
@@ -53,20 +55,7 @@ def test_a_seed_makes_the_same_graph_again_and_tiny_ones_do_less() -> None:
 
 
 def gemm(m: int) -> Op:
-    n = k = 64
-    return Op(
-        name="ort::MatMul",
-        module="",
-        host_class="node.gemm.MatMul",
-        family="gemm",
-        dtype="float32",
-        dims={"m": Affine(m), "n": Affine(n), "k": Affine(k)},
-        macs=Affine(m * n * k),
-        weight_bytes=Affine(4 * n * k),
-        read_bytes=Affine(4 * m * k),
-        write_bytes=Affine(4 * m * n),
-        launches=1,
-    )
+    return factories.linear(m, 64, name="ort::MatMul", host_class="node.gemm.MatMul")
 
 
 VIEW = Op("ort::Reshape", "", "node.view.Reshape", "", "", {})
@@ -99,10 +88,8 @@ def test_known_costs_are_found_again() -> None:
     assert host_cost(fit, "node.gemm.MatMul") == pytest.approx(GEMM_US, rel=0.15)
     assert host_cost(fit, "node.gemm.Gemm") == pytest.approx(host_cost(fit, "node.gemm"))
     assert fit.fixed_us == pytest.approx(FIXED_US, rel=0.3)
-    op = gemm(700)
-    row = [[float(line.at(1)) for line in (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())]]
-    (us,) = evaluate(fit.kernels["fp32"]["gemm"], torch.tensor(row).double().numpy())
-    assert us == pytest.approx(kernel_us(op), rel=0.1)
+    (us,) = evaluate(fit.kernels["fp32"]["gemm"], np.array([row_of(gemm(700), 1)]))
+    assert us == pytest.approx(kernel_us(gemm(700)), rel=0.1)
 
 
 def test_too_few_graphs_are_said() -> None:
@@ -124,14 +111,11 @@ def test_what_is_measured_first() -> None:
     sizes = [cell.dims["tiny"] for cell in cells if cell.kind == "kernel"]
     assert sizes == sorted(sizes, reverse=True)
     assert 20 < sum(sizes) < len(sizes) - 20
-    # every kind at both temperatures
-    assert len(
-        {
-            (cell.name, cell.dims["cold"])
-            for cell in islice(calibrator.cells(open_device("cpu"), "fp32"), 200)
-            if cell.kind == "kernel"
-        }
-    ) == 2 * len(set(onnx_workloads.KINDS))
+    graphs = [cell for cell in islice(calibrator.cells(open_device("cpu"), "fp32"), 200) if cell.kind == "kernel"]
+    temperatures = {(cell.name, cell.dims["cold"]) for cell in graphs}
+    assert len(temperatures) == 2 * len(set(onnx_workloads.KINDS))
+    asynchronous = islice(OnnxCalibrator().cells(open_device("simulated"), "fp32"), 20)
+    assert {cell.kind for cell in asynchronous} == {"network"}
 
 
 def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
@@ -142,11 +126,6 @@ def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
         return len(kernel_samples(one, node_kernels(one, DispatchFit({"": 1.0}, 0.0, 0.0, 0.0)), 1.0))
 
     assert (sampled(cold=False), sampled(cold=True)) == (2, 1)
-
-
-def test_an_asynchronous_device_is_calibrated_on_whole_networks() -> None:
-    cells = islice(OnnxCalibrator().cells(open_device("simulated"), "fp32"), 20)
-    assert {cell.kind for cell in cells} == {"network"}
 
 
 def test_a_graph_is_timed_whole_and_node_by_node() -> None:
