@@ -86,6 +86,9 @@ def _checked(frame: pd.DataFrame) -> pd.DataFrame:
             f"{int(wrong.sum())} rows hold no positive number, the first at row {int(np.argmax(wrong))}. "
             "Sizes and microseconds must be above 0; drop those rows."
         )
+    unknown = [] if "dtype" not in frame else sorted(set(map(str, frame["dtype"])) - ELEMENT_BYTES.keys())
+    if unknown:
+        raise TableError(f"nobody knows the dtype {', '.join(unknown)}. Products are in {', '.join(ELEMENT_BYTES)}.")
     return frame
 
 
@@ -128,7 +131,7 @@ def _rows(part: pd.DataFrame) -> Floats:
     """Work and dimensions of each product."""
     m, n, k = (part[name].to_numpy(dtype=float) for name in ("m", "n", "k"))
     dtypes = part["dtype"] if "dtype" in part else pd.Series("bfloat16", index=part.index)
-    size = dtypes.map(ELEMENT_BYTES).fillna(2).to_numpy(dtype=float)
+    size = dtypes.map(ELEMENT_BYTES).to_numpy(dtype=float)
     return np.column_stack((m * n * k, size * n * k, size * m * k, size * m * n, m, n, k))
 
 

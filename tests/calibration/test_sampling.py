@@ -193,5 +193,7 @@ def test_bad_tables() -> None:
     broken.loc[3, "latency_us"] = -1.0
     with pytest.raises(TableError, match="1 rows hold no positive number, the first at row 3"):
         evaluate_kernels(broken)
+    with pytest.raises(TableError, match="nobody knows the dtype fp32"):
+        evaluate_kernels(table().assign(dtype="fp32"))
     with pytest.raises(UnknownGpuError):
         evaluate_kernels(table().assign(system="abacus"), [30])
