@@ -54,7 +54,7 @@ _SAME = ["runtime", "precision", "model", "batch", "input_kind", "input_size"]
 _SEED = 0
 
 
-class Fold(NamedTuple):
+class _Fold(NamedTuple):
     """Rows that a fit is made from; it predicts all others."""
 
     name: str
@@ -120,7 +120,7 @@ def by_model(problem: Problem, progress: Progress | None = None, gpus: Sequence[
         mine = np.isin(models, part)
         alone = mine & ~np.isin(problem.rows.run, problem.rows.run[~mine])
         title = str(part[0]) if len(part) == 1 else f"{len(part)} models"
-        folds.append(Fold(title, ~mine | _one_of_each_run(problem, alone)))
+        folds.append(_Fold(title, ~mine | _one_of_each_run(problem, alone)))
     return _predicted(problem, "a model left out", folds, progress)
 
 
@@ -139,7 +139,7 @@ def by_gpu(problem: Problem, shots: int, progress: Progress | None = None) -> Ho
             random = np.random.default_rng(_SEED + draw)
             shown = random.choice(models, size=min(shots, len(models)), replace=False)
             fitted = ~mine | np.isin(problem.rows.model, shown) | _one_of_each_run(problem, mine)
-            folds.append(Fold(f"{gpu}, {shots} models", fitted))
+            folds.append(_Fold(f"{gpu}, {shots} models", fitted))
     return _predicted(problem, f"a GPU left out, {shots} models of it seen", folds, progress)
 
 
@@ -155,7 +155,7 @@ def by_column(problem: Problem, by: str, progress: Progress | None = None) -> Ho
     for part in _tenths(names) if by == "run" else [[name] for name in names]:
         mine = np.isin(values, part)
         fitted = ~mine if by == "host" else ~mine | _one_of_each_run(problem, mine)
-        folds.append(Fold(f"{len(part)} runs" if by == "run" else str(part[0]), fitted))
+        folds.append(_Fold(f"{len(part)} runs" if by == "run" else str(part[0]), fitted))
     return _predicted(problem, f"{WHOLE[by]} left out", folds, progress)
 
 
@@ -167,7 +167,7 @@ def _values(problem: Problem, by: str) -> Objects:
     return values
 
 
-def _predicted(problem: Problem, title: str, folds: Sequence[Fold], progress: Progress | None) -> HoldoutRows:
+def _predicted(problem: Problem, title: str, folds: Sequence[_Fold], progress: Progress | None) -> HoldoutRows:
     parts = []
     for fold, thetas in zip(folds, _thetas(problem, folds), strict=True):
         if progress is not None:
@@ -179,7 +179,7 @@ def _predicted(problem: Problem, title: str, folds: Sequence[Fold], progress: Pr
     return HoldoutRows(title, pd.concat(parts))
 
 
-def _thetas(problem: Problem, folds: Sequence[Fold]) -> Iterator[dict[str, Floats]]:
+def _thetas(problem: Problem, folds: Sequence[_Fold]) -> Iterator[dict[str, Floats]]:
     """Fits of the folds, as `Problem.thetas` makes them; where there is much to do, several at a time."""
     large = len(folds) * len(problem.rows) >= FEWEST_BESIDE
     processes = min(joblib.cpu_count(), MOST_PROCESSES, len(folds)) if large else 1
@@ -289,7 +289,7 @@ def _knee(batch: Floats, latency: Floats) -> float:
 # -- simpler predictors --------------------------------------------------------------------------------------------
 
 
-def for_models(problem: Problem, holdout: HoldoutRows) -> dict[str, Errors]:
+def _for_models(problem: Problem, holdout: HoldoutRows) -> dict[str, Errors]:
     """Errors of simpler predictors on eager rows, each fitted to the models that were not left out."""
     frame = holdout.frame[holdout.frame["runtime"] == EAGER].reset_index(drop=True)
     errors = {
@@ -301,7 +301,7 @@ def for_models(problem: Problem, holdout: HoldoutRows) -> dict[str, Errors]:
     return errors | {TREES: _errors(rows[problem.rows.runtime == EAGER])}
 
 
-def for_gpus(problem: Problem) -> dict[str, Errors]:
+def _for_gpus(problem: Problem) -> dict[str, Errors]:
     """Errors of taking every GPU for the one whose datasheet is nearest, where that ran the same cell."""
     cells, sheets = problem.table.cells, {name: _sheet(spec) for name, spec in problem.gpus.items()}
     typical = cells.groupby(["device", *_SAME])["latency_s"].median()
@@ -447,7 +447,7 @@ def _report(problem: Problem, by: str, parts: list[HoldoutRows]) -> LeaveOutRepo
     eager = first.where("runtime", EAGER) if (first.frame["runtime"] == EAGER).any() else first
     compared: dict[str, Errors] = {}
     if has_eager and by in ("model", "gpu"):
-        compared = for_models(problem, eager) if by == "model" else for_gpus(problem)
+        compared = _for_models(problem, eager) if by == "model" else _for_gpus(problem)
     slowest = problem.slowest()[eager.frame.index]
     return LeaveOutReport(
         by=by,

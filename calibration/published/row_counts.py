@@ -123,7 +123,7 @@ def family_of(op: Op) -> str:
     return "index" if base == "embedding" else _STAND_INS.get(base, base)
 
 
-def host_class_of(op: Op) -> str:
+def _host_class_of(op: Op) -> str:
     """The class whose cost an op has in the latency model, as "conv" or "conv.half"."""
     general, _, rest = op.host_class.partition(".")
     general = LIBRARY_CLASSES.get(root(op.family), general)
@@ -160,7 +160,7 @@ def _counts(ops: Sequence[Op], *, mixed: bool) -> _Counts:
         hosts[MODULE] += op.module_calls
         hosts[PYTHON] += op.python_calls
         if not op.name.startswith("python::"):
-            hosts[host_class_of(op)] += 1
+            hosts[_host_class_of(op)] += 1
         if op.family and op.launches:
             base = root(op.family)
             group = KernelGroup(family_of(op), _FORMATS.get(op.dtype, "fp32") if mixed else "")

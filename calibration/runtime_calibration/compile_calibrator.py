@@ -76,7 +76,7 @@ _COLS = features.layout(GENERATED_FAMILY).columns.index("cols")
 _LIBRARIES = ("extern_kernels", "torch", "aten")
 
 
-class WrapperCall(NamedTuple):
+class _WrapperCall(NamedTuple):
     """One call of a wrapper: the steps it runs, and the microseconds it took."""
 
     ops: tuple[Op, ...]
@@ -88,14 +88,14 @@ class WrapperCall(NamedTuple):
         return self.ops[0].host_class
 
 
-class CompiledNetwork(NamedTuple):
+class _CompiledNetwork(NamedTuple):
     """A network with the calls of its wrapper.
 
     cold : how far the caches have forgotten each op, by its id, since the last of its class.
     """
 
     network: TimedNetwork
-    calls: tuple[WrapperCall, ...]
+    calls: tuple[_WrapperCall, ...]
     cold: Mapping[int, float]
 
     @property
@@ -119,7 +119,7 @@ class CompiledNetwork(NamedTuple):
             COLD_CALL: sum(self.cold_call(call) for call in self.calls),
         }
 
-    def cold_call(self, call: WrapperCall) -> float:
+    def cold_call(self, call: _WrapperCall) -> float:
         """How far the caches have forgotten what a call runs."""
         return self.cold.get(id(call.ops[0]), 0.0)
 
@@ -290,7 +290,7 @@ def _with_timer(function: Callable[..., Any], seconds: list[float]) -> Callable[
 # -- the fit -------------------------------------------------------------------------------------------------------
 
 
-def _compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | None:
+def _compiled_network(row: Row, profile: DeviceProfile) -> _CompiledNetwork | None:
     """A row as calls and the steps they run; None for holdouts, and where the two do not fit together."""
     if is_holdout(row):
         return None
@@ -303,8 +303,8 @@ def _compiled_network(row: Row, profile: DeviceProfile) -> CompiledNetwork | Non
             joined.append([op])
     if len(joined) != len(row.calls_us):
         return None
-    calls = tuple(WrapperCall(tuple(ops), us) for ops, us in zip(joined, row.calls_us, strict=True))
-    return CompiledNetwork(network, calls, _cold(network, profile))
+    calls = tuple(_WrapperCall(tuple(ops), us) for ops, us in zip(joined, row.calls_us, strict=True))
+    return _CompiledNetwork(network, calls, _cold(network, profile))
 
 
 def _cold(network: TimedNetwork, profile: DeviceProfile) -> dict[int, float]:
@@ -317,7 +317,7 @@ def _cold(network: TimedNetwork, profile: DeviceProfile) -> dict[int, float]:
     return {id(op): share for op, share in zip(network.ops, shares.tolist(), strict=True)}
 
 
-def _idle_us(compiled: Sequence[CompiledNetwork]) -> dict[str, float]:
+def _idle_us(compiled: Sequence[_CompiledNetwork]) -> dict[str, float]:
     """What a call of each class takes where it has next to nothing to do."""
     calls: dict[str, list[float]] = {}
     for one in [one for one in compiled if one.network.tiny] or compiled:
@@ -326,7 +326,7 @@ def _idle_us(compiled: Sequence[CompiledNetwork]) -> dict[str, float]:
     return {name: float(np.quantile(us, IDLE)) for name, us in calls.items()}
 
 
-def _beside_calls_us(compiled: Sequence[CompiledNetwork], profile: DeviceProfile) -> dict[Column, float]:
+def _beside_calls_us(compiled: Sequence[_CompiledNetwork], profile: DeviceProfile) -> dict[Column, float]:
     """What a pass takes beside its calls."""
     eager, system = profile.runtimes["eager"], System()
     for one in compiled:
@@ -375,7 +375,7 @@ def _as_eager(costs_us: Mapping[str, float], scale: float = 1.0) -> dict[str, fl
     return {f"{EAGER}.{name}" if name else EAGER: us * scale for name, us in costs_us.items()}
 
 
-def _generated(compiled: Sequence[CompiledNetwork], idle: DispatchFit) -> dict[str, dict[str, KernelFit]]:
+def _generated(compiled: Sequence[_CompiledNetwork], idle: DispatchFit) -> dict[str, dict[str, KernelFit]]:
     """Fits of generated kernels by precision."""
     samples: dict[str, list[KernelSample]] = {}
     for one in compiled:
@@ -394,7 +394,7 @@ def _generated(compiled: Sequence[CompiledNetwork], idle: DispatchFit) -> dict[s
     return {precision: fit for precision, fit in fits.items() if fit}
 
 
-def _library(compiled: Sequence[CompiledNetwork], idle: DispatchFit, profile: DeviceProfile) -> dict[Column, float]:
+def _library(compiled: Sequence[_CompiledNetwork], idle: DispatchFit, profile: DeviceProfile) -> dict[Column, float]:
     """What a call of each class of library kernels costs the host, and the kernels' time over eager's by family.
 
     The two are told apart together, by calls that have little to do and calls that have much: some families have none

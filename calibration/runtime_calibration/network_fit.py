@@ -122,7 +122,7 @@ Work = tuple[float, float, float]  # launches, bytes and multiply-adds
 
 
 @dataclass(frozen=True)
-class NetworkTerms:
+class _NetworkTerms:
     """A timed network as terms of the fit.
 
     steps : how many of each host class, of some none. kernel_us : time of each family by the eager profile. unpriced :
@@ -196,7 +196,7 @@ def fit_networks(
     return _with_kernels(_with_host(_with_cold_code(eager), values, eager), values, terms, profile)
 
 
-def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[NetworkTerms]:
+def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, runtime: str) -> list[_NetworkTerms]:
     """Steps and kernel times of every network."""
     bare = {**profile.runtimes, runtime: _with_cold_code(profile.runtimes["eager"])}
     prices, here = PriceList(msgspec.structs.replace(profile, runtimes=bare)), runtimes.get(runtime)
@@ -210,7 +210,7 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
         priced = prices.price(schedule, graph.precision, resident=network.resident)
         batch = np.array([float(network.batch)])
         terms.append(
-            NetworkTerms(
+            _NetworkTerms(
                 network=network,
                 steps=Counter(sure | dict(+steps)),
                 kernel_us=_family_us(schedule, priced, batch),
@@ -288,7 +288,7 @@ def _add_share_priors(system: System, names: Iterable[str], eager: DispatchFit) 
         system.prior({("class", name): 1.0, _SHARE: -usual_us}, 0.0, CLASS_SIGMA * SHARE * usual_us)
 
 
-def _add_kernel_priors(system: System, terms: Sequence[NetworkTerms]) -> None:
+def _add_kernel_priors(system: System, terms: Sequence[_NetworkTerms]) -> None:
     """Kernels take what they take in eager, all a little more or less, and each family a little more or less again."""
     system.prior({_COMMON: 1.0}, 1.0, COMMON_SIGMA)
     for family in system.names("scale"):
@@ -298,7 +298,7 @@ def _add_kernel_priors(system: System, terms: Sequence[NetworkTerms]) -> None:
             system.prior({column: 1.0}, guess, UNPRICED_SIGMA * guess)
 
 
-def _unpriced_families(terms: Sequence[NetworkTerms]) -> list[UnpricedFamily]:
+def _unpriced_families(terms: Sequence[_NetworkTerms]) -> list[UnpricedFamily]:
     return sorted({family for one in terms for family in one.unpriced})
 
 
@@ -324,7 +324,7 @@ def _with_host(fit: DispatchFit, values: Mapping[Column, float], eager: Dispatch
 
 
 def _with_kernels(
-    fit: DispatchFit, values: Mapping[Column, float], terms: Sequence[NetworkTerms], profile: DeviceProfile
+    fit: DispatchFit, values: Mapping[Column, float], terms: Sequence[_NetworkTerms], profile: DeviceProfile
 ) -> DispatchFit:
     """A fit with the factors on kernel times, and the times of kernels that the profile lacks, of a solution."""
     kernels: dict[str, dict[str, KernelFit]] = {}
@@ -365,7 +365,7 @@ class _TwoClocks:
         self._replayed = gap_us is not None
         self._gap_us = self._device.gap_us if gap_us is None else gap_us
 
-    def fit(self, terms: Sequence[NetworkTerms], like: DispatchFit | None) -> DispatchFit:
+    def fit(self, terms: Sequence[_NetworkTerms], like: DispatchFit | None) -> DispatchFit:
         """Costs on both clocks, each fitted with what is known of the other."""
         fit = DispatchFit({}, 0.0, 0.0, 0.0, gap_us=self._gap_us if self._replayed else None)
         if like is not None:
@@ -375,7 +375,7 @@ class _TwoClocks:
             fit = self._with_device(fit, terms)
         return fit
 
-    def _with_host(self, fit: DispatchFit, terms: Sequence[NetworkTerms]) -> DispatchFit:
+    def _with_host(self, fit: DispatchFit, terms: Sequence[_NetworkTerms]) -> DispatchFit:
         system, issued = System(), any(one.network.issue_us is not None for one in terms)
         for one in terms:
             network = one.network
@@ -396,7 +396,7 @@ class _TwoClocks:
         _add_share_priors(system, sorted({_like(name) or name for name in classes} - {REPLAY}), self._eager)
         return _with_host(fit, system.solve(), self._eager)
 
-    def _with_device(self, fit: DispatchFit, terms: Sequence[NetworkTerms]) -> DispatchFit:
+    def _with_device(self, fit: DispatchFit, terms: Sequence[_NetworkTerms]) -> DispatchFit:
         system, used = System(), []
         for one in terms:
             us = self._device_us(fit, one)
@@ -409,7 +409,7 @@ class _TwoClocks:
         _add_kernel_priors(system, used)
         return _with_kernels(fit, system.solve(), used, self._profile)
 
-    def _device_us(self, fit: DispatchFit, one: NetworkTerms) -> float | None:
+    def _device_us(self, fit: DispatchFit, one: _NetworkTerms) -> float | None:
         """What a network's kernels take together, where a timing tells."""
         if not one.kernels:
             return None
@@ -425,7 +425,7 @@ class _TwoClocks:
             return None
         return busy_us
 
-    def _host_us(self, fit: DispatchFit, one: NetworkTerms) -> float | None:
+    def _host_us(self, fit: DispatchFit, one: _NetworkTerms) -> float | None:
         """What issuing a network takes, from its latency and what is known of the device."""
         if not one.network.tiny:
             return None
@@ -437,7 +437,7 @@ class _TwoClocks:
         return rest_us - busy_us / max(one.kernels, 1)
 
 
-def _busy_us(fit: DispatchFit, one: NetworkTerms) -> float:
+def _busy_us(fit: DispatchFit, one: _NetworkTerms) -> float:
     """Time of a network's kernels by a fit."""
     common = fit.kernel_scales.get("", 1.0)
     times = {family: us * fit.kernel_scales.get(family, common) for family, us in one.kernel_us.items()}

@@ -146,7 +146,7 @@ def normed(graph: Graph, x: str, width: int) -> str:
     )
 
 
-def activated(graph: Graph, x: str, kinds: Sequence[str]) -> str:
+def _activated(graph: Graph, x: str, kinds: Sequence[str]) -> str:
     """One of several activations, as exporters write it."""
     kind = graph.rng.choice(kinds)
     if kind == "Silu":
@@ -161,10 +161,10 @@ def conv(
 ) -> str:
     """A convolution on a map, with as many pixels as before or, where its stride is its side, as it has windows."""
     y = _conv(graph, x, (out, width, side, side), stride, side // 2 if stride < side else 0, group=groups)
-    return activated(graph, y, _ACTIVATIONS) if active else y
+    return _activated(graph, y, _ACTIVATIONS) if active else y
 
 
-def conv_along(graph: Graph, x: str, width: int, out: int, groups: int) -> str:
+def _conv_along(graph: Graph, x: str, width: int, out: int, groups: int) -> str:
     """A convolution one wide along tokens."""
     return _conv(graph, x, (out, width, 1), 1, 0, group=groups)
 
@@ -204,7 +204,7 @@ def squeezed(graph: Graph, x: str, width: int) -> str:
     return graph.add("Mul", x, graph.add("Sigmoid", conv(graph, y, narrow, width, 1, 1)))
 
 
-def classified(graph: Graph, x: str, width: int) -> str:
+def _classified(graph: Graph, x: str, width: int) -> str:
     x = graph.add("Flatten", graph.add("GlobalAveragePool", x), axis=1)
     classes = graph.rng.one_of((10, 100, 1000))
     return graph.add("Gemm", x, graph.weight(width, classes), graph.weight(classes, scale=0.1))
@@ -249,7 +249,7 @@ def _images(rng: Draw) -> tuple[Graph, str]:
         wider = width * (2 if stage else 1)
         x = residual(graph, x, width, wider, 2 if stage and size > 7 else 1)
         width = wider
-    return graph, classified(graph, x, width)
+    return graph, _classified(graph, x, width)
 
 
 def _mobile(rng: Draw) -> tuple[Graph, str]:
@@ -267,7 +267,7 @@ def _mobile(rng: Draw) -> tuple[Graph, str]:
         y = conv(graph, y, inner, wider, 1, 1)
         x = graph.add("Add", x, y) if stride == 1 and wider == width else y
         width, size = wider, size // stride
-    return graph, classified(graph, x, width)
+    return graph, _classified(graph, x, width)
 
 
 def _late(rng: Draw) -> tuple[Graph, str]:
@@ -292,7 +292,7 @@ def _late(rng: Draw) -> tuple[Graph, str]:
             y = squeezed(graph, y, wide) if rng.random() < 0.5 else y
             y = conv(graph, y, wide, narrow, 1, 1)
         x = graph.add("Add", x, y)
-    return graph, classified(graph, x, width)
+    return graph, _classified(graph, x, width)
 
 
 def _grouped(rng: Draw) -> tuple[Graph, str]:
@@ -302,10 +302,10 @@ def _grouped(rng: Draw) -> tuple[Graph, str]:
     batch = halved(batch, length * 4 * width**2, rng.between(*_LATE_MACS), groups)
     graph, x = Graph(rng, (batch, width, length)), "x"
     for _ in range(rng.choice((1, 2))):
-        y = activated(graph, conv_along(graph, x, width, 4 * width, groups), _GELU)
-        x = graph.add("Add", x, conv_along(graph, y, 4 * width, width, groups))
+        y = _activated(graph, _conv_along(graph, x, width, 4 * width, groups), _GELU)
+        x = graph.add("Add", x, _conv_along(graph, y, 4 * width, width, groups))
         y = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
-        x = conv_along(graph, graph.add("Transpose", y, perm=(0, 2, 1)), width, width, groups)
+        x = _conv_along(graph, graph.add("Transpose", y, perm=(0, 2, 1)), width, width, groups)
     return graph, x
 
 
@@ -315,7 +315,7 @@ def _sound(rng: Draw) -> tuple[Graph, str]:
     graph = Graph(rng, (halved(rng.batch(), width * length, rng.room(), 5), 1, length))
     x, before = "x", 1
     for side, stride in ((10, 5), (3, 2), (3, 2), (2, 2)):
-        x = activated(graph, _conv(graph, x, (width, before, side), stride, 0), _GELU)
+        x = _activated(graph, _conv(graph, x, (width, before, side), stride, 0), _GELU)
         before = width
     x = normed(graph, graph.add("Transpose", x, perm=(0, 2, 1)), width)
     x = graph.add("Transpose", linear(graph, x, width, width), perm=(0, 2, 1))
@@ -336,7 +336,7 @@ def _tokens(rng: Draw) -> tuple[Graph, str]:
     x = normed(graph, x, width)
     for _ in range(rng.choice((1, 1, 2))):
         x = normed(graph, graph.add("Add", x, attended(graph, x, length, heads, head)), width)
-        y = activated(graph, linear(graph, x, width, inner), _GELU)
+        y = _activated(graph, linear(graph, x, width, inner), _GELU)
         x = normed(graph, graph.add("Add", x, linear(graph, y, inner, width)), width)
     first = graph.add("Gather", x, graph.constant(0), axis=1)
     return graph, graph.add("Gemm", first, graph.weight(width, width), graph.weight(width, scale=0.1))

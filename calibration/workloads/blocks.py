@@ -49,7 +49,7 @@ class AffineNorm(nn.Module):
         return x * self.weight + self.bias
 
 
-def activation_of(name: str) -> nn.Module:
+def _activation_of(name: str) -> nn.Module:
     """An activation module by name."""
     return {
         "gelu": nn.GELU,
@@ -62,7 +62,7 @@ def activation_of(name: str) -> nn.Module:
     }[name]()
 
 
-def norm_of(name: str, width: int) -> nn.Module:
+def _norm_of(name: str, width: int) -> nn.Module:
     """A norm over the last dimension by name."""
     return {"layer": nn.LayerNorm, "rms": RmsNorm, "affine": AffineNorm}[name](width)
 
@@ -99,8 +99,8 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.pre_norm = pre_norm
         self.attention: nn.Module = Attention(width, heads, attention if attention != "module" else "fused")
-        self.first, self.second = norm_of(norm, width), norm_of(norm, width)
-        self.up, self.act, self.down = nn.Linear(width, hidden), activation_of(activation), nn.Linear(hidden, width)
+        self.first, self.second = _norm_of(norm, width), _norm_of(norm, width)
+        self.up, self.act, self.down = nn.Linear(width, hidden), _activation_of(activation), nn.Linear(hidden, width)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def conv_norm(
         nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(c_out),
     ]
-    return nn.Sequential(*layers, *([] if activation is None else [activation_of(activation)]))
+    return nn.Sequential(*layers, *([] if activation is None else [_activation_of(activation)]))
 
 
 class SqueezeExcite(nn.Module):
@@ -482,7 +482,7 @@ class MlpNetwork(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), *_norms(norm, after), activation_of(act)]
+            layers += [nn.Linear(before, after), *_norms(norm, after), _activation_of(act)]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -41,11 +41,11 @@ def state() -> State:
     return State() if context is None else context.ensure_object(State)
 
 
-class ReaderGoneError(Exception):
+class _ReaderGoneError(Exception):
     """Nobody reads the results any more, as `head` when it has enough."""
 
 
-class UnwritableError(LatpredError):
+class _UnwritableError(LatpredError):
     """The results cannot be written to stdout."""
 
     exit_code = 3
@@ -69,8 +69,8 @@ def results() -> Iterator[TextIO]:
     except OSError as error:
         _drop(stream)
         if isinstance(error, BrokenPipeError):
-            raise ReaderGoneError from None
-        raise UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
+            raise _ReaderGoneError from None
+        raise _UnwritableError(f"cannot write the result: {error.strerror or error}; name a file with -o.") from error
 
 
 def _drop(stream: TextIO) -> None:
@@ -131,7 +131,7 @@ class VerbGroup(SuggestingGroup):
         except LatpredError as error:
             _say(ctx, str(error))
             ctx.exit(error.exit_code)
-        except ReaderGoneError:
+        except _ReaderGoneError:
             ctx.exit(0)
         except SystemExit as end:
             _say(ctx, f"the model's own code ended the program with sys.exit({end.code!r}); take that out.")

@@ -50,7 +50,7 @@ class Constants(NamedTuple):
     cost: float
 
 
-def fit_constants(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int) -> Constants:
+def _fit_constants(inputs: Inputs, times: Floats, weights: Floats, multiprocessors: int) -> Constants:
     """Constants of one device and precision from products of any sizes."""
     from scipy.optimize import least_squares
 
@@ -74,10 +74,10 @@ def fit_constants(inputs: Inputs, times: Floats, weights: Floats, multiprocessor
         errors, np.zeros(len(start)), loss="soft_l1", f_scale=_SOFT, max_nfev=_STEPS, bounds=(-_REACH, _REACH)
     )
     values = constants(solution.x)
-    return Constants(values.pop("floor"), values, robust_cost(errors(solution.x)[: len(taken)]))
+    return Constants(values.pop("floor"), values, _robust_cost(errors(solution.x)[: len(taken)]))
 
 
-def robust_cost(errors: Floats) -> float:
+def _robust_cost(errors: Floats) -> float:
     """Mean cost of log errors, large ones counted less than quadratically."""
     return float(np.mean(np.sqrt(1.0 + (errors / _SOFT) ** 2) - 1.0))
 
@@ -219,8 +219,8 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         floor, tiling = fitted.floor, {}
         if self.multiprocessors and root(self.family) in FAMILIES and len(times) >= FEWEST:
             untiled = np.sqrt(weights) * np.log(fitted.at(inputs, self.multiprocessors, one_row) / times)
-            tiles = fit_constants(inputs, times, weights, self.multiprocessors)
-            if tiles.cost < _WORTH_TILES * robust_cost(untiled):
+            tiles = _fit_constants(inputs, times, weights, self.multiprocessors)
+            if tiles.cost < _WORTH_TILES * _robust_cost(untiled):
                 floor, tiling = tiles.floor, tiles.values
         return KernelFit.plain(
             family=self.family,

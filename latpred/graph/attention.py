@@ -25,7 +25,7 @@ def attended(graph: ModelGraph, attention: str) -> ModelGraph:
             raise UsageError(
                 f"this graph is what {graph.runtime} runs; trace the model again with attention='eager', or pass it."
             )
-        if any(map(is_fused, graph.ops)):
+        if any(map(_is_fused, graph.ops)):
             graph = msgspec.structs.replace(unfused(graph), notes=(*graph.notes, REWRITTEN))
     elif any(map(_in_parts, (graph.ops, graph.ops_at_one or ()))):
         raise UsageError(
@@ -50,10 +50,10 @@ def unfused(graph: ModelGraph) -> ModelGraph:
     """The graph with the parts of every call of attention in its place; the products of one sample need no copies."""
 
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
-        return tuple(part for op in ops for part in parts_of(op, at_one=at_one))
+        return tuple(part for op in ops for part in _parts_of(op, at_one=at_one))
 
     ops = (*graph.ops, *(graph.ops_at_one or ()))
-    if not any(_FUSED in name for name in {op.name for op in ops}) or not any(map(is_fused, ops)):
+    if not any(_FUSED in name for name in {op.name for op in ops}) or not any(map(_is_fused, ops)):
         return graph
     return msgspec.structs.replace(
         graph,
@@ -63,7 +63,7 @@ def unfused(graph: ModelGraph) -> ModelGraph:
     )
 
 
-def is_fused(op: Op) -> bool:
+def _is_fused(op: Op) -> bool:
     """Whether an op is attention in one call."""
     return _FUSED in op.name and op.dims.keys() >= {"batch", "heads", "queries", "keys", "head_dim"}
 
@@ -73,13 +73,13 @@ def itemsize(op: Op) -> int:
     return _ELEMENT_BYTES.get(op.dtype, 4)
 
 
-def parts_of(op: Op, *, at_one: bool) -> Iterator[Op]:
+def _parts_of(op: Op, *, at_one: bool) -> Iterator[Op]:
     """The ops that did the work of one call of attention; any other op as it is.
 
     Heads lie beside each other in queries, keys and values. A batch of several is copied to where the products want it,
     and what they give is copied back; a batch of one (`at_one`) has those products without copies.
     """
-    if not is_fused(op):
+    if not _is_fused(op):
         yield op
         return
     heads, head_dim = op.dims["batch"] * op.dims["heads"], op.dims["head_dim"]

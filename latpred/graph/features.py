@@ -114,7 +114,7 @@ def layout(family: str) -> Layout:
     >>> layout("norm.layer_norm").names
     ('rows', 'cols', 'bytes')
     """
-    name = name_of(family)
+    name = _name_of(family)
     dims = DIMS[name]
     features, product = _FEATURES[name], _PRODUCTS.get(name)
     names = tuple(features) if product is not None else (*features, "bytes")
@@ -130,7 +130,7 @@ def layout(family: str) -> Layout:
     )
 
 
-def name_of(family: str) -> str:
+def _name_of(family: str) -> str:
     """The key of `DIMS` that describes a family; "other" when it is unknown."""
     return root(family) if root(family) in DIMS else "other"
 
@@ -146,7 +146,7 @@ def read(family: str, rows: Floats) -> Inputs:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
         return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, rows[:, form.efforts])
     product = np.exp(multiplied(log_dims, form.product))
-    if name_of(family) == NATIVE:
+    if _name_of(family) == NATIVE:
         logs = np.concatenate((logs, vector_padding(product[:, 0])[:, None]), axis=1)
     return Inputs(work, logs, product, rows[:, form.efforts])
 

@@ -17,7 +17,7 @@ from latpred.ops.families import root
 IMAGE_CHANNELS = 4  # a convolution of at most so many inputs reads an image, whose channels a wider model leaves alone
 
 
-class Growth(NamedTuple):
+class _Growth(NamedTuple):
     """How the work of a family follows the width: exponents of its multiply-adds and weights, and which dims grow."""
 
     macs: int
@@ -25,19 +25,19 @@ class Growth(NamedTuple):
     dims: tuple[str, ...]
 
 
-_PRODUCT = Growth(2, 2, ("n", "k"))
+_PRODUCT = _Growth(2, 2, ("n", "k"))
 _CHANNELS = ("c_in", "c_out")
-GROWTHS: dict[str, Growth] = {
+GROWTHS: dict[str, _Growth] = {
     "gemm": _PRODUCT,
-    "bmm": Growth(1, 1, ("batch",)),
-    **dict.fromkeys(("conv", "conv_grouped", "conv_transpose"), Growth(2, 2, _CHANNELS)),
-    "conv_depthwise": Growth(1, 1, (*_CHANNELS, "groups")),
-    "attention": Growth(1, 1, ("heads",)),
-    "rnn": Growth(2, 2, ("hidden", "inputs")),
-    **dict.fromkeys(("batch_norm", "pooling"), Growth(1, 1, ("channels",))),
-    **dict.fromkeys(("norm", "index", "embedding", "fft"), Growth(1, 1, ("cols",))),
-    **dict.fromkeys(("softmax", "reduction"), Growth(1, 1, ("rows",))),
-    **dict.fromkeys(("elementwise", "copy", "cat", "other"), Growth(1, 1, ("numel",))),
+    "bmm": _Growth(1, 1, ("batch",)),
+    **dict.fromkeys(("conv", "conv_grouped", "conv_transpose"), _Growth(2, 2, _CHANNELS)),
+    "conv_depthwise": _Growth(1, 1, (*_CHANNELS, "groups")),
+    "attention": _Growth(1, 1, ("heads",)),
+    "rnn": _Growth(2, 2, ("hidden", "inputs")),
+    **dict.fromkeys(("batch_norm", "pooling"), _Growth(1, 1, ("channels",))),
+    **dict.fromkeys(("norm", "index", "embedding", "fft"), _Growth(1, 1, ("cols",))),
+    **dict.fromkeys(("softmax", "reduction"), _Growth(1, 1, ("rows",))),
+    **dict.fromkeys(("elementwise", "copy", "cat", "other"), _Growth(1, 1, ("numel",))),
 }
 _INTEGERS = ("int", "uint", "bool")
 

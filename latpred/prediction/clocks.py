@@ -32,7 +32,7 @@ _WARM_PERIODS = 4
 _PERIODS = 12  # a multiple of every likely cycle of the recurrence
 
 
-class Stretch(NamedTuple):
+class _Stretch(NamedTuple):
     """What one stretch does to the clocks.
 
     host : time it takes the host. busy : time it takes the device at least. through : when an idle device is through
@@ -150,7 +150,7 @@ def _at_rest(kernels: Floats) -> tuple[Floats, Floats]:
     return np.zeros(batches), np.full(batches, -np.inf)
 
 
-def _stretches(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> list[Stretch]:
+def _stretches(timeline: Timeline, host: Floats, kernels: Floats, device: DeviceInfo) -> list[_Stretch]:
     total = np.concatenate(([0.0], np.cumsum(host)))
     launched = total[timeline.kernel_step + 1] + device.launch_us
     stretches = []
@@ -159,16 +159,16 @@ def _stretches(timeline: Timeline, host: Floats, kernels: Floats, device: Device
         start, end = total[timeline.cut_steps[index : index + 2]]
         if first == last:
             nothing = np.zeros(kernels.shape[1])
-            stretches.append(Stretch(float(end - start), nothing, nothing - np.inf, syncs))
+            stretches.append(_Stretch(float(end - start), nothing, nothing - np.inf, syncs))
             continue
         with_gaps = kernels[first:last] + device.gap_us
         rest = np.cumsum(with_gaps[::-1], axis=0)[::-1]  # from each kernel on, one gap too many: the one before it
         through = (launched[first:last, None] - start + rest).max(axis=0) - device.gap_us
-        stretches.append(Stretch(float(end - start), rest[0], through, syncs))
+        stretches.append(_Stretch(float(end - start), rest[0], through, syncs))
     return stretches
 
 
-def _run(stretches: list[Stretch], clocks: tuple[Floats, Floats], device: DeviceInfo) -> tuple[Floats, Floats]:
+def _run(stretches: list[_Stretch], clocks: tuple[Floats, Floats], device: DeviceInfo) -> tuple[Floats, Floats]:
     last_step, last_kernel = clocks
     for host, busy, through, syncs in stretches:
         last_kernel = np.maximum(last_kernel + busy, last_step + through)

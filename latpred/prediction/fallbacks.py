@@ -336,7 +336,7 @@ def _scripted_ratios() -> dict[str, float]:
     return {**ratios, "fixed": scripted.fixed_us / eager.fixed_us}
 
 
-class Estimate(NamedTuple):
+class _Estimate(NamedTuple):
     """How a runtime that nobody measured on a GPU is estimated from eager.
 
     make : its dispatch from eager's. basis : what that rests on, in words. log_std : standard deviation of the log
@@ -351,28 +351,28 @@ class Estimate(NamedTuple):
 
 
 ESTIMATES = {
-    TORCHSCRIPT: Estimate(
+    TORCHSCRIPT: _Estimate(
         _torchscript, "eager's dispatch times what TorchScript took of it on five other GPUs, and eager's kernels"
     ),
-    "cuda-graphs": Estimate(_replayed, "eager's kernels, launched together"),
-    "onnxruntime": Estimate(
+    "cuda-graphs": _Estimate(_replayed, "eager's kernels, launched together"),
+    "onnxruntime": _Estimate(
         _onnxruntime, "its own graph, eager's kernels, and for each node the dispatch of an elementwise op in eager"
     ),
-    "onnxruntime-cuda-graphs": Estimate(_replayed, "the graph of onnxruntime and eager's kernels, launched together"),
-    "onnxruntime-optimized": Estimate(
+    "onnxruntime-cuda-graphs": _Estimate(_replayed, "the graph of onnxruntime and eager's kernels, launched together"),
+    "onnxruntime-optimized": _Estimate(
         _onnxruntime, "eager's kernels, fused as its optimizer does, each dispatched as an elementwise op", 0.4
     ),
-    "compile": Estimate(
+    "compile": _Estimate(
         _compiled,
         "its own graph, eager's kernels, TorchScript's dispatch of library calls, and for each generated kernel that "
         "of an elementwise op",
         0.35,
         own_kernels=True,
     ),
-    "compile-reduce-overhead": Estimate(
+    "compile-reduce-overhead": _Estimate(
         _compiled, "the graph of compile and eager's kernels, launched together", 0.35, own_kernels=True
     ),
-    "tensorrt": Estimate(
+    "tensorrt": _Estimate(
         _engine, "eager's kernels, fused as an engine does, each with a bare launch", 0.4, own_kernels=True
     ),
 }

@@ -42,7 +42,7 @@ def prediction_page(prediction: Prediction) -> Page:
         ("clocks", f"{format_ms(prediction.overhead_ms)} dispatching, {format_ms(prediction.compute_ms)} computing"),
         ("mostly", _mostly(prediction)),
         ("memory", f"{format_bytes(prediction.peak_bytes)} at the peak{room}"),
-        ("crossover", crossover_sentence(prediction.crossover)),
+        ("crossover", _crossover_sentence(prediction.crossover)),
         ("knee", _knee(prediction.knee())),
         *basis(prediction.provenance, prediction.device),
     ]
@@ -55,7 +55,7 @@ def curve_page(curve: Curve, *, sparklines: bool = True) -> Page:
     sparks = [_sparks(curve)] if sparklines and len(curve) > 1 else []
     rows = [curve_row(point) for point in curve]
     table = Table(CURVE_HEADS, rows, left=("regime",), note=star_note(point.fits for point in curve))
-    remarks = [crossover_sentence(curve.crossover), _coverage(curve)]
+    remarks = [_crossover_sentence(curve.crossover), _coverage(curve)]
     return Page(title(setting), [*sparks, table, *remarks, *basis_lines(setting.provenance, setting.device)])
 
 
@@ -82,7 +82,7 @@ def star_note(all_fits: Iterable[bool | None]) -> str:
     return "* needs more memory than the device has" if any(map(star, all_fits)) else ""
 
 
-def crossover_sentence(crossover: BatchThreshold) -> str:
+def _crossover_sentence(crossover: BatchThreshold) -> str:
     """From which batch on the device sets the latency."""
     if crossover.batch == 1:
         return "never framework-bound: compute- or memory-bound from batch 1"

@@ -492,7 +492,7 @@ class PriceList:
         price = self._fitted(op, family, precision, runtime)
         model, scale, corrections = price.model, price.scale, self.dispatch(runtime).kernel_tilts
         if corrections:
-            scale *= fixed_factor(corrections, op)
+            scale *= _fixed_factor(corrections, op)
         other = format_of(op, self._profile)
         if other is not None:
             key = id(model), other  # models are kept
@@ -581,7 +581,7 @@ def kernel_sizes(op: Op) -> dict[str, float]:
     return {name: size for name, size in by_name.items() if size > 0}
 
 
-def fixed_factor(corrections: Iterable[SizeCorrection], op: Op) -> float:
+def _fixed_factor(corrections: Iterable[SizeCorrection], op: Op) -> float:
     """What all kernels of an op are multiplied by, whatever their time."""
     by_name = kernel_sizes(op)
     return math.prod(float(size_corrected(one, np.array(by_name[one.of]))) for one in corrections if one.of in by_name)

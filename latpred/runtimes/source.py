@@ -76,7 +76,7 @@ def source_of(
         usual = derived(module, seq, image) if inputs is None else from_example(inputs)
 
         def make() -> torch.nn.Module:
-            copied = on_cpu(module, dtype)
+            copied = _on_cpu(module, dtype)
             attend(copied, attention)
             return copied
 
@@ -90,7 +90,7 @@ def source_of(
     return Source(graph, formatted, lambda batch: real(maker.make(batch), dtype, last), digest_of(written), roots)
 
 
-def on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+def _on_cpu(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """A copy of a module on the CPU in evaluation mode; one without memory gets small random weights."""
     with torch.inference_mode(False), torch.no_grad():
         copied = Copier(lambda tensor, _: _cloned(tensor)).module(module)

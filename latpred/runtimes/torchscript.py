@@ -266,10 +266,10 @@ def executed(module: Any, inputs: Any, batch: int) -> InterpreterRun:
 def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], torch.Tensor]) -> InterpreterRun:
     tensors = tuple(keep(tensor) for tensor in tensors_of(inputs))
     for _ in range(_SETTLING_ON_META):
-        with Interpreted(keep):
+        with _Interpreted(keep):
             module(*tensors)
     watcher = PassWatcher({})
-    recorder = Interpreted(keep, watcher)
+    recorder = _Interpreted(keep, watcher)
     with recorder, watcher:
         module(*tensors)
     graph = torch._C._last_executed_optimized_graph()
@@ -278,7 +278,7 @@ def _run(module: Any, inputs: Any, batch: int, keep: Callable[[torch.Tensor], to
     return InterpreterRun(ops, tuple(_nodes(list(graph.nodes()), recorder.calls, ran)))
 
 
-class Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
+class _Interpreted(TraceRecorder):  # type: ignore[no-untyped-call]
     """Records a model with real weights."""
 
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor], watcher: PassWatcher | None = None) -> None:

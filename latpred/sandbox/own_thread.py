@@ -131,13 +131,13 @@ SWITCHING: CodeType = _Switch.__call__.__code__  # runs wherever a function is r
 
 def running(hooks: OrderedDict[int, Callable[..., Any]]) -> OrderedDict[int, Callable[..., Any]]:
     """The hooks that change what a module gives; those that collect features or print are left out."""
-    return OrderedDict((number, hook) for number, hook in hooks.items() if not looks_on(hook))
+    return OrderedDict((number, hook) for number, hook in hooks.items() if not _looks_on(hook))
 
 
-def looks_on(hook: Any) -> bool:
+def _looks_on(hook: Any) -> bool:
     """Whether a hook can only look on: it returns nothing, writes in place into no tensor, and is not torch's own.
 
-    >>> looks_on(lambda module, args, out: None), looks_on(lambda module, args, out: 2 * out)
+    >>> _looks_on(lambda module, args, out: None), _looks_on(lambda module, args, out: 2 * out)
     (True, False)
     """
     while isinstance(hook, (partial, MethodType)):

@@ -66,7 +66,7 @@ class TracedOption:
         return Affine.through((2, at_two), (3, at_three))
 
 
-class ChoiceTracer(Tracer):
+class _ChoiceTracer(Tracer):
     """Traces a network whose choices tell a recorder what they do."""
 
     def __init__(self, meta_module: MetaModule, inputs: Inputs, naming: Naming) -> None:
@@ -275,7 +275,7 @@ class Supernet:
         demand_one(inputs, seq, image)
         given = derived(network, seq, image) if inputs is None else from_example(inputs)
         meta_module = make_meta_module(network, DTYPES.get(precision or ""))
-        tracer = ChoiceTracer(meta_module, given, Naming(type(network).__name__, precision))
+        tracer = _ChoiceTracer(meta_module, given, Naming(type(network).__name__, precision))
         self.choices = _options(tracer.choices)
         self._weights = _weights(meta_module.module, tracer.choices)
         architectures = [tracer.traced(rule) for rule in _architectures(tracer.choices)]

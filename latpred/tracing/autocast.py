@@ -235,7 +235,7 @@ class Autocast:
         return made
 
 
-class UnderAutocast(torch.nn.Module):
+class _UnderAutocast(torch.nn.Module):
     """A model whose every forward pass runs in a `torch.autocast` of its own."""
 
     def __init__(self, model: torch.nn.Module, device: str, dtype: torch.dtype) -> None:
@@ -255,7 +255,7 @@ def under_autocast(model: torch.nn.Module, precision: str, device: str) -> torch
     torch.bfloat16
     """
     dtype = AUTOCAST.get(precision)
-    return model if dtype is None else UnderAutocast(model, device, dtype).eval()
+    return model if dtype is None else _UnderAutocast(model, device, dtype).eval()
 
 
 def _eligible(value: Any) -> bool:

@@ -69,7 +69,7 @@ class Part:
         return (*self.head, *chain.from_iterable(self._layers[: depth - 2]), *self._tails[depth])
 
 
-class Stack(NamedTuple):
+class _Stack(NamedTuple):
     """A traced model of four layers, ready to be made deeper."""
 
     graph: ModelGraph
@@ -94,7 +94,7 @@ class LayerExtrapolation:
     """Graphs of transformers configs; keeps a bounded number of traces. Threads take turns."""
 
     def __init__(self) -> None:
-        self._stacks: Recent[Stack | None] = Recent(MOST_STACKS)
+        self._stacks: Recent[_Stack | None] = Recent(MOST_STACKS)
         self._graphs: Recent[ModelGraph] = Recent(MOST_GRAPHS)
         self._kinds: Recent[set[int]] = Recent(MOST_KINDS)
         self._lock = threading.RLock()
@@ -144,7 +144,7 @@ def _fields(config: Any) -> dict[str, str] | None:
     return None if any(_ADDRESS.search(text) for text in fields.values()) else fields
 
 
-def _stack(config: Any, options: dict[str, Any]) -> Stack | None:
+def _stack(config: Any, options: dict[str, Any]) -> _Stack | None:
     """The config's layers four times, taken apart; None where they are no such stack."""
     shallow = copy.deepcopy(config)
     try:
@@ -162,7 +162,7 @@ def _stack(config: Any, options: dict[str, Any]) -> Stack | None:
     if part is None or (exact is None) != (graph.ops_at_one is None):
         return None
     layer = make_meta_module(layers[1], DTYPES.get(options["precision"] or ""))
-    return Stack(graph, part, exact, layer.parameters, layer.parameter_bytes)
+    return _Stack(graph, part, exact, layer.parameters, layer.parameter_bytes)
 
 
 def _is_stack(module: torch.nn.Module) -> bool:

@@ -214,7 +214,7 @@ class OpRecord:
         return replace(self, makers=makers, container=container, **changes)
 
 
-class OpRecordCache:
+class _OpRecordCache:
     """What was learnt of ops and their calls; dropped when a formula is registered, or when there is too much."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class OpRecordCache:
         return self._records, self._infos
 
 
-CACHE = OpRecordCache()
+CACHE = _OpRecordCache()
 
 
 def no_launch(info: OpInfo, view: bool) -> OpRecord:

@@ -119,12 +119,12 @@ class _NestedRecorder(TraceRecorder):  # type: ignore[no-untyped-call]
 
 
 def _left_aligned(src: Tensor, mask: Tensor) -> bool:
-    sizes = lengths_of(mask)
+    sizes = _lengths_of(mask)
     aten.equal(sizes, mask.cumsum(1).select(1, -1))
     return True
 
 
-def lengths_of(mask: Tensor) -> Tensor:
+def _lengths_of(mask: Tensor) -> Tensor:
     """What torch issues to find where each row of a mask ends."""
     ends = torch.cat([mask, torch.zeros(mask.shape[0], 1, dtype=mask.dtype)], 1)
     return ends.to(torch.int32).argmin(1)
@@ -139,7 +139,7 @@ class _Kernels:
 
     def from_mask(self, src: Tensor, mask: Tensor, mask_check: bool = True) -> Tensor:
         """Padded to nested."""
-        sizes = self.known(lengths_of(mask)).view(-1, 1)
+        sizes = self.known(_lengths_of(mask)).view(-1, 1)
         sizes = torch.cat([sizes, torch.full_like(sizes, src.shape[-1])], 1)
         return self.without_padding(src, sizes)[None]
 

@@ -35,7 +35,7 @@ def number(graph: Any, sizes: Iterable[Any]) -> int:
     return prod(int(graph.sizevars.optimization_hint(size, fallback=1)) for size in sizes)
 
 
-def evaluations(graph: Any, parts: Iterable[Any]) -> tuple[int, int]:
+def _evaluations(graph: Any, parts: Iterable[Any]) -> tuple[int, int]:
     """How many plain operations and how many exponentials and the like the loops evaluate."""
     plain = costly = 0
     for part in parts:
@@ -137,7 +137,7 @@ def calls_of(graph: Any, static: Iterable[int], cpu: bool) -> list[KernelCall]:
     return calls
 
 
-def _extern(node: Any, moved: Moved, weights: frozenset[str]) -> Op:
+def _extern(node: Any, moved: _Moved, weights: frozenset[str]) -> Op:
     """A library call, by the formula of the op it comes from."""
     short = _op_name(node.node)
     origin = _origin(node.node, short)
@@ -169,7 +169,7 @@ def _as_product(op: Op) -> Op:
     return msgspec.structs.replace(op, family="gemm", dims=dict(zip(DIMS["gemm"], sizes, strict=True)))
 
 
-def _op(name: str, host_class: str, family: str, dtype: str, sizes: tuple[int, ...], moved: Moved) -> Op:
+def _op(name: str, host_class: str, family: str, dtype: str, sizes: tuple[int, ...], moved: _Moved) -> Op:
     return Op(
         name=name,
         module="",
@@ -237,12 +237,12 @@ def _first_weight(node: Any, weights: frozenset[str]) -> tuple[str, int] | None:
     return None if first is None else (first[0], int(first[1].meta["val"].storage_offset()))
 
 
-def _generated(node: Any, graph: Any, moved: Moved, joined: bool) -> Op:
+def _generated(node: Any, graph: Any, moved: _Moved, joined: bool) -> Op:
     parts = [part for part in node.get_nodes() if hasattr(part, "get_ranges")]
     ranges = [[number(graph, loop) for loop in part.get_ranges()] for part in parts]
     points = max((outer * inner for outer, inner in ranges), default=1)
     cols = max((inner for _, inner in ranges), default=1)
-    sizes = (points, cols, len(parts), *evaluations(graph, parts), *scattered(graph, parts))
+    sizes = (points, cols, len(parts), *_evaluations(graph, parts), *scattered(graph, parts))
     host_class = JOINED_CLASS if joined else GENERATED_CLASS
     return _op(GENERATED, host_class, f"generated.{_kind(parts)}", dtype_name(_dtype(node, parts, graph)), sizes, moved)
 
@@ -266,7 +266,7 @@ def _dtype(node: Any, parts: list[Any], graph: Any) -> torch.dtype:
     return next((dtype for dtype in touched if dtype.is_floating_point), touched[0] if touched else torch.float32)
 
 
-class Moved(NamedTuple):
+class _Moved(NamedTuple):
     """Bytes of parameters and of activations that a kernel reads, bytes written, and bytes of new storage."""
 
     from_weights: int
@@ -275,7 +275,7 @@ class Moved(NamedTuple):
     new: int
 
 
-def _moved(node: Any, graph: Any, weights: frozenset[str]) -> Moved:
+def _moved(node: Any, graph: Any, weights: frozenset[str]) -> _Moved:
     """What a scheduled node moves.
 
     A buffer that only the kernel itself uses never reaches memory. Of each other one a kernel reads what its
@@ -287,7 +287,7 @@ def _moved(node: Any, graph: Any, weights: frozenset[str]) -> Moved:
     writes = _reached(node, graph, "writes", lambda name: name in kept or name not in inside)
     from_weights = sum(size for name, size in reads.items() if name in weights)
     new = sum(_buffer_bytes(graph, name) for name in kept)
-    return Moved(from_weights, sum(reads.values()) - from_weights, sum(writes.values()), new)
+    return _Moved(from_weights, sum(reads.values()) - from_weights, sum(writes.values()), new)
 
 
 def _reached(node: Any, graph: Any, which: str, wanted: Callable[[str], bool]) -> dict[str, int]:

@@ -58,7 +58,7 @@ def compiled(model: torch.nn.Module, most: int, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def removed_afterwards() -> Iterator[Callable[..., Any]]:
+def _removed_afterwards() -> Iterator[Callable[..., Any]]:
     """A form of `compiled` whose results, and what it sets, are gone when the context ends."""
     import torch._dynamo.config as dynamo
     import torch._dynamo.eval_frame as frames
@@ -310,7 +310,7 @@ def _isolated() -> Iterator[Callable[..., Any]]:
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        yield stack.enter_context(removed_afterwards())
+        yield stack.enter_context(_removed_afterwards())
 
 
 def _refusal(error: Exception, target: str) -> RuntimeRefusalError:

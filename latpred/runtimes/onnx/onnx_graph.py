@@ -27,7 +27,7 @@ _NO_CAST: Mapping[str, str] = {}
 
 
 @dataclass
-class OptimisedGraph:
+class _OptimisedGraph:
     """The graph that onnxruntime made of a model: its nodes, those of the graphs within them, and weights, by name.
 
     `cast` renames dtypes, for a precision that the model was not exported in. `on_host` are the values that the CUDA
@@ -41,11 +41,11 @@ class OptimisedGraph:
     on_host: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, watched: Watched, target: str, cast: Mapping[str, str]) -> OptimisedGraph:
+    def of(cls, watched: Watched, target: str, cast: Mapping[str, str]) -> _OptimisedGraph:
         """Read what was watched."""
         import onnx
 
-        proto = unfilled(watched.proto, watched.before)
+        proto = _unfilled(watched.proto, watched.before)
         on_host = _on_host(proto.graph) if target == "cuda" else frozenset()
         read = cls(cast, outputs=frozenset(value.name for value in proto.graph.output), on_host=on_host)
         for graph in graphs_within(proto.graph):
@@ -92,7 +92,7 @@ class OptimisedGraph:
 
 def executed(watched: Watched, feed: Mapping[str, Any]) -> tuple[Op, ...]:
     """What was executed on the CPU in the last run, whose inputs were `feed`."""
-    return OptimisedGraph.of(watched, "cpu", _NO_CAST).executed(watched.runs[-1], feed)
+    return _OptimisedGraph.of(watched, "cpu", _NO_CAST).executed(watched.runs[-1], feed)
 
 
 def graph_of(
@@ -103,7 +103,7 @@ def graph_of(
     cast: Mapping[str, str] = _NO_CAST,
 ) -> ModelGraph:
     """A model's graph with what was executed of it: in runs at `BATCHES`, or at the one batch size that it takes."""
-    optimised = OptimisedGraph.of(watched, target, cast)
+    optimised = _OptimisedGraph.of(watched, target, cast)
     runs = [optimised.executed(run, feed) for run, feed in zip(watched.runs, feeds, strict=True)]
     sizes = [sum(optimised.value(str(a.dtype), a.shape).nbytes for a in feed.values()) for feed in feeds]
     ops, at_one, input_bytes = runs[0], None, Affine(sizes[0])
@@ -165,7 +165,7 @@ def attributes(proto: Any) -> dict[str, Any]:
 class _Live:
     """Bytes of activations alive as the nodes run: views share the memory of what they look at."""
 
-    def __init__(self, graph: OptimisedGraph, events: Sequence[Event], input_bytes: int) -> None:
+    def __init__(self, graph: _OptimisedGraph, events: Sequence[Event], input_bytes: int) -> None:
         self._viewed: dict[str, str] = {}  # by the name of a view
         self._sizes: dict[str, int] = {}
         self._dying: dict[int, list[str]] = {}
@@ -228,7 +228,7 @@ _BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # what follows, in the name of a
 _NORMALISED = "_bn"  # and comes before that where a normalisation became a convolution
 
 
-def unfilled(proto: Any, before: Any | None) -> Any:
+def _unfilled(proto: Any, before: Any | None) -> Any:
     """A model with the weights of convolutions in the shapes, and groups, that they had before they lay in blocks."""
     if before is None:
         return proto
@@ -273,7 +273,7 @@ class Blocks:
     def in_model(self, node: Any, inputs: Sequence[Value | None], outputs: Sequence[Value]) -> list[Value]:
         """Results of a node as the model has them, from those that were executed; nodes come in order of execution.
 
-        `node` has the weights that `unfilled` gives, `inputs` are as this gave them.
+        `node` has the weights that `_unfilled` gives, `inputs` are as this gave them.
         """
         read = [value for name, value in zip(node.input, inputs, strict=True) if name in self._names]
         if node.op_type == "ReorderOutput" or not (read or node.domain == NCHWC):
