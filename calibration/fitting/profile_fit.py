@@ -97,9 +97,11 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, Dispa
     tiny = [timed_network(row, info) for row in _networks(rows) if network_spec(row.cell).tiny]
     chains = [timed_network(row, info) for row in rows if row.cell.kind == "network" and network_spec(row.cell).chain]
     if len(tiny) < FEWEST_NETWORKS or not chains:
+        busy = 2 * sum(map(visits.is_disturbed, rows)) > len(rows)
         raise CalibrationError(
             f"{len(tiny)} tiny networks and {len(chains)} chains of calls were timed, too few for a profile. "
-            "Give the calibration more time: latpred calibrate --budget 5m"
+            + ("Other work had the processors meanwhile; stop it, or wait until it is done. " if busy else "")
+            + "Give the calibration more time: latpred calibrate --budget 5m"
         )
     called = call_costs(chains)
     if info.asynchronous:

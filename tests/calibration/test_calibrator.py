@@ -205,7 +205,10 @@ def test_cells_that_do_not_fit_the_device_are_left_out_of_a_quick_calibration_wh
 def test_too_little_for_a_profile_says_what_to_do() -> None:
     with pytest.raises(CalibrationError, match=r"0 tiny networks .* timed, too few.*--budget 5m"):
         calibrate(SimulatedDevice(), cells=20)
-    assert (directory("simulated") / session.JOURNAL).exists()
+    header, rows = read_journal(directory("simulated") / session.JOURNAL)
+    busy = [msgspec.structs.replace(row, disturbed="other work used 1.9 processors") for row in rows]
+    with pytest.raises(CalibrationError, match="Other work had the processors meanwhile; stop it"):
+        profile_fit.fit_profile(busy, header.machine, SimulatedDevice().info(), "mine")
 
 
 @pytest.mark.parametrize(
