@@ -112,7 +112,7 @@ class RuntimeSession:
         runtime = calibrator.runtime
         spent = self._measure(calibrator, seconds, cells, tell)
         tell(f"fitting {runtime}", spent())
-        rows = network_fit.at_full_speed([row for row in self.session.of(runtime) if not row.error], profile)
+        rows = network_fit.at_profile_speed([row for row in self.session.of(runtime) if not row.error], profile)
         whole_s = profile.seconds + round(spent(), 1)
         try:
             fit, errors = fit_with_spread(calibrator, rows, profile)

@@ -45,15 +45,21 @@ from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, Ker
 from latpred.runtimes.cuda_graphs import REPLAY
 
 
-def at_full_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
-    """Undisturbed rows as they would have been at the machine's full speed, by the work that eager has with them."""
+def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
+    """Undisturbed rows of a runtime as the machine would have taken them while eager was measured.
+
+    It may have become faster or slower since. A network's row takes as much longer as eager would with its work. Rows
+    of other kinds are only brought to the full speed of their own minutes: what is in them their calibrator knows.
+    """
     speed = FULL if profile.device.asynchronous else visits.speed_of(rows)
     usual = Predictor(profile)
 
     def longer(row: Row) -> float | None:
-        slowdown = visits.slowdown(row, speed)
-        if row.cell.kind != "network" or slowdown == SAME:
+        if row.cell.kind != "network":
             return None
+        slowdown = visits.slowdown(row, speed, profile.speed)
+        if slowdown == SAME:
+            return 1.0
         spec = schedules.network_spec(row.cell)
         graph = networks.graph(spec, row.cell.precision)
         slow, fast = (one.predict(graph, spec.batch) for one in (usual.at(slowdown), usual))

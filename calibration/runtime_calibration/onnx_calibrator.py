@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
+from latpred import host
 from latpred.calibration import schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import Device
@@ -28,11 +29,13 @@ from latpred.calibration.fitting.linear_system import Column, System, of_kind
 from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.base import RuntimeCalibrator, called_again, effort
 from latpred.calibration.session import Row, Sampled
+from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import SpeedReading, at_full_speed
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import ZERO, Op
-from latpred.prediction.kernel_times import resident_share
+from latpred.host import Slowdown
+from latpred.prediction.kernel_times import resident_share, slower_kernels
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DeviceProfile, DispatchFit
 from latpred.runtimes import get, lowering
@@ -147,8 +150,10 @@ class OnnxCalibrator(RuntimeCalibrator):
         """Host costs by class and onnxruntime's own kernels."""
         if profile.device.asynchronous:
             return super().fit(rows, profile)
+        minutes = visits.speed_of(rows).full_us
+        slower = host.slowdown(profile.speed or minutes, minutes)
         graphs = [self._timed_graph(row, profile) for row in rows if row.calls_us]
-        return fit_nodes([graph for graph in graphs if graph is not None])
+        return fit_nodes([at_profile_speed(graph, slower) for graph in graphs if graph is not None])
 
     def _exported(self, cell: Cell) -> tuple[bytes | str, Feed]:
         """A network by one export, which traces it too."""
@@ -212,6 +217,19 @@ def graph_cell(number: int, precision: str, *, tiny: bool = False) -> Cell:
     cold = 0 if tiny else number // len(kinds) % COLD_EVERY
     dims = {"seed": number, "cold": cold, "tiny": int(tiny)}
     return Cell("kernel", kinds[number % len(kinds)], dims, precision, NAME)
+
+
+def at_profile_speed(graph: TimedGraph, slower: Slowdown) -> TimedGraph:
+    """A graph as the machine would have taken it while eager was measured, when it was so much slower or faster."""
+
+    def longer(op: Op) -> float:
+        computes = bool(op.launches) and not graph.tiny
+        return float(slower_kernels(slower, op.family, np.array(row_of(op, 1)))) if computes else slower.dispatch
+
+    nodes_us = tuple(us / longer(op) for op, us in zip(graph.ops, graph.nodes_us, strict=True))
+    timed_us = sum(graph.nodes_us)
+    total_us = graph.total_us * sum(nodes_us) / timed_us if timed_us else graph.total_us / slower.dispatch
+    return graph._replace(nodes_us=nodes_us, total_us=total_us)
 
 
 def _generated(cell: Cell) -> tuple[bytes | str, Feed]:

@@ -205,9 +205,9 @@ def _kind(cell: Cell) -> str:
     return DISPATCH if small else ""
 
 
-def slowdown(row: Row, speed: RunSpeed) -> Slowdown:
-    """How slow the machine was around a row, against its full speed."""
-    then = host.slowdown(speed.full_us, speed.at(min(_slow(row), HOPELESS), row.speed))
+def slowdown(row: Row, speed: RunSpeed, usual_us: Mapping[str, float] | None = None) -> Slowdown:
+    """How slow the machine was around a row, against its full speed in that run or other reference times."""
+    then = host.slowdown(usual_us or speed.full_us, speed.at(min(_slow(row), HOPELESS), row.speed))
     return Slowdown(*(round(ratio, 2) for ratio in then))
 
 

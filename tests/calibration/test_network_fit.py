@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from factories import add, device, dispatch, graph, kernel_fit, linear, profile, view
 
+from latpred import host
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import open_device
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.fitting.linear_system import System
 from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.network_fit import fit_networks, unpriced_work
+from latpred.calibration.session import Row
+from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, ModelGraph, Op
@@ -75,6 +78,20 @@ def noisy(seed: int) -> Callable[[], float]:
     """Factors of 3 %, one in twenty of them half as large again."""
     rng = random.Random(seed)
     return lambda: rng.lognormvariate(0, 0.03) * (1.5 if rng.random() < 0.05 else 1.0)
+
+
+@pytest.mark.parametrize(("longer", "expected_ms"), [(0.8, 1.25), (1.0, 1.0), (1.3, 1 / 1.3)])
+def test_rows_are_brought_to_the_speed_that_eager_was_measured_at(longer: float, expected_ms: float) -> None:
+    usual_us = dict.fromkeys((host.DISPATCH, host.PRODUCT, host.CONVOLUTION, host.CACHE), 100.0)
+    spec = networks.draw(0)
+    timing = Timing(1e-3, 1e-5, 9, True)
+    now_us = {kind: us * longer for kind, us in usual_us.items()}
+    rows = [
+        Row(schedules.network_cell(spec, "fp32", "torchscript"), {"single": timing}, 0.1, "", speed=now_us)
+        for _ in range(3)
+    ]
+    brought = network_fit.at_profile_speed(rows, msgspec.structs.replace(synchronous(), speed=usual_us))
+    assert [row.timings["single"].median_s * 1e3 for row in brought] == pytest.approx([expected_ms] * 3)
 
 
 def fitted(

@@ -18,6 +18,7 @@ from latpred.calibration.runtime_calibration import onnx_workloads
 from latpred.calibration.runtime_calibration.onnx_calibrator import (
     OnnxCalibrator,
     TimedGraph,
+    at_profile_speed,
     fit_nodes,
     graph_cell,
     kernel_samples,
@@ -26,6 +27,7 @@ from latpred.calibration.runtime_calibration.onnx_calibrator import (
 from latpred.calibration.session import Row
 from latpred.errors import CalibrationError
 from latpred.graph.graph import Affine, Op
+from latpred.host import Slowdown
 from latpred.prediction.kernel_times import evaluate
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
@@ -116,6 +118,14 @@ def test_what_is_measured_first() -> None:
     assert len(temperatures) == 2 * len(set(onnx_workloads.KINDS))
     asynchronous = islice(OnnxCalibrator().cells(open_device("simulated"), "fp32"), 20)
     assert {cell.kind for cell in asynchronous} == {"network"}
+
+
+def test_a_graph_is_brought_to_the_speed_that_eager_was_measured_at() -> None:
+    slower = Slowdown(dispatch=2.0, product=1.25)
+    sized = timed((VIEW, gemm(2000)), tiny=False)._replace(nodes_us=(4.0, 50.0), total_us=108.0)
+    assert at_profile_speed(sized, slower)[1:3] == (84.0, (2.0, 40.0))
+    tiny = timed((VIEW, gemm(1)), tiny=True)._replace(nodes_us=(0.0, 0.0), total_us=16.0)
+    assert at_profile_speed(tiny, slower)[1:3] == (8.0, (0.0, 0.0))
 
 
 def test_of_a_cold_graph_only_what_reads_weights_counts() -> None:
