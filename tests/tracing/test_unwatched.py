@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from smallmodels import Function
 from torch import nn
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
 
@@ -45,18 +46,6 @@ class Net(nn.Module):
         tokens = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
         tokens = tokens + self.table(torch.arange(tokens.shape[1])) * torch.tensor(0.5)
         return self.head(tokens * torch.ones(8).softmax(0))  # type: ignore[no-any-return]
-
-
-class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the ops it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen += 1
-        return func(*args, **(kwargs or {}))
 
 
 class Called(TorchFunctionMode):
@@ -101,13 +90,10 @@ def hooked() -> Iterator[list[str]]:
 
 WATCHING: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "FlopCounterMode": lambda: FlopCounterMode(display=False),
-    "TorchDispatchMode": Dispatched,
     "TorchFunctionMode": Called,
     "meta": lambda: torch.device("meta"),
-    "cpu": lambda: torch.device("cpu"),
     "cuda": lambda: torch.device("cuda"),
     "default meta": lambda: by_default("meta"),
-    "default cuda": lambda: by_default("cuda"),
     "hooks": hooked,
 }
 
@@ -171,15 +157,12 @@ def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monke
 
 @pytest.mark.parametrize("name", ["FlopCounterMode", "hooks"])
 def test_modules_made_in_the_forward_pass_are_called_without_hooks(name: str) -> None:
-    class Making(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.Sequential(nn.ReLU(), nn.Sigmoid())(x)  # type: ignore[no-any-return]
-
+    making = Function(lambda x: nn.Sequential(nn.ReLU(), nn.Sigmoid())(x))
     with WATCHING[name]() as watching:
         before = repr(counted(watching))
-        inside = latpred.trace(Making(), X)
+        inside = latpred.trace(making, X)
         assert repr(counted(watching)) == before
-    assert inside == latpred.trace(Making(), X)
+    assert inside == latpred.trace(making, X)
 
 
 FIRST = """
@@ -218,11 +201,8 @@ def test_a_hook_on_all_modules_that_changes_what_they_give_counts() -> None:
 class Following(Called):
     """Follows modules by a hook on all of them, as a FlopCounterMode does, in whatever thread."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: list[int] = []
-
     def __enter__(self) -> Following:
+        self.threads: list[int] = []
         self.handle = modules.register_module_forward_hook(self.note)
         return super().__enter__()  # type: ignore[no-any-return]
 
@@ -236,20 +216,18 @@ class Following(Called):
 
 @pytest.mark.parametrize("runtime", ["eager", "torchscript"])
 def test_other_threads_keep_the_hooks_of_a_counter(runtime: str) -> None:
+    """One calls a module in the middle of the forward pass, which calls one that latpred never saw."""
     own = nn.Identity()
 
-    class Asking(nn.Module):
-        """Has another thread call a module in the middle of its forward pass, and calls one that latpred never saw."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            thread = threading.Thread(target=own, args=(1,))
-            thread.start()
-            thread.join()
-            return nn.ReLU()(x)  # type: ignore[no-any-return]
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=own, args=(1,))
+        thread.start()
+        thread.join()
+        return nn.ReLU()(x)  # type: ignore[no-any-return]
 
     with Following() as following:
         before = list(modules._global_forward_hooks.items())
-        lowering.trace_for_runtime(Asking(), torch.zeros(1, 4), runtime=runtime)
+        lowering.trace_for_runtime(Function(ask), torch.zeros(1, 4), runtime=runtime)
         assert list(modules._global_forward_hooks.items()) == before
     assert following.threads
     assert threading.get_ident() not in following.threads
@@ -268,7 +246,7 @@ def test_modes_are_as_before_afterwards() -> None:
         return [_get_current_function_mode_stack(), _get_current_dispatch_mode_stack(), hooks]
 
     counters = FlopCounterMode(display=False), FlopCounterMode(display=False)
-    with Called(), torch.device("cpu"), Dispatched(), counters[0], counters[1], Called():
+    with Called(), torch.device("cpu"), counters[0], counters[1], Called():
         before = stacks()
         with without_modes():
             assert stacks()[:2] == [[], []]
