@@ -116,21 +116,19 @@ def test_all_names_can_be_listed() -> None:
     assert listed["timm:gernet_m"]["takes"] == "image"
 
 
-def test_sizes_are_chosen() -> None:
+def test_sizes_and_precisions_are_chosen() -> None:
     assert names.build("bert-base", seq=32).inputs(3, "cpu")["input_ids"].shape == (3, 32)
     assert names.build("torchvision:resnet18", image=64).inputs(2, "cpu")[0].shape == (2, 3, 64, 64)
-    assert names.build("resnet-18", image=64).input_size == 64
     assert names.build("hubert", seq=8000).inputs(1, "cpu")["input_values"].shape == (1, 8000)
     assert latpred.trace("vit-base-16", image=64).macs() < latpred.trace("vit-base-16").macs() / 10
+    half = names.build("resnet-18", image=64, precision="fp16")
+    assert half.input_size == 64
+    assert {p.dtype for p in half.model.parameters()} == {torch.float16}
+    assert half.inputs(1, "meta")["pixel_values"].dtype is torch.float16
 
 
 def test_nothing_is_downloaded_for_a_backbone() -> None:
     assert latpred.trace("torchvision:fcn_resnet50", image=64).coverage().launches == 1.0
-
-
-def test_half_precision_is_built() -> None:
-    assert {p.dtype for p in names.build("distilbert", precision="bf16").model.parameters()} == {torch.bfloat16}
-    assert names.build("resnet-18", precision="fp16").inputs(1, "meta")["pixel_values"].dtype is torch.float16
 
 
 def test_tokens_are_ordinary_and_the_same_each_time() -> None:

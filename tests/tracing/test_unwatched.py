@@ -37,23 +37,33 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.norm = nn.BatchNorm2d(8)
-        self.table = nn.Embedding(64, 8)
-        self.head = nn.Linear(8, 4)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(2))
+        self.table, self.head = nn.Embedding(64, 8), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+        tokens = self.stem(x).transpose(1, 2)
         tokens = tokens + self.table(torch.arange(tokens.shape[1])) * torch.tensor(0.5)
         return self.head(tokens * torch.ones(8).softmax(0))  # type: ignore[no-any-return]
 
 
 class Called(TorchFunctionMode):
-    """Counts the functions it sees."""
+    """Counts the functions it sees, and follows modules by a hook on all of them, as a FlopCounterMode does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = 0
+        self.threads: list[int] = []
+
+    def __enter__(self) -> Called:
+        self.handle = modules.register_module_forward_hook(self.note)
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *failure: Any) -> None:
+        self.handle.remove()
+        super().__exit__(*failure)
+
+    def note(self, *_: Any) -> None:
+        self.threads.append(threading.get_ident())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen += 1
@@ -61,9 +71,9 @@ class Called(TorchFunctionMode):
 
 
 @contextmanager
-def by_default(device: str) -> Iterator[None]:
+def by_default() -> Iterator[None]:
     """With a default device, as whole programs set it."""
-    torch.set_default_device(device)
+    torch.set_default_device("meta")
     try:
         yield
     finally:
@@ -93,7 +103,7 @@ WATCHING: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "TorchFunctionMode": Called,
     "meta": lambda: torch.device("meta"),
     "cuda": lambda: torch.device("cuda"),
-    "default meta": lambda: by_default("meta"),
+    "default meta": by_default,
     "hooks": hooked,
 }
 
@@ -198,22 +208,6 @@ def test_a_hook_on_all_modules_that_changes_what_they_give_counts() -> None:
         handle.remove()
 
 
-class Following(Called):
-    """Follows modules by a hook on all of them, as a FlopCounterMode does, in whatever thread."""
-
-    def __enter__(self) -> Following:
-        self.threads: list[int] = []
-        self.handle = modules.register_module_forward_hook(self.note)
-        return super().__enter__()  # type: ignore[no-any-return]
-
-    def __exit__(self, *failure: Any) -> None:
-        self.handle.remove()
-        super().__exit__(*failure)
-
-    def note(self, *_: Any) -> None:
-        self.threads.append(threading.get_ident())
-
-
 @pytest.mark.parametrize("runtime", ["eager", "torchscript"])
 def test_other_threads_keep_the_hooks_of_a_counter(runtime: str) -> None:
     """One calls a module in the middle of the forward pass, which calls one that latpred never saw."""
@@ -225,7 +219,7 @@ def test_other_threads_keep_the_hooks_of_a_counter(runtime: str) -> None:
         thread.join()
         return nn.ReLU()(x)  # type: ignore[no-any-return]
 
-    with Following() as following:
+    with Called() as following:
         before = list(modules._global_forward_hooks.items())
         lowering.trace_for_runtime(Function(ask), torch.zeros(1, 4), runtime=runtime)
         assert list(modules._global_forward_hooks.items()) == before
@@ -234,7 +228,7 @@ def test_other_threads_keep_the_hooks_of_a_counter(runtime: str) -> None:
 
 
 def test_a_counter_may_end_in_the_middle_of_a_prediction() -> None:
-    with Following() as following:
+    with Called() as following:
         with without_modes():
             following.handle.remove()
         assert not modules._global_forward_hooks
