@@ -132,7 +132,6 @@ def test_the_command_line() -> None:
     packed = json.loads(CliRunner().invoke(main, [*asked, "--execution", "packed"]).stdout)
     assert [point["batch"] for point in padded["points"]] == [3]
     assert packed["points"][0]["compute_ms"] < padded["points"][0]["compute_ms"]
-    done = CliRunner().invoke(
-        main, ["curve", "distilbert-base-uncased", "--lengths", "mean=20,std=5,pad=64", "-b", "2,4"]
-    )
+    spread = ["curve", "distilbert-base-uncased", "--lengths", "mean=20,std=5,pad=64", "-b", "2,4"]
+    done = CliRunner().invoke(main, spread)
     assert done.exit_code == 0, done.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -136,18 +137,13 @@ def test_windows_that_overlap_take_as_long_for_each_value_as_others(name: str) -
 
     def us(stride: int) -> float:
         side = 64
-        outputs, read = 64 * side**2, 64 * (side * stride) ** 2
         dims = {"batch": Affine(0, 1), "channels": Affine(64), "h_out": Affine(side), "w_out": Affine(side)}
-        op = Op(
-            name="aten::avg_pool2d",
-            module="",
-            host_class="pooling",
+        op = msgspec.structs.replace(
+            drawn("pooling", "float32", np.random.default_rng(0)),
             family="pooling.avg",
-            dtype="float32",
             dims={**dims, "window": Affine(9)},
-            read_bytes=Affine(0, 4 * read),
-            write_bytes=Affine(0, 4 * outputs),
-            launches=1,
+            read_bytes=Affine(0, 4 * 64 * (side * stride) ** 2),
+            write_bytes=Affine(0, 4 * 64 * side**2),
         )
         priced = PriceList(store.load(name)).price(one_step_per_op("eager", (op,)), "fp32")
         return float(priced.times(np.array([256.0])).us[0, 0])

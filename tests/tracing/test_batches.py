@@ -196,13 +196,10 @@ def test_a_network_with_choices_must_be_on_a_line() -> None:
 
 def test_measured_batches_are_traced_before_a_profile_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[int]] = []
-    trace_really = lowering.trace_for_runtime
-
-    def watched(model: Any, *given: Any, batches: Sequence[int] = (), **options: Any) -> ModelGraph:
-        asked.append(list(batches))
-        return trace_really(model, *given, batches=batches, **options)
-
-    monkeypatch.setattr(lowering, "trace_for_runtime", watched)
+    usual = lowering.trace_for_runtime
+    monkeypatch.setattr(
+        lowering, "trace_for_runtime", lambda *given, **how: asked.append(list(how["batches"])) or usual(*given, **how)
+    )
     model = Pairs()
     rows = [(model, batch, "eager", "fp32", 0.05 + batch / 1000) for batch in (1, 64, 256)]
     adapt(store.load("epyc-shared"), rows, inputs=ONE_SAMPLE)
