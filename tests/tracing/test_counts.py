@@ -75,6 +75,7 @@ def test_bert_in_words() -> None:
     assert first.weight_bytes.at(8) == (768 * 768 + 768) * 4
     assert first.read_bytes.at(8) == first.write_bytes.at(8) == 8 * 128 * 768 * 4
     assert (graph.parameters, graph.input_kind, graph.input_size) == (109_482_240, "seq", 128)
+    assert latpred.trace(graph) is graph
     assert "torch" in graph.stack
     assert "transformers" in graph.stack
 

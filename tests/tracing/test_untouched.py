@@ -294,6 +294,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "pruned": lambda: changed(lambda layer: prune.l1_unstructured(layer, "weight", 0.5)),
     "part compiled": lambda: layers(torch.compile(nn.ReLU())),  # type: ignore[arg-type]
     "with a graph": with_graph,
+    "large": lambda: Base(vocabulary={str(number): number for number in range(100_000)}),
 }
 
 
