@@ -27,12 +27,7 @@ WAITED = "tasks waited for a processor in 42 % of the last 10 s"
     ],
 )
 def test_processors(
-    load: float | None,
-    recent: float | None,
-    notes: list[str],
-    said: str,
-    advice: str,
-    monkeypatch: pytest.MonkeyPatch,
+    load: float | None, recent: float | None, notes: list[str], said: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "usable_cores", lambda: 4)
     monkeypatch.setattr(host, "load", lambda: load)

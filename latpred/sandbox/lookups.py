@@ -13,7 +13,7 @@ from importlib import metadata
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from latpred.sandbox.untouched import contents, installed, package
+from latpred.sandbox.untouched import code_names, contents, installed, package
 
 if TYPE_CHECKING:
     import torch
@@ -155,17 +155,11 @@ def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
 
 def _held(function: FunctionType) -> Iterator[Any]:
     """What a function's code, and the code within it, names of the globals; what it was wrapped around."""
-    for part in _codes(function.__code__):
-        yield from (function.__globals__[name] for name in part.co_names if name in function.__globals__)
+    for name in code_names(function.__code__).names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
     for cell in function.__closure__ or ():
         yield from contents(cell)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _codes(value)
 
 
 @lru_cache(4096)

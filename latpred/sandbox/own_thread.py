@@ -2,7 +2,7 @@
 
 Users predict beside threads that train, compile, log and print. Python and PyTorch keep warning filters, log handlers
 and the functions of their modules for the whole process; what is put there from here acts on the thread that asked for
-it and passes everybody else through. No torch here.
+it and passes everybody else through.
 """
 
 from __future__ import annotations

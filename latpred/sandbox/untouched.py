@@ -430,7 +430,7 @@ class _Reached:
         self._waiting += (function.__kwdefaults__ or {}).values()
         if not self._is_library(function.__module__):
             self._keep(function.__dict__)
-            code = _read(function.__code__)
+            code = code_names(function.__code__)
             self._names(function.__globals__, code.names, code.sets)
 
     def _names(self, space: dict[str, Any], names: Iterable[str], sets: Iterable[str]) -> None:
@@ -565,7 +565,7 @@ def _base(value: Any) -> Any:
 
 
 @lru_cache(MOST_REACHED)
-def _read(code: CodeType) -> _Code:
+def code_names(code: CodeType) -> _Code:
     """The names in some code, functions within it included."""
     names, sets = set(code.co_names), set()
     for step in dis.get_instructions(code):
@@ -573,8 +573,8 @@ def _read(code: CodeType) -> _Code:
             sets.add(str(step.argval))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= _read(constant).names
-            sets |= _read(constant).sets
+            names |= code_names(constant).names
+            sets |= code_names(constant).sets
     return _Code(frozenset(names), frozenset(sets))
 
 

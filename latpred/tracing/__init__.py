@@ -1,6 +1,6 @@
 """Tracing: what one forward pass of a model does, op by op, found without computing it.
 
-`trace` is the way in; `names` builds models by name, `check` compares counts with other counters.
+`trace` is the way in.
 """
 
 from __future__ import annotations

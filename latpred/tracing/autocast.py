@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 
 from latpred.sandbox.own_thread import replaced
 from latpred.tracing.inputs import AUTOCAST
+from latpred.tracing.op_record import leaves
 
 if TYPE_CHECKING:
     from latpred.tracing.tracer import TraceRecorder
@@ -192,7 +193,7 @@ class Autocast:
 
     def widest(self, func: OpOverload[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Call:
         """The call in fp32 where an argument is, else in the lower precision."""
-        given = [leaf for value in (*args, *options.values()) for leaf in _leaves(value)]
+        given = [leaf for value in (*args, *options.values()) for leaf in leaves(value)]
         wide = any(tensor.dtype is torch.float32 for tensor in given)
         return self._all_in(torch.float32 if wide else self._dtype, func, args, options)
 
@@ -260,11 +261,6 @@ def under_autocast(model: torch.nn.Module, precision: str, device: str) -> torch
 
 def _eligible(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype.is_floating_point and value.dtype is not torch.float64
-
-
-def _leaves(value: Any) -> list[Tensor]:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [item for item in values if _eligible(item)]
 
 
 def nesting() -> int:

@@ -249,10 +249,16 @@ def demand_one(inputs: Any, seq: int | None, image: int | None) -> None:
         raise UsageError(f"inputs= says what the model is called with; leave out {' and '.join(extra)}")
 
 
+def longest(model: torch.nn.Module) -> int | None:
+    """The most tokens a model takes, where its config tells."""
+    value = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
 def demand_positions(model: torch.nn.Module, length: int) -> None:
     """Refuse more tokens than a model has positions for in a table of its own."""
-    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if not isinstance(most, int) or length <= most:
+    most = longest(model)
+    if most is None or length <= most:
         return
     if any(isinstance(part, torch.nn.Embedding) and part.num_embeddings == most for part in model.modules()):
         raise UsageError(f"sequences of {length} tokens are too long: {type(model).__name__} takes at most {most}")

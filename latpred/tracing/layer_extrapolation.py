@@ -30,8 +30,7 @@ from latpred.tracing.tracer import trace
 from latpred.zoo import names
 
 SHALLOW = 4  # layers: a first and a last one, and two between them
-MOST_STACKS = 512
-MOST_GRAPHS = 512
+MOST_TRACES = 512
 MOST_KINDS = 64
 # Fields that make the same ops larger or smaller; two configs that differ in these alone are of one kind.
 SIZES = frozenset(
@@ -94,8 +93,8 @@ class LayerExtrapolation:
     """Graphs of transformers configs; keeps a bounded number of traces. Threads take turns."""
 
     def __init__(self) -> None:
-        self._stacks: Recent[_Stack | None] = Recent(MOST_STACKS)
-        self._graphs: Recent[ModelGraph] = Recent(MOST_GRAPHS)
+        self._stacks: Recent[_Stack | None] = Recent(MOST_TRACES)
+        self._graphs: Recent[ModelGraph] = Recent(MOST_TRACES)
         self._kinds: Recent[set[int]] = Recent(MOST_KINDS)
         self._lock = threading.RLock()
 

@@ -54,8 +54,8 @@ def make_meta_module(
     with torch.inference_mode(False), torch.no_grad():
         module = copier.module(_unwrapped(model, copier))
     _demand_measured(copier.kinds)
-    paths: dict[int, str] = {}
-    parts = _named(module, "", paths)
+    paths = {id(part): path for path, part in module.named_modules()}
+    parts = list(module.modules())
     leave_hooks_out(parts)
     weights = {id(tensor): tensor for part in parts for tensor in part._parameters.values() if tensor is not None}
     buffers = {id(tensor): tensor for part in parts for tensor in part._buffers.values() if tensor is not None}
@@ -83,17 +83,6 @@ def attend(module: torch.nn.Module, implementation: str | None) -> None:
         able = implementation != "sdpa" or getattr(part, "_supports_sdpa", True)
         if able and getattr(config, "_attn_implementation", None) not in (None, implementation):
             config._attn_implementation = implementation
-
-
-def _named(module: torch.nn.Module, path: str, paths: dict[int, str]) -> list[torch.nn.Module]:
-    """The modules of a tree, each once and in the order of `named_modules`; their paths go into `paths`."""
-    paths[id(module)] = path
-    modules = [module]
-    prefix = f"{path}." if path else ""
-    for name, child in module._modules.items():
-        if child is not None and id(child) not in paths:
-            modules += _named(child, prefix + name, paths)
-    return modules
 
 
 def _unwrapped(model: torch.nn.Module, copier: Copier) -> torch.nn.Module:

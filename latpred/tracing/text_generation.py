@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ import torch
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
-from latpred.tracing.inputs import Inputs, dtype_of, refuse_autocast
+from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast
 from latpred.tracing.layer_extrapolation import NotAffineError, graph_between, same_work
 from latpred.tracing.meta_module import MetaModule, make_meta_module
 from latpred.tracing.op_record import OpRecord
@@ -50,7 +50,8 @@ def decoder(model: torch.nn.Module | str, device: str = "meta", precision: str =
         raise UsageError(
             f"a {name} generates no text; give a transformers model with a generate(), or a decoder's name"
         )
-    if not hasattr(module, "prepare_inputs_for_generation") or not _can_generate(module):
+    can_generate = getattr(module, "can_generate", None)
+    if not hasattr(module, "prepare_inputs_for_generation") or not callable(can_generate) or not can_generate():
         raise UsageError(
             f"{name} generates no text: it has no language-modelling head with a generate(). Give one of transformers' "
             f"causal language models (GPT2LMHeadModel, LlamaForCausalLM), or one of: {', '.join(_names())}"
@@ -69,16 +70,6 @@ def decoder(model: torch.nn.Module | str, device: str = "meta", precision: str =
     return name, module
 
 
-def longest(module: torch.nn.Module) -> int | None:
-    """The most tokens a model takes, where its config tells.
-
-    >>> longest(decoder("gpt2")[1])
-    1024
-    """
-    value = getattr(getattr(module, "config", None), "max_position_embeddings", None)
-    return value if isinstance(value, int) and value > 0 else None
-
-
 def demand_room(name: str, module: torch.nn.Module, prompt: int, new_tokens: int) -> None:
     """Refuse numbers of tokens that are none, or that the model cannot take."""
     for what, value in (("prompt", prompt), ("new_tokens", new_tokens)):
@@ -90,11 +81,6 @@ def demand_room(name: str, module: torch.nn.Module, prompt: int, new_tokens: int
             f"{prompt} prompt tokens and {new_tokens} new ones are {prompt + new_tokens}, but {name} takes at most "
             f"{most}; ask for a shorter prompt or fewer new tokens"
         )
-
-
-def _can_generate(module: Any) -> bool:
-    can = getattr(module, "can_generate", None)
-    return bool(can()) if callable(can) else False
 
 
 def _names() -> list[str]:
@@ -114,33 +100,26 @@ _TOKEN = 5
 _TRACED = 3  # decode steps of a pass: two for the line, one to see whether it is one
 
 
-class Span(NamedTuple):
-    """Where the forward pass is among the ops of an iteration: its first op, and the first after it."""
-
-    first: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
     """One iteration of the loop: everything from one stop check to the next."""
 
     before: int  # tokens in the cache when it starts
     graph: ModelGraph
-    span: Span
-    span_at_one: Span  # among the ops at batch 1
+    span: slice  # the forward pass among the ops
+    span_at_one: slice  # and among those at batch 1
 
     @property
     def forward(self) -> ModelGraph:
         """The model's forward pass alone."""
-        return self._parts(lambda ops, span: ops[span.first : span.end])
+        return self._parts(lambda ops, span: ops[span])
 
     @property
     def loop(self) -> ModelGraph:
         """What `generate()` does around the forward pass."""
-        return self._parts(lambda ops, span: ops[: span.first] + ops[span.end :])
+        return self._parts(lambda ops, span: ops[: span.start] + ops[span.stop :])
 
-    def _parts(self, choose: Callable[[tuple[Op, ...], Span], tuple[Op, ...]]) -> ModelGraph:
+    def _parts(self, choose: Callable[[tuple[Op, ...], slice], tuple[Op, ...]]) -> ModelGraph:
         exact = self.graph.ops_at_one
         return msgspec.structs.replace(
             self.graph,
@@ -350,18 +329,20 @@ def _prompts(ids: torch.Tensor, batch: int) -> dict[str, torch.Tensor]:
 
 def _stage(whole: ModelGraph, before: int, index: int, cuts: list[list[int]], exact_cuts: list[list[int]]) -> Stage:
     """One iteration of a pass; the first takes in what comes before it."""
-    begin, span, end = _bounds(cuts, index)
-    exact_begin, exact_span, exact_end = _bounds(exact_cuts, index)
+    own, span = _bounds(cuts, index)
+    own_at_one, exact_span = _bounds(exact_cuts, index)
     rows = whole.ops_at_one
-    exact = None if rows is None else _waited_for(rows[exact_begin:exact_end])
-    graph = msgspec.structs.replace(whole, ops=_waited_for(whole.ops[begin:end]), ops_at_one=exact)
+    exact = None if rows is None else _waited_for(rows[own_at_one])
+    graph = msgspec.structs.replace(whole, ops=_waited_for(whole.ops[own]), ops_at_one=exact)
     return Stage(before, graph, span, exact_span)
 
 
-def _bounds(cuts: list[list[int]], index: int) -> tuple[int, Span, int | None]:
+def _bounds(cuts: list[list[int]], index: int) -> tuple[slice, slice]:
+    """Where an iteration is among the ops of a pass, and its forward pass among its own."""
     start, first, last = cuts[index]
     begin = start if index else 0
-    return begin, Span(first - begin, last - begin), cuts[index + 1][0] if index + 1 < len(cuts) else None
+    end = cuts[index + 1][0] if index + 1 < len(cuts) else None
+    return slice(begin, end), slice(first - begin, last - begin)
 
 
 def _in_turn(stages: list[tuple[Op, ...]]) -> tuple[Op, ...]:

@@ -462,7 +462,10 @@ class Tracer:
         )
 
     def one_pass(self, batch: int, *, watched: bool = False) -> TracePass:
-        """One forward pass at one batch size, twice where the model turns out to enter torch.autocast."""
+        """One forward pass at one batch size, twice where the model turns out to enter torch.autocast.
+
+        To be called within `alone`.
+        """
         try:
             return self._pass(batch, watched)
         except EntersAutocastError:
@@ -473,7 +476,7 @@ class Tracer:
     def _pass(self, batch: int, watched: bool) -> TracePass:
         recorder = self.recorder(PassWatcher(self._meta_module.paths) if watched else None)
         target, dtype = self.target(), AUTOCAST.get(self._naming.precision or "")
-        with torch.inference_mode(), _LOCK, self._autocast.of(recorder, dtype), fast_paths_on_meta(), no_collection():
+        with torch.inference_mode(), self._autocast.of(recorder, dtype), fast_paths_on_meta():
             args, options = self._arguments(batch)
             try:
                 with recorder, recorder.watcher or nullcontext():

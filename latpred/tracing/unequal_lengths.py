@@ -21,10 +21,9 @@ from latpred.errors import TraceError, UsageError
 from latpred.graph.graph import COUNTS, Affine, ModelGraph, Op
 from latpred.ops.families import host_class
 from latpred.sandbox.own_thread import without_modes
-from latpred.tracing.inputs import Inputs, dtype_of, example_tokens, refuse_autocast
+from latpred.tracing.inputs import Inputs, dtype_of, example_tokens, longest, refuse_autocast
 from latpred.tracing.meta_module import layer_around, make_meta_module
 from latpred.tracing.op_record import OpRecord, dtype_name
-from latpred.tracing.text_generation import longest
 from latpred.tracing.trace_pass import PassWatcher
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder, trace
 from latpred.zoo import names

@@ -48,9 +48,8 @@ class Casts(TorchDispatchMode):
 
 def real_casts(model: nn.Module, inputs: Any) -> Counter[int]:
     """The same under torch's own autocast on the CPU."""
-    positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     with torch.inference_mode(), Casts() as seen:
-        under_autocast(model.eval(), "amp-bf16", "cpu")(*positional, **named)
+        under_autocast(model.eval(), "amp-bf16", "cpu")(**inputs)
     return seen.sizes
 
 
@@ -65,18 +64,8 @@ def rows(graph: ModelGraph) -> list[tuple[str, str]]:
     return [(op.name.removeprefix("aten::"), op.dtype) for op in graph.at(1) if op.launches]
 
 
-class Mixed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.norm(torch.softmax(self.first(x), -1)))
-
-
+MIXED = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), nn.LayerNorm(8), nn.Linear(8, 8))
 CASTS = [("to", "float32")] * 3  # input, weight and bias
-
-
 HALF, BRAIN = ("linear", "float16"), ("linear", "bfloat16")
 NORM = ("layer_norm", "float32")
 
@@ -92,7 +81,7 @@ NORM = ("layer_norm", "float32")
     ],
 )
 def test_each_op_runs_in_its_own_precision(precision: str, target: str, expected: list[tuple[str, str]]) -> None:
-    graph = latpred.trace(Mixed(), torch.zeros(1, 8), precision=precision, target=target)
+    graph = latpred.trace(MIXED, torch.zeros(1, 8), precision=precision, target=target)
     assert rows(graph) == expected
     assert (graph.precision, graph.target) == (precision, target)
     linear = next(op for op in graph.ops if op.name == "aten::linear")
@@ -163,7 +152,7 @@ def test_fast_paths_are_not_taken_under_autocast() -> None:
 
 
 def test_runtimes_that_take_models_apart_refuse_autocast() -> None:
-    graph = latpred.trace(Mixed(), torch.zeros(1, 8), **AMP)
+    graph = latpred.trace(MIXED, torch.zeros(1, 8), **AMP)
     assert latpred.predict(graph, runtime="cuda-graphs", device="a100").latency_ms > 0
     with pytest.raises(RuntimeRefusalError, match="precision='fp16'"):
         latpred.predict(graph, runtime="torchscript", device="a100")

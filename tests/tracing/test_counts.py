@@ -44,18 +44,13 @@ def resnet(blocks: Iterable[int], bottleneck: bool) -> int:
 S, P = 128, 197  # tokens; patches of 16 x 16 and the class token
 DERIVED = {
     "bert-base-uncased": encoder(12, 768, 3072, S) + 768**2,
-    "bert-large-uncased": encoder(24, 1024, 4096, S) + 1024**2,
     "distilbert-base-uncased": encoder(6, 768, 3072, S),
-    "roberta-base": encoder(12, 768, 3072, S) + 768**2,
     "albert-base-v2": S * 128 * 768 + encoder(12, 768, 3072, S) + 768**2,
     "gpt2": encoder(12, 768, 3072, S),
     "t5-small": encoder(6, 512, 2048, S),
     "vit-base-patch16-224": conv(3, 768, 16, 14) + encoder(12, 768, 3072, P) + 768 * 1000,
-    "vit-base-patch32-224": conv(3, 768, 32, 7) + encoder(12, 768, 3072, 50) + 768 * 1000,
     "resnet-18": resnet((2, 2, 2, 2), bottleneck=False),
-    "resnet-34": resnet((3, 4, 6, 3), bottleneck=False),
     "resnet-50": resnet((3, 4, 6, 3), bottleneck=True),
-    "resnet-101": resnet((3, 4, 23, 3), bottleneck=True),
     "resnet-152": resnet((3, 8, 36, 3), bottleneck=True),
     "torchvision:resnet50": resnet((3, 4, 6, 3), bottleneck=True),
 }
@@ -66,19 +61,9 @@ def test_multiply_adds_as_derived(name: str) -> None:
     assert latpred.trace(name).macs() == pytest.approx(DERIVED[name], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "gigamacs", "launches"),
-    [("bert-base-uncased", 11.174, 153), ("torchvision:resnet50", 4.089, 174), ("resnet-50", 4.089, 174)],
-)
-def test_the_reference_counts(name: str, gigamacs: float, launches: int) -> None:
-    graph = latpred.trace(name)
-    assert round(graph.macs() / 1e9, 3) == gigamacs
-    assert graph.launches() == launches
-    assert graph.coverage().estimated_ops == {}
-
-
 def test_bert_in_words() -> None:
     graph = latpred.trace("bert-base-uncased", seq=128)
+    assert (round(graph.macs() / 1e9, 3), graph.launches()) == (11.174, 153)
     kinds = [op.family for op in graph.ops if op.launches]
     assert kinds.count("gemm") == 12 * 6 + 1
     assert kinds.count("attention") == 12
@@ -90,13 +75,9 @@ def test_bert_in_words() -> None:
     assert first.weight_bytes.at(8) == (768 * 768 + 768) * 4
     assert first.read_bytes.at(8) == first.write_bytes.at(8) == 8 * 128 * 768 * 4
     assert (graph.parameters, graph.input_kind, graph.input_size) == (109_482_240, "seq", 128)
+    assert latpred.trace(graph) is graph
     assert "torch" in graph.stack
     assert "transformers" in graph.stack
-
-
-def test_quadratic_in_sequence_length() -> None:
-    for tokens in (32, 512):
-        assert latpred.trace("bert-base-uncased", seq=tokens).macs() == encoder(12, 768, 3072, tokens) + 768**2
 
 
 def test_depthwise_grouped_and_transposed_convolutions() -> None:
@@ -131,23 +112,13 @@ def test_precisions_change_bytes_and_not_work() -> None:
     assert {op.dtype for op in half.ops if op.macs.at(1)} == {"float16"}
     assert sum(op.read_bytes.at(4) for op in full.ops) == 2 * sum(op.read_bytes.at(4) for op in half.ops)
     assert latpred.trace("resnet-18", precision="tf32").bytes(2) == full.bytes(2)
+    last = latpred.trace("resnet-18", memory_format="channels_last")
+    assert (last.memory_format, last.launches(2), last.macs(2)) == ("channels_last", full.launches(2), full.macs(2))
 
 
 def test_a_half_model_is_traced_as_one() -> None:
     assert latpred.trace(nn.Linear(4, 4).half(), torch.zeros(1, 4)).precision == "fp16"
     assert latpred.trace(nn.Linear(4, 4).bfloat16(), torch.zeros(1, 4)).precision == "bf16"
-
-
-def test_channels_last_needs_no_other_ops() -> None:
-    plain, last = (latpred.trace("resnet-18", memory_format=f) for f in ("contiguous", "channels_last"))
-    assert last.memory_format == "channels_last"
-    assert (last.launches(2), last.macs(2)) == (plain.launches(2), plain.macs(2))
-
-
-def test_a_graph_survives_json() -> None:
-    graph = latpred.trace("distilbert", seq=16)
-    assert latpred.ModelGraph.from_json(graph.to_json()) == graph
-    assert latpred.trace(graph) is graph
 
 
 @pytest.mark.parametrize("name", [n for n in names.known() if n not in DERIVED])

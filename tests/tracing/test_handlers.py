@@ -37,25 +37,14 @@ def resampled(mode: str, **options: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: F.interpolate(x, mode=mode, **options)
 
 
-def assigned(x: Tensor) -> Tensor:
-    x = x.clone()
-    for number, rows in enumerate((slice(0, 2), slice(2, 3))):
-        x[rows, 1:2] = number
-    return x
+def assigned(*places: Any, value: float = 2.0) -> Callable[[Tensor], Tensor]:
+    def assign(x: Tensor) -> Tensor:
+        x = x.clone()
+        for place in places:
+            x[place] = value
+        return x
 
-
-def assigned_by_a_mask(x: Tensor) -> Tensor:
-    x = x.clone()
-    x[torch.ones(x.shape, dtype=torch.bool)] = 0.0
-    return x
-
-
-def assigned_by_number(x: Tensor) -> Tensor:
-    x = x.clone()
-    x[..., [0, 1]] = 2.0
-    x[0] = 1.5
-    x[0, 0] = 1.0
-    return x
+    return assign
 
 
 IMAGE, IMAGES_3D, SERIES = (2, 4, 8, 8), (2, 4, 4, 4, 4), (2, 4, 8)
@@ -71,9 +60,9 @@ CASES = {
     "trilinear": (resampled("trilinear", scale_factor=2), IMAGES_3D),
     "nearest, 3-d": (resampled("nearest", scale_factor=2), IMAGES_3D),
     "area": (resampled("area", scale_factor=0.5), IMAGE),
-    "assignment": (assigned, SERIES),
-    "assignment by a mask": (assigned_by_a_mask, SERIES),
-    "assignment by number": (assigned_by_number, SERIES),
+    "assignment": (assigned((slice(0, 2), slice(1, 2)), (slice(2, 3), slice(1, 2))), SERIES),
+    "assignment by a mask": (assigned(torch.ones(SERIES, dtype=torch.bool)), SERIES),
+    "assignment by number": (assigned((..., [0, 1]), 0, (0, 0)), SERIES),
     "kthvalue": (lambda x: x.kthvalue(2), SERIES),
     "topk": (lambda x: x.topk(2), SERIES),
     "multinomial": (lambda x: torch.multinomial(x.softmax(-1), 2), (2, 8)),
@@ -102,11 +91,6 @@ def test_resampling_has_a_cost(case: str) -> None:
     assert op.write_bytes.at(2) == op.read_bytes.at(2) * 2 ** (len(shape) - 2)
 
 
-def test_one_hot_is_two_kernels() -> None:
-    graph = latpred.trace(Function(lambda ids: F.one_hot(ids, 10)), torch.zeros(2, 4, dtype=torch.int64))
-    assert graph.launches(2) == 2
-
-
 def test_indices_that_are_broadcast_pick_all_combinations() -> None:
     combinations = Function(lambda x: x[torch.arange(2)[:, None], torch.arange(4)[None]])
     op = next(op for op in latpred.trace(combinations, torch.zeros(1, 4, 8)).ops if op.family == "index")
@@ -118,23 +102,18 @@ def test_a_value_that_is_used_as_a_tensor_is_launched() -> None:
     assert [op.name for op in graph.ops if op.launches] == ["aten::scalar_tensor", "aten::mul"]
 
 
-def placed(inputs: Any, device: str) -> Any:
-    """Activations of an inference: made under inference mode, floating-point ones on the device."""
+def stream(model: nn.Module, inputs: Any, device: str) -> list[OpRecord]:
+    """The ops of an inference whose floating-point activations are on a device."""
 
-    def place(tensor: torch.Tensor) -> torch.Tensor:
+    def place(tensor: Tensor) -> Tensor:
         return torch.zeros(tensor.shape, device=device) if tensor.dtype.is_floating_point else tensor.clone()
 
-    if isinstance(inputs, dict):
-        return {key: place(tensor) for key, tensor in inputs.items()}
-    return tuple(place(tensor) for tensor in inputs)
-
-
-def stream(model: nn.Module, inputs: Any, device: str) -> list[OpRecord]:
     recorder = TraceRecorder()
     with torch.inference_mode(), fast_paths_on_meta():
-        given = placed(inputs, device)
+        named = {key: place(tensor) for key, tensor in inputs.items()} if isinstance(inputs, dict) else {}
+        positional = [] if named else [place(tensor) for tensor in inputs]
         with recorder:
-            model(**given) if isinstance(given, dict) else model(*given)
+            model(*positional, **named)
     return recorder.records
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import latpred
-from latpred.tracing.meta_module import make_meta_module
 
 
 class Tied(nn.Module):
@@ -108,12 +107,3 @@ def test_a_model_made_in_inference_mode_has_weights_too() -> None:
         model = nn.Linear(4, 4)
     (op,) = (op for op in latpred.trace(model, torch.zeros(1, 4)).ops if op.launches)
     assert op.weight_bytes.at(1) == 4 * 20
-
-
-def test_modules_are_named_as_torch_names_them() -> None:
-    shared = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    model = nn.Sequential(nn.ModuleDict({"a": shared, "b": nn.ModuleList([shared, nn.Identity()])}), shared[0])
-    model.register_module("absent", None)
-    meta_module = make_meta_module(model)
-    assert meta_module.paths == {id(part): path for path, part in meta_module.module.named_modules()}
-    assert set(meta_module.paths.values()) == {path for path, _ in model.named_modules()}

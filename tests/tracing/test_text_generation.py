@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from latpred.errors import UnknownModelError, UsageError
 from latpred.tracing.layer_extrapolation import same_work
-from latpred.tracing.text_generation import decoder, longest, trace_generation
+from latpred.tracing.text_generation import GenerationGraph, decoder, trace_generation
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 MORE = {"num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 64}
@@ -31,38 +31,35 @@ def sliding() -> torch.nn.Module:
     return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **MORE, sliding_window=8)).eval()
 
 
-def traced_directly(model: torch.nn.Module, prompt: int, new_tokens: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same trace without any step that was not traced itself."""
-    with monkeypatch.context() as patch:
-        patch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
-        return trace_generation(model, prompt, new_tokens)
-
-
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_steps_that_were_not_traced_are_those_that_a_trace_finds(
     make: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make()
     graph = trace_generation(model, 6, 9)
-    direct = traced_directly(model, 6, 9, monkeypatch)
+    monkeypatch.setattr("latpred.tracing.text_generation._extrapolated", lambda *_: None)
+    direct = trace_generation(model, 6, 9)
     assert [step.before for step in graph.steps] == [step.before for step in direct.steps] == list(range(6, 14))
     for ours, theirs in zip((graph.prefill, *graph.steps), (direct.prefill, *direct.steps), strict=True):
         assert same_work(ours.graph, theirs.graph)
         assert same_work(ours.forward, theirs.forward)
         assert same_work(ours.loop, theirs.loop)
-        for batch in (1, 4):
-            assert ours.graph.macs(batch) == theirs.graph.macs(batch)
-            assert ours.graph.bytes(batch) == theirs.graph.bytes(batch)
-            assert ours.graph.launches(batch) == theirs.graph.launches(batch)
+
+
+def keys(graph: GenerationGraph) -> list[int]:
+    """Keys that the first attention of each step reads."""
+    attention = [[op for op in step.graph.ops if op.family.startswith("attention")] for step in graph.steps]
+    return [ops[0].dims["keys"].at(2) for ops in attention]
 
 
 def test_a_sliding_window_is_off_the_line_and_traced_step_by_step() -> None:
-    graph = trace_generation(sliding(), 4, 9)
-    keys = [
-        next(op for op in step.graph.ops if op.family.startswith("attention")).dims["keys"].at(2)
-        for step in graph.steps
-    ]
-    assert keys == [5, 6, 7, 8, 8, 8, 8, 8]
+    assert keys(trace_generation(sliding(), 4, 9)) == [5, 6, 7, 8, 8, 8, 8, 8]
+
+
+def test_a_static_cache_costs_its_whole_length_at_every_step() -> None:
+    graph = trace_generation(gpt2(), 6, 9, cache="static")
+    assert set(keys(graph)) == {6 + 9 - 1}
+    assert {op.name for op in graph.steps[0].graph.ops} & {"aten::index_copy_"}
 
 
 def test_the_graph_issues_what_generate_issues() -> None:
@@ -70,15 +67,9 @@ def test_the_graph_issues_what_generate_issues() -> None:
     model = gpt2()
     names = ("aten::addmm", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::argmax", "aten::embedding")
     ids = torch.full((2, 6), 5)
+    given: Any = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False}
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
-        model.generate(  # type: ignore[operator]
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=6,
-            do_sample=False,
-            eos_token_id=99,
-            pad_token_id=99,
-        )
+        model.generate(**given, eos_token_id=99, pad_token_id=99)  # type: ignore[operator]
     counted = {event.key: event.count for event in seen.key_averages()}
     model.generation_config.eos_token_id = 99  # type: ignore[union-attr]
     graph = trace_generation(model, 6, 6)
@@ -104,25 +95,9 @@ def test_the_forward_pass_is_set_apart_from_the_loop_around_it_and_its_host_work
     assert sum(op.module_calls for op in step.forward.ops) > 20
 
 
-def test_a_static_cache_costs_its_whole_length_at_every_step() -> None:
-    graph = trace_generation(gpt2(), 6, 9, cache="static")
-    keys = {
-        next(op for op in step.graph.ops if op.family.startswith("attention")).dims["keys"].at(2)
-        for step in graph.steps
-    }
-    assert keys == {6 + 9 - 1}
-    assert {op.name for op in graph.steps[0].graph.ops} & {"aten::index_copy_"}
-
-
-def test_one_new_token_is_the_prefill_alone() -> None:
-    graph = trace_generation(gpt2(), 6, 1)
-    assert graph.steps == ()
-    assert graph.prefill.graph.macs(2) > 0
-
-
 def test_a_name_gets_its_language_modelling_head() -> None:
     name, module = decoder("openai-community/gpt2")
-    assert (name, type(module).__name__, longest(module)) == ("openai-community/gpt2", "GPT2LMHeadModel", 1024)
+    assert (name, type(module).__name__) == ("openai-community/gpt2", "GPT2LMHeadModel")
 
 
 @pytest.mark.parametrize(

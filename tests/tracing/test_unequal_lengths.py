@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from smallmodels import build_small
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import latpred
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph
-from latpred.tracing.unequal_lengths import padded_inputs, trace_lengths, trace_nested, without_nested
+from latpred.tracing.unequal_lengths import padded_inputs, trace_lengths, trace_nested
 
 WIDTH, HEADS, LAYERS = 32, 4, 2
 LENGTHS, PADDED = (5, 9, 3, 12), 16
@@ -98,31 +99,26 @@ def test_norms_that_come_first() -> None:
 
 def test_the_encoder_stays_as_it_was() -> None:
     model = encoder()
-    assert without_nested(model).use_nested_tensor is False
+    trace_lengths(model, LENGTHS, PADDED, "padded")
     assert model.use_nested_tensor is True
-    with pytest.raises(UsageError, match="enable_nested_tensor=False"):
-        trace_nested(encoder(enable_nested_tensor=False), LENGTHS, PADDED, target="cpu")
 
 
-def test_an_encoder_packs_nothing() -> None:
-    with pytest.raises(UsageError, match="packs nothing"):
-        trace_lengths(encoder(), LENGTHS, PADDED, "packed")
+@pytest.mark.parametrize(
+    ("execution", "said"), [("nested", "enable_nested_tensor=False"), ("packed", "an nn.TransformerEncoder packs noth")]
+)
+def test_what_an_encoder_does_not_do(execution: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trace_lengths(encoder(enable_nested_tensor=False), LENGTHS, PADDED, execution)
 
 
-def bert() -> torch.nn.Module:
+def bert() -> nn.Module:
     from transformers import BertConfig, BertModel
 
     sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     return BertModel(BertConfig(**sizes, vocab_size=100, max_position_embeddings=64), add_pooling_layer=False)
 
 
-def gpt2() -> torch.nn.Module:
-    from transformers import GPT2Config, GPT2Model
-
-    return GPT2Model(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=64))
-
-
-@pytest.mark.parametrize("make", [bert, gpt2])
+@pytest.mark.parametrize("make", [bert, lambda: build_small("gpt2", "meta")])
 def test_equal_lengths_are_the_work_of_a_batch_without_padding(make: Callable[[], torch.nn.Module]) -> None:
     """At a length that was never traced, against a trace at that length."""
     packed, traced = trace_lengths(make(), [23] * 3, 23, "packed"), latpred.trace(make(), seq=23)

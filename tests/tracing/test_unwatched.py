@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from smallmodels import Function
 from torch import nn
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
 
@@ -36,35 +37,33 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.norm = nn.BatchNorm2d(8)
-        self.table = nn.Embedding(64, 8)
-        self.head = nn.Linear(8, 4)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(2))
+        self.table, self.head = nn.Embedding(64, 8), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+        tokens = self.stem(x).transpose(1, 2)
         tokens = tokens + self.table(torch.arange(tokens.shape[1])) * torch.tensor(0.5)
         return self.head(tokens * torch.ones(8).softmax(0))  # type: ignore[no-any-return]
 
 
-class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the ops it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen += 1
-        return func(*args, **(kwargs or {}))
-
-
 class Called(TorchFunctionMode):
-    """Counts the functions it sees."""
+    """Counts the functions it sees, and follows modules by a hook on all of them, as a FlopCounterMode does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = 0
+        self.threads: list[int] = []
+
+    def __enter__(self) -> Called:
+        self.handle = modules.register_module_forward_hook(self.note)
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *failure: Any) -> None:
+        self.handle.remove()
+        super().__exit__(*failure)
+
+    def note(self, *_: Any) -> None:
+        self.threads.append(threading.get_ident())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen += 1
@@ -72,9 +71,9 @@ class Called(TorchFunctionMode):
 
 
 @contextmanager
-def by_default(device: str) -> Iterator[None]:
+def by_default() -> Iterator[None]:
     """With a default device, as whole programs set it."""
-    torch.set_default_device(device)
+    torch.set_default_device("meta")
     try:
         yield
     finally:
@@ -101,13 +100,10 @@ def hooked() -> Iterator[list[str]]:
 
 WATCHING: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "FlopCounterMode": lambda: FlopCounterMode(display=False),
-    "TorchDispatchMode": Dispatched,
     "TorchFunctionMode": Called,
     "meta": lambda: torch.device("meta"),
-    "cpu": lambda: torch.device("cpu"),
     "cuda": lambda: torch.device("cuda"),
-    "default meta": lambda: by_default("meta"),
-    "default cuda": lambda: by_default("cuda"),
+    "default meta": by_default,
     "hooks": hooked,
 }
 
@@ -171,15 +167,12 @@ def test_runtimes_make_the_same_of_a_model_within(name: str, runtime: str, monke
 
 @pytest.mark.parametrize("name", ["FlopCounterMode", "hooks"])
 def test_modules_made_in_the_forward_pass_are_called_without_hooks(name: str) -> None:
-    class Making(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.Sequential(nn.ReLU(), nn.Sigmoid())(x)  # type: ignore[no-any-return]
-
+    making = Function(lambda x: nn.Sequential(nn.ReLU(), nn.Sigmoid())(x))
     with WATCHING[name]() as watching:
         before = repr(counted(watching))
-        inside = latpred.trace(Making(), X)
+        inside = latpred.trace(making, X)
         assert repr(counted(watching)) == before
-    assert inside == latpred.trace(Making(), X)
+    assert inside == latpred.trace(making, X)
 
 
 FIRST = """
@@ -215,48 +208,27 @@ def test_a_hook_on_all_modules_that_changes_what_they_give_counts() -> None:
         handle.remove()
 
 
-class Following(Called):
-    """Follows modules by a hook on all of them, as a FlopCounterMode does, in whatever thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: list[int] = []
-
-    def __enter__(self) -> Following:
-        self.handle = modules.register_module_forward_hook(self.note)
-        return super().__enter__()  # type: ignore[no-any-return]
-
-    def __exit__(self, *failure: Any) -> None:
-        self.handle.remove()
-        super().__exit__(*failure)
-
-    def note(self, *_: Any) -> None:
-        self.threads.append(threading.get_ident())
-
-
 @pytest.mark.parametrize("runtime", ["eager", "torchscript"])
 def test_other_threads_keep_the_hooks_of_a_counter(runtime: str) -> None:
+    """One calls a module in the middle of the forward pass, which calls one that latpred never saw."""
     own = nn.Identity()
 
-    class Asking(nn.Module):
-        """Has another thread call a module in the middle of its forward pass, and calls one that latpred never saw."""
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=own, args=(1,))
+        thread.start()
+        thread.join()
+        return nn.ReLU()(x)  # type: ignore[no-any-return]
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            thread = threading.Thread(target=own, args=(1,))
-            thread.start()
-            thread.join()
-            return nn.ReLU()(x)  # type: ignore[no-any-return]
-
-    with Following() as following:
+    with Called() as following:
         before = list(modules._global_forward_hooks.items())
-        lowering.trace_for_runtime(Asking(), torch.zeros(1, 4), runtime=runtime)
+        lowering.trace_for_runtime(Function(ask), torch.zeros(1, 4), runtime=runtime)
         assert list(modules._global_forward_hooks.items()) == before
     assert following.threads
     assert threading.get_ident() not in following.threads
 
 
 def test_a_counter_may_end_in_the_middle_of_a_prediction() -> None:
-    with Following() as following:
+    with Called() as following:
         with without_modes():
             following.handle.remove()
         assert not modules._global_forward_hooks
@@ -268,7 +240,7 @@ def test_modes_are_as_before_afterwards() -> None:
         return [_get_current_function_mode_stack(), _get_current_dispatch_mode_stack(), hooks]
 
     counters = FlopCounterMode(display=False), FlopCounterMode(display=False)
-    with Called(), torch.device("cpu"), Dispatched(), counters[0], counters[1], Called():
+    with Called(), torch.device("cpu"), counters[0], counters[1], Called():
         before = stacks()
         with without_modes():
             assert stacks()[:2] == [[], []]
