@@ -98,18 +98,12 @@ def test_an_onnx_file_of_impossible_sizes(shape: list[int], said: str, tmp_path:
         latpred.predict(str(saved(tmp_path / "m.onnx", shape)), runtime="onnxruntime")
 
 
-def test_cudnn_is_no_way_to_run_on_a_cpu() -> None:
+def test_devices_and_models_that_are_none() -> None:
     with pytest.raises(NoProfileError, match="cudnn runs on CUDA devices only") as caught:
         latpred.predict(graph(linear()), device="cpu", cudnn_benchmark=True)
     assert "calibrate" not in str(caught.value)
-
-
-def test_a_gpu_is_called_cuda() -> None:
     with pytest.raises(ProfileError, match="own GPU is cuda or cuda:0"):
         latpred.predict(graph(linear()), device="gpu")
-
-
-def test_what_is_no_model() -> None:
     for model in (3, [1], None):
         with pytest.raises(UsageError, match="an object of type"):
             latpred.predict(model)  # type: ignore[arg-type]

@@ -58,6 +58,7 @@ class Opened:
 def test_it_draws_and_fits_without_a_word(browser: Any, path: Path, width: int) -> None:
     opened = Opened(browser, path, width)
     page = opened.page
+    assert path.stat().st_size < 1e6
     page.eval_on_selector_all("details", OPEN_ALL)
     sizes = page.eval_on_selector_all("img", SIZES)
     assert len(sizes) == 2 * CHARTS
@@ -96,7 +97,3 @@ def test_on_paper_all_tables_and_figures_are_open(browser: Any, path: Path) -> N
     assert page.pdf()[:4] == b"%PDF"
     assert page.evaluate("window.openOnPaper") == 6
     assert page.evaluate(count) == 0
-
-
-def test_it_is_small(path: Path) -> None:
-    assert path.stat().st_size < 1e6

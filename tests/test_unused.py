@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from clidata import run
 from torch import nn
 
 import latpred
-from latpred.cli import main
 from latpred.errors import TraceError, UsageError
 
 IMAGES = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
@@ -32,14 +32,12 @@ def test_sizes_that_a_model_has_not(model: str | nn.Module, sizes: dict[str, int
         latpred.trace(model, **sizes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("sizes", [{"seq": 8}, {"image": 32}])
-def test_sizes_beside_inputs(sizes: dict[str, int]) -> None:
-    message = f"inputs= says what the model is called with; leave out {next(iter(sizes))}"
-    inputs = torch.zeros(1, 3, 8, 8)
-    with pytest.raises(UsageError, match=message):
-        latpred.trace(IMAGES, inputs, **sizes)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=message):
-        latpred.predict_many([IMAGES], inputs=inputs, device="epyc-shared", **sizes)  # type: ignore[arg-type]
+def test_sizes_beside_inputs() -> None:
+    inputs, message = torch.zeros(1, 3, 8, 8), "inputs= says what the model is called with; leave out "
+    with pytest.raises(UsageError, match=f"{message}seq"):
+        latpred.trace(IMAGES, inputs, seq=8)
+    with pytest.raises(UsageError, match=f"{message}image"):
+        latpred.predict_many([IMAGES], inputs=inputs, device="epyc-shared", image=32)
 
 
 def test_sizes_of_a_file_that_gives_its_inputs(tmp_path: Path) -> None:
@@ -68,10 +66,8 @@ def test_sizes_that_an_onnx_file_has_fixed(tmp_path: Path) -> None:
 def test_an_execution_without_lengths() -> None:
     with pytest.raises(UsageError, match="execution='nested' says what is done about unequal lengths; give lengths="):
         latpred.predict("bert-base-uncased", execution="nested", device="epyc-shared")
-    arguments = ["predict", "bert-base-uncased", "--execution", "packed", "--device", "epyc-shared"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2
-    assert "add --lengths" in result.output
+    shown = run("predict", "bert-base-uncased", "--execution", "packed", "--device", "epyc-shared")
+    assert (shown.exit_code, "add --lengths" in shown.stderr) == (2, True)
 
 
 def test_more_tokens_than_there_are_positions() -> None:
@@ -90,19 +86,15 @@ def test_rows_outside_a_table(row: int) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda first: nn.LSTM(16, 16, batch_first=first),
         lambda first: nn.GRU(16, 16, batch_first=first),
         lambda first: nn.TransformerEncoderLayer(16, 2, 16, batch_first=first),
-        lambda first: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(16, 2, 16, batch_first=first), 2, enable_nested_tensor=False
-        ),
     ],
 )
-def test_the_batch_in_the_second_dimension_is_said(make: object) -> None:
-    said = latpred.trace(make(False), SERIES).notes  # type: ignore[operator]
+def test_the_batch_in_the_second_dimension_is_said(make: Callable[[bool], nn.Module]) -> None:
+    said = latpred.trace(make(False), SERIES).notes
     assert any("has batch_first=False" in note and "batch_first=True" in note for note in said)
-    assert latpred.trace(make(True), SERIES).notes == ()  # type: ignore[operator]
-    assert latpred.trace(make(False), lambda batch: SERIES.expand(6, batch, 16)).notes == ()  # type: ignore[operator]
+    assert latpred.trace(make(True), SERIES).notes == ()
+    assert latpred.trace(make(False), lambda batch: SERIES.expand(6, batch, 16)).notes == ()
 
 
 def test_attention_with_the_batch_in_the_second_dimension() -> None:
