@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import onnx
 import pandas as pd
 import pytest
@@ -109,17 +108,6 @@ def test_devices_and_models_that_are_none() -> None:
             latpred.predict(model)  # type: ignore[arg-type]
     with pytest.raises(LatpredError):
         runtimes.get(3)  # type: ignore[arg-type]
-
-
-def test_a_profile_s_families_are_told_apart_at_80_columns() -> None:
-
-    fit = profile().kernels["fp32"]["gemm"]
-    names = [f"elementwise.{name}" for name in ("addition", "multiplication", "gelu_of_an_activation")]
-    fits = {name: msgspec.structs.replace(fit, family=name, macs_per_us=1.15e7) for name in names}
-    shown = profile_page(profile(kernels={"fp32": fits})).text()
-    assert all(name in shown for name in names)
-    assert "11500" in shown
-    assert max(map(len, shown.partition("gate")[2].splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", ["epyc-shared", "rtx-8000"])

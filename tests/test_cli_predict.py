@@ -12,14 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
 from clidata import document, models_file, run
-from factories import device
-from factories import dispatch as host_costs
-from profiledata import machine, profile
+from profiledata import profile
 from reportdata import saved
 
 import latpred
@@ -41,27 +38,9 @@ def model(models: str) -> str:
 
 
 @pytest.fixture
-def gpu() -> str:
-    """A simulated GPU's profile, with eager and CUDA graphs."""
-    costs = {"eager": profile().runtimes["eager"], "cuda-graphs": host_costs(costs_us={"": 3.0}, spread=0.05)}
-    store.save(profile("gpu", device=device(), runtimes=costs))
-    return "gpu"
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_the_table_has_a_row_per_batch_and_fits_a_terminal(model: str) -> None:
-    shown = run("predict", model, "--image", "32", "--batch", "1,8,512")
-    lines = shown.stdout.splitlines()
-    assert (shown.exit_code, shown.stderr) == (0, "")
-    assert lines[0] == f"{model}, 32 pixels, fp32, eager on cpu, single"
-    assert lines[1].split() == ["batch", "latency", "90", "%", "interval", "overhead", "compute", "regime", "samples/s"]
-    assert [line.split()[0] for line in lines[2:5]] == ["1", "8", "512"]
-    assert [lines[2].split()[-2], lines[4].split()[-2]] == ["framework", "compute"]
-    assert max(len(line) for line in lines[1:5]) <= 80
-    assert lines[5].startswith("compute-bound from batch ")
-    assert lines[6] == "coverage: formulas for all launches"
-    assert lines[7].startswith("profile: this machine (cpu, 1 thread, calibrated ")
-    assert len(lines) == 8
+def where(model: str) -> tuple[str, ...]:
+    """The picture model on a GPU whose profile has eager and CUDA graphs."""
+    return (model, "--image", "32", "--device", saved())
 
 
 @pytest.mark.usefixtures("calibrated")
@@ -157,24 +136,6 @@ def test_number_formats_channels_last_and_attention_are_options(model: str) -> N
     assert fused < parts
 
 
-def test_a_profile_that_cannot_be_used(model: str) -> None:
-    store.path("cpu").parent.mkdir(parents=True)
-    store.path("cpu").write_bytes(b"")
-    for named in ((), ("--device", "cpu"), ("--device", store.path("cpu"))):
-        shown = run("predict", model, "--image", "8", *named)
-        assert (shown.exit_code, shown.stderr.count("\n"), "cpu.json is empty" in shown.stderr) == (3, 1, True)
-
-
-def test_caveats_of_the_profile_are_said(model: str) -> None:
-    store.save(profile("server", machine=machine(cpu="Another CPU", hostname_hash="0" * 16)))
-    shown = run("predict", model, "--image", "8", "--device", "server")
-    assert "profile: server (cpu, 1 thread" in shown.stdout
-    assert "caveat: measured on another machine (Another CPU" in shown.stdout
-    store.save(profile(acceptance=msgspec.structs.replace(profile().acceptance, passed=False)))
-    shown = run("predict", model, "--image", "8")
-    assert "caveat: the profile failed its acceptance gate" in shown.stdout
-
-
 def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,30 +203,27 @@ def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(
     assert b"Make one with: latpred calibrate --device cpu" in said
 
 
-def test_explain_prints_what_it_says_in_json_and_csv(model: str, gpu: str) -> None:
-    asked = ("explain", model, "--image", "32", "--batch", "2", "--device", gpu)
-    shown = run(*asked)
+def test_explain_prints_what_it_says_in_json_and_csv(model: str, where: tuple[str, ...]) -> None:
+    shown = run("explain", *where, "--batch", "2")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.splitlines()[0] == f"{model}: batch 2, 32 pixels, fp32 on example"
     assert "asking cuda-graphs what it makes of" in shown.stderr
-    found = document(*asked)
+    found = document("explain", *where, "--batch", "2")
     assert found["schema"] == "latpred.explanation/1"
     assert set(found["outlooks"]["eager"]["rooms"]) == {"batch", "image", "width"}
     assert " ".join(shown.stdout.split()).endswith(found["advice"])
-    rows = csv.DictReader(io.StringIO(run(*asked, "--runtime", "cuda-graphs", "--csv", "--quiet").stdout))
+    rows = csv.DictReader(io.StringIO(run("explain", *where, "--runtime", "cuda-graphs", "--csv").stdout))
     assert [(row["runtime"], row["launches"]) for row in rows] == [("cuda-graphs", "4"), ("eager", "4")]
 
 
-def test_a_curve_has_a_sparkline_and_a_prediction_has_none(model: str) -> None:
-    where = (model, "--image", "32", "--batch", "1-64:2x", "--device", saved())
-    line = run("curve", *where).stdout.splitlines()[1]
+def test_a_curve_has_a_sparkline_and_a_prediction_has_none(where: tuple[str, ...]) -> None:
+    line = run("curve", *where, "--batch", "1-64:2x").stdout.splitlines()[1]
     assert line.startswith("latency ")
     assert line.count("█") >= 2
-    assert "█" not in run("predict", *where).stdout
+    assert "█" not in run("predict", *where, "--batch", "1-64:2x").stdout
 
 
-def test_figures_are_drawn_with_measured_points(model: str, tmp_path: Path) -> None:
-    where = (model, "--image", "32", "--device", saved())
+def test_figures_are_drawn_with_measured_points(model: str, where: tuple[str, ...], tmp_path: Path) -> None:
     assert run("explain", *where, "--plot", tmp_path / "runtimes.svg").exit_code == 0
     assert "cuda-graphs device" in (tmp_path / "runtimes.svg").read_text()
     table = latpred.predict(model, [1, 8], image=32, device="gpu").to_frame()[[*tables.KEYS, "latency_s"]]
@@ -278,8 +236,7 @@ def test_figures_are_drawn_with_measured_points(model: str, tmp_path: Path) -> N
     assert (alone.exit_code, "add --plot" in alone.stderr) == (2, True)
 
 
-def test_a_timeline_is_printed_traced_and_drawn(model: str, tmp_path: Path) -> None:
-    where = (model, "--image", "32", "--batch", "2", "--device", saved())
+def test_a_timeline_is_printed_traced_and_drawn(where: tuple[str, ...], tmp_path: Path) -> None:
     lines = run("timeline", *where).stdout.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["clock", "host", "device"]
     assert max(len(line) for line in lines[1:]) <= 80
@@ -290,9 +247,8 @@ def test_a_timeline_is_printed_traced_and_drawn(model: str, tmp_path: Path) -> N
     assert (refused.exit_code, "leave out --protocol" in refused.stderr) == (2, True)
 
 
-def test_a_report_of_two_models(model: str, tmp_path: Path) -> None:
-    where = ("--image", "32", "--batch", "1,8,64", "-d", saved(), "--runtime", "cuda-graphs")
-    shown = run("report", model, model, *where, "-o", tmp_path / "r.html")
+def test_a_report_of_two_models(model: str, where: tuple[str, ...], tmp_path: Path) -> None:
+    shown = run("report", model, *where, "--batch", "1,8", "--runtime", "cuda-graphs", "-o", tmp_path / "r.html")
     assert (shown.exit_code, shown.stdout) == (0, ""), shown.stderr
     for said in (f"predicting {model} (1 of 2)", "asking cuda-graphs", f"wrote {tmp_path / 'r.html'}"):
         assert said in shown.stderr
@@ -309,10 +265,10 @@ def test_a_figure_or_report_that_cannot_be_written_is_said_first(model: str, tmp
         assert "predicting" not in shown.stderr
 
 
-def test_without_what_draws(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_what_draws(where: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for verb, *figure in (("report",), ("curve", "--plot", "c.png")):
-        shown = run(verb, model, "--device", saved(), *figure)
+        shown = run(verb, *where, *figure)
         assert (shown.exit_code, "pip install 'latpred[plot]'" in shown.stderr) == (3, True)
 
 

@@ -97,11 +97,6 @@ def test_calibration_is_imported_only_where_something_is_measured(name: str) -> 
     assert not early, f"{SOURCES[name]}: import latpred.calibration inside the function that measures ({early})"
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if not within(name, "latpred.cli")])
-def test_only_the_entry_point_imports_the_command_line(name: str) -> None:
-    assert not [i for i in imports_of(name) if within(i.target, "latpred.cli")], SOURCES[name]
-
-
 @pytest.mark.parametrize("name", RECORDS)
 def test_records_know_nothing_of_tracing(name: str) -> None:
     assert not [i for i in imports_of(name) if within(i.target, "latpred.tracing")]
