@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from latpred.cli.calibrate import ensure_profile
 from latpred.cli.options import (
+    FILE,
     INPUTS,
     SETUP,
     TARGET,
@@ -27,6 +28,7 @@ from latpred.cli.options import (
 )
 from latpred.cli.output import draw, emit, notice, progress, shows_unicode
 from latpred.errors import UsageError
+from latpred.query import EXECUTIONS, DeviceQuery, GivenLengths, Options, parse_lengths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,14 +37,7 @@ if TYPE_CHECKING:
     from latpred.graph.graph import ModelGraph
     from latpred.prediction.prediction import Curve
     from latpred.prediction.timeline import ForwardPass
-    from latpred.query import DeviceQuery
     from latpred.render import Page
-
-
-def _lengths(text: str) -> Any:
-    from latpred.query import parse_lengths
-
-    return parse_lengths(text)
 
 
 _CURVE_OPTIONS = (
@@ -50,12 +45,12 @@ _CURVE_OPTIONS = (
     click.option(
         "--lengths",
         metavar="TOKENS",
-        callback=parsed_by(_lengths),
+        callback=parsed_by(parse_lengths),
         help="Sequences of unequal lengths: 12,40,7, or mean=20.92,std=10.18,pad=128.",
     ),
     click.option(
         "--execution",
-        type=click.Choice(("padded", "nested", "packed")),
+        type=click.Choice(EXECUTIONS),
         default="padded",
         show_default=True,
         help="What is done about unequal lengths: all at the padded length, nested tensors, or one packed row.",
@@ -68,7 +63,7 @@ _CURVE_OPTIONS = (
     takes("yes", "plot"),
     click.option(
         "--measured",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=FILE,
         help="Draw the points of this measurement table over the curve; with --plot.",
     ),
     output_options,
@@ -147,7 +142,6 @@ def _predicted(
 ) -> tuple[Curve, ModelGraph | None]:
     """Trace the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
     from latpred import api
-    from latpred.query import GivenLengths
 
     lengths = asked["lengths"]
     if lengths is None and asked["execution"] != "padded":
@@ -183,7 +177,6 @@ def graph_of(
 ) -> ModelGraph:
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
     from latpred.api import predictor_of
-    from latpred.query import DeviceQuery, Options
     from latpred.runtimes.lowering import traced_by
 
     inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")}
@@ -349,7 +342,6 @@ def timeline(
     """
     from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
-    from latpred.query import DeviceQuery
 
     if protocol != "single":
         raise UsageError("A timeline is of one forward pass that is waited for; leave out --protocol.")

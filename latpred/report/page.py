@@ -57,7 +57,6 @@ def html(parts: Sequence[Studied]) -> str:
     """The page about some models."""
     if not parts:
         raise UsageError("A report needs a model; give one or more.")
-    demand_packages()
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
