@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from latpred.cli.main import only_results, state
-from latpred.query import AMP, ATTENTIONS, PROTOCOLS
+from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, parse_lengths
 
 Command = Callable[..., Any]
 
@@ -197,6 +197,30 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         type=FILE,
         help="JSON file of rules that bring the columns of tables to those of a measurement table.",
     ),
+    "lengths": click.option(
+        "--lengths",
+        metavar="TOKENS",
+        callback=parsed_by(parse_lengths),
+        help="Sequences of unequal lengths: 12,40,7, or mean=20.92,std=10.18,pad=128.",
+    ),
+    "execution": click.option(
+        "--execution",
+        type=click.Choice(EXECUTIONS),
+        default="padded",
+        show_default=True,
+        help="What is done about unequal lengths: all at the padded length, nested tensors, or one packed row.",
+    ),
+    "strict": click.option(
+        "--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it."
+    ),
+    "now": click.option(
+        "--now", is_flag=True, help="Answer for the machine as it is: a second of timing tells how fast that is."
+    ),
+    "measured": click.option(
+        "--measured",
+        type=FILE,
+        help="Draw the points of this measurement table over the curve; with --plot.",
+    ),
     "plot": click.option(
         "--plot",
         type=click.Path(dir_okay=False, path_type=Path),
@@ -208,6 +232,7 @@ TABLES = click.argument("sources", metavar="TABLE...", nargs=-1, type=FILE)
 INPUTS = ("seq", "image", "precision")
 TARGET = ("device", "runtime", "protocol", "host")
 SETUP = ("memory_format", "attention", "threads", "cudnn_benchmark")
+CURVE = (*INPUTS, "lengths", "execution", *TARGET, *SETUP, "strict", "now", "yes", "plot", "measured")
 
 
 def takes(*names: str) -> Callable[[Command], Command]:
