@@ -15,7 +15,6 @@ from profiledata import machine, profile
 
 from latpred.calibration import calibrator
 from latpred.calibration.devices import open_device
-from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.measurement import validation, whole_models
 from latpred.calibration.session import Session, directory
 from latpred.profile import host_profile, store
@@ -33,18 +32,6 @@ def test_calibrating_while_another_calibration_runs_or_where_nothing_can_be_kept
     request.getfixturevalue("read_only_home")  # only now: what calibrating imports must be read first
     shown = run("calibrate", "--device", "simulated", "--quick")
     assert (shown.exit_code, "Permission denied. Make it writable, or choose" in shown.stderr) == (3, True)
-
-
-@pytest.mark.parametrize("arguments", [("calibrate",), ("measure", "resnet18"), ("validate",)], ids=lambda a: a[0])
-def test_no_cuda_when_cuda_is_asked_for(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    if arguments == ("validate",):
-        store.save(profile("gpu", device=SimulatedDevice().info()))
-    shown = run(*arguments, "--device", "cuda:0")
-    assert shown.exit_code == 3
-    assert "cuda" in shown.stderr.lower()
-    assert "Traceback" not in shown.stderr
 
 
 def test_ctrl_c_keeps_what_was_measured() -> None:

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 from clidata import document, models_file, run
 from profiledata import profile
@@ -96,12 +95,8 @@ def test_every_verb_suggests_the_nearest_runtime(verb: str, model: str) -> None:
 
 
 @pytest.mark.usefixtures("calibrated")
-def test_an_unknown_op_is_estimated_and_named_or_refused(models: str) -> None:
-    asked = (f"{models}:Strange", "--image", "64")
-    assert "estimated: latpred_cli_test::mystery (1)" in run("predict", *asked).stdout
-    for verb in ("predict", "curve", "trace"):
-        shown = run(verb, *asked, "--strict")
-        assert (shown.exit_code, shown.stdout, "latpred_cli_test::mystery" in shown.stderr) == (1, "", True)
+def test_an_unknown_op_is_estimated_and_named(models: str) -> None:
+    assert "estimated: latpred_cli_test::mystery (1)" in run("predict", f"{models}:Strange", "--image", "64").stdout
 
 
 HEAVY = """
@@ -155,36 +150,12 @@ def test_without_a_profile_and_without_a_terminal_the_quick_calibration_runs(
     assert shown.stdout.startswith(model)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_here_is_said_before_a_calibration_of_it_is_announced(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    shown = run("predict", model, "--image", "8", "--device", "cuda:0")
-    assert shown.exit_code == 3
-    assert shown.stderr.startswith("latpred: no CUDA device here")
-
-
 def test_the_first_calibration_can_be_switched_off(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for verb in ("predict", "explain", "timeline", "report"):
-        shown = run(verb, model, "--image", "8")
-        assert (shown.exit_code, "no profile of this machine in" in shown.stderr) == (3, True)
-        assert "latpred calibrate" in shown.stderr
+    shown = run("predict", model, "--image", "8")
+    assert (shown.exit_code, "no profile of this machine in" in shown.stderr) == (3, True)
     monkeypatch.setenv("LATPRED_CALIBRATE", "bogus")
     shown = run("predict", model, "--image", "8")
     assert (shown.exit_code, "set it to quick or never." in shown.stderr) == (2, True)
-
-
-@pytest.mark.parametrize("verb", ["predict", "timeline", "explain"])
-def test_what_the_quick_calibration_would_not_help_is_said_before_it(
-    verb: str, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LATPRED_CALIBRATE", "quick")
-    monkeypatch.setattr(QUICK, lambda *_, **__: pytest.fail("calibrated in vain"))
-    shown = run(verb, model, "--image", "8", "--runtime", "torchscript", "--device", "simulated", "--yes")
-    assert shown.exit_code == 3
-    assert "Make one that knows torchscript with: latpred calibrate --device simulated --runtimes" in shown.stderr
-    assert "did you mean bert-base-uncased" in run(verb, "bert-bas-uncased", "--yes").stderr
 
 
 def test_on_a_terminal_the_calibration_is_offered_and_can_be_declined(
@@ -228,12 +199,9 @@ def test_figures_are_drawn_with_measured_points(model: str, where: tuple[str, ..
     assert "cuda-graphs device" in (tmp_path / "runtimes.svg").read_text()
     table = latpred.predict(model, [1, 8], image=32, device="gpu").to_frame()[[*tables.KEYS, "latency_s"]]
     table.assign(spread_s=0.0, n=1, run="", stack="").to_csv(tmp_path / "m.csv", index=False)
-    over = ("curve", *where, "--batch", "1,8", "--measured", tmp_path / "m.csv")
-    drawn = run(*over, "--plot", tmp_path / "deep" / "c.svg")
+    drawn = run("curve", *where, "--measured", tmp_path / "m.csv", "--plot", tmp_path / "deep" / "c.svg")
     assert (drawn.exit_code, drawn.stderr) == (0, f"wrote {tmp_path / 'deep' / 'c.svg'}\n")
     assert ">measured<" in (tmp_path / "deep" / "c.svg").read_text()
-    alone = run(*over)
-    assert (alone.exit_code, "add --plot" in alone.stderr) == (2, True)
 
 
 def test_a_timeline_is_printed_traced_and_drawn(where: tuple[str, ...], tmp_path: Path) -> None:
@@ -243,8 +211,6 @@ def test_a_timeline_is_printed_traced_and_drawn(where: tuple[str, ...], tmp_path
     assert run("timeline", *where, "-o", tmp_path / "t.json", "--plot", tmp_path / "t.png").exit_code == 0
     assert json.loads((tmp_path / "t.json").read_text())["schema"] == "latpred.timeline/1"
     assert (tmp_path / "t.png").exists()
-    refused = run("timeline", *where, "--protocol", "pipelined")
-    assert (refused.exit_code, "leave out --protocol" in refused.stderr) == (2, True)
 
 
 def test_a_report_of_two_models(model: str, where: tuple[str, ...], tmp_path: Path) -> None:
@@ -253,16 +219,6 @@ def test_a_report_of_two_models(model: str, where: tuple[str, ...], tmp_path: Pa
     for said in (f"predicting {model} (1 of 2)", "asking cuda-graphs", f"wrote {tmp_path / 'r.html'}"):
         assert said in shown.stderr
     assert "2 models" in (tmp_path / "r.html").read_text()
-
-
-@pytest.mark.parametrize("verb", ["curve", "explain", "timeline", "report"])
-def test_a_figure_or_report_that_cannot_be_written_is_said_first(model: str, tmp_path: Path, verb: str) -> None:
-    wrong = [("c.gif", "end it in .png, .svg, .pdf"), ("models.py/c.png", "cannot write"), (".", "is a directory")]
-    for path, sentence in wrong if verb != "report" else [("models.py/r.html", "cannot write")]:
-        shown = run(verb, model, "--device", saved(), "-o" if verb == "report" else "--plot", tmp_path / path)
-        assert (shown.exit_code, shown.stdout) == (2, "")
-        assert sentence in shown.stderr
-        assert "predicting" not in shown.stderr
 
 
 def test_without_what_draws(where: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,19 @@ from latpred.calibration.measurement import recorder
 from latpred.profile import store
 
 PICTURE = "{models}:picture --image 8"
+NONE_YET = "--device cuda:0 --yes"
 STUDY = "--suite paper --device simulated"
 UNEQUAL = "predict distilbert-base-uncased --lengths"
 
 
 @pytest.fixture(autouse=True)
 def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles of this machine and of a simulated GPU, and a small study."""
+    """Profiles of this machine and of a simulated GPU, a small study, and no CUDA."""
     costs = {"eager": profile().runtimes["eager"], "cuda-graphs": dispatch(costs_us={"": 3.0}, spread=0.05)}
     store.save(profile("gpu", device=device(), runtimes=costs))
     monkeypatch.setattr(recorder, "plan", study_plan)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,26 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"predict {PICTURE} -d cpu --cudnn-benchmark", 3, "cudnn runs on CUDA devices only"),
         (f"predict {PICTURE} -d a100 --precision amp-fp16 --runtime torchscript", 2, "does not run models under"),
         (f"predict {PICTURE} --precision fp33", 2, "'fp33' is not one of"),
+        (f"predict {PICTURE} --runtime torchscript {NONE_YET}", 3, "--device cuda:0 --runtimes torchscript"),
+        (f"timeline {PICTURE} --runtime torchscript {NONE_YET}", 3, "--device cuda:0 --runtimes torchscript"),
+        (f"explain {PICTURE} --runtime torchscript {NONE_YET}", 3, "--device cuda:0 --runtimes torchscript"),
+        (f"predict bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),
+        (f"timeline bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),
+        (f"explain bert-bas-uncased {NONE_YET}", 2, "did you mean bert-base-uncased"),
+        (f"predict {PICTURE} {NONE_YET}", 3, "no CUDA device here"),
+        (f"report {PICTURE} -d cuda:0", 3, "latpred calibrate --device cuda:0"),
+        ("calibrate -d cuda:0", 3, "no CUDA device here"),
+        ("measure resnet18 -d cuda:0", 3, "no CUDA device here"),
+        ("validate -d cuda:0", 3, "cuda"),
+        ("predict {models}:Strange --image 8 --strict", 1, "latpred_cli_test::mystery"),
+        ("curve {models}:Strange --image 8 --strict", 1, "latpred_cli_test::mystery"),
+        ("trace {models}:Strange --image 8 --strict", 1, "latpred_cli_test::mystery"),
+        (f"curve {PICTURE} --plot c.gif", 2, "end it in .png, .svg, .pdf"),
+        (f"curve {PICTURE} --measured {{models}}", 2, "add --plot curve.png"),
+        (f"explain {PICTURE} --plot {{models}}/c.png", 2, "cannot write"),
+        (f"timeline {PICTURE} --plot {{folder}}", 2, "is a directory"),
+        (f"timeline {PICTURE} --protocol pipelined", 2, "leave out --protocol"),
+        (f"report {PICTURE} -o {{models}}/r.html", 2, "cannot write"),
         ("generate {models}:picture", 2, "generates no text"),
         (f"explain {PICTURE} -d gpu --runtime cuda-graph", 2, "'cuda-graph'. Did you mean 'cuda-graphs'"),
         (f"explain {PICTURE} -d gpu --runtime torchscript", 3, "--device simulated --runtimes torchscript"),
@@ -84,4 +107,5 @@ def test_what_cannot_be_done_is_said(command: str, exit_code: int, sentence: str
     shown = run(*shlex.split(command.format(**names)))
     assert (shown.exit_code, shown.stdout) == (exit_code, "")
     assert sentence.format(**names) in " ".join(shown.stderr.split())
+    assert shown.stderr.startswith(("latpred: ", "Usage: ", "asking ")), "something else was announced before"
     assert "Traceback" not in shown.stderr
