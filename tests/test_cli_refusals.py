@@ -54,6 +54,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"predict {PICTURE} --precision fp16", 3, "no kernels in fp16 (it has: fp32)"),
         (f"predict {PICTURE} --device xeon", 3, "no profile is called 'xeon'"),
         (f"predict {PICTURE} --device {{models}}", 3, "models.py is damaged: JSON is malformed"),
+        (f"predict {PICTURE} --execution packed", 2, "add --lengths 12,40,7 or leave it out"),
         (f"{UNEQUAL} mean=20", 2, "write 12,40,7 or mean=20.92"),
         (f"{UNEQUAL} 12,7 --channels-last", 2, "have no channels; leave out --channels-last"),
         (f"{UNEQUAL} 12,7 --strict", 2, "--strict looks at models whose inputs are alike; leave it out, or --lengths"),
