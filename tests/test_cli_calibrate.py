@@ -8,9 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-import factories
 import pytest
-from clidata import document, models_file, run
+from clidata import document, models_file, run, saved_host
 from profiledata import machine, profile
 
 from latpred.calibration import calibrator
@@ -18,7 +17,6 @@ from latpred.calibration.devices import open_device
 from latpred.calibration.measurement import validation, whole_models
 from latpred.calibration.session import Session, directory
 from latpred.profile import host_profile, store
-from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 
 
 def test_calibrating_while_another_calibration_runs_or_where_nothing_can_be_kept(
@@ -84,13 +82,7 @@ def test_a_journal_of_another_machine_does_not_replace_a_profile(
 
 
 def test_host_only_measures_keeps_and_says_how_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def calibrate_host(name: str = "this-host") -> HostProfile:
-        measured = (factories.machine(), factories.dispatch(), 4.0)
-        host = HostProfile(name, "host", HOST_SCHEMA, "2026-01-02T03:04:05+00:00", *measured)
-        host_profile.save(host)
-        return host
-
-    monkeypatch.setattr(calibrator, "calibrate_host", calibrate_host)
+    monkeypatch.setattr(calibrator, "calibrate_host", saved_host)
     shown = run("calibrate", "--host-only")
     assert shown.exit_code == 0
     assert "--host this-host" in shown.stdout

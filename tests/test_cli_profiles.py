@@ -7,13 +7,11 @@ import io
 import json
 from pathlib import Path
 
-import factories
 import pytest
-from clidata import document, run
+from clidata import document, run, saved_host
 from profiledata import machine, profile
 
-from latpred.profile import gpus, host_profile, store
-from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
+from latpred.profile import gpus, store
 from latpred.profile.hosts import HOSTS
 
 
@@ -52,8 +50,7 @@ def test_datasheets_and_hosts_are_listed() -> None:
     assert datasheets["schema"] == "latpred.datasheets/1"
     assert [row["name"] for row in datasheets["datasheets"]] == list(gpus.names())
     assert "h200" in run("profiles", "list", "--datasheets").stdout
-    measured = (factories.machine(), factories.dispatch(), 4.0)
-    host_profile.save(HostProfile("laptop", "host", HOST_SCHEMA, "2026-01-02T03:04:05+00:00", *measured))
+    saved_host("laptop")
     rows = document("profiles", "list", "--hosts")["hosts"]
     assert (rows[0]["name"], rows[0]["cpu"]) == ("laptop", "Example 9000")
     assert [row["name"] for row in rows[1:]] == [host.name for host in HOSTS]
