@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import factories
 import msgspec
 import pytest
 import torch
-from factories import device, graph, kernel_fit, linear, machine, machine_here, profile
+from factories import graph, linear
+from profiledata import machine, profile
 
 import latpred
 from latpred.errors import NoProfileError, ProfileError, UsageError
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile
-
-
-def own_profile(floor_us: float = 2.0) -> DeviceProfile:
-    """A profile of this machine's CPU."""
-    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    fits = (kernel_fit("gemm", floor_us=floor_us), kernel_fit("elementwise", macs_per_us=0.0))
-    here = machine_here()
-    return msgspec.structs.replace(profile(info, fits), name="cpu-here", machine=here)
 
 
 def test_from_a_module_to_a_number() -> None:
-    store.save(own_profile())
+    store.save(profile("cpu-here"))
     network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
     found = latpred.predict(network, 4, inputs=(torch.randn(2, 64),))
     assert isinstance(found, latpred.Prediction)
@@ -37,15 +30,17 @@ def test_a_new_calibration_is_noticed() -> None:
     net = graph(linear())
     with pytest.raises(NoProfileError, match="latpred calibrate"):
         latpred.predict(net)
-    store.save(own_profile())
+    own = profile()
+    store.save(own)
     first = latpred.predict(net)
-    store.save(own_profile(floor_us=5000.0))
-    assert latpred.predict(net).latency_ms == pytest.approx(first.latency_ms + 4.998)
+    slower = msgspec.structs.replace(own.runtimes["eager"], fixed_us=5000.0)
+    store.save(msgspec.structs.replace(own, runtimes={"eager": slower}))
+    assert latpred.predict(net).latency_ms == pytest.approx(first.latency_ms + 4.995)
 
 
 def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
-    there = store.save(own_profile(), tmp_path / "elsewhere" / "copy.json")
-    store.save(own_profile())
+    there = store.save(profile("cpu-here"), tmp_path / "elsewhere" / "copy.json")
+    store.save(profile("cpu-here"))
     net = graph(linear())
     expected = latpred.predict(net).latency_ms
     for name in ("cpu", "cpu-here", torch.device("cpu"), there, str(there)):
@@ -57,18 +52,16 @@ def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
 
 
 def test_another_machine_or_stack_is_a_caveat() -> None:
-    foreign = msgspec.structs.replace(own_profile(), name="foreign", machine=machine())
-    store.save(foreign)
+    store.save(profile("foreign", machine=factories.machine()))
     (caveat,) = latpred.predict(graph(linear()), device="foreign").provenance.caveats
     assert "Example 9000" in caveat
-    older = msgspec.structs.replace(own_profile().machine, stack={"torch": "1.0", "numpy": "0.1"})
-    store.save(msgspec.structs.replace(own_profile(), machine=older))
+    store.save(profile(machine=machine(stack={"torch": "1.0", "numpy": "0.1"})))
     (caveat,) = latpred.predict(graph(linear()), device="cpu").provenance.caveats
     assert caveat.startswith("measured with torch 1.0, here it is ")
 
 
 def test_a_graph_has_its_inputs_and_precision_already() -> None:
-    store.save(own_profile())
+    store.save(profile("cpu-here"))
     for ask in (latpred.predict, latpred.explain):
         with pytest.raises(UsageError, match="leave out seq"):
             ask(graph(linear()), seq=64)
