@@ -282,7 +282,7 @@ def predictor_of(query: DeviceQuery, runtime: str | None = None) -> Predictor:
         if not isinstance(error, NoProfileError) or not unnamed or not allowed():
             raise
     if predictor is None:
-        calibrate_once()
+        calibrate_once(store.find, _calibrate, _say)
         predictor = _remembered(plain, _state_of(query))
     if runtime is not None:
         predictor.check(runtime)
@@ -359,11 +359,7 @@ def busy_note() -> str:
     return f"; other work keeps the processors busy ({', '.join(notes)}), so figures will be rough"
 
 
-def calibrate_once(
-    find: Callable[[], object] = store.find,
-    calibrate: Callable[[], object] | None = None,
-    say: Callable[[str], None] | None = None,
-) -> None:
+def calibrate_once(find: Callable[[], object], calibrate: Callable[[], object], say: Callable[[str], None]) -> None:
     """Calibrate this machine unless another process did so in the meantime.
 
     Processes that come second wait for the first: two calibrations at once would measure each other.
@@ -374,7 +370,7 @@ def calibrate_once(
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(storage.locked(folder / "first.lock", _BUSY))
         except BusyError:
-            (say or _say)("another process calibrates this machine for the first time; waiting for it")
+            say("another process calibrates this machine for the first time; waiting for it")
             held.enter_context(storage.locked(folder / "first.lock", _BUSY, WAIT_S))
         except OSError as error:
             raise CalibrationError(
@@ -384,7 +380,7 @@ def calibrate_once(
         try:
             find()
         except NoProfileError:
-            (calibrate or _calibrate)()
+            calibrate()
 
 
 def _calibrate() -> None:

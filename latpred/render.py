@@ -229,13 +229,3 @@ def format_span(low: int, high: int | None) -> str:
     ('4 to 9', '4 or more')
     """
     return f"{low} or more" if high is None else f"{low} to {high}"
-
-
-def format_rate(per_second: float) -> str:
-    """Samples or tokens a second, three digits or all of them.
-
-    >>> format_rate(12345.6), format_rate(9.876)
-    ('12346', '9.88')
-    """
-    decimals = 0 if per_second >= 100 else 1 if per_second >= 10 else 2
-    return f"{per_second:.{decimals}f}"

@@ -52,7 +52,6 @@ class Column:
 _TEXT = Column("text")
 _COUNT = Column("count")
 _SECONDS = Column("number", exclusive=True)
-_SECONDS_OR_EMPTY = Column("number", empty=True)
 _NUMBER_OR_EMPTY = Column("number", empty=True)
 
 _KEY_COLUMNS: dict[str, Column] = {
@@ -102,7 +101,7 @@ MEASURED = Schema(
     required={
         **_KEY_COLUMNS,
         "latency_s": _SECONDS,
-        "spread_s": _SECONDS_OR_EMPTY,
+        "spread_s": _NUMBER_OR_EMPTY,
         "n": _COUNT,
         "run": _TEXT,
         "stack": _TEXT,
@@ -110,8 +109,8 @@ MEASURED = Schema(
     optional={
         "status": _TEXT,  # "ok", or why there is no latency
         "repeat_ratio": Column("number", empty=True, least=1.0),  # slower over faster of two interleaved halves
-        "overhead_s": _SECONDS_OR_EMPTY,
-        "compute_s": _SECONDS_OR_EMPTY,
+        "overhead_s": _NUMBER_OR_EMPTY,
+        "compute_s": _NUMBER_OR_EMPTY,
         "regime": _TEXT,
         **_SETUP_COLUMNS,
         **_WORK_COLUMNS,
@@ -124,16 +123,16 @@ PREDICTED = Schema(
     title="predicted table",
     required={**_KEY_COLUMNS, "latency_s": _SECONDS},
     optional={
-        "low_s": _SECONDS_OR_EMPTY,
-        "high_s": _SECONDS_OR_EMPTY,
-        "overhead_s": _SECONDS_OR_EMPTY,
-        "compute_s": _SECONDS_OR_EMPTY,
+        "low_s": _NUMBER_OR_EMPTY,
+        "high_s": _NUMBER_OR_EMPTY,
+        "overhead_s": _NUMBER_OR_EMPTY,
+        "compute_s": _NUMBER_OR_EMPTY,
         "regime": _TEXT,
         "run": _TEXT,
         "stack": _TEXT,
         **_SETUP_COLUMNS,
         **_WORK_COLUMNS,
-        AT_SPEED: _SECONDS_OR_EMPTY,
+        AT_SPEED: _NUMBER_OR_EMPTY,
     },
 )
 

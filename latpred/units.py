@@ -18,8 +18,8 @@ def format_duration(seconds: float) -> str:
         return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if abs(seconds) * scale >= 1:
-            return f"{_three_digits(seconds * scale)} {unit}"
-    return f"{_three_digits(seconds * 1e9)} ns"
+            return f"{three_digits(seconds * scale)} {unit}"
+    return f"{three_digits(seconds * 1e9)} ns"
 
 
 def format_bytes(count: float) -> str:
@@ -47,10 +47,15 @@ def _multiple(count: float, base: int, units: tuple[str, ...]) -> str:
         if abs(value) < base:
             break
         value, unit = value / base, larger
-    return f"{value:.0f} {unit}".rstrip() if unit == units[0] else f"{_three_digits(value)} {unit}"
+    return f"{value:.0f} {unit}".rstrip() if unit == units[0] else f"{three_digits(value)} {unit}"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """Three significant digits, or all that stand before the point.
+
+    >>> three_digits(12345.6), three_digits(9.876)
+    ('12346', '9.88')
+    """
     size = abs(value)
     decimals = 0 if size >= 100 else 1 if size >= 10 else 2
     return f"{value:.{decimals}f}"

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import factories
 from click.testing import CliRunner, Result
 
 from latpred.cli import main
+from latpred.profile import host_profile
+from latpred.profile.host_profile import HOST_SCHEMA, HostProfile
 
 MODELS = """
 import torch
@@ -79,3 +82,11 @@ def document(*arguments: str | Path) -> dict[str, Any]:
     assert shown.exit_code == 0, shown.stderr
     found: dict[str, Any] = json.loads(shown.stdout)
     return found
+
+
+def saved_host(name: str = "this-host") -> HostProfile:
+    """A host profile that was measured here, kept under a name."""
+    measured = (factories.machine(), factories.dispatch(), 4.0)
+    host = HostProfile(name, "host", HOST_SCHEMA, "2026-01-02T03:04:05+00:00", *measured)
+    host_profile.save(host)
+    return host

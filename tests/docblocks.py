@@ -63,8 +63,8 @@ def shown_commands(page: str) -> Iterator[Shown]:
 
 def bash_lines(page: str, mark: str = "") -> list[str]:
     """Lines of the bash blocks that carry a mark, or none."""
-    found = [block.text.splitlines() for block in blocks(page) if block.language == "bash" and block.mark == mark]
-    return [line for lines in found for line in lines]
+    marked = [block.text for block in blocks(page) if block.language == "bash" and block.mark == mark]
+    return "".join(marked).splitlines()
 
 
 def parse(command: str) -> None:
@@ -132,18 +132,14 @@ def _same(one: str, other: str) -> bool:
     return all(abs(float(a) - float(b)) <= CLOSE * max(float(a), float(b)) + 0.101 for a, b in pairs)
 
 
-def run_python(page: str, name: str) -> int:
-    """Run the Python blocks of a page one after the other, in one namespace; how many examples were checked."""
+def run_python(page: str, name: str) -> None:
+    """Run the Python blocks of a page one after the other, in one namespace."""
     namespace: dict[str, object] = {"__name__": name}
-    count = 0
     for number, block in enumerate(block for block in blocks(page) if block.language == "python"):
         where = f"{name}[{number}]"
         if ">>>" not in block.text:
             exec(compile(block.text, where, "exec"), namespace)
             continue
         test = doctest.DocTestParser().get_doctest(block.text, namespace, where, name, 0)
-        runner = doctest.DocTestRunner(optionflags=OPTIONS)
-        assert runner.run(test, clear_globs=False).failed == 0, where
+        assert doctest.DocTestRunner(optionflags=OPTIONS).run(test, clear_globs=False).failed == 0, where
         namespace.update(test.globs)
-        count += len(test.examples)
-    return count

@@ -4,42 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import factories
 import msgspec
 import pytest
 import torch
-from factories import device, graph, kernel_fit, linear, machine, machine_here, profile
+from factories import graph, linear
+from profiledata import machine, profile
 
 import latpred
-from latpred import api
 from latpred.errors import NoProfileError, ProfileError, UsageError
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile
-
-
-def own_profile(floor_us: float = 2.0) -> DeviceProfile:
-    """A profile of this machine's CPU."""
-    info = device(name="cpu", kind="cpu", asynchronous=False, launch_us=0.0, gap_us=0.0, sync_us=0.0)
-    fits = (kernel_fit("gemm", floor_us=floor_us), kernel_fit("elementwise", macs_per_us=0.0))
-    here = machine_here()
-    return msgspec.structs.replace(profile(info, fits), name="cpu-here", machine=here)
-
-
-CHANNELS_LAST = {"memory_format": "channels_last"}
-
-
-def network() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
 
 
 def test_from_a_module_to_a_number() -> None:
-    store.save(own_profile())
-    found = latpred.predict(network(), 4, inputs=(torch.randn(2, 64),))
+    store.save(profile("cpu-here"))
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    found = latpred.predict(network, 4, inputs=(torch.randn(2, 64),))
     assert isinstance(found, latpred.Prediction)
-    assert found.batch == 4
-    assert found.latency_ms > 0
-    assert found.provenance.profile == "cpu-here"
-    assert found.provenance.caveats == ()
-    graph = latpred.trace(network(), (torch.randn(2, 64),))
+    assert (found.batch, found.provenance.profile, found.provenance.caveats) == (4, "cpu-here", ())
+    graph = latpred.trace(network, (torch.randn(2, 64),))
     assert latpred.predict(graph, 4).latency_ms == pytest.approx(found.latency_ms, rel=0.2)
 
 
@@ -47,54 +30,49 @@ def test_a_new_calibration_is_noticed() -> None:
     net = graph(linear())
     with pytest.raises(NoProfileError, match="latpred calibrate"):
         latpred.predict(net)
-    store.save(own_profile())
+    own = profile()
+    store.save(own)
     first = latpred.predict(net)
-    store.save(own_profile(floor_us=5000.0))
-    assert latpred.predict(net).latency_ms == pytest.approx(first.latency_ms + 4.998)
+    slower = msgspec.structs.replace(own.runtimes["eager"], fixed_us=5000.0)
+    store.save(msgspec.structs.replace(own, runtimes={"eager": slower}))
+    assert latpred.predict(net).latency_ms == pytest.approx(first.latency_ms + 4.995)
 
 
 def test_a_device_is_a_name_a_path_or_torchs_own(tmp_path: Path) -> None:
-    there = store.save(own_profile(), tmp_path / "elsewhere" / "copy.json")
-    store.save(own_profile())
+    there = store.save(profile("cpu-here"), tmp_path / "elsewhere" / "copy.json")
+    store.save(profile("cpu-here"))
     net = graph(linear())
     expected = latpred.predict(net).latency_ms
     for name in ("cpu", "cpu-here", torch.device("cpu"), there, str(there)):
         assert latpred.predict(net, device=name).latency_ms == expected
     with pytest.raises(ProfileError, match="no profile is called 'a100000'"):
         latpred.predict(net, device="a100000")
+    with pytest.raises(UsageError, match="smallest batch is 1"):  # which is said before anything is traced
+        latpred.predict("no-such-model", [4, 0])
 
 
 def test_another_machine_or_stack_is_a_caveat() -> None:
-    foreign = msgspec.structs.replace(own_profile(), name="foreign", machine=machine())
-    store.save(foreign)
+    store.save(profile("foreign", machine=factories.machine()))
     (caveat,) = latpred.predict(graph(linear()), device="foreign").provenance.caveats
     assert "Example 9000" in caveat
-    older = msgspec.structs.replace(own_profile().machine, stack={"torch": "1.0", "numpy": "0.1"})
-    store.save(msgspec.structs.replace(own_profile(), machine=older))
+    store.save(profile(machine=machine(stack={"torch": "1.0", "numpy": "0.1"})))
     (caveat,) = latpred.predict(graph(linear()), device="cpu").provenance.caveats
     assert caveat.startswith("measured with torch 1.0, here it is ")
 
 
-def test_impossible_batches_are_refused_before_anything_is_traced() -> None:
-    with pytest.raises(UsageError, match="smallest batch is 1"):
-        latpred.predict("no-such-model", [4, 0])
-
-
 def test_a_graph_has_its_inputs_and_precision_already() -> None:
-    store.save(own_profile())
-    said = ({"seq": 64}, "leave out seq"), ({"precision": "fp16"}, "traced in fp32"), (CHANNELS_LAST, "contiguous for")
+    store.save(profile("cpu-here"))
     for ask in (latpred.predict, latpred.explain):
-        for given, message in said:
-            with pytest.raises(UsageError, match=message):
-                ask(graph(linear()), **given)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="leave out seq"):
+            ask(graph(linear()), seq=64)
+        with pytest.raises(UsageError, match="traced in fp32"):
+            ask(graph(linear()), precision="fp16")
+        with pytest.raises(UsageError, match="contiguous format"):
+            ask(graph(linear()), memory_format="channels_last")
     assert latpred.predict(graph(linear()), precision="fp32").precision == "fp32"
 
 
-def test_every_public_name_is_there() -> None:
-    for name in latpred.__all__:
-        assert getattr(latpred, name) is not None
-        assert name in dir(latpred)
-    assert latpred.__version__
+def test_what_is_no_public_name() -> None:
+    assert set(latpred.__all__) <= set(dir(latpred))
     with pytest.raises(AttributeError, match="no attribute 'forecast'"):
         _ = latpred.forecast
-    assert api.predict is latpred.predict

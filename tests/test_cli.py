@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from torch import nn
 import latpred
 from latpred.cli import VERBS
 from latpred.cli.options import parse_batches, parse_seconds
-from latpred.errors import CalibrationError, LatpredError, TraceError, UsageError
+from latpred.errors import CalibrationError, LatpredError, UsageError
 from latpred.storage import result_file
 
 
@@ -35,25 +37,19 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sizes"),
+    ("parse", "text", "value"),
     [
-        ("1", (1,)),
-        ("8,1,8,32", (8, 1, 32)),
-        ("1-5", (1, 2, 3, 4, 5)),
-        ("4-4", (4,)),
-        ("8-32:8", (8, 16, 24, 32)),
-        ("1-100:2x", (1, 2, 4, 8, 16, 32, 64)),
-        ("3-100:3x", (3, 9, 27, 81)),
-        (" 1 , 2-3 ", (1, 2, 3)),
+        (parse_batches, "8,1,8,32", (8, 1, 32)),
+        (parse_batches, "4-4", (4,)),
+        (parse_batches, "3-100:3x", (3, 9, 27, 81)),
+        (parse_batches, " 1 , 2-3 ", (1, 2, 3)),
+        (parse_seconds, "90", 90),
+        (parse_seconds, "1.5h", 5400),
+        (parse_seconds, "0.5 m", 30),
     ],
 )
-def test_batch_grammar(text: str, sizes: tuple[int, ...]) -> None:
-    assert parse_batches(text) == sizes
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("0.5 m", 30)])
-def test_times(text: str, seconds: float) -> None:
-    assert parse_seconds(text) == seconds
+def test_the_grammar_of_batches_and_times(parse: Callable[[str], object], text: str, value: object) -> None:
+    assert parse(text) == value
 
 
 @pytest.mark.parametrize("error", [UsageError("a was wrong. Do b."), CalibrationError("c failed. Do d.")])
@@ -82,12 +78,6 @@ def test_output_goes_to_a_file_in_the_form_of_its_suffix(tmp_path: Path) -> None
     assert run("cache", "show", "--quiet", "-o", tmp_path / "d.json").stderr == ""
 
 
-def test_an_output_that_cannot_be_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    shown = run("cache", "show", "-o", tmp_path / "file" / "a.json")
-    assert (shown.exit_code, "Name another file with -o." in shown.stderr) == (2, True)
-
-
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, usual = tmp_path / "result.json", Path.write_text
     path.write_text("old")
@@ -96,12 +86,14 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
         usual(path, text[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", write_text)
-    shown = run("profiles", "list", "-o", path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", write_text)
+        shown = run("profiles", "list", "-o", path)
     assert shown.exit_code == 2
     assert shown.stderr == f"latpred: cannot write {path}: No space left on device. Name another file with -o.\n"
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+    assert "Name another file with -o." in run("cache", "show", "-o", path / "a.json").stderr
 
 
 def test_a_file_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
@@ -117,19 +109,13 @@ def test_a_file_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert target.stat().st_mode & 0o777 == 0o640
 
-    def interrupted() -> None:
-        with result_file(target) as part:
-            part.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    with suppress(KeyboardInterrupt), result_file(target) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
     assert target.read_text() == "new"
     with result_file(Path("/dev/null")) as part:
         assert part == Path("/dev/null")
-    with result_file(tmp_path / "new" / "file.txt") as part:
-        part.write_text("made")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.txt", "new", "result.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.txt", "result.txt"]
 
 
 MODEL = """
@@ -173,11 +159,8 @@ def test_a_file_that_ends_the_program_is_an_error(tmp_path: Path, where: str) ->
     shown = run("predict", name, "--device", "epyc-shared", "--json", "-o", tmp_path / "out.json")
     assert (shown.exit_code, shown.stdout) == (2, "")
     assert "sys.exit(0)" in shown.stderr
-    with pytest.raises(LatpredError, match=r"sys\.exit\(0\)"):
+    with pytest.raises(LatpredError, match=r"__main__" if where == "importing" else r"sys\.exit\(0\)"):
         latpred.predict(name, device="epyc-shared")
-    if where == "importing":
-        with pytest.raises(UsageError, match="__main__"):
-            latpred.trace(name)
 
 
 def test_a_candidate_that_ends_the_program_costs_nobody_else_anything() -> None:
@@ -185,16 +168,11 @@ def test_a_candidate_that_ends_the_program_costs_nobody_else_anything() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             sys.exit("no more")
 
-    def candidate() -> nn.Module:
-        sys.exit(3)
-
-    given = [nn.Linear(4, 4), candidate, Quitting(4, 4), nn.Linear(4, 4)]
+    given = [nn.Linear(4, 4), lambda: sys.exit(3), Quitting(4, 4)]
     table = latpred.predict_many(given, inputs=torch.zeros(1, 4), device="epyc-shared")
-    assert table.error.isna().tolist() == [True, False, False, True]
+    assert [said or "" for said in table.error] == ["", *table.error[1:]]
     assert "sys.exit(3)" in table.error[1]
     assert "sys.exit('no more')" in table.error[2]
-    with pytest.raises(TraceError, match="model's own forward"):
-        latpred.trace(Quitting(4, 4), torch.zeros(1, 4))
 
 
 def test_other_code_that_ends_the_program_is_an_error_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,7 @@ def test_trace_counts_by_hand(model: str) -> None:
     # 8 x 8 positions of a 3 x 3 window over 3 channels for 8 outputs, then 8 to 10; both twice.
     assert found["totals"][0]["macs"] == 2 * (8 * 8 * 9 * 3 * 8 + 80)
     assert found["totals"][0]["launches"] == 4
-    text = run("trace", model, "--image", "10", "--batch", "2").stdout
-    assert "0.000 GMACs" in text
-    assert "conv" in text
+    assert "0.000 GMACs" in run("trace", model, "--image", "10", "--batch", "2").stdout
     rows = list(csv.DictReader(io.StringIO(run("trace", model, "--image", "10", "--csv").stdout)))
     assert sum(int(row["macs"]) for row in rows) == 8 * 8 * 9 * 3 * 8 + 80
     assert rows[0]["module"] == "0"
@@ -39,16 +37,15 @@ def test_trace_shows_what_a_runtime_does(model: str) -> None:
     assert text.startswith(f"{model}: image 8, fp32, cuda-graphs on cuda, batch 1")
     assert "1 host step" in text
     assert "aten::conv2d" in text
-    channels_last = document("trace", model, "--image", "8", "--channels-last")
-    assert channels_last["graph"]["memory_format"] == "channels_last"
 
 
 def test_trace_shows_the_casts_of_autocast(model: str) -> None:
-    plain = document("trace", model, "--image", "8", "--target", "cuda")["totals"][0]
+    plain = document("trace", model, "--image", "8", "--target", "cuda", "--channels-last")
+    assert plain["graph"]["memory_format"] == "channels_last"
     found = document("trace", model, "--image", "8", "--precision", "amp-fp16")
     assert (found["graph"]["precision"], found["graph"]["target"]) == ("amp-fp16", "cuda")
-    assert found["totals"][0]["launches"] == plain["launches"] + 5, "the image, and weight and bias of two layers"
-    assert "amp-fp16" in run("trace", model, "--image", "8", "--precision", "amp-fp16").stdout
+    casts = found["totals"][0]["launches"] - plain["totals"][0]["launches"]
+    assert casts == 5, "the image, and weight and bias of two layers"
 
 
 def test_models_are_found_by_a_part_of_their_name() -> None:

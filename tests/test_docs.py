@@ -23,6 +23,12 @@ PAGES = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md")) if pa
 WITH_README = {"README.md": (ROOT / "README.md").read_text(), **PAGES}
 LANGUAGES = {"python", "bash", "console", "toml", "text"}
 
+SHELL = [
+    pytest.param(name, mark, marks=[pytest.mark.slow] if mark == "slow" else [])
+    for name, page in PAGES.items()
+    for mark in ("", "parsed", "slow")
+    if docblocks.bash_lines(page, mark)
+]
 CONSOLE = [(name, shown) for name, page in WITH_README.items() for shown in docblocks.shown_commands(page)]
 
 
@@ -32,26 +38,16 @@ def test_a_command_prints_what_is_shown(name: str, shown: Shown) -> None:
     docblocks.demand_shown(shown)
 
 
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if docblocks.bash_lines(page)])
-def test_shell_lines_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "mark"), SHELL)
+def test_shell_lines_run(name: str, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    store.save(profile())
-    for line in docblocks.bash_lines(PAGES[name]):
-        docblocks.run(line)
-
-
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if docblocks.bash_lines(page, "parsed")])
-def test_shell_lines_that_take_long_are_understood(name: str) -> None:
-    for line in docblocks.bash_lines(PAGES[name], "parsed"):
-        docblocks.parse(line)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if docblocks.bash_lines(page, "slow")])
-def test_slow_shell_lines_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for line in docblocks.bash_lines(PAGES[name], "slow"):
-        docblocks.run(line, exits=(0, 1))  # a quick calibration on a busy machine may fail its gate
+    if mark != "slow":  # which calibrates first
+        store.save(profile())
+    for line in docblocks.bash_lines(PAGES[name], mark):
+        if mark == "parsed":
+            docblocks.parse(line)
+        else:
+            docblocks.run(line, exits=(0, 1) if mark == "slow" else (0,))  # on a busy machine a gate may fail
 
 
 @pytest.mark.parametrize("name", WITH_README)
@@ -136,15 +132,8 @@ def test_every_model_that_goes_by_name_is_listed() -> None:
     from latpred.zoo.names import listing
 
     listed = set(re.findall(r"`([^`]+)`", PAGES["names-and-codes.md"].partition("## Exit codes")[0]))
-    assert {row["name"] for row in listing()} <= listed
-    assert listed - {row["name"] for row in listing()} <= {
-        "latpred models",
-        "latpred models resnet --libraries",
-        "_",
-        "-",
-        "file.py:function",
-        ".onnx",
-    }
+    others = {"latpred models", "latpred models resnet --libraries", "_", "-", "file.py:function", ".onnx"}
+    assert listed - others == {row["name"] for row in listing()}
 
 
 def test_every_variable_is_listed() -> None:
@@ -163,19 +152,13 @@ def test_the_glossary_is_short_and_sorted() -> None:
 
 
 def test_no_page_for_users_calls_a_shipped_profile_this_machine() -> None:
-    for name, page in PAGES.items():
-        for shown in docblocks.shown_commands(page):
-            if "--device" in shown.command:
-                assert "profile: this machine" not in shown.output, name
+    named = [(name, shown) for name, shown in CONSOLE if name in PAGES and "--device" in shown.command]
+    assert [name for name, shown in named if "profile: this machine" in shown.output] == []
 
 
 def test_figures_of_the_faq_are_those_of_the_shipped_recording() -> None:
     shown = next(shown.output for shown in docblocks.shown_commands(PAGES["accuracy.md"]) if "recent" in shown.command)
-    medians = {
-        name: found[1]
-        for name in ("latpred", "flops_linear", "isolated_ops")
-        if (found := re.search(rf"^{name} +\d+ +([\d.]+ %)", shown, re.MULTILINE))
-    }
+    medians = dict(re.findall(r"^(\w+) +\d+ +([\d.]+ %)", shown, re.MULTILINE))
     said = " ".join(PAGES["faq.md"].split())
     assert f"multiply-adds is off by {medians['flops_linear']} in the median, latpred by {medians['latpred']}" in said
     assert f"timed alone is off by {medians['isolated_ops']} in the median" in said

@@ -29,9 +29,3 @@ def test_examples_run(name: str) -> None:
     module = importlib.import_module(name)
     found = doctest.testmod(module, optionflags=OPTIONS)
     assert found.failed == 0
-
-
-def test_there_are_examples() -> None:
-    finder = doctest.DocTestFinder()
-    count = sum(len(test.examples) for name in MODULES for test in finder.find(importlib.import_module(name)))
-    assert count >= 30

@@ -41,35 +41,35 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield report.write(studied(network(), half_unknown()), tmp_path_factory.mktemp("report") / "report.html")
 
 
-class Opened:
-    """A page with all its charts drawn, and what it said and asked for meanwhile."""
-
-    def __init__(self, browser: Any, path: Path, width: int) -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900})
-        self.said: list[str] = []
-        self.fetched: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.fetched.append(request.url))
-        self.page.goto(path.as_uri())
+def opened(browser: Any, path: Path, width: int) -> Any:
+    """A page with all its charts drawn."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(path.as_uri())
+    return page
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_it_draws_and_fits_without_a_word(browser: Any, path: Path, width: int) -> None:
-    opened = Opened(browser, path, width)
-    page = opened.page
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    said: list[str] = []
+    fetched: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: fetched.append(request.url))
+    page.goto(path.as_uri())
+    assert path.stat().st_size < 1e6
     page.eval_on_selector_all("details", OPEN_ALL)
     sizes = page.eval_on_selector_all("img", SIZES)
     assert len(sizes) == 2 * CHARTS
     assert all(drawn > 100 and 0.6 * min(width, 450) < shown <= width for drawn, shown in sizes)
-    assert opened.said == []
-    assert [url for url in opened.fetched if not url.startswith(("file:", "data:"))] == []
+    assert said == []
+    assert [url for url in fetched if not url.startswith(("file:", "data:"))] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize(("width", "fits"), [(400, False), (600, False), (1000, True)])
 def test_every_table_fits_or_scrolls_in_its_own_box(browser: Any, path: Path, width: int, fits: bool) -> None:
-    page = Opened(browser, path, width).page
+    page = opened(browser, path, width)
     page.eval_on_selector_all("details", OPEN_ALL)
     sizes = page.eval_on_selector_all("table", TABLES)
     assert len(sizes) > 8
@@ -84,19 +84,15 @@ def test_every_table_fits_or_scrolls_in_its_own_box(browser: Any, path: Path, wi
 @pytest.mark.parametrize("width", WIDTHS)
 def test_everybody_can_read_it(browser: Any, path: Path, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    found = axe.run(Opened(browser, path, width).page).response["violations"]
+    found = axe.run(opened(browser, path, width)).response["violations"]
     assert [(one["impact"], one["id"], one["nodes"][0]["html"]) for one in found] == []
 
 
 def test_on_paper_all_tables_and_figures_are_open(browser: Any, path: Path) -> None:
-    page = Opened(browser, path, 1600).page
+    page = opened(browser, path, 1600)
     count = "document.querySelectorAll('details[open]').length"
     page.evaluate(f"addEventListener('beforeprint', () => {{ window.openOnPaper = {count}; }})")
     assert page.evaluate(count) == 0
     assert page.pdf()[:4] == b"%PDF"
     assert page.evaluate("window.openOnPaper") == 6
     assert page.evaluate(count) == 0
-
-
-def test_it_is_small(path: Path) -> None:
-    assert path.stat().st_size < 1e6

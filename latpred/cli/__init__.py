@@ -47,19 +47,8 @@ The first time, on a fresh machine:
 """
 
 
-def _version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
-    if not asked or context.resilient_parsing:
-        return
-    from importlib.metadata import version
-
-    click.echo(f"latpred {version('latpred')}")
-    context.exit()
-
-
 @click.group(cls=VerbGroup, verbs=VERBS, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
-)
+@click.version_option(package_name="latpred", message="%(package)s %(version)s", help="Print the version.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def main(context: click.Context, debug: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from latpred.cli.main import state
-from latpred.cli.options import PRECISIONS, TABLES, Output, examples, output_options, parse_seconds, parsed_by, takes
+from latpred.cli.options import PRECISIONS, TABLES, Output, budget_option, examples, output_options, takes
 from latpred.cli.output import Show, emit, notice, progress
 from latpred.cli.profiles import host_fields, show_profile, table_of
 from latpred.errors import NoProfileError, UsageError
@@ -29,13 +29,7 @@ EXITS = {"holds": 0, "moved": 1, "unclear": 3}
 @click.command(epilog=examples("latpred calibrate --quick", "latpred calibrate --device cuda:0 --budget 5m"))
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: the GPU if there is one, else cpu]")
 @click.option("--quick", is_flag=True, help="About a minute: one precision, wider intervals.")
-@click.option(
-    "--budget",
-    "budget_s",
-    metavar="TIME",
-    callback=parsed_by(parse_seconds),
-    help="Time to spend, as 90s, 5m or 1h.  [default: 5m, with --quick 40s]",
-)
+@budget_option("Time to spend, as 90s, 5m or 1h.  [default: 5m, with --quick 40s]")
 @click.option(
     "--precision",
     "precisions",
@@ -313,13 +307,7 @@ def _refuse_to_replace_anothers(profile: DeviceProfile) -> None:
 @click.command(epilog=examples("latpred check", "latpred check --device cuda:0 --json"))
 @click.argument("profile", required=False)
 @click.option("--device", "-d", help="cpu, cuda:0 or simulated.  [default: the profile's]")
-@click.option(
-    "--budget",
-    "budget_s",
-    metavar="TIME",
-    callback=parsed_by(parse_seconds),
-    help="Time to spend, as 25s.  [default: 25s]",
-)
+@budget_option("Time to spend, as 25s.  [default: 25s]")
 @output_options
 def check(profile: str | None, device: str | None, budget_s: float | None, output: Output) -> None:
     """Say in half a minute whether a PROFILE still holds.

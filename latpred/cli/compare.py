@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latpred.cli.options import PRECISIONS, TABLES, Output, batch_option, examples, output_options, takes
+from latpred.cli.options import FILE, PRECISIONS, TABLES, Output, batch_option, examples, output_options, takes
 from latpred.cli.output import draw, emit, notice, progress, working
 from latpred.errors import UsageError
 from latpred.query import AMP
@@ -15,8 +15,6 @@ from latpred.query import AMP
 if TYPE_CHECKING:
     from latpred.accuracy.accuracy_report import Report
     from latpred.calibration.published.published_table import PublishedTable
-
-TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _show_report(report: Report, output: Output, plot: Path | None) -> None:
@@ -34,8 +32,8 @@ def _show_report(report: Report, output: Output, plot: Path | None) -> None:
         "latpred compare predicted.csv measured.csv",
     )
 )
-@click.argument("predicted", type=TABLE)
-@click.argument("measured", type=TABLE)
+@click.argument("predicted", type=FILE)
+@click.argument("measured", type=FILE)
 @takes("plot")
 @output_options
 def compare(predicted: Path, measured: Path, plot: Path | None, output: Output) -> None:
@@ -172,7 +170,7 @@ def validate(device: str, replay: str | None, plot: Path | None, output: Output,
         "latpred predict torchvision:resnet50 --device adapted.json",
     )
 )
-@click.argument("table", type=TABLE)
+@click.argument("table", type=FILE)
 @takes("device")
 @click.option("--name", help="Of the new profile.  [default: the old one's with -adapted]")
 @output_options

@@ -45,7 +45,7 @@ def examine() -> list[Finding]:
     """Look at Python, packages, devices, directories and profiles, in that order."""
     findings = [_python(), _torch()]
     findings += [_package(name) for name in PACKAGES]
-    findings += [_optional(name, purpose) for name, purpose in OPTIONAL.items()]
+    findings += [_package(name, purpose) for name, purpose in OPTIONAL.items()]
     findings += [_onnxruntime(), _processor(), _cuda()]
     findings += [_directory("profiles", storage.profiles_dir()), _directory("cache", storage.cache_dir())]
     return findings + _profiles()
@@ -66,27 +66,18 @@ def _torch() -> Finding:
     return Finding("torch", "ok", version)
 
 
-def _package(name: str) -> Finding:
+def _package(name: str, purpose: str = "") -> Finding:
+    """A package that is needed, or that is for one purpose only; to be installed does not mean that it can be used."""
     version = _version(name)
+    if version is None and purpose:
+        return Finding(name, "ok", f"not installed; needed for {purpose}")
     if version is None:
         return Finding(name, "fail", "not installed", f"python -m pip install {name}")
-    return _imported(name, version, "fail")
-
-
-def _optional(name: str, purpose: str) -> Finding:
-    version = _version(name)
-    if version is None:
-        return Finding(name, "ok", f"not installed; needed for {purpose}")
-    return _imported(name, version, "note")
-
-
-def _imported(name: str, version: str, otherwise: str) -> Finding:
-    """A package that is installed, which does not mean that it can be used."""
     try:
         import_module(MODULES.get(name, name))
     except Exception as error:  # compiled parts that do not fit raise what they like
         said, _, advice = _why_not(name, error).partition("; ")
-        return Finding(name, otherwise, f"{version}, but {said}", advice)
+        return Finding(name, "note" if purpose else "fail", f"{version}, but {said}", advice)
     return Finding(name, "ok", version)
 
 

@@ -6,7 +6,7 @@ An option's name is that of the parameter of `latpred.predict` it is handed to, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import click
 
 from latpred.cli.main import only_results, state
-from latpred.query import AMP, ATTENTIONS
+from latpred.query import AMP, ATTENTIONS, EXECUTIONS, PROTOCOLS, parse_lengths
 
 Command = Callable[..., Any]
 
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)  # to be read
 MOST_BATCHES = 4096
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")  # that can be calibrated
 _ITEM = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<step>\d+)(?P<times>x?))?)?")
@@ -75,13 +76,12 @@ def _sizes(item: str) -> Iterable[int]:
         raise ValueError(f"{item!r} ends before it starts; write {high}-{low}.")
     if step < (2 if match["times"] else 1):
         raise ValueError(f"{item!r} never moves on; write a step, as in {low}-{high}:8 or {low}-{high}:2x.")
-    return _powers(low, high, step) if match["times"] else range(low, high + 1, step)
-
-
-def _powers(low: int, high: int, factor: int) -> Iterator[int]:
-    while low <= high:
-        yield low
-        low *= factor
+    if not match["times"]:
+        return range(low, high + 1, step)
+    sizes = [low]
+    while sizes[-1] * step <= high:
+        sizes.append(sizes[-1] * step)
+    return sizes
 
 
 def parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -123,6 +123,11 @@ def batch_option(default: str | None, shown: str | None = None) -> Callable[[Com
     )
 
 
+def budget_option(about: str) -> Callable[[Command], Command]:
+    """`--budget`, with the grammar of `parse_seconds`."""
+    return click.option("--budget", "budget_s", metavar="TIME", callback=parsed_by(parse_seconds), help=about)
+
+
 OPTIONS: dict[str, Callable[[Command], Command]] = {
     "batch": click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True, help="Batch size."),
     "seq": click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, or samples of audio."),
@@ -150,7 +155,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     ),
     "protocol": click.option(
         "--protocol",
-        type=click.Choice(("single", "pipelined")),
+        type=click.Choice(PROTOCOLS),
         default="single",
         show_default=True,
         help="single waits for each forward pass; pipelined issues them back to back.",
@@ -186,17 +191,35 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "repeats": click.option(
         "--repeats", type=click.IntRange(1), default=4, show_default=True, help="Rounds through all cells."
     ),
-    "budget_s": click.option(
-        "--budget",
-        "budget_s",
-        metavar="TIME",
-        callback=parsed_by(parse_seconds),
-        help="Start nothing later than this, as 90s or 5m.",
-    ),
+    "budget_s": budget_option("Start nothing later than this, as 90s or 5m."),
     "mapping": click.option(
         "--mapping",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=FILE,
         help="JSON file of rules that bring the columns of tables to those of a measurement table.",
+    ),
+    "lengths": click.option(
+        "--lengths",
+        metavar="TOKENS",
+        callback=parsed_by(parse_lengths),
+        help="Sequences of unequal lengths: 12,40,7, or mean=20.92,std=10.18,pad=128.",
+    ),
+    "execution": click.option(
+        "--execution",
+        type=click.Choice(EXECUTIONS),
+        default="padded",
+        show_default=True,
+        help="What is done about unequal lengths: all at the padded length, nested tensors, or one packed row.",
+    ),
+    "strict": click.option(
+        "--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it."
+    ),
+    "now": click.option(
+        "--now", is_flag=True, help="Answer for the machine as it is: a second of timing tells how fast that is."
+    ),
+    "measured": click.option(
+        "--measured",
+        type=FILE,
+        help="Draw the points of this measurement table over the curve; with --plot.",
     ),
     "plot": click.option(
         "--plot",
@@ -205,12 +228,11 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         help="Draw a figure into this file too: .png, .svg or .pdf.",
     ),
 }
-TABLES = click.argument(
-    "sources", metavar="TABLE...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+TABLES = click.argument("sources", metavar="TABLE...", nargs=-1, type=FILE)
 INPUTS = ("seq", "image", "precision")
 TARGET = ("device", "runtime", "protocol", "host")
 SETUP = ("memory_format", "attention", "threads", "cudnn_benchmark")
+CURVE = (*INPUTS, "lengths", "execution", *TARGET, *SETUP, "strict", "now", "yes", "plot", "measured")
 
 
 def takes(*names: str) -> Callable[[Command], Command]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,20 +13,20 @@ from click.core import ParameterSource
 
 from latpred.cli.calibrate import ensure_profile
 from latpred.cli.options import (
+    CURVE,
     INPUTS,
     SETUP,
     TARGET,
-    Command,
     Output,
     batch_option,
     examples,
     output_options,
-    parsed_by,
     speech_options,
     takes,
 )
 from latpred.cli.output import draw, emit, notice, progress, shows_unicode
 from latpred.errors import UsageError
+from latpred.query import DeviceQuery, GivenLengths, Options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,55 +35,7 @@ if TYPE_CHECKING:
     from latpred.graph.graph import ModelGraph
     from latpred.prediction.prediction import Curve
     from latpred.prediction.timeline import ForwardPass
-    from latpred.query import DeviceQuery
     from latpred.render import Page
-
-
-def _lengths(text: str) -> Any:
-    from latpred.query import parse_lengths
-
-    return parse_lengths(text)
-
-
-_CURVE_OPTIONS = (
-    takes(*INPUTS),
-    click.option(
-        "--lengths",
-        metavar="TOKENS",
-        callback=parsed_by(_lengths),
-        help="Sequences of unequal lengths: 12,40,7, or mean=20.92,std=10.18,pad=128.",
-    ),
-    click.option(
-        "--execution",
-        type=click.Choice(("padded", "nested", "packed")),
-        default="padded",
-        show_default=True,
-        help="What is done about unequal lengths: all at the padded length, nested tensors, or one packed row.",
-    ),
-    takes(*TARGET, *SETUP),
-    click.option("--strict", is_flag=True, help="Refuse an op that no formula knows, instead of estimating it."),
-    click.option(
-        "--now", is_flag=True, help="Answer for the machine as it is: a second of timing tells how fast that is."
-    ),
-    takes("yes", "plot"),
-    click.option(
-        "--measured",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Draw the points of this measurement table over the curve; with --plot.",
-    ),
-    output_options,
-)
-
-
-def predicting(default_batch: str) -> Callable[[Command], Command]:
-    """What predict and curve take."""
-
-    def decorate(verb: Command) -> Command:
-        for option in reversed((click.argument("model"), batch_option(default_batch), *_CURVE_OPTIONS)):
-            verb = option(verb)
-        return verb
-
-    return decorate
 
 
 @click.command(
@@ -92,7 +44,10 @@ def predicting(default_batch: str) -> Callable[[Command], Command]:
         "latpred predict models.py:build --image 192 --batch 1-64:2x --json",
     )
 )
-@predicting("1")
+@click.argument("model")
+@batch_option("1")
+@takes(*CURVE)
+@output_options
 def predict(**asked: Any) -> None:
     """Predict the latency of MODEL, with its interval and crossover.
 
@@ -108,7 +63,10 @@ def predict(**asked: Any) -> None:
         "latpred curve bert-base-uncased --device rtx-8000 --plot bert.png",
     )
 )
-@predicting("1-128:2x")
+@click.argument("model")
+@batch_option("1-128:2x")
+@takes(*CURVE)
+@output_options
 def curve(**asked: Any) -> None:
     """Predict the latency of MODEL over a range of batch sizes.
 
@@ -147,13 +105,12 @@ def _predicted(
 ) -> tuple[Curve, ModelGraph | None]:
     """Trace the model, make sure there is a profile, predict; with the graph, where one serves all batches."""
     from latpred import api
-    from latpred.query import GivenLengths
 
     lengths = asked["lengths"]
     if lengths is None and asked["execution"] != "padded":
         raise UsageError("--execution says what is done about unequal lengths; add --lengths 12,40,7 or leave it out.")
     if lengths is None:
-        graph = graph_of(model, runtime, batches, strict=strict, yes=yes, **asked)
+        graph = _graph_of(model, runtime, batches, strict=strict, yes=yes, **asked)
         place = ("device", "host", "threads", "cudnn_benchmark", "protocol", "now")
         return api.predict(graph, batches, runtime, **{name: asked[name] for name in place}), graph
     if asked.pop("memory_format") == "channels_last":
@@ -168,7 +125,7 @@ def _predicted(
     return api.predict(model, batches, runtime, **asked), None
 
 
-def graph_of(
+def _graph_of(
     model: str,
     runtime: str,
     batches: Sequence[int] = (),
@@ -183,7 +140,6 @@ def graph_of(
 ) -> ModelGraph:
     """What the runtime runs for a model; a profile is seen to once the model is known to be one."""
     from latpred.api import predictor_of
-    from latpred.query import DeviceQuery, Options
     from latpred.runtimes.lowering import traced_by
 
     inputs: dict[str, Any] = {name: asked[name] for name in (*INPUTS, "memory_format", "attention")}
@@ -349,11 +305,10 @@ def timeline(
     """
     from latpred.api import predictor_of
     from latpred.prediction.timeline import forward_pass
-    from latpred.query import DeviceQuery
 
     if protocol != "single":
         raise UsageError("A timeline is of one forward pass that is waited for; leave out --protocol.")
-    graph = graph_of(model, runtime, **asked)
+    graph = _graph_of(model, runtime, **asked)
     place = (asked[name] for name in ("device", "host", "threads", "cudnn_benchmark"))
     forward = forward_pass(predictor_of(DeviceQuery(*place)), graph, batch, runtime=runtime)
     emit(output, document=forward.to_dict, rows=forward.to_frame, page=lambda: _forward_page(forward))

@@ -20,8 +20,8 @@ from latpred.prediction.prediction import Curve, Prediction, Provenance
 from latpred.prediction.prediction_page import basis, basis_lines, star, star_note
 from latpred.prediction.predictor import Predictor
 from latpred.query import DeviceQuery, checked_batches, is_one
-from latpred.render import Facts, Page, Row, Table, format_interval, format_ms, format_rate
-from latpred.units import format_bytes
+from latpred.render import Facts, Page, Row, Table, format_interval, format_ms
+from latpred.units import format_bytes, three_digits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,7 +202,7 @@ def _cells(point: GenerationPrediction) -> Row:
         format_interval(point.interval_ms),
         format_ms(point.first_token_ms),
         "-" if each is None else format_ms(each),
-        format_rate(point.tokens_per_s),
+        three_digits(point.tokens_per_s),
         f"{point.overhead_share:.0%}",
         (point.steps[-1] if point.steps else point.prefill).regime.removesuffix("-bound"),
     )
@@ -259,7 +259,7 @@ def _row(point: GenerationPrediction, tokens: int, steps: tuple[Step, ...]) -> d
 
 def _page(point: GenerationPrediction) -> Page:
     room = {True: ", fits", False: ", does not fit the device", None: ""}[point.fits]
-    rate = f"{format_rate(point.tokens_per_s)} tokens/s"
+    rate = f"{three_digits(point.tokens_per_s)} tokens/s"
     facts = [
         ("latency", f"{format_ms(point.latency_ms)} (90 %: {format_interval(point.interval_ms)}), {rate}"),
         ("first token", f"{format_ms(point.first_token_ms)}, {point.prefill.regime}"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from latpred.explanation.explanation import Explanation
     from latpred.prediction.prediction import Prediction
-    from latpred.prediction.timeline import ForwardPass, Span
+    from latpred.prediction.timeline import ForwardPass
 
 SHOWN = 7  # classes of ops with a colour of their own; what is left is one more
 OTHERS = "other"
@@ -122,7 +122,7 @@ def timeline(found: ForwardPass, ax: Axes | None = None, *, start_ms: float = 0.
     """Spans of host and device between two times; what is white in the device's row is idle."""
     ax = style.axes(ax, 1.5)
     end_ms = found.prediction.latency_ms if end_ms is None else end_ms
-    shown = _spans_between(found, start_ms, end_ms)
+    shown = [span for span in found.spans if span.end_us > start_ms * 1e3 and span.start_us < end_ms * 1e3]
     few = len(shown) < 200  # outlines and hatches of more would hide them
     for kind, look in _forward_looks(found).items():
         for row, height in _CLOCKS.items():
@@ -172,11 +172,6 @@ def middle(found: ForwardPass) -> tuple[float, float]:
     first = (len(kernels) - CLOSE) // 2
     launch = {span.step: span.start_us for span in found.row("host") if span.kind != _WAIT}
     return launch[kernels[first].step] / 1e3, kernels[first + CLOSE - 1].end_us / 1e3
-
-
-def _spans_between(forward: ForwardPass, start_ms: float, end_ms: float) -> list[Span]:
-    """What host and device do in a part of a forward pass."""
-    return [span for span in forward.spans if span.end_us > start_ms * 1e3 and span.start_us < end_ms * 1e3]
 
 
 def _forward_looks(forward: ForwardPass) -> dict[str, style.Look]:

@@ -16,11 +16,10 @@ from latpred.render import (
     Table,
     format_interval,
     format_ms,
-    format_rate,
     format_span,
     sparkline,
 )
-from latpred.units import format_bytes
+from latpred.units import format_bytes, three_digits
 
 if TYPE_CHECKING:
     from latpred.prediction.clocks import BatchThreshold
@@ -35,7 +34,7 @@ def prediction_page(prediction: Prediction) -> Page:
     """One line for each fact."""
     busy = f", device busy {prediction.device_busy:.0%}"
     room = {True: ", fits", False: ", does not fit the device", None: ""}[prediction.fits]
-    rate = f"{format_rate(prediction.throughput_per_s)} samples/s"
+    rate = f"{three_digits(prediction.throughput_per_s)} samples/s"
     facts = [
         ("latency", f"{format_ms(prediction.latency_ms)} (90 %: {format_interval(prediction.interval_ms)}), {rate}"),
         ("regime", f"{prediction.regime}{busy}"),
@@ -139,7 +138,7 @@ def _sparks(curve: Curve) -> str:
     latency, rate = curve.latency_ms.tolist(), curve.throughput_per_s.tolist()
     lines = (
         f"latency   {sparkline(latency)}  up to {format_ms(max(latency))}",
-        f"samples/s {sparkline(rate)}  up to {format_rate(max(rate))}",
+        f"samples/s {sparkline(rate)}  up to {three_digits(max(rate))}",
     )
     return ("\n" if len(curve) > SPARKS // 2 else "  ").join(lines)
 
@@ -153,7 +152,7 @@ def curve_row(point: Prediction) -> Row:
         format_ms(point.overhead_ms),
         format_ms(point.compute_ms),
         point.regime.removesuffix("-bound"),
-        format_rate(point.throughput_per_s),
+        three_digits(point.throughput_per_s),
     )
 
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from latpred.prediction.prediction import Prediction, Setting
-    from latpred.prediction.predictor import Predictor
     from latpred.query import Device, Model
 
 _NAMED = 4  # operations without a formula that are named
@@ -57,7 +56,6 @@ def html(parts: Sequence[Studied]) -> str:
     """The page about some models."""
     if not parts:
         raise UsageError("A report needs a model; give one or more.")
-    demand_packages()
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -333,10 +331,7 @@ def gather(
     curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in advised_first)
     chosen = (found.eager or found.fastest).runtime
     predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
-    graph = _graph(model, Options(**given, runtime=chosen), predictor, batches)
+    graph = predictor.trace(model, Options(**given, runtime=chosen), batches)
+    if isinstance(model, ModelGraph):
+        graph = lowering.fitting(graph, chosen, predictor.target)
     return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.given)
-
-
-def _graph(model: Model, options: Options, predictor: Predictor, batches: Sequence[int]) -> ModelGraph:
-    graph = predictor.trace(model, options, batches)
-    return lowering.fitting(graph, options.runtime, predictor.target) if isinstance(model, ModelGraph) else graph
