@@ -27,7 +27,7 @@ from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, load
 from latpred.search import spaces
-from latpred.zoo.spaces.space import space
+from latpred.zoo.spaces import space
 
 SPACES = {of.name: of for of in (spaces.nasbench201, spaces.fbnet, spaces.once_for_all)}
 TRUTHS = {"simulated": "rtx-2080ti", "titan-x-pascal": "rtx-3090"}  # and whose datasheet is corrected

@@ -11,7 +11,7 @@ from torch import nn
 import latpred
 from latpred.graph.features import TILE, layout, read, waves
 from latpred.graph.graph import Affine
-from latpred.graph.widen import GROWTHS, widened
+from latpred.graph.rewrites import GROWTHS, widened
 from latpred.ops.families import DIMS
 
 

@@ -124,6 +124,16 @@ def test_a_validation_shows_every_cell() -> None:
     assert str(report).startswith("6 cells of 2 models: median error 10.0 %")
 
 
+def test_a_long_name_leaves_its_box_room() -> None:
+    name = "/home/somebody/project/networks.py:picture"
+    cells = [(name, batch, 0.01 * batch) for batch in (1, 8)]
+    figure = comparison.compare(predicted(cells), measured(cells)).plot()
+    figure.draw_without_rendering()  # warns where axes collapse
+    (label,) = figure.axes[-1].get_yticklabels()
+    assert label.get_text().startswith("…")
+    assert name.endswith(label.get_text()[1:])
+
+
 def test_two_clocks_in_whole_and_close() -> None:
     found = forward_pass(predictor(), graph(*[op for _ in range(30) for op in (linear(4, 64), add(256))]))
     figure = plot.two_clocks(found)

@@ -14,7 +14,6 @@ from latpred import report
 from latpred.errors import UsageError
 from latpred.explanation.advice import recommended
 from latpred.render import format_ms
-from latpred.report import page
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -73,7 +72,7 @@ def test_it_says_everything_in_one_file(tmp_path: Path) -> None:
 def test_the_answer_and_the_charts_hold_the_predicted_numbers() -> None:
     (one,) = studied(network())
     latency = format_ms(recommended(one.explanation).prediction.latency_ms)
-    assert f"to take {latency} in cuda-graphs on example" in page.answer(one)
+    assert f"to take {latency} in cuda-graphs on example" in report.answer(one)
     assert one.forward.prediction.runtime == "eager"
     drawn = re.findall(r'<img src="data:image/svg\+xml;base64,(.*?)" alt="(.*?)">', report.html([one]))
     charts = {about: base64.b64decode(svg).decode() for svg, about in drawn}
@@ -109,7 +108,7 @@ def test_several_models_are_set_beside_each_other() -> None:
 @pytest.mark.parametrize("batches", [(1,), tuple(range(1, 201))], ids=["one", "200"])
 def test_one_batch_and_many(batches: tuple[int, ...]) -> None:
     one = report.gather(network(), batches, device=saved())
-    assert len(page.points(one.curves).rows) == 2 * len(batches)
+    assert len(report.points(one.curves).rows) == 2 * len(batches)
     assert len(report.html([one])) < 3e6
 
 
@@ -119,5 +118,5 @@ def test_a_report_of_nothing() -> None:
 
 
 def test_lines_of_tables_break_neither_numbers_from_units_nor_spans() -> None:
-    assert page.glued("1.27 to 3.19 ms, 5 % more") == "1.27\u00a0to\u00a03.19\u00a0ms, 5\u00a0% more"
-    assert page.glued("not before 12 models to 3") == "not before 12 models to 3"
+    assert report.glued("1.27 to 3.19 ms, 5 % more") == "1.27\u00a0to\u00a03.19\u00a0ms, 5\u00a0% more"
+    assert report.glued("not before 12 models to 3") == "not before 12 models to 3"

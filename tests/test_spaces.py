@@ -22,7 +22,7 @@ from latpred.search.option_table import latency_table
 from latpred.search.spaces import fbnet, nasbench201, once_for_all
 from latpred.zoo.spaces import fbnet as fbnets
 from latpred.zoo.spaces import nasbench201 as cells
-from latpred.zoo.spaces.space import space
+from latpred.zoo.spaces import space
 
 FIRST = "|avg_pool_3x3~0|+|nor_conv_1x1~0|skip_connect~1|+|nor_conv_1x1~0|skip_connect~1|skip_connect~2|"
 SECOND = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_conv_3x3~1|skip_connect~2|"

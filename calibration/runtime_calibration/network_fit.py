@@ -33,13 +33,12 @@ from latpred.calibration.timing import visits
 from latpred.calibration.timing.reference_speed import FULL
 from latpred.calibration.workloads import networks
 from latpred.errors import CalibrationError
-from latpred.graph.features import Floats
-from latpred.graph.graph import Schedule, numbered
+from latpred.graph.graph import Schedule
 from latpred.host import SAME
 from latpred.ops.families import kind_of, root
 from latpred.prediction.fallbacks import GUESSED_LOG_STD
 from latpred.prediction.predictor import Predictor
-from latpred.prediction.pricing import SUBSTITUTES, Priced, PriceList, host_cost, precision_of
+from latpred.prediction.pricing import SUBSTITUTES, PriceList, host_cost, precision_of
 from latpred.profile.datasheet import short
 from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit
 from latpred.runtimes.cuda_graphs import REPLAY
@@ -131,14 +130,14 @@ Work = tuple[float, float, float]  # launches, bytes and multiply-adds
 class _NetworkTerms:
     """A timed network as terms of the fit.
 
-    steps : how many of each host class, of some none. kernel_us : time of each family by the eager profile. unpriced :
-    work of families that the profile has no times of. kernels : how many it launches. cold_us : what its steps take
-    longer from cold caches.
+    steps : how many of each host class, of some none. kernel_us : time of each precision and family by the eager
+    profile. unpriced : work of families that the profile has no times of. kernels : how many it launches. cold_us :
+    what its steps take longer from cold caches.
     """
 
     network: TimedNetwork
     steps: Counter[str]
-    kernel_us: dict[str, float]
+    kernel_us: dict[tuple[str, str], float]
     unpriced: dict[UnpricedFamily, Work]
     kernels: int
     cold_us: float
@@ -155,9 +154,13 @@ class _NetworkTerms:
 
     @property
     def scaled_us(self) -> dict[str, float]:
-        """Kernel time of each family that the profile has times of."""
-        own = {unpriced.family for unpriced in self.unpriced}
-        return {family: us for family, us in self.kernel_us.items() if family not in own}
+        """Kernel time of each family as far as the profile has times of it."""
+        own = {(unpriced.precision, unpriced.family) for unpriced in self.unpriced}
+        scaled_us: dict[str, float] = {}
+        for (precision, family), us in self.kernel_us.items():
+            if (precision, family) not in own:
+                scaled_us[family] = scaled_us.get(family, 0.0) + us
+        return scaled_us
 
     @property
     def unpriced_terms(self) -> dict[Column, float]:
@@ -210,17 +213,21 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
     sure = dict.fromkeys(getattr(here, "host_classes", ()), 0)
     terms = []
     for network in networks:
-        graph, schedule = network.graph, here.lower(network.graph, network.batch)
+        precision, batch = network.graph.precision, np.array([float(network.batch)])
+        schedule = here.lower(network.graph, network.batch)
         steps = Counter(schedule.host_class)
         steps[MODULE], steps[PYTHON] = int(schedule.module_calls.sum()), int(schedule.python_calls.sum())
-        priced = prices.price(schedule, graph.precision, resident=network.resident)
-        batch = np.array([float(network.batch)])
+        priced = prices.price(schedule, precision, resident=network.resident)
+        us = priced.times(batch).us[priced.kernel_row, 0] * priced.kernel_share
+        kernel_us: dict[tuple[str, str], float] = {}
+        for kernel, each_us in zip(_kernel_families(schedule, precision, profile), us.tolist(), strict=True):
+            kernel_us[kernel] = kernel_us.get(kernel, 0.0) + each_us
         terms.append(
             _NetworkTerms(
                 network=network,
                 steps=Counter(sure | dict(+steps)),
-                kernel_us=_family_us(schedule, priced, batch),
-                unpriced=unpriced_work(schedule, graph.precision, network.batch, profile),
+                kernel_us=kernel_us,
+                unpriced=unpriced_work(schedule, precision, network.batch, profile),
                 kernels=len(schedule.kernel_op),
                 cold_us=0.0 if priced.cold is None else float(priced.cold.at(batch).sum()),
             )
@@ -233,24 +240,25 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
     ]
 
 
-def _family_us(schedule: Schedule, priced: Priced, batch: Floats) -> dict[str, float]:
-    us = priced.times(batch).us[priced.kernel_row, 0] * priced.kernel_share
-    names, code = numbered(tuple(root(family) for family in schedule.kernel_family))
-    return dict(zip(names, np.bincount(code, us, len(names)).tolist(), strict=True))
+def _kernel_families(schedule: Schedule, precision: str, profile: DeviceProfile) -> list[tuple[str, str]]:
+    """The precision and family that each kernel of a schedule is priced by."""
+    formats = [precision_of(op.dtype, precision, profile) for op in schedule.ops]
+    pairs = zip(schedule.kernel_op.tolist(), schedule.kernel_family, strict=True)
+    return [(formats[op], root(family)) for op, family in pairs]
 
 
 def unpriced_work(schedule: Schedule, precision: str, batch: int, profile: DeviceProfile) -> dict[UnpricedFamily, Work]:
     """Work of each family that the profile has no times of."""
     priced = {name: {root(family) for family in fits} | SUBSTITUTES.keys() for name, fits in profile.kernels.items()}
     work: dict[UnpricedFamily, Work] = {}
-    for index, share, family in zip(
-        schedule.kernel_op.tolist(), schedule.kernel_share.tolist(), schedule.kernel_family, strict=True
+    families = _kernel_families(schedule, precision, profile)
+    for index, share, (wanted, family) in zip(
+        schedule.kernel_op.tolist(), schedule.kernel_share.tolist(), families, strict=True
     ):
-        op = schedule.ops[index]
-        wanted = precision_of(op.dtype, precision, profile)
-        if root(family) in priced.get(wanted, SUBSTITUTES):
+        if family in priced.get(wanted, SUBSTITUTES):
             continue
-        unpriced = UnpricedFamily(wanted, root(family), _guess_us(profile.kernels.get(wanted, {})))
+        op = schedule.ops[index]
+        unpriced = UnpricedFamily(wanted, family, _guess_us(profile.kernels.get(wanted, {})))
         moved = op.weight_bytes.at(batch) + op.read_bytes.at(batch) + op.write_bytes.at(batch)
         before = work.get(unpriced, (0.0, 0.0, 0.0))
         work[unpriced] = (before[0] + 1, before[1] + share * moved, before[2] + share * op.macs.at(batch))
@@ -446,16 +454,14 @@ class _TwoClocks:
 def _busy_us(fit: DispatchFit, one: _NetworkTerms) -> float:
     """Time of a network's kernels by a fit."""
     common = fit.kernel_scales.get("", 1.0)
-    times = {family: us * fit.kernel_scales.get(family, common) for family, us in one.kernel_us.items()}
-    fits = {own: kernel for own in one.unpriced if (kernel := fit.kernels.get(own.precision, {}).get(own.family))}
-    times |= dict.fromkeys((own.family for own in fits), 0.0)
-    for own, kernel in fits.items():
-        launches, moved, macs = one.unpriced[own]
-        width, rate = kernel.activation_bytes_per_us, kernel.macs_per_us
-        times[own.family] += (
-            launches * kernel.floor_us + (moved / width if width else 0.0) + (macs / rate if rate else 0.0)
-        )
-    return sum(times.values())
+    times_us = {kernel: us * fit.kernel_scales.get(kernel[1], common) for kernel, us in one.kernel_us.items()}
+    for own, (launches, moved, macs) in one.unpriced.items():
+        kernel = fit.kernels.get(own.precision, {}).get(own.family)
+        if kernel is not None:
+            width, rate = kernel.activation_bytes_per_us, kernel.macs_per_us
+            us = launches * kernel.floor_us + (moved / width if width else 0.0) + (macs / rate if rate else 0.0)
+            times_us[own.precision, own.family] = us
+    return sum(times_us.values())
 
 
 def _like(name: str) -> str | None:

@@ -27,7 +27,7 @@ from latpred.explanation.explanation import (
     ratio,
 )
 from latpred.graph.graph import ModelGraph
-from latpred.graph.widen import widened
+from latpred.graph.rewrites import widened
 from latpred.prediction.clocks import Z90
 from latpred.prediction.prediction import Prediction
 from latpred.prediction.predictor import Predictor

@@ -234,6 +234,7 @@ def _common_title(curves: Sequence[Curve]) -> str:
 
 NEAR = 0.10  # the band that is drawn
 _SEVERAL = 8  # groups that a legend can hold
+_LONGEST = 30  # characters of a model's name: with more its box has no room
 
 
 @style.drawn
@@ -329,4 +330,5 @@ def _boxes(ax: Axes, groups: dict[str, Any], *, upright: bool) -> None:
         medianprops={"color": style.BLACK, "linewidth": 1.6},
     )
     places = range(1, len(groups) + 1)
-    (ax.set_xticks if upright else ax.set_yticks)(places, list(groups))
+    names = [name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}" for name in groups]
+    (ax.set_xticks if upright else ax.set_yticks)(places, names)

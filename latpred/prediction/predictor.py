@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from latpred import runtimes
 from latpred.errors import ProfileError, UsageError
-from latpred.graph.attention import attended
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule
+from latpred.graph.rewrites import attended
 from latpred.host import SAME, Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, first_true
@@ -420,7 +420,7 @@ class Predictor:
 
     def _host_caveat(self, served: Sequence[_Passes]) -> list[str]:
         """Whose dispatch it is, where nobody said and a host would set one of the latencies."""
-        host = self._unnamed_host
+        host = self._unnamed_host if self.given.device.asynchronous else None  # a CPU is its own host
         if host is None:
             return []
         slow = any((passes.overhead_us * host.slowest > passes.compute_us).any() for passes in served)

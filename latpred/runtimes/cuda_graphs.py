@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latpred.errors import DeviceError, RuntimeRefusalError
-from latpred.graph.attention import attended
 from latpred.graph.graph import ModelGraph, Op, Schedule
+from latpred.graph.rewrites import attended
 from latpred.runtimes import Eager, one_step_per_op
 from latpred.runtimes.base import graph_in
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.attention import elementwise, itemsize, unfused, view
 from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
+from latpred.graph.rewrites import elementwise, itemsize, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
 from latpred.query import AMP

@@ -16,8 +16,8 @@ import msgspec
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.graph.attention import REWRITTEN
 from latpred.graph.graph import ModelGraph
+from latpred.graph.rewrites import REWRITTEN
 from latpred.query import AMP
 from latpred.runtimes import graph_store, legacy_torch
 from latpred.runtimes.base import RuntimeTracer

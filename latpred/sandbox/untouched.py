@@ -238,7 +238,8 @@ class Copier:
         """A function over copies of what it closes over."""
         inner = value.__dict__.get("_torchdynamo_orig_callable")
         if inner is not None:
-            self.compiled = True
+            # `torch.compiler.disable` wraps what is not to be compiled in the same way.
+            self.compiled = self.compiled or not value.__dict__.get("_torchdynamo_disable")
             return self._remember(value, self.any(inner))
         self.functions.append(value)
         if package(value.__module__) in LIBRARIES:

@@ -16,7 +16,7 @@ from torch import nn
 from latpred.graph.graph import ModelGraph
 from latpred.search.choices import Choice
 from latpred.search.supernet import Supernet
-from latpred.zoo.spaces.space import named, space
+from latpred.zoo.spaces import named, space
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latpred.errors import LatpredError, TraceError, UsageError
-from latpred.graph.attention import attended
 from latpred.graph.graph import Affine, ModelGraph, Op
+from latpred.graph.rewrites import attended
 from latpred.query import check_attention
 from latpred.sandbox.own_thread import no_collection, uncompiled, without_modes
 from latpred.sandbox.untouched import put_back

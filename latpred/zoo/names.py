@@ -461,7 +461,7 @@ def _building_for(device: str) -> AbstractContextManager[None]:
 
 
 def _from_space(name: str, device: str) -> tuple[torch.nn.Module, int]:
-    space, architecture = import_module("latpred.zoo.spaces.space").named(name)
+    space, architecture = import_module("latpred.zoo.spaces").named(name)
     encoding = space.encoded(architecture)
     with _building_for(device):
         return space.build(encoding), space.pixels(encoding)

@@ -168,25 +168,32 @@ def test_few_networks_move_little_from_the_priors() -> None:
         fitted(few[1:])
 
 
-def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own() -> None:
+@pytest.mark.parametrize("halves", [0, 9], ids=["in no precision", "in fp16 alone"])
+def test_kernels_of_a_family_that_the_profile_lacks_get_times_of_their_own(halves: int) -> None:
+    priced = kernel_fit("fft", floor_us=80.0)
+    whole = msgspec.structs.replace(synchronous(), kernels={**synchronous().kernels, "fp16": {"fft": priced}})
+
     def spectrum(rng: random.Random) -> list[Op]:
         size = rng.choice((16, 4096, 65536, 262_144))
         dims = {"rows": Affine(1), "cols": Affine(0, size)}
         moved = {"read_bytes": Affine(0, 4 * size), "write_bytes": Affine(0, 4 * size)}
         op = view("fft", family="fft.fftn", host_class="view.transpose", dims=dims, launches=1, **moved)
-        return [op] * rng.randint(1, 9)
+        half = view("fft", family="fft.fftn", host_class="view.transpose", dims=dims, launches=1, dtype="float16")
+        return [op] * rng.randint(1, 9) + [half] * rng.randint(0, halves)
 
     def with_spectrum_us(net: ModelGraph, batch: int) -> float:
         plain = graph(*(op for op in net.ops if not op.family.startswith("fft")))
         special = [op for op in net.ops if op.family.startswith("fft")]
         moved = sum(op.read_bytes.at(batch) + op.write_bytes.at(batch) for op in special)
-        return latency_us(plain, batch) + 0.5 * len(special) + 12.0 * len(special) + moved / 4e3
+        us = sum(80.0 if op.dtype == "float16" else 12.0 for op in special)
+        return latency_us(plain, batch) + 0.5 * len(special) + us + moved / 4e3
 
-    fit = fitted(networks_of(3, extra=spectrum), with_spectrum_us)
+    fit = fitted(networks_of(3, extra=spectrum), with_spectrum_us, whole)
     own = fit.kernels["fp32"]["fft"]
     assert own.activation_bytes_per_us == pytest.approx(4e3, rel=0.15)
     assert own.floor_us == pytest.approx(12.0, rel=0.25)
-    assert "fft" not in fit.kernel_scales
+    assert fit.kernel_scales.get("fft", 1.0) == pytest.approx(1.0, rel=0.1)
+    assert ("fft" in fit.kernel_scales) == (halves > 0)
 
 
 def test_kernels_of_its_own_belong_to_the_precision_that_prices_them() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 import latpred
 from latpred.errors import UsageError
-from latpred.graph.attention import attended
 from latpred.graph.graph import ModelGraph
+from latpred.graph.rewrites import attended
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
 from latpred.query import Options

@@ -434,3 +434,6 @@ def test_what_is_never_compiled_is_not_called_compiled() -> None:
             return super().forward(x)
 
     assert latpred.trace(Without(), X).notes == ()
+    model = Base()
+    model.forward = torch.compiler.disable(model.forward)  # type: ignore[method-assign]
+    assert latpred.trace(model, X).notes == ()

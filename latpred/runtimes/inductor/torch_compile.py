@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from latpred.errors import MissingPackageError
-from latpred.graph.attention import itemsize
 from latpred.graph.features import EFFORTS
 from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, Schedule, rewritten
+from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.query import AMP
 from latpred.runtimes import Eager

@@ -15,8 +15,8 @@ import msgspec
 
 from latpred import host
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError
-from latpred.graph.attention import itemsize
 from latpred.graph.graph import Affine, ModelGraph, Op, Schedule, rewritten
+from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp, graph_store
 from latpred.runtimes.base import BATCHES

@@ -1,1 +1,87 @@
-"""Published search spaces, a module for each: what a network of the space is, by its encoding or its number."""
+"""Published search spaces, a module for each: what each tells of its networks, and how they go by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from numbers import Integral
+from typing import Any
+
+from torch import nn
+
+from latpred.errors import UnknownModelError, UsageError
+from latpred.query import SPACES
+
+Options = Mapping[str, Callable[[], nn.Module | None]]
+Place = Callable[[str, Options], nn.Module | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A published search space.
+
+    Attributes
+    ----------
+    name : str
+        What its names start with.
+    size : int
+        How many networks it has.
+    encoding : callable
+        The published text of the network of a number.
+    chosen : callable
+        The option of each place, from an encoding.
+    network : callable
+        The network; its first argument gives a place its layer, from the place's label and what its options build.
+    pixels : callable
+        The image's side that an encoding asks for.
+    """
+
+    name: str
+    size: int
+    encoding: Callable[[int], str]
+    chosen: Callable[[Any], dict[str, str]]
+    network: Callable[..., nn.Module]
+    pixels: Callable[[Any], int]
+
+    def encoded(self, architecture: Any) -> Any:
+        """The encoding of an architecture that may be a number."""
+        if not isinstance(architecture, Integral):
+            return architecture
+        index = int(architecture)
+        if not 0 <= index < self.size:
+            raise UsageError(f"{self.name} has no network {index}; its numbers are 0 to {self.size - 1}.")
+        return self.encoding(index)
+
+    def build(self, architecture: Any, **options: Any) -> nn.Module:
+        """The network of an encoding or a number; `options` are those of `network`."""
+        chosen = self.chosen(self.encoded(architecture))
+        return self.network(lambda label, layers: layers[chosen[label]](), **options)
+
+
+def space(name: str) -> Space:
+    """A space by its name.
+
+    >>> space("nasbench201").size
+    15625
+    """
+    if name not in SPACES:
+        raise UnknownModelError(f"there is no space {name!r}; there are: {', '.join(SPACES)}.")
+    found: Space = import_module(f"latpred.zoo.spaces.{name}").SPACE
+    return found
+
+
+def named(name: object) -> tuple[Space, str | int] | None:
+    """The space and the architecture that a name such as "fbnet:C" or "nasbench201:17" says; None where it is none.
+
+    >>> named("bert-base-uncased") is None
+    True
+    """
+    if not isinstance(name, str):
+        return None
+    of, _, architecture = name.partition(":")
+    if of not in SPACES:
+        return None
+    if not architecture:
+        raise UsageError(f"{name!r} names no network; give its number or its encoding, as {of}:0.")
+    return space(of), int(architecture) if architecture.isdecimal() else architecture

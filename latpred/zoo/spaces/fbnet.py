@@ -14,7 +14,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from latpred.errors import UsageError
-from latpred.zoo.spaces.space import Place, Space
+from latpred.zoo.spaces import Place, Space
 
 BLOCKS = (*(f"ir_k{kernel}_{kind}" for kernel in (3, 5) for kind in ("e1", "s2", "e3", "e6")), "skip")
 STAGES = ((16, 1, 1), (24, 4, 2), (32, 4, 2), (64, 4, 2), (112, 4, 1), (184, 4, 2), (352, 1, 1))

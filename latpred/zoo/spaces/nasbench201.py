@@ -16,7 +16,7 @@ from itertools import product
 from torch import Tensor, nn
 
 from latpred.errors import UsageError
-from latpred.zoo.spaces.space import Place, Space
+from latpred.zoo.spaces import Place, Space
 
 OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
 EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from latpred.errors import UsageError
-from latpred.zoo.spaces.space import Place, Space
+from latpred.zoo.spaces import Place, Space
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
 STAGES = 5
