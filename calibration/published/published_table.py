@@ -195,7 +195,8 @@ def _part(source: tables.Source, mapping: TableMapping | None, notes: list[str])
         cells = tables.check(_mapped(frame) if published else tables.complete(frame), tables.MEASURED)
     else:
         made = mappings.apply(mapping, frame, name)
-        notes += [f"{name}: {count:,} rows are left out: {why}" for why, count in made.omitted.most_common()]
+        for why, count in made.omitted.most_common():
+            notes.append(f"{name}: {count:,} {'row is' if count == 1 else 'rows are'} left out: {why}")
         if made.frame.empty:
             return made.frame
         cells = _settled(tables.check(tables.complete(made.frame), tables.MEASURED, made.numbers), made.numbers, name)
