@@ -71,7 +71,7 @@ def test_rows_left_out_are_counted_by_reason(tmp_path: Path) -> None:
     found = read_all([given], rules(tmp_path))
     assert found.notes == ("table: 2 rows are left out: nobody predicts their runtime",)
     assert found.kept() == ["1 row of lab on A100 in eager", "1 row of lab on Tesla T4 in eager"]
-    with pytest.raises(TableError, match=r"No row of the tables can be used\. table: 1 rows are left out: nobody"):
+    with pytest.raises(TableError, match=r"No row of the tables can be used\. table: 1 row is left out: nobody"):
         read_all([table({"runtime": "other"})], rules(tmp_path))
 
 
