@@ -29,6 +29,7 @@ from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import CalibrationError, DeviceError, RuntimeRefusalError
 from latpred.profile.document import Machine
+from latpred.progress import raise_if_interrupted
 
 JOURNAL_VERSION = 1
 JOURNAL = "journal.jsonl"
@@ -214,6 +215,7 @@ class Session:
         attempt: they get the same row. A DeviceError says that the device is lost; the cell is left for the next
         session.
         """
+        raise_if_interrupted()
         earlier = self._rows.get(cell.key)
         if earlier is not None and not again:
             return earlier

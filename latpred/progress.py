@@ -1,10 +1,12 @@
-"""How far a long run is: what is done, at what rate, and how long the rest will take.
+"""How far a long run is: what is done, at what rate, how long the rest will take, and whether Ctrl-C ended it.
 
 The clock here times nothing but the run itself, so a calendar's is good enough.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -86,6 +88,39 @@ class ProgressCounter:
             rate, left = self.rate, max(0, self._total - self.done)
             left_s = left / rate if self._total and rate else nan
             self._listener(ProgressEvent(self.done, self._total, label, rate, left_s))
+
+
+_interrupted = threading.Event()
+
+
+@contextmanager
+def noting_interrupts() -> Iterator[None]:
+    """Have Ctrl-C leave word for `raise_if_interrupted`, unless it is answered in another way already.
+
+    Python drops a KeyboardInterrupt that arrives inside a destructor or the callback of a weak reference.
+    """
+    alone = threading.current_thread() is threading.main_thread()
+    if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def note(*_: object) -> None:
+        _interrupted.set()
+        raise KeyboardInterrupt
+
+    _interrupted.clear()
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _interrupted.clear()
+
+
+def raise_if_interrupted() -> None:
+    """End a run whose KeyboardInterrupt was dropped; for use between its pieces."""
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TextIO
 import click
 
 from latpred.errors import LatpredError, UsageError
+from latpred.progress import noting_interrupts
 
 INTERRUPTED = 130
 
@@ -127,7 +128,8 @@ class VerbGroup(SuggestingGroup):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
         ctx.ensure_object(State)  # for what goes wrong while the verb is imported, before the group's own function
         try:
-            return super().invoke(ctx)
+            with noting_interrupts():
+                return super().invoke(ctx)
         except LatpredError as error:
             _say(ctx, str(error))
             ctx.exit(error.exit_code)

@@ -18,6 +18,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.calibration.session import Sampled, Session, read_journal
 from latpred.calibration.timing.timer import Timing
 from latpred.errors import BusyError, CalibrationError, DeviceError
+from latpred.progress import noting_interrupts
 
 SETTINGS = {"budget_s": 60, "runtimes": ["eager"]}
 MACHINE = SimulatedDevice().machine()
@@ -169,6 +170,28 @@ def test_interruption_and_a_lost_device_leave_the_journal_resumable(opened, end)
             one.run(gemm(2), measure)
     with opened() as two:
         assert sizes(two.rows) == [1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_ctrl_c_inside_a_destructor_ends_the_run_all_the_same(opened):
+    class Pressing:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def measure(cell):
+        Pressing()  # Python drops the KeyboardInterrupt of this
+        return Sampled({"queued": TIMING})
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with opened() as one, noting_interrupts():
+            one.run(gemm(1), measure)
+            with pytest.raises(KeyboardInterrupt):
+                one.run(gemm(2), measure)
+        assert sizes(one.rows) == [1]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_second_session_is_told_who_holds_the_first(opened, tmp_path):
