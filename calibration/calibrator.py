@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from latpred.calibration import runtime_calibration, schedules
 from latpred.calibration.devices import Device, conditions, open_device
@@ -206,6 +207,7 @@ class _EagerCalibration:
 
     def run(self) -> DeviceProfile:
         """Measure, and fit the profile of everything measured."""
+        _take_buffers()
         self._measure()
         self._visits.finish()
         if not self._simulated:  # its times are the same at any time, and its models are graphs
@@ -287,6 +289,14 @@ class _EagerCalibration:
 
     def _tell(self, label: str, error: float | None = None) -> None:
         self._report(label, self._seconds, error)
+
+
+def _take_buffers() -> None:
+    """Have the BLAS of fits take its buffers while there is memory: OpenBLAS asks for them again without end."""
+    from scipy import linalg
+
+    square = np.eye(64)
+    linalg.svd(square @ square)
 
 
 def _whole_effort(quick: bool, budget_s: float | None, cells: int | None) -> _Effort:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -348,7 +348,8 @@ def time_limit(
     """
     watchdog = threading.Timer(HARD * seconds, _end, (seconds, label))
     watchdog.daemon = True
-    watchdog.start()
+    with suppress(RuntimeError):  # no memory for a thread: what the cell raises of that is its error
+        watchdog.start()
     try:
         yield lambda call: lambda given: _interrupted_after(seconds, call, given)
     finally:

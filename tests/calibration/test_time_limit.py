@@ -58,3 +58,12 @@ def test_what_no_signal_interrupts_ends_the_process_with_a_sentence() -> None:
     assert ended.returncode == EXIT_CODE
     assert "kernel/gemm hangs where nothing can interrupt it" in ended.stderr
     assert "run the same command again" in ended.stderr
+
+
+def test_without_memory_for_a_watchdog_a_call_is_limited_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    with time_limit(0.05, "a sleep") as limited, pytest.raises(TimeLimitError):
+        limited(time.sleep)(5.0)

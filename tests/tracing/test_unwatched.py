@@ -144,6 +144,8 @@ def outside() -> list[Any]:
 
 @pytest.mark.parametrize("name", WATCHING)
 def test_numbers_are_the_same_within(name: str) -> None:
+    if name == "hooks":
+        outside()  # TorchScript's own tracer runs hooks on all modules, until its graph is kept
     with WATCHING[name]() as watching:
         before = repr(counted(watching))
         inside = answers()
