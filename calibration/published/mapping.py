@@ -29,7 +29,7 @@ _TIME = re.compile(r"\s*(?P<number>[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)\s*(?P<unit>[
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rule; without `where` it is for every row. `why` is for whoever reads the file."""
 
     where: dict[str, str] = {}
@@ -42,11 +42,11 @@ class TableMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rules of a file, in their order, and the folder it lies in."""
 
     schema: Literal["latpred.mapping/1"]
-    rules: tuple[Rule, ...]
+    rules: tuple[_Rule, ...]
     folder: str = ""
 
 
-class Mapped(NamedTuple):
+class _Mapped(NamedTuple):
     """What a mapping makes of a table.
 
     frame : columns of a measurement table, as text, and `source`. numbers : of its rows in the table, from 1 on.
@@ -87,7 +87,7 @@ def load(path: str | os.PathLike[str]) -> TableMapping:
     return msgspec.structs.replace(mapping, folder=os.fspath(Path(path).parent))
 
 
-def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> Mapped:
+def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> _Mapped:
     """The rows of a table that no rule leaves out, in the columns of a measurement table.
 
     Columns that no rule sets stay where a measurement table has one of that name.
@@ -105,7 +105,7 @@ def apply(mapping: TableMapping, frame: pd.DataFrame, name: str) -> Mapped:
         row = {column: given[column] for column in own} | made
         rows.append({column: _in_seconds(column, text, name, number) for column, text in row.items()})
         numbers.append(number)
-    return Mapped(pd.DataFrame(rows).fillna(""), numbers, omitted)
+    return _Mapped(pd.DataFrame(rows).fillna(""), numbers, omitted)
 
 
 def _ruled(mapping: TableMapping, given: dict[str, str], where: str) -> tuple[dict[str, str], str]:
