@@ -24,7 +24,7 @@ from typing import BinaryIO, NamedTuple, Self, TypeVar
 import msgspec
 import torch
 
-from latpred import storage
+from latpred import host, storage
 from latpred.calibration.cells import Cell
 from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import CalibrationError, DeviceError, RuntimeRefusalError
@@ -40,6 +40,7 @@ OUT_OF_MEMORY = "out of memory"
 REFUSED = "refused: "
 ENDED = "ended the process"
 CELL_LIMIT_S = 120.0  # a hundred times what a cell is given; only an export or a compiler comes near
+LEAST_BYTES = 200e6  # below which no cell is begun: native code crashes where it gets no memory
 MOST_TRIES = 2
 MOST_TEXT = 200
 T = TypeVar("T")
@@ -324,6 +325,9 @@ def measured(cell: Cell, measure: Measure) -> Row:
     start = time.monotonic()
     sampled, error = Sampled({}), ""
     try:
+        left = host.bytes_left()
+        if left < LEAST_BYTES:
+            raise MemoryError(f"the limit on this process leaves {left / 1e6:.0f} MB")
         sampled = measure(cell)
     except DeviceError:
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import re
@@ -77,6 +78,18 @@ def memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
+
+
+def bytes_left(proc: Path = Path("/proc")) -> float:
+    """Address space that the process may still take; infinite where nothing limits it."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        pages = int((proc / "self" / "statm").read_text().split()[0])
+    except (ImportError, OSError, ValueError, IndexError):
+        return math.inf
+    return math.inf if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
 
 
 def _processor() -> dict[str, str]:

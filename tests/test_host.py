@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -187,3 +188,14 @@ ON_BATTERY = "the machine runs on battery"
 )
 def test_power_notes(files: dict[str, str], notes: list[str], tmp_path: Path) -> None:
     assert host.power_notes(written(tmp_path, files)) == notes
+
+
+def test_what_a_limit_leaves_of_the_address_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getpagesize", lambda: 4096)
+    assert host.bytes_left(tmp_path) == math.inf  # no such file
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("1000 800 300 1 0 600 0\n")
+    for limit, left in ((resource.RLIM_INFINITY, math.inf), (5_000_000, 904_000)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert host.bytes_left(tmp_path) == left
