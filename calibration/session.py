@@ -325,9 +325,8 @@ def measured(cell: Cell, measure: Measure) -> Row:
     start = time.monotonic()
     sampled, error = Sampled({}), ""
     try:
-        left = host.bytes_left()
-        if left < LEAST_BYTES:
-            raise MemoryError(f"the limit on this process leaves {left / 1e6:.0f} MB")
+        if host.bytes_left() < LEAST_BYTES:
+            raise MemoryError(f"the limit on this process leaves less than {LEAST_BYTES / 1e6:.0f} MB")
         sampled = measure(cell)
     except DeviceError:
         raise

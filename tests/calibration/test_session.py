@@ -141,7 +141,9 @@ def test_a_failed_cell_is_a_row_and_the_next_is_measured(opened, path):
 def test_no_cell_is_begun_with_next_to_no_memory_left(opened, monkeypatch):
     monkeypatch.setattr(session.host, "bytes_left", lambda: 1.5e8)
     with opened() as one:
-        assert one.run(gemm(1), Measuring()).error == "out of memory: the limit on this process leaves 150 MB"
+        assert one.run(gemm(1), Measuring()).error == (
+            "out of memory: the limit on this process leaves less than 200 MB"
+        )
 
 
 def test_what_is_no_number_is_an_error(opened):
