@@ -64,7 +64,7 @@ class Place(NamedTuple):
     protocol: str
 
 
-class FamilyKernels(NamedTuple):
+class _FamilyKernels(NamedTuple):
     """Kernels of one family in a block, ordered by cell: from each of `starts` on they belong to the next of `cells`.
 
     slots : local numbers of the family. times : how many kernels each row stands for. macs, loaded, moved :
@@ -104,7 +104,7 @@ class Block:
     rows: Ints
     cell: Ints  # of each row, among the block's own cells
     counts: Floats
-    kernels: tuple[FamilyKernels, ...]
+    kernels: tuple[_FamilyKernels, ...]
     classes: slice
     run: Ints  # local number of each row's run, and of its run and group
     run_group: Ints
@@ -166,7 +166,7 @@ def _block(cells: Cells, rows: Rows, spec: Spec, place: Place, parameters: Param
     )
 
 
-def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec, precision: str) -> FamilyKernels:
+def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec, precision: str) -> _FamilyKernels:
     own = np.isin(work.cell, needed)
     cells, starts = np.unique(np.searchsorted(needed, work.cell[own]), return_index=True)
     product = work.product[own]
@@ -174,7 +174,7 @@ def _kernels(family: str, first: int, work: FamilyWork, needed: Ints, spec: Spec
     macs, loaded, read, written = work.work[own].T
     # What windows save is counted in `fewest`: any family without them will do.
     least = least_us("gemm", np.stack([work.fewest[own], loaded, read, written], 1), limits_of(spec, precision, family))
-    return FamilyKernels(
+    return _FamilyKernels(
         family=family,
         slots=slice(first, first + len(SLOTS)),
         cells=cells,
@@ -281,7 +281,7 @@ def slowest(block: Block, theta: Floats) -> list[str]:
     return ["host" if host else block.kernels[index].family for host, index in zip(host_bound, leading, strict=True)]
 
 
-def _memory(kernels: FamilyKernels, numbers: Floats, us: Floats) -> None:
+def _memory(kernels: _FamilyKernels, numbers: Floats, us: Floats) -> None:
     """Fill in microseconds of kernels that move bytes, and their derivatives where there is room for them."""
     floor, moved = numbers[0], kernels.moved * numbers[_ACTIVATIONS]
     us[0] = floor + moved
@@ -289,7 +289,7 @@ def _memory(kernels: FamilyKernels, numbers: Floats, us: Floats) -> None:
         us[1], us[1 + _ACTIVATIONS] = floor, moved
 
 
-def _product(kernels: FamilyKernels, numbers: Floats, us: Floats) -> None:
+def _product(kernels: _FamilyKernels, numbers: Floats, us: Floats) -> None:
     """The same of kernels that multiply."""
     floor, compute, weights, activations, waves_half, outputs, k_half, n_half = numbers
     loaded, moved = kernels.loaded * weights, kernels.moved * activations
