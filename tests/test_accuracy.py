@@ -111,6 +111,12 @@ def test_noise_falls_back_to_the_spread() -> None:
     assert "not kept apart" in found.noise.source
 
 
+def test_what_was_timed_once_has_no_noise() -> None:
+    found = report(spread_s=0.0, n=1)
+    assert found.noise.cells == 0
+    assert "Repeat noise was not measured" in found.text(200)
+
+
 def test_baselines_stand_beside_the_prediction() -> None:
     work = {"macs": lambda t: t["latency_s"] * 1e9, "bytes": lambda t: t["latency_s"] * 1e6, "launches": 100}
     found = compare(off_by(0.1, **work), measured(CELLS), reasons={"runtime_estimator": "no CUDA"})

@@ -29,6 +29,16 @@ def test_special_and_unknown_families_borrow_a_layout() -> None:
     assert layout("flash.custom").columns == layout("other").columns
 
 
+def test_maps_that_fill_no_vector_take_an_effort_of_their_own() -> None:
+    sides = np.array([1, 2, 3, 4])
+    dims = {"batch": 4, "c_in": 32, "c_out": 64, "kernel_h": 1, "kernel_w": 1, "stride": 1, "groups": 2}
+    dims |= dict.fromkeys(("h_in", "w_in", "h_out", "w_out"), sides)
+    row = np.column_stack([np.broadcast_to(dims[name], 4) for name in DIMS["conv_native"]]).astype(float)
+    efforts = read("conv_native", np.column_stack((np.ones((4, 4)), row))).efforts
+    assert efforts[:, 0].tolist() == [2, 2, 2, 2]
+    assert efforts[:, 1] == pytest.approx([0, 4 * 64 * 16, 4 * 64 * 16, 0])  # 16 pixels fill a vector, 1 needs none
+
+
 def test_a_convolution_is_a_product() -> None:
     # ResNet's 3 x 3 layer at 56 x 56, batch 2, in 4 groups of 16 channels.
     dims = {"batch": 2, "c_in": 64, "c_out": 128, "h_in": 56, "w_in": 56, "h_out": 28, "w_out": 28}

@@ -529,6 +529,9 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "prelu": lambda width: nn.PReLU(width),
     "divide": lambda _: Layer(lambda x: x / (1.0 + torch.square(x))),
     "circular": lambda _: _padded("circular"),
+    "reflected lines": lambda _: Layer(
+        lambda x: F.pad(x.flatten(2), (2, 2), "reflect")[..., 2:-2].contiguous().view_as(x)
+    ),
     "log": lambda _: Layer(lambda x: torch.log1p(torch.abs(x))),
     "instance norm": lambda width: nn.InstanceNorm2d(width),
     "hardsigmoid": lambda _: nn.Hardsigmoid(),
@@ -551,6 +554,8 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "pointwise groups": lambda width: nn.Conv2d(width, width, 1, groups=2),
     "pointwise many groups": lambda width: nn.Conv2d(width, width, 1, groups=8),
     "dilated": lambda width: nn.Conv2d(width, width, 3, padding=2, dilation=2),
+    "groups of two": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width // 2),
+    "multiplied": lambda width: nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1, groups=width), nn.GLU(1)),
 }
 MEDLEY_LAYERS = 12  # of one network
 

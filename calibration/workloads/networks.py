@@ -57,7 +57,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
 WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
-VERSION = 8  # of what a spec means; a journal of another version is not resumed
+VERSION = 9  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -246,7 +246,7 @@ def _stages(
 
     A stem of large stride leaves what the late stages of a deep network see: small maps of many channels.
     """
-    kernel, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8)))
+    kernel, stride = rng.choice(((3, 1), (3, 2), (7, 2), (4, 4), (8, 8), (16, 16)))
     width = _multiple(spec.width / (2 if stride < 4 else 1), 8)
     layers: list[nn.Module] = [blocks.conv_norm(3, width, kernel, stride, activation=rng.choice(("relu", "silu")))]
     side = (spec.size + 2 * (kernel // 2) - kernel) // stride + 1

@@ -246,7 +246,8 @@ def _present(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
 def _noise(cells: pd.DataFrame) -> Noise:
     if "repeat_ratio" in cells and bool(cells["repeat_ratio"].notna().any()):
         return metrics.noise(cells["repeat_ratio"], "two interleaved halves of the repeats of each cell")
-    ratio = 1 + 2 * cells["spread_s"] / cells["latency_s_measured"]
+    # What was timed once has no spread, though its table says 0.
+    ratio = (1 + 2 * cells["spread_s"] / cells["latency_s_measured"]).where(cells["n"] > 1)
     return metrics.noise(ratio, "the spread within each cell (its repeats were not kept apart)")
 
 

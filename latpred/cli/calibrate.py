@@ -279,15 +279,14 @@ def fit(
         for line in table.kept():
             notice(line)
         profile = fit_profile(table, gpu, name=name, progress=notice)
-        notice(f"saved {store.save(profile, output.path)}")
-        output = output._replace(path=None)  # which is where the profile went
     elif raw is not None and not sources and mapping is None:
         profile = fit_raw(raw, name=name)
-        _refuse_to_replace_anothers(profile)
-        notice(f"saved {store.save(profile)}")
+        if output.path is None:
+            _refuse_to_replace_anothers(profile)
     else:
         raise UsageError("Give either tables of latencies or --raw DIR with the journal of a calibration.")
-    show_profile(profile, output)
+    notice(f"saved {store.save(profile, output.path)}")
+    show_profile(profile, output._replace(path=None))  # the profile itself went to the path
     if not profile.acceptance.passed:
         click.get_current_context().exit(1)
 

@@ -51,7 +51,9 @@ NATIVE = "conv_native"
 EFFORTS = {
     "generated": ("plain", "math", "strided", "looked_up"),
     "rnn": ("calls", "reread", "weights"),
-    NATIVE: ("groups",),  # PyTorch's own loops take these one after the other, too, each with ops of its own
+    # PyTorch's own loops take these one after the other, too, each with ops of its own. `read` adds what maps of few
+    # pixels take, which is no dimension.
+    NATIVE: ("groups",),
 }
 _VECTOR = 16  # values that one instruction of a CPU takes
 _MAYBE_NATIVE = {"conv", "conv_grouped", "conv_depthwise"}
@@ -146,9 +148,23 @@ def read(family: str, rows: Floats) -> Inputs:
         moved = np.log(np.maximum(work[:, 1] + work[:, 2] + work[:, 3], 1.0))
         return Inputs(work, np.concatenate((logs, moved[:, None]), axis=1), None, rows[:, form.efforts])
     product = np.exp(multiplied(log_dims, form.product))
-    if _name_of(family) == NATIVE:
-        logs = np.concatenate((logs, vector_padding(product[:, 0])[:, None]), axis=1)
-    return Inputs(work, logs, product, rows[:, form.efforts])
+    if _name_of(family) != NATIVE:
+        return Inputs(work, logs, product, rows[:, form.efforts])
+    logs = np.concatenate((logs, vector_padding(product[:, 0])[:, None]), axis=1)
+    efforts = np.concatenate((rows[:, form.efforts], _short_columns(product)[:, None]), axis=1)
+    return Inputs(work, logs, product, efforts)
+
+
+def _short_columns(product: Floats) -> Floats:
+    """Values of all columns of a product's second factor, where a column is shorter than a vector; else 0.
+
+    Pixels are what PyTorch's own convolutions put into vectors. For fewer than fill one, MKL has code that takes nearly
+    as long for 2 pixels as for 11, and three times as long as for 16. A single pixel is a product with a vector, for
+    which it has code, too.
+    """
+    pixels, columns, depth, copies = product.T
+    short: Floats = np.where((pixels > 1.5) & (pixels < _VECTOR - 0.5), columns * depth * copies, 0.0)
+    return short
 
 
 def multiplied(rows: Floats, matrix: Floats) -> Floats:

@@ -198,12 +198,15 @@ def _plane(shape: Sequence[int]) -> tuple[int, int]:
     return prod(shape[:-1]), shape[-1]
 
 
-def _family(transposed: bool, groups: int, c_in: int) -> str:
+def _family(transposed: bool, groups: int, c_in: int, c_out: int) -> str:
     if transposed:
         return "conv_transpose"
     if groups == 1:
         return "conv"
-    return "conv_depthwise" if groups == c_in else "conv_grouped"
+    if groups != c_in:
+        return "conv_grouped"
+    # oneDNN has no depthwise kernel for several results of each channel: they take 3 to 27 times as long on a CPU.
+    return "conv_depthwise" if c_out == c_in else "conv_depthwise.multiplied"
 
 
 def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], groups: int, transposed: bool) -> Work:
@@ -218,7 +221,7 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     dims = dict(zip(CONV_DIMS, sizes, strict=True))
     # Every output element of a convolution, or every input element of its transpose, meets one filter.
     macs = numel(x if transposed else y) * prod(weight.shape[1:])
-    return Work(_family(transposed, groups, c_in), dims, macs)
+    return Work(_family(transposed, groups, c_in, c_out), dims, macs)
 
 
 @cost("aten::conv1d", "aten::conv2d", "aten::conv3d")

@@ -330,7 +330,8 @@ def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
     if inputs.product is not None:
         compute = compute * inefficiency(fit.saturation, inputs.product, fit.multiprocessors, "one_row" in fit.features)
     if fit.efforts:
-        compute = compute + np.einsum("ij,j->i", inputs.efforts, np.array(fit.efforts))
+        known = inputs.efforts[:, : len(fit.efforts)]  # fits of earlier versions lack the last ones
+        compute = compute + np.einsum("ij,j->i", known, np.array(fit.efforts))
     return Roofline(fit.floor_us, compute, memory)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.ops.families import DIMS
+from latpred.ops.families import DIMS, root
 from latpred.profile.document import (
     SCHEMA_VERSION,
     Acceptance,
@@ -54,7 +54,7 @@ def mode_of(gpu: Spec, precision: str, family: str) -> str:
     """
     if precision in ("fp16", "bf16"):
         return "fp16" if gpu.tensor_cores else "half"
-    dense = family.startswith("conv") and family != "conv_depthwise"
+    dense = family.startswith("conv") and root(family) != "conv_depthwise"
     return "tf32" if "tf32" in gpu.tflops and (dense or precision == "tf32") else "fp32"
 
 

@@ -333,7 +333,7 @@ def _vanishes(op: Op, before: Op | None, target: str) -> bool:
     if before is None or root(op.family) == "factory":
         return root(op.family) == "factory"
     absorbed = op.family in _ABSORBED or op.family == "elementwise.add"
-    return before.family in _CONVOLUTIONS and (op.family == "batch_norm" or (target == "cpu" and absorbed))
+    return root(before.family) in _CONVOLUTIONS and (op.family == "batch_norm" or (target == "cpu" and absorbed))
 
 
 def _parts(op: Op, followed: Op | None) -> Iterator[Op]:
