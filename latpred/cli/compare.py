@@ -130,7 +130,7 @@ def _evaluate_left_out(
     "--suite",
     default="blind",
     show_default=True,
-    help="Which models: blind, everyday, recent or heldout.",
+    help="Which models: blind, everyday, recent, sealed or heldout.",
 )
 @batch_option(None, shown="the suite's")
 @click.option(

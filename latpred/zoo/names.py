@@ -354,12 +354,11 @@ def _built(
     def inputs(batch: int, where: str) -> Any:
         if kind == "seq":
             return {"input_ids": example_tokens(batch, size, where, vocabulary)}
-        if kind == "audio":
-            return {"input_values": torch.zeros(batch, size, device=where, dtype=dtype)}
         if kind == "custom":
-            return example_speech(model.config, batch, where, dtype)
-        pixels = torch.zeros(batch, 3, size, size, device=where, dtype=dtype)
-        return {"pixel_values": pixels} if transformers else (pixels,)
+            return placed(example_speech(model.config, batch, dtype), where)
+        shape, named = ((size,), "input_values") if kind == "audio" else ((3, size, size), "pixel_values")
+        values = torch.empty(batch, *shape, device="meta", dtype=dtype)
+        return placed({named: values} if transformers or kind == "audio" else (values,), where)
 
     return Built(_settled(model, dtype, device), inputs, name, kind, size)
 

@@ -17,7 +17,11 @@ from latpred.calibration.workloads.suites import Workload, workloads_of
 from latpred.errors import UsageError
 
 SUITES = {name: suites.get(name) for name in ("blind", "everyday", "recent", "sealed")}
-PUBLISHED, EVERYDAY, GATE = [SUITES[name] for name in ("blind", "recent", "sealed")], SUITES["everyday"], suites.get(suites.GATE)
+PUBLISHED, EVERYDAY, GATE = (
+    [SUITES[name] for name in ("blind", "recent", "sealed")],
+    SUITES["everyday"],
+    suites.get(suites.GATE),
+)
 SMALL = [workload for suite in SUITES.values() for workload in suite.ready]
 LITTLE = 1.2e9  # MACs of 60 ms, where two slow cores do some 20 GMAC a second
 
@@ -118,7 +122,7 @@ def test_every_name_of_the_heldout_suite_is_known(name: str) -> None:
 
 
 def test_an_unknown_suite() -> None:
-    known = "blind, everyday, recent, heldout"
+    known = "blind, everyday, recent, sealed, heldout"
     with pytest.raises(UsageError, match=rf"no suite 'gpu'\. Use one of {known}"):
         suites.get("gpu")
 
