@@ -21,7 +21,7 @@ PREDICTORS = {
     "latpred": "latpred",
     "sum of every op timed alone": "isolated_ops",
     "log-linear in MACs, bytes, launches and batch *": "log_features",
-    "line in MACs *": "flops_linear",
+    "linear fit on MACs *": "flops_linear",
     "larger of a constant and c x MACs *": "hard_max",
 }
 RUNTIMES = {name: name for name in ("eager", "torchscript", "onnxruntime")}

@@ -139,6 +139,19 @@ def test_tokens_are_ordinary_and_the_same_each_time() -> None:
     assert len(ids.unique()) > 60
 
 
+@pytest.mark.parametrize(
+    ("name", "size"), [("torchvision:resnet18", {"image": 64}), ("hubert", {"seq": 8000}), ("whisper-tiny", {})]
+)
+def test_other_inputs_are_noise_and_the_same_each_time(name: str, size: dict[str, int]) -> None:
+    built = names.build(name, device="meta", **size)
+    values, again = (
+        next(iter(made.values())) if isinstance(made, dict) else made[0]
+        for made in map(built.inputs, (2, 2), ("cpu", "cpu"))
+    )
+    assert torch.equal(values, again)
+    assert float(values.std()) == pytest.approx(1.0, abs=0.05)  # zeros pool and branch faster than any image does
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
