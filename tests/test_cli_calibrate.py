@@ -81,6 +81,7 @@ def test_a_journal_of_another_machine_does_not_replace_a_profile(
     assert store.find().machine.hostname_hash == machine().hostname_hash
     assert run("fit", "--raw", tmp_path, "-o", tmp_path / "elsewhere.json").exit_code in (0, 1)
     assert store.load(tmp_path / "elsewhere.json").machine.hostname_hash == "f" * 16
+    assert store.find().machine.hostname_hash == machine().hostname_hash
 
 
 def test_host_only_measures_keeps_and_says_how_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from latpred.graph.graph import Affine, Op
-from latpred.ops.families import CONV_DIMS, DIMS
+from latpred.ops.families import CONV_DIMS, DIMS, root
 from latpred.prediction.pricing import PriceList
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import DeviceProfile
@@ -102,7 +102,7 @@ def work() -> tuple[np.ndarray, np.ndarray]:
 def peak(gpu: gpus.Spec, op: Op) -> float:
     """Multiply-adds per microsecond that a GPU is sold with, in the format of an op."""
     wanted = {"float16": "fp16", "bfloat16": "bf16"}.get(op.dtype, "fp32")
-    dense = op.family.startswith("conv") and op.family != "conv_depthwise"
+    dense = op.family.startswith("conv") and root(op.family) != "conv_depthwise"
     wanted = "tf32" if wanted == "fp32" and dense else wanted
     return gpu.tflops.get(wanted, gpu.tflops["fp32"]) * 1e6 / 2
 

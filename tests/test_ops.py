@@ -68,7 +68,7 @@ def t(*shape: int) -> Fake:
             8 * 64 * 9,
         ),
         ("aten::pad", (t(2, 4, 8), (1, 1), "reflect"), t(2, 4, 10), "copy.pad.reflect.1d", 0),
-        ("aten::pad", (t(2, 4, 8, 8), (1, 1, 1, 1), "reflect"), t(2, 4, 10, 10), "copy.pad.reflect", 0),
+        ("aten::pad", (t(4, 8, 8), (1, 1, 1, 1), "reflect"), t(4, 10, 10), "copy.pad.reflect", 0),
         ("aten::conv2d", (t(1, 4, 8, 8), t(6, 2, 3, 3), None, 1, 1, 1, 2), t(1, 6, 8, 8), "conv_grouped", 6 * 64 * 18),
         ("aten::conv1d", (t(2, 3, 10), t(4, 3, 5)), t(2, 4, 6), "conv", 2 * 4 * 6 * 15),
         ("aten::conv_transpose2d", (t(1, 3, 4, 4), t(3, 2, 2, 2)), t(1, 2, 5, 5), "conv_transpose", 3 * 16 * 8),

@@ -56,6 +56,26 @@ def test_the_residual_learns_what_the_roofline_cannot_say() -> None:
     assert np.median(errors) < 0.06
 
 
+def test_maps_that_fill_no_vector_are_told_from_others() -> None:
+    """Pointwise convolutions of PyTorch's own: where a map has 2 to 15 pixels, each weight takes as long as of 30."""
+    rng = np.random.default_rng(4)
+    batch, side, entering, leaving = np.exp(rng.uniform([[0], [0], [3], [3]], [[2.5], [2.8], [6], [6]], (4, 240))).round()
+    pixels, one = side**2, np.ones(240)
+    macs = batch * pixels * entering * leaving
+    work = (macs, 4 * entering * leaving, 4 * batch * pixels * entering, 4 * batch * pixels * leaving)
+    rows = np.column_stack((*work, batch, entering, leaving, side, side, side, side, one, one, one, one))
+    short = (pixels > 1) & (pixels < 16)
+    times = 1.0 + np.where(short, 30.0 / pixels, 1.0) * macs / PEAK
+    learned, unseen = np.arange(240) < 160, np.arange(240) >= 160
+    fit = RooflineRegressor("conv_native").fit(rows[learned], times[learned]).fit_
+    assert fit.efforts[1] > 0
+    for some in (short, ~short):
+        asked = unseen & some
+        assert np.median(np.abs(evaluate(fit, rows[asked]) / times[asked] - 1)) < 0.05
+    earlier = msgspec.structs.replace(fit, efforts=fit.efforts[:1])  # a profile of before
+    assert (evaluate(earlier, rows[short]) < evaluate(fit, rows[short])).all()
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 15])
 def test_few_samples_still_give_sane_times(count: int) -> None:
     rows = gemm_rows(count)

@@ -78,7 +78,8 @@ def _fit_family(
     pooled = [sample for samples in leaves.values() for sample in samples]
     if len(pooled) < FEWEST:
         return {}
-    # What the leaves differ by is taken off before the residual is fitted, which would otherwise call it noise.
+    # What leaves without a fit of their own differ by is taken off before the residual is fitted, which would otherwise
+    # call it noise.
     plain = RooflineRegressor(family, multiprocessors).fit_roofline(*_averaged(pooled))
     enough = {leaf: nearest(APART, leaf, FEWEST_LEAF) for leaf in leaves}
     few = {leaf: samples for leaf, samples in leaves.items() if leaf != family and len(samples) < enough[leaf]}

@@ -247,7 +247,8 @@ def _noise(cells: pd.DataFrame) -> Noise:
     if "repeat_ratio" in cells and bool(cells["repeat_ratio"].notna().any()):
         return metrics.noise(cells["repeat_ratio"], "two interleaved halves of the repeats of each cell")
     # What was timed once has no spread, though its table says 0.
-    ratio = (1 + 2 * cells["spread_s"] / cells["latency_s_measured"]).where(cells["n"] > 1)
+    repeated = (cells["n"] > 1) | (cells["spread_s"] > 0)
+    ratio = (1 + 2 * cells["spread_s"] / cells["latency_s_measured"]).where(repeated)
     return metrics.noise(ratio, "the spread within each cell (its repeats were not kept apart)")
 
 

@@ -151,19 +151,18 @@ def read(family: str, rows: Floats) -> Inputs:
     if _name_of(family) != NATIVE:
         return Inputs(work, logs, product, rows[:, form.efforts])
     logs = np.concatenate((logs, vector_padding(product[:, 0])[:, None]), axis=1)
-    efforts = np.concatenate((rows[:, form.efforts], _short_columns(product)[:, None]), axis=1)
+    efforts = np.concatenate((rows[:, form.efforts], _weights_on_short_maps(product)[:, None]), axis=1)
     return Inputs(work, logs, product, efforts)
 
 
-def _short_columns(product: Floats) -> Floats:
-    """Values of all columns of a product's second factor, where a column is shorter than a vector; else 0.
+def _weights_on_short_maps(product: Floats) -> Floats:
+    """How many weights all samples meet whose maps have fewer pixels than fill a vector; else 0.
 
-    Pixels are what PyTorch's own convolutions put into vectors. For fewer than fill one, MKL has code that takes nearly
-    as long for 2 pixels as for 11, and three times as long as for 16. A single pixel is a product with a vector, for
-    which it has code, too.
+    PyTorch's own convolutions leave products to MKL, whose vectors hold pixels. For 2 to 11 of them it takes 2.5 to 4
+    times as long as for 16, whatever their number (an EPYC of family 25). A single pixel has code of its own.
     """
-    pixels, columns, depth, copies = product.T
-    short: Floats = np.where((pixels > 1.5) & (pixels < _VECTOR - 0.5), columns * depth * copies, 0.0)
+    pixels, results, depth, copies = product.T
+    short: Floats = np.where((pixels > 1.5) & (pixels < _VECTOR - 0.5), results * depth * copies, 0.0)
     return short
 
 

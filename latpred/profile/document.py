@@ -107,7 +107,8 @@ class KernelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref
     # Constants of `kernel_times.tiled`, which then stand for the rates and the saturation; empty where a roofline fits
     # as well.
     tiling: dict[str, float] = {}
-    efforts: tuple[float, ...] = ()  # microseconds of each thing that `graph.features.EFFORTS` counts for the family
+    # Microseconds of each thing that `graph.features.read` counts for the family; earlier fits lack the last ones.
+    efforts: tuple[float, ...] = ()
     # Whether the residual's covariance is the exponential of a sum of distances, as suits times that jump with the
     # choice of tiles; else Matern 3/2.
     jumps: bool = False

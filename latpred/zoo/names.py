@@ -36,6 +36,7 @@ from latpred.tracing.inputs import (
     dtype_of,
     example_speech,
     example_tokens,
+    example_values,
     from_example,
     placed,
 )
@@ -355,10 +356,11 @@ def _built(
         if kind == "seq":
             return {"input_ids": example_tokens(batch, size, where, vocabulary)}
         if kind == "custom":
-            return placed(example_speech(model.config, batch, dtype), where)
-        shape, named = ((size,), "input_values") if kind == "audio" else ((3, size, size), "pixel_values")
-        values = torch.empty(batch, *shape, device="meta", dtype=dtype)
-        return placed({named: values} if transformers or kind == "audio" else (values,), where)
+            return example_speech(model.config, batch, where, dtype)
+        if kind == "audio":
+            return {"input_values": example_values((batch, size), where, dtype)}
+        pixels = example_values((batch, 3, size, size), where, dtype)
+        return {"pixel_values": pixels} if transformers else (pixels,)
 
     return Built(_settled(model, dtype, device), inputs, name, kind, size)
 

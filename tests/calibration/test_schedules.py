@@ -96,6 +96,7 @@ def test_a_calibration_of_a_minute_times_what_the_blocks_of_networks_do_not_cont
     known = {op.family for spec in islice(schedules.sized_networks(), 66) for op in networks.graph(spec).ops}
     new = set(timed) - known
     assert {"copy.pad.reflect", "copy.pad.circular", "elementwise.elu", "elementwise.mish", "conv_transpose"} <= new
+    assert {"copy.pad.reflect.1d", "conv_depthwise.multiplied"} <= new
     assert len(new) > 25
     assert min(timed.values()) >= 2
     makers = list(blocks.MEDLEY)
