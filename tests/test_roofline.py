@@ -59,7 +59,8 @@ def test_the_residual_learns_what_the_roofline_cannot_say() -> None:
 def test_maps_that_fill_no_vector_are_told_from_others() -> None:
     """Pointwise convolutions of PyTorch's own: where a map has 2 to 15 pixels, each weight takes as long as of 30."""
     rng = np.random.default_rng(4)
-    batch, side, entering, leaving = np.exp(rng.uniform([[0], [0], [3], [3]], [[2.5], [2.8], [6], [6]], (4, 240))).round()
+    logs = rng.uniform([[0], [0], [3], [3]], [[2.5], [2.8], [6], [6]], (4, 240))
+    batch, side, entering, leaving = np.exp(logs).round()
     pixels, one = side**2, np.ones(240)
     macs = batch * pixels * entering * leaving
     work = (macs, 4 * entering * leaving, 4 * batch * pixels * entering, 4 * batch * pixels * leaving)

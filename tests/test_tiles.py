@@ -11,7 +11,7 @@ from latpred.fit import roofline
 from latpred.fit.residual import fit_residual
 from latpred.fit.roofline import RooflineRegressor
 from latpred.graph.features import read
-from latpred.prediction.kernel_times import EARLIER, PRIOR, TILES, KernelModel, evaluate, tiled
+from latpred.prediction.kernel_times import PRIOR, TILES, KernelModel, evaluate, tiled
 from latpred.profile.document import KernelFit
 
 MULTIPROCESSORS = 64
@@ -71,14 +71,6 @@ def test_products_of_a_gpu_are_fitted_by_their_tiles() -> None:
     again = msgspec.json.decode(msgspec.json.encode(fit), type=KernelFit)
     assert evaluate(again, fresh) == pytest.approx(model.predict(fresh), rel=1e-9)
     assert np.diag(KernelModel(fit).covariance(fresh)).min() > -1e-9
-
-
-def test_constants_of_earlier_profiles_mean_what_they_meant() -> None:
-    inputs = read("gemm", random_rows(50))
-    earlier = {name: value for name, value in CONSTANTS.items() if name not in EARLIER}
-    then = tiled(earlier, inputs.work, inputs.product, MULTIPROCESSORS).us
-    assert then == pytest.approx(tiled({**CONSTANTS, **EARLIER}, inputs.work, inputs.product, MULTIPROCESSORS).us)
-    assert not np.allclose(then, tiled(CONSTANTS, inputs.work, inputs.product, MULTIPROCESSORS).us, rtol=0.01)
 
 
 def test_without_multiprocessors_or_samples_a_roofline_does() -> None:

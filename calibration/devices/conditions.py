@@ -51,10 +51,10 @@ class Options(NamedTuple):
     def named(self, device: str) -> str:
         """Name of a profile measured so, where the user gives none.
 
-        >>> Options(threads=2).named("cpu")
-        'cpu-2-threads'
+        >>> Options(threads=2).named("cpu"), Options(threads=1).named("cpu")
+        ('cpu-2-threads', 'cpu-1-thread')
         """
-        threads = "" if self.threads is None else f"-{self.threads}-threads"
+        threads = "" if self.threads is None else f"-{self.threads}-thread{'s' * (self.threads > 1)}"
         return f"{device}{threads}{'-cudnn-benchmark' * self.cudnn_benchmark}"
 
     def noted_in(self, profile: DeviceProfile) -> DeviceProfile:

@@ -40,8 +40,6 @@ SHARPNESS = 4.0  # of the fall in bandwidth where a product outgrows the cache
 MOST_AT_ONCE = 2048  # rows that are evaluated together, so that a table takes little memory
 ELEMENT_BYTES = 2.0  # what a tile reads again is counted in halves; `cache` makes up for the rest
 
-# Constants that profiles of earlier versions lack, as they were then.
-EARLIER = {"epilogue": 0.0, "softness": 0.05}
 # Starting value of each constant beside the two rates, and how far (in logs) a device is believed to be from it.
 PRIOR: dict[str, tuple[float, float]] = {
     "rows": (16.0, 1.0),  # rows and columns of a tile at which half the throughput is reached
@@ -76,7 +74,6 @@ class Tiled(NamedTuple):
 
 def tiled(constants: Mapping[str, float], work: Floats, product: Floats, multiprocessors: int) -> Tiled:
     """Times of products."""
-    constants = {**EARLIER, **constants}
     parts = [
         _tiled(constants, work[start : start + MOST_AT_ONCE], product[start : start + MOST_AT_ONCE], multiprocessors)
         for start in range(0, max(len(work), 1), MOST_AT_ONCE)
