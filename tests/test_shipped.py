@@ -26,12 +26,14 @@ RECORDINGS = (
     Shipped("epyc-shared-everyday", 150, 0.08, 0.21),
     Shipped("epyc-shared-recent", 140, 0.08, 0.16),
     Shipped("epyc-shared-runtimes", 234, 0.08, 0.21),
+    Shipped("epyc-genoa-sealed", 140, 0.11, 0.17),
+    Shipped("epyc-genoa-everyday", 150, 0.09, 0.21),
 )
 
 
 @cache
 def replayed(name: str) -> dict[str, Any]:
-    return recording.load(name).replay(store.load("epyc-shared")).to_dict()
+    return recording.load(name).replay(store.load(name.rpartition("-")[0])).to_dict()
 
 
 @pytest.mark.parametrize("shipped", RECORDINGS, ids=lambda shipped: shipped.name)
