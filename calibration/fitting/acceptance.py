@@ -38,6 +38,7 @@ FEWEST = 5  # networks below which a gate cannot speak
 MEDIAN_GATE, P90_GATE = 0.15, 0.40
 LEAST_STABLE = 0.70
 MOST_DISTURBED = 0.25
+MOST_APART = 0.25
 MOST_SHIFT = 0.10
 MOST_MISSING = 1 / 3
 # Calm quick and full runs had 5 to 28 %, those in which the host moved the processors 97 % and more.
@@ -105,13 +106,15 @@ def network_spread(errors: Sequence[HoldoutError]) -> float:
 class RunQuality(NamedTuple):
     """How a calibration went.
 
-    stable : share of timings that were. disturbed : share of cells that never found a calm moment. shifts : second over
-    first timing of what was timed twice. missing : kinds of cells of which too many could not be measured. uneven : by
-    how many times one kind of work changed its speed against another meanwhile; None where that is not looked at.
+    stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
+    cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
+    what was timed twice. missing : kinds of cells of which too many could not be measured. uneven : by how many times
+    one kind of work changed its speed against another meanwhile; None where that is not looked at.
     """
 
     stable: float
     disturbed: float = 0.0
+    apart: float = 0.0
     shifts: Sequence[float] = ()
     missing: Sequence[str] = ()
     uneven: float | None = None
@@ -145,6 +148,12 @@ def accepted(networks: Sequence[HoldoutError], models: Sequence[HoldoutError], r
     if run.shifts:
         moved = float(np.median(np.abs(np.log(run.shifts))))
         gates[f"median shift between two timings at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
+    if run.apart:
+        together = run.apart <= MOST_APART
+        gates[f"cells timed while the host had moved the processors apart at most {MOST_APART:.0%}"] = (
+            run.apart,
+            together,
+        )
     if run.uneven is not None:
         even = run.change <= MOST_UNEVEN
         gates[f"change of one kind of work against another at most {MOST_UNEVEN:.0%}"] = (run.change, even)
@@ -206,11 +215,15 @@ def _advice(failed: bool, enough: bool, run: RunQuality) -> tuple[str, ...]:
             f"Other work disturbed {run.disturbed:.0%} of the cells until the end. Stop it, or wait until whoever "
             "shares the processors is done, and calibrate anew: latpred calibrate --fresh"
         )
+    elif run.apart > MOST_APART:
+        advice.append(
+            f"The host had moved the processors apart for {run.apart:.0%} of the cells, so that threads met later than "
+            "at other times. Calibrate anew, or on one thread: latpred calibrate --fresh --threads 1"
+        )
     elif run.change > MOST_UNEVEN:
         advice.append(
-            f"Kinds of work changed their speed against each other by {run.change:.0%} during the run, as when a "
-            "shared host moves its virtual processors. Calibrate anew, or on one thread: latpred calibrate --fresh "
-            "--threads 1"
+            f"Kinds of work changed their speed against each other by {run.change:.0%} during the run, as on another "
+            "machine. Calibrate anew, or on one thread: latpred calibrate --fresh --threads 1"
         )
     elif failed:
         advice.append("Close other programs, let the machine cool down, and calibrate anew: latpred calibrate --fresh")

@@ -169,7 +169,8 @@ def kernel_samples(
     `dispatch` are the costs in tiny networks, with how much longer dispatch takes from cold caches; `in_place` the same
     as the clock around each call has it, which is a little longer.
     """
-    kernels = [_kernels(run, in_place or dispatch, _cold_us(run, dispatch)) for run in runs]
+    timed_calls = msgspec.structs.replace(dispatch, cold_calls=0.0)  # what precedes a call, no clock is on
+    kernels = [_kernels(run, in_place or dispatch, _cold_us(run, timed_calls)) for run in runs]
     refill = _cache_refill(runs, kernels, dispatch)
     samples = []
     for run, launched in zip(runs, kernels, strict=True):
@@ -204,7 +205,8 @@ def with_cold(
         return dispatch
     factor = max(float(np.dot(cold, extra) / np.dot(cold, cold)), 0.0)
     costs_us = {name: round(factor * cost, 4) for name, cost in in_place.costs_us.items()}
-    return msgspec.structs.replace(all_cold, cold_costs_us=costs_us)
+    # Python's own code goes as that of the calls which it makes.
+    return msgspec.structs.replace(all_cold, cold_costs_us=costs_us, cold_calls=round(factor, 4))
 
 
 def host_us(run: TimedNetwork, dispatch: DispatchFit) -> float:

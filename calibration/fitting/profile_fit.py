@@ -185,7 +185,8 @@ def _checked(
     stable = sum(timing.stable for timing in timings) / len(timings)
     shifts = acceptance.shift(_fast(rows))
     uneven = None if profile.device.asynchronous else unevenness(visits.readings(every))
-    quality = RunQuality(stable, profile.disturbed, shifts, acceptance.missing(every), uneven)
+    apart = sum(map(visits.is_apart, every)) / len(every)
+    quality = RunQuality(stable, profile.disturbed, apart, shifts, acceptance.missing(every), uneven)
     verdict = acceptance.accepted(errors, of_models, quality)
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
 

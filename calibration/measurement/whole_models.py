@@ -11,6 +11,7 @@ import gc
 import math
 import random
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from latpred.calibration.devices import Call, Device, conditions, open_device
 from latpred.calibration.session import OUT_OF_MEMORY, REFUSED, failure_of
 from latpred.calibration.timing import timer
 from latpred.calibration.timing.reference_speed import (
+    APART_WAIT_S,
     SLOW,
     ReferenceTimer,
     RunSpeed,
@@ -291,6 +293,7 @@ class _Visits:
         self._counter, kind = counter, bench.info.kind
         self._reference = ReferenceTimer(torch.get_num_threads()) if kind != "simulated" else None
         self._gauge = gauge_of(torch.get_num_threads()) if kind == "cpu" else None
+        self._timed_s = self._waited_s = 0.0
 
     @property
     def fastest(self) -> SpeedReading:
@@ -325,6 +328,9 @@ class _Visits:
             call = self.bench.call(cell.workload, cell.batch, cell.runtime, self.precision)
             return timer.timed(self.bench.device, call, self.protocol, self.plan, self._gauge)
 
+        if self._gauge is not None and self._waited_s < self._timed_s:  # never longer than it measures
+            self._waited_s += self._gauge.await_full_speed(min(APART_WAIT_S, self._timed_s - self._waited_s))
+        start = time.monotonic()
         try:
             timing = self.bench.attempt(timed)
         except (UsageError, DeviceError):
@@ -335,6 +341,7 @@ class _Visits:
                 if other.workload is cell.workload and other.runtime == cell.runtime and not other.failure:
                     other.failure = _shared_failure(cell, other)
             return
+        self._timed_s += time.monotonic() - start
         speed_us = {} if self._reference is None else self._reference.read()
         cell.visits.append(_Visit(timing, self.fastest, speed_us))
 

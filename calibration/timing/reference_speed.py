@@ -2,9 +2,11 @@
 
 A core of a shared machine often shares its execution units with a neighbour's. While that one computes, everything
 here takes 1.2 to 1.6 times as long; that lasts for tenths of a second to minutes, and no counter of the system shows
-it. A `SpeedGauge` sees it in a tenth of a millisecond, so that what was timed in slow moments can be left out. A
-`ReferenceTimer` says how fast the machine is by kind of work: a profile holds for one stated speed. What another
-speed does to a prediction is `latpred.host`'s.
+it. A host may also move two virtual processors apart, onto cores without a common cache, and together again some
+seconds later: what threads hand each other then takes longer, streams through memory take less. A `SpeedGauge` sees
+both in a fraction of a millisecond, so that what was timed in such moments can be left out. A `ReferenceTimer` says how
+fast the machine is by kind of work: a profile holds for one stated speed. What another speed does to a prediction is
+`latpred.host`'s.
 """
 
 from __future__ import annotations
@@ -43,6 +45,10 @@ FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are tho
 # Power of the threaded loop's slowdown that counts: where a neighbour slows another core than the one that dispatches,
 # only what is shared out among threads takes longer, and that by less.
 THREADED_POWER = 0.4
+# Times that threads take longer to meet, against dispatch, from which the processors are apart: 1.8 on an EPYC of
+# family 25 and on one of family 26, where a neighbour's work makes it 0.9.
+APART = 1.4
+FAST_WAIT_S, APART_WAIT_S, POLL_S = 0.5, 20.0, 0.01  # for a neighbour to pause, and until processors are together again
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
 HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
 
@@ -94,6 +100,21 @@ class SpeedGauge:
         """How many times slower a moment was than the fastest ones of this gauge; at least 1."""
         return slower(moment, self._fastest)
 
+    def is_apart(self, moment: SpeedReading) -> bool:
+        """Whether the processors were apart then, and are not always."""
+        return is_apart(moment, self.fastest)
+
+    def await_full_speed(self, limit_s: float, if_apart: Callable[[], None] | None = None) -> float:
+        """Wait while the processors are slow or, which takes longer and is said, apart; gives the seconds it took."""
+        start, longest_s = time.monotonic(), FAST_WAIT_S
+        while self.slowdown(moment := self.read()) > SLOW and time.monotonic() - start < min(longest_s, limit_s):
+            if longest_s < APART_WAIT_S and self.is_apart(moment):
+                longest_s = APART_WAIT_S
+                if if_apart is not None:
+                    if_apart()
+            time.sleep(POLL_S)
+        return time.monotonic() - start
+
     def between(self, moments: Sequence[SpeedReading]) -> list[float]:
         """How slow it was between each moment and the next: as at the slower of the two."""
         slow = [self.slowdown(moment) for moment in moments]
@@ -132,6 +153,19 @@ def slower(moment: SpeedReading, other: SpeedReading) -> float:
     if other.threads_us > 0:
         ratio = max(ratio, (moment.threads_us / other.threads_us) ** THREADED_POWER)
     return ratio
+
+
+def is_apart(moment: SpeedReading, other: SpeedReading) -> bool:
+    """Whether threads meet so late, against another moment, that their processors must be further from each other.
+
+    >>> is_apart(SpeedReading(100.0, 50.0), SpeedReading(100.0, 28.0))
+    True
+    >>> is_apart(SpeedReading(180.0, 50.0), SpeedReading(100.0, 28.0))  # a neighbour slows both
+    False
+    """
+    if min(other) <= 0:
+        return False
+    return moment.threads_us / other.threads_us > APART * max(moment.dispatch_us / other.dispatch_us, 1.0)
 
 
 @cache
@@ -227,7 +261,8 @@ def speed_now(threads: int, seconds: float = 1.0) -> dict[str, float]:
 class RunSpeed(NamedTuple):
     """How fast a machine is at its full speed, and what its slow moments do to each kind of work.
 
-    full_us : of each reference. powers : of how slow a moment is by `slower`, by which each takes longer then.
+    full_us : of each reference. powers : of how slow a moment is by `slower`, by which each takes longer then. Moments
+    in which the processors were apart count for neither.
     """
 
     full_us: Mapping[str, float]
@@ -242,7 +277,7 @@ class RunSpeed(NamedTuple):
         >>> speed.full_us, round(speed.powers["product"], 3)
         ({'dispatch': 100.0, 'product': 500.0}, 0.235)
         """
-        us = _columns(readings)
+        us = _together(_columns(readings))
         slow = _slow_moments(us)
         powers = {kind: _power(values, slow, USUAL_POWERS[kind]) for kind, values in us.items()}
         full = {kind: round(float(np.median(values / slow ** powers[kind])), 3) for kind, values in us.items()}
@@ -252,13 +287,20 @@ class RunSpeed(NamedTuple):
         """What each reference takes in moments as slow as that, in one of which they took `read_us`.
 
         Neighbours hold part of the shared cache for minutes, so that reading counts by itself, beside the product's.
+        Where the processors were apart, all readings count by themselves.
         """
-        us = {kind: full * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, full in self.full_us.items()}
         read = read_us or {}
+        if self.is_apart(read):
+            return {kind: read.get(kind, full) for kind, full in self.full_us.items()}
+        us = {kind: full * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, full in self.full_us.items()}
         if CACHE in read and CACHE in us:
             beside = read[CACHE] / us[CACHE] / (read.get(PRODUCT, us[PRODUCT]) / us[PRODUCT])
             us[CACHE] *= min(max(beside, 1 / HOPELESS), HOPELESS)
         return us
+
+    def is_apart(self, read_us: Mapping[str, float]) -> bool:
+        """Whether a reading is of a moment in which the processors were apart."""
+        return is_apart(moment_of(read_us), moment_of(self.full_us))
 
 
 FULL = RunSpeed({}, {})  # of a device that nobody looked at
@@ -267,16 +309,15 @@ FULL = RunSpeed({}, {})  # of a device that nobody looked at
 def unevenness(readings: Iterable[Mapping[str, float]]) -> float:
     """By how much some kind of work changed its speed against another between two quarters of a run; 1 where all alike.
 
-    A machine that is slower as a whole is brought to one speed. A host that moves virtual processors apart halves the
-    time of a stream and doubles that of a loop which threads share, and is another machine from then on. What slow
-    moments do to each kind does not count. Too few readings tell nothing.
+    A machine that is slower as a whole is brought to one speed. What slow moments do to each kind does not count, nor
+    do moments in which the processors were apart. Too few readings tell nothing.
 
     >>> before, after = {"stream": 1400.0, "threads": 22.0}, {"stream": 860.0, "threads": 22.0}
     >>> round(unevenness([before] * 20 + [after] * 20), 2)
     1.63
     """
     kept = list(readings)
-    us, powers = _columns(kept), RunSpeed.of(kept).powers
+    us, powers = _together(_columns(kept)), RunSpeed.of(kept).powers
     slow = _slow_moments(us) if us else np.ones(0)
     if len(slow) < QUARTERS * FEWEST_IN_QUARTER:
         return 1.0
@@ -296,11 +337,30 @@ def _columns(readings: Iterable[Mapping[str, float]]) -> dict[str, Floats]:
 
 def _slow_moments(us: Mapping[str, Floats]) -> Floats:
     """How slow it was at each reading, against the run's fastest ones."""
-    seen = [us[kind] if kind in us else np.zeros(1) for kind in (DISPATCH, THREADS)]
-    moments = [SpeedReading(*pair) for pair in np.broadcast(*seen)]
-    fastest = SpeedReading(*(float(np.quantile(values, FASTEST)) for values in seen))
+    moments, fastest = _moments(us)
     slow: Floats = np.array([slower(moment, fastest) for moment in moments])
     return slow
+
+
+def _together(us: Mapping[str, Floats]) -> Mapping[str, Floats]:
+    """Readings without those of moments in which the processors were apart."""
+    if THREADS not in us or DISPATCH not in us:
+        return us
+    moments, fastest = _moments(us)
+    kept = np.array([not is_apart(moment, fastest) for moment in moments], dtype=bool)
+    return {kind: values[kept] for kind, values in us.items()}
+
+
+def _moments(us: Mapping[str, Floats]) -> tuple[list[SpeedReading], SpeedReading]:
+    """What readings say of the processors, and the fastest of them."""
+    seen = [us[kind] if kind in us else np.zeros(1) for kind in (DISPATCH, THREADS)]
+    fastest = SpeedReading(*(float(np.quantile(values, FASTEST)) for values in seen))
+    return [SpeedReading(*pair) for pair in np.broadcast(*seen)], fastest
+
+
+def moment_of(read_us: Mapping[str, float]) -> SpeedReading:
+    """What a reading says of the processors."""
+    return SpeedReading(read_us.get(DISPATCH, 0.0), read_us.get(THREADS, 0.0))
 
 
 def _power(us: Floats, slow: Floats, usual: float) -> float:

@@ -93,8 +93,11 @@ class ColdDispatch:
         if not fit.cold_costs_us:
             return None
         names, code = numbered(schedule.host_class)
-        most_us = np.array([slower * nearest(fit.cold_costs_us, name) for name in names], dtype=float)
-        return cls(most_us[code], _reuse_bytes(schedule, moved), fit.cold_bytes)
+        most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
+        if fit.cold_calls:
+            calls_us = schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
+            most_us += fit.cold_calls * fit.scale * calls_us
+        return cls(slower * most_us, _reuse_bytes(schedule, moved), fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
         """Microseconds that each step takes longer at each batch, shape (n, batches)."""

@@ -154,7 +154,8 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `costs_us` maps a host class to microseconds; a class that is missing falls back to its own prefix
     ("view.transpose" to "view") and at last to "". `scale` is what the same op costs inside a network over what it
     costs in a loop of its own. `cold_costs_us` is what a dispatch takes longer at most whose code has left the
-    caches, half of it once `cold_bytes` have passed since the last of its class (see `latpred.prediction.pricing`).
+    caches, half of it once `cold_bytes` have passed since the last of its class (see `latpred.prediction.pricing`);
+    `cold_calls` is the same of the module and Python calls before it, as a multiple of what they take.
 
     `kernels` (precision, then family) come before those of the profile. What is not in it takes the profile's times,
     times `kernel_scales` of its format and kind or family ("bf16.conv.3x3"), else of the kind or family alone, or of
@@ -169,6 +170,7 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: float = 1.0
     cold_costs_us: dict[str, float] = {}
     cold_bytes: float = 0.0
+    cold_calls: float = 0.0
     spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
     busy_spread: float | None = None  # the same where the device sets the pace; None where it is not known apart
     # Standard deviation of the log of what the asker's host takes over the profile's: of hosts with such a GPU, where

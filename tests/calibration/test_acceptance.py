@@ -75,6 +75,8 @@ SHIFT = "median shift between two timings at most 10%"
 CALM = "cells that other work disturbed at most 25%"
 ENOUGH = "networks to judge by at least 5"
 CHANGE = "change of one kind of work against another at most 50%"
+TOGETHER = "cells timed while the host had moved the processors apart at most 25%"
+APART = "The host had moved the processors apart for 30% of the cells"
 UNEVEN = "Kinds of work changed their speed against each other by 63%"
 
 
@@ -87,6 +89,8 @@ UNEVEN = "Kinds of work changed their speed against each other by 63%"
         ([1.0] * 10, RunQuality(0.69), {"timings that were stable at least 70%": "69.0%"}, [ANEW]),
         ([1.0] * 10, RunQuality(0.9, shifts=(1.2, 1.2, 1.0)), {SHIFT: "18.2%"}, [ANEW]),
         ([1.0] * 10, RunQuality(1.0, disturbed=0.4), {CALM: "40.0%"}, [DISTURBED]),
+        ([1.0] * 10, RunQuality(1.0, apart=0.25), {}, []),
+        ([1.0] * 10, RunQuality(1.0, apart=0.3), {TOGETHER: "30.0%"}, [APART]),
         ([1.0] * 10, RunQuality(1.0, uneven=1.63), {CHANGE: "63.0%"}, [UNEVEN]),
         ([1.0] * 4, RunQuality(1.0), {ENOUGH: "4"}, [MORE_TIME]),
         ([], RunQuality(1.0), dict.fromkeys((MEDIAN, P90), "nothing to judge by") | {ENOUGH: "0"}, [ANEW, MORE_TIME]),

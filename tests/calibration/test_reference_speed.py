@@ -132,5 +132,47 @@ def test_only_kinds_of_work_that_change_against_each_other_are_uneven() -> None:
     assert unevenness([fast] * 3 + [fast | {"stream": 2e3}] * 3) == unevenness([]) == 1.0  # too few to say
 
 
+TOGETHER = {DISPATCH: 100.0, THREADS: 28.0, "stream": 2000.0}
+MOVED = {DISPATCH: 103.0, THREADS: 50.0, "stream": 1200.0}
+
+
+def test_moments_with_the_processors_apart_are_another_machines() -> None:
+    readings = [TOGETHER] * 12 + [MOVED] * 20
+    speed = RunSpeed.of(readings)
+    assert speed.full_us == pytest.approx(TOGETHER)
+    assert speed.at(1.26, MOVED) == MOVED  # no power of how slow the moment was gives these
+    assert speed.at(1.0, TOGETHER) == pytest.approx(TOGETHER)
+    assert unevenness(readings) == 1.0
+    assert RunSpeed.of([MOVED] * 20).full_us == pytest.approx(MOVED)  # always so: then that is the machine
+
+
+class Moved(ScriptedGauge):
+    """The processors are apart at first, and together after some looks."""
+
+    def __init__(self, looks: int, dispatch_us: float = 1.0) -> None:
+        super().__init__([dispatch_us] * looks)
+        self.looks = looks
+
+    def read(self) -> SpeedReading:
+        return super().read()._replace(threads_us=2.0 if self.reads <= self.looks else 1.0)
+
+    @property
+    def fastest(self) -> SpeedReading:
+        return SpeedReading(1.0, 1.0)
+
+    def slowdown(self, moment: SpeedReading) -> float:
+        return reference_speed.slower(moment, self.fastest)
+
+
+def test_processors_that_are_apart_are_waited_for_longer_than_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_speed, "FAST_WAIT_S", 0.0)
+    monkeypatch.setattr(reference_speed, "POLL_S", 0.0)
+    said: list[str] = []
+    for gauge, limit_s, looks in ((Moved(5), 60.0, 6), (Moved(5, dispatch_us=2.0), 60.0, 1), (Moved(5), 0.0, 1)):
+        gauge.await_full_speed(limit_s, lambda: said.append("apart"))
+        assert gauge.reads == looks
+    assert said == ["apart"]
+
+
 def test_one_gauge_serves_the_process() -> None:
     assert reference_speed.gauge_of(1) is reference_speed.gauge_of(1) is not reference_speed.gauge_of(2)

@@ -111,13 +111,11 @@ def test_slow_timings_are_visited_again(made: Made, session: Session) -> None:
 def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fastest = iter([1.0, 1.45, 1.45, 1.0, 1.0, 1.0])  # by chance fast at first, then slow for a while
-    monkeypatch.setattr(ScriptedGauge, "fastest", property(lambda _: SpeedReading(next(fastest, 1.0))))
     visited, measure = made(), Measuring()
-    for number in (1, 2, 3):
+    for number, fastest in ((1, 1.45), (2, 1.0), (3, 1.0)):
+        monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(fastest))
         visited.run(cell(number), measure)
-    # Each visit asks twice, before and after: the first cell was timed when 1.45 passed for full speed.
-    assert measure.asked == [1, 2, 3, 1]
+    assert measure.asked == [1, 2, 1, 3]
 
 
 def test_nothing_is_watched_on_a_simulated_device(session: Session) -> None:
@@ -201,6 +199,22 @@ def test_every_row_has_the_reading_of_its_moment(made: Made, session: Session, m
             monkeypatch.setattr(visited, "_read_at", -math.inf)
         visited.run(cell(number), Measuring())
     assert [one.speed for one in session.rows] == [{host.CACHE: 3000.0}] * 2 + [{host.CACHE: 4000.0}]
+
+
+def test_rows_of_processors_apart_are_marked_and_left_out(
+    made: Made, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = {host.DISPATCH: 1.0, host.THREADS: 1.0}
+    monkeypatch.setattr(ScriptedGauge, "fastest", SpeedReading(1.0, 1.0))
+    readings = iter([together, together | {host.THREADS: 2.0}, together | {host.DISPATCH: 2.0, host.THREADS: 2.0}])
+    visited = made()
+    visited._overtime_s = 0.0
+    monkeypatch.setattr(visited, "_reference", types.SimpleNamespace(read=lambda: next(readings)))
+    for number, slow in enumerate((1.0, 1.27, 1.5)):  # a slow cell is read for by itself, however soon it follows
+        visited._visit(cell(number), Measuring([slow]))
+    assert [one.disturbed for one in session.rows] == ["", visits.APART, SLOWED]
+    assert visits.undisturbed(session.rows) == [session.rows[0], session.rows[2]]
+    assert not any(map(visits.is_disturbed, session.rows))
 
 
 def test_failures_are_counted_by_reason() -> None:
