@@ -41,8 +41,6 @@ MOST_DISTURBED = 0.25
 MOST_APART = 0.25
 MOST_SHIFT = 0.10
 MOST_MISSING = 1 / 3
-# Calm quick and full runs had 5 to 28 %, those in which the host moved the processors 97 % and more.
-MOST_UNEVEN = 0.50
 
 
 class HoldoutError(NamedTuple):
@@ -108,8 +106,7 @@ class RunQuality(NamedTuple):
 
     stable : share of timings that were. disturbed : share of cells that never found a calm moment. apart : share of
     cells that only found moments in which the host had moved the processors apart. shifts : second over first timing of
-    what was timed twice. missing : kinds of cells of which too many could not be measured. uneven : by how many times
-    one kind of work changed its speed against another meanwhile; None where that is not looked at.
+    what was timed twice. missing : kinds of cells of which too many could not be measured.
     """
 
     stable: float
@@ -117,12 +114,6 @@ class RunQuality(NamedTuple):
     apart: float = 0.0
     shifts: Sequence[float] = ()
     missing: Sequence[str] = ()
-    uneven: float | None = None
-
-    @property
-    def change(self) -> float:
-        """By which share one kind of work changed its speed against another."""
-        return (self.uneven or 1.0) - 1.0
 
 
 def missing(rows: Iterable[Row]) -> list[str]:
@@ -150,13 +141,7 @@ def accepted(networks: Sequence[HoldoutError], models: Sequence[HoldoutError], r
         gates[f"median shift between two timings at most {MOST_SHIFT:.0%}"] = (moved, moved <= MOST_SHIFT)
     if run.apart:
         together = run.apart <= MOST_APART
-        gates[f"cells timed while the host had moved the processors apart at most {MOST_APART:.0%}"] = (
-            run.apart,
-            together,
-        )
-    if run.uneven is not None:
-        even = run.change <= MOST_UNEVEN
-        gates[f"change of one kind of work against another at most {MOST_UNEVEN:.0%}"] = (run.change, even)
+        gates[f"cells while the host had moved the processors apart at most {MOST_APART:.0%}"] = (run.apart, together)
     checks = {name: f"{_share(value)}: {'passed' if passed else 'failed'}" for name, (value, passed) in gates.items()}
     if enough_models and networks:
         checks["median error of holdout networks"] = f"{median_error(networks):.1%}"
@@ -219,11 +204,6 @@ def _advice(failed: bool, enough: bool, run: RunQuality) -> tuple[str, ...]:
         advice.append(
             f"The host had moved the processors apart for {run.apart:.0%} of the cells, so that threads met later than "
             "at other times. Calibrate anew, or on one thread: latpred calibrate --fresh --threads 1"
-        )
-    elif run.change > MOST_UNEVEN:
-        advice.append(
-            f"Kinds of work changed their speed against each other by {run.change:.0%} during the run, as on another "
-            "machine. Calibrate anew, or on one thread: latpred calibrate --fresh --threads 1"
         )
     elif failed:
         advice.append("Close other programs, let the machine cool down, and calibrate anew: latpred calibrate --fresh")

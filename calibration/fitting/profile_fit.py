@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import msgspec
+import numpy as np
 
 from latpred.calibration.cells import CLOCK
 from latpred.calibration.devices import constants
@@ -29,11 +30,11 @@ from latpred.calibration.fitting.kernel_fit import KernelSample, fit_kernels, ke
 from latpred.calibration.schedules import network_spec
 from latpred.calibration.session import Row
 from latpred.calibration.timing import visits
-from latpred.calibration.timing.reference_speed import FULL, RunSpeed, unevenness
+from latpred.calibration.timing.reference_speed import FULL, RunSpeed
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError
 from latpred.graph.features import layout
-from latpred.host import SAME
+from latpred.host import SAME, Slowdown
 from latpred.prediction.kernel_times import resident_share
 from latpred.profile.document import (
     SCHEMA_VERSION,
@@ -85,11 +86,20 @@ def fit_profile(
         acceptance=Acceptance(False, {}, ()),
         seconds=round(sum(row.seconds for row in eager), 3),
         speed=dict(speed.full_us),
+        usual=_usual(good, of_rows),
         disturbed=round(sum(map(visits.is_disturbed, eager)) / len(eager), 4),
         slowed=round(sum(map(visits.is_slowed, eager)) / len(eager), 4),
         failures=visits.failures(eager),
     )
     return _checked(profile, good, eager, of_rows)
+
+
+def _usual(rows: Iterable[Row], speed: RunSpeed) -> dict[str, float]:
+    """How many times longer than at full speed things took around the middle one of networks and models."""
+    slow = [visits.slowdown(row, speed) for row in rows if _mixed(row)]
+    if not speed.full_us or not slow:
+        return {}
+    return dict(zip(Slowdown._fields, np.round(np.median(slow, axis=0), 3).tolist(), strict=True))
 
 
 def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, DispatchFit]:
@@ -184,17 +194,20 @@ def _checked(
     timings = [timing for row in rows for timing in row.timings.values()]
     stable = sum(timing.stable for timing in timings) / len(timings)
     shifts = acceptance.shift(_fast(rows))
-    uneven = None if profile.device.asynchronous else unevenness(visits.readings(every))
     apart = sum(map(visits.is_apart, every)) / len(every)
-    quality = RunQuality(stable, profile.disturbed, apart, shifts, acceptance.missing(every), uneven)
+    quality = RunQuality(stable, profile.disturbed, apart, shifts, acceptance.missing(every))
     verdict = acceptance.accepted(errors, of_models, quality)
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
 
 
 def _at_full_speed(row: Row, speed: RunSpeed) -> Row:
     """A row at full speed; those in which dispatch and kernels mix stay as they are."""
-    mixed = row.cell.kind == acceptance.MODEL or (row.cell.kind == "network" and not network_spec(row.cell).tiny)
-    return row if mixed else visits.at_full_speed(row, speed)
+    return row if _mixed(row) else visits.at_full_speed(row, speed)
+
+
+def _mixed(row: Row) -> bool:
+    """Whether a row is of dispatch and kernels together."""
+    return row.cell.kind == acceptance.MODEL or (row.cell.kind == "network" and not network_spec(row.cell).tiny)
 
 
 def _fast(rows: Sequence[Row]) -> Sequence[Row]:

@@ -189,8 +189,8 @@ def _shift(index: int, other: int, first: DeviceProfile, second: DeviceProfile, 
     # The first profile is predicted at the speed that the second was measured at.
     slowdown = host.slowdown(first.speed, second.speed, asynchronous=first.device.asynchronous)
     predictor = Predictor(first)
-    before, at_speed = _latencies(predictor, graphs), _latencies(predictor.at(slowdown), graphs)
-    after = _latencies(Predictor(second), graphs)
+    before, at_speed = (_latencies(predictor.at(one), graphs) for one in (host.SAME, slowdown))
+    after = _latencies(Predictor(second).at(host.SAME), graphs)
     off = np.abs(np.expm1(np.log(after / at_speed)))
     return Shift(
         first=index + 1,

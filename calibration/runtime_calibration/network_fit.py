@@ -51,7 +51,7 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
     of other kinds are only brought to the full speed of their own minutes: what is in them their calibrator knows.
     """
     speed = FULL if profile.device.asynchronous else visits.speed_of(rows)
-    usual = Predictor(profile)
+    predictor = Predictor(profile)
 
     def longer(row: Row) -> float | None:
         if row.cell.kind != "network":
@@ -61,7 +61,7 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
             return 1.0
         spec = schedules.network_spec(row.cell)
         graph = networks.graph(spec, row.cell.precision)
-        slow, fast = (one.predict(graph, spec.batch) for one in (usual.at(slowdown), usual))
+        slow, fast = (predictor.at(one).predict(graph, spec.batch) for one in (slowdown, SAME))
         return slow.latency_ms / fast.latency_ms
 
     return [visits.at_full_speed(row, speed, longer(row)) for row in visits.undisturbed(rows)]

@@ -38,7 +38,6 @@ THREADED_VALUES = 40_000  # just more than PyTorch leaves to one thread
 # neighbours; for runs that saw too few slow moments, or too few others, to say so themselves.
 USUAL_POWERS = {DISPATCH: 1.0, PRODUCT: 0.12, CONVOLUTION: 0.5, CACHE: 0.25, STREAM: 0.35, THREADS: 1.0}
 FEWEST_MOMENTS = 5
-QUARTERS, FEWEST_IN_QUARTER = 4, 3
 REPEATS = {PRODUCT: 3, CACHE: 3, STREAM: 1, DISPATCH: 3, THREADS: 3, CONVOLUTION: 3}
 FASTEST = 0.1  # quantile of readings that stands for the fastest moments of a run: most may be slow ones
 FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are thousands
@@ -107,11 +106,13 @@ class SpeedGauge:
     def await_full_speed(self, limit_s: float, if_apart: Callable[[], None] | None = None) -> float:
         """Wait while the processors are slow or, which takes longer and is said, apart; gives the seconds it took."""
         start, longest_s = time.monotonic(), FAST_WAIT_S
-        while self.slowdown(moment := self.read()) > SLOW and time.monotonic() - start < min(longest_s, limit_s):
-            if longest_s < APART_WAIT_S and self.is_apart(moment):
+        while self.slowdown(moment := self.read()) > SLOW:
+            if longest_s < min(APART_WAIT_S, limit_s) and self.is_apart(moment):
                 longest_s = APART_WAIT_S
                 if if_apart is not None:
                     if_apart()
+            if time.monotonic() - start >= min(longest_s, limit_s):
+                break
             time.sleep(POLL_S)
         return time.monotonic() - start
 
@@ -290,7 +291,7 @@ class RunSpeed(NamedTuple):
         Where the processors were apart, all readings count by themselves.
         """
         read = read_us or {}
-        if self.is_apart(read):
+        if is_apart(moment_of(read), moment_of(self.full_us)):
             return {kind: read.get(kind, full) for kind, full in self.full_us.items()}
         us = {kind: full * slow ** self.powers.get(kind, USUAL_POWERS[kind]) for kind, full in self.full_us.items()}
         if CACHE in read and CACHE in us:
@@ -298,33 +299,8 @@ class RunSpeed(NamedTuple):
             us[CACHE] *= min(max(beside, 1 / HOPELESS), HOPELESS)
         return us
 
-    def is_apart(self, read_us: Mapping[str, float]) -> bool:
-        """Whether a reading is of a moment in which the processors were apart."""
-        return is_apart(moment_of(read_us), moment_of(self.full_us))
-
 
 FULL = RunSpeed({}, {})  # of a device that nobody looked at
-
-
-def unevenness(readings: Iterable[Mapping[str, float]]) -> float:
-    """By how much some kind of work changed its speed against another between two quarters of a run; 1 where all alike.
-
-    A machine that is slower as a whole is brought to one speed. What slow moments do to each kind does not count, nor
-    do moments in which the processors were apart. Too few readings tell nothing.
-
-    >>> before, after = {"stream": 1400.0, "threads": 22.0}, {"stream": 860.0, "threads": 22.0}
-    >>> round(unevenness([before] * 20 + [after] * 20), 2)
-    1.63
-    """
-    kept = list(readings)
-    us, powers = _together(_columns(kept)), RunSpeed.of(kept).powers
-    slow = _slow_moments(us) if us else np.ones(0)
-    if len(slow) < QUARTERS * FEWEST_IN_QUARTER:
-        return 1.0
-    log_us = np.array([np.log(values / slow ** powers[kind]) for kind, values in us.items()])
-    quarters = np.array([np.median(quarter, axis=1) for quarter in np.array_split(log_us, QUARTERS, axis=1)])
-    changes = quarters[:, None] - quarters[None]  # of every quarter against every other, by kind
-    return float(np.exp(np.ptp(changes, axis=2).max()))
 
 
 def _columns(readings: Iterable[Mapping[str, float]]) -> dict[str, Floats]:

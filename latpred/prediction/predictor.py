@@ -20,7 +20,7 @@ from latpred.errors import ProfileError, UsageError
 from latpred.graph.features import Floats
 from latpred.graph.graph import CONTIGUOUS, Coverage, Ints, ModelGraph, Schedule
 from latpred.graph.rewrites import attended
-from latpred.host import SAME, Slowdown
+from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, first_true
 from latpred.prediction.fallbacks import least_log_std
@@ -87,8 +87,9 @@ class Predictor:
         estimated, and predictions say so.
     caveats : iterable of str
         Sentences about what may not hold, which every prediction repeats.
-    slowdown : Slowdown
-        How much slower the machine is than when the profile was measured.
+    slowdown : Slowdown, optional
+        How much slower the machine is than at the profile's full speed; default: as in the usual moments of its
+        calibration.
 
     Examples
     --------
@@ -98,21 +99,21 @@ class Predictor:
     72
     """
 
-    def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = (), slowdown: Slowdown = SAME) -> None:
+    def __init__(self, profile: DeviceProfile, caveats: Iterable[str] = (), slowdown: Slowdown | None = None) -> None:
         self.given = profile  # without estimates
         self.profile = fallbacks.with_estimates(profile)
         self.caveats = tuple(caveats)
-        self.slowdown = slowdown
+        self.slowdown = Slowdown(**profile.usual) if slowdown is None else slowdown
         self.target = lowering.target_of(profile.device.kind)
         self.era = profile.protocol.get("era", "")
-        self._prices = PriceList(self.profile, slowdown)
+        self._prices = PriceList(self.profile, self.slowdown)
         self._priced: dict[tuple[str, float], IdentityCache[Schedule, Priced]] = {}
         self._touched: IdentityCache[Schedule, tuple[int, int]] = IdentityCache()
         self._runtimes: dict[str, _RuntimeFit] = {}
         self._slower: dict[Slowdown, Predictor] = {}
 
     def at(self, slowdown: Slowdown) -> Predictor:
-        """The same for a machine that is so much slower than when the profile was measured; each is made once."""
+        """The same for a machine that is so much slower than the profile's full speed; each is made once."""
         if slowdown == self.slowdown:
             return self
         if slowdown not in self._slower:

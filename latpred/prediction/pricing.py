@@ -63,11 +63,7 @@ _BYTES = slice(WORK.index("weight_bytes"), WORK.index("write_bytes") + 1)
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp16", "float8_e5m2": "fp16"}
 _SINGLE = frozenset({"float32", "float64", "complex64", "complex128"})  # priced with the fits of fp32
 # Families with the same dimensions that stand in for one that was not measured, the nearest first.
-SUBSTITUTES = {
-    "conv_depthwise": ("conv_grouped", "conv"),
-    "conv_grouped": ("conv",),
-    "conv_transpose": ("conv",),
-}
+SUBSTITUTES = {"conv_depthwise": ("conv_grouped", "conv"), "conv_grouped": ("conv",), "conv_transpose": ("conv",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +90,8 @@ class ColdDispatch:
             return None
         names, code = numbered(schedule.host_class)
         most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
-        if fit.cold_calls:
-            calls_us = schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
-            most_us += fit.cold_calls * fit.scale * calls_us
+        calls_us = schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
+        most_us += fit.cold_calls * fit.scale * calls_us
         return cls(slower * most_us, _reuse_bytes(schedule, moved), fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:

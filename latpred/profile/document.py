@@ -243,6 +243,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float  # what the calibration took
     learning: tuple[Checkpoint, ...] = ()
     speed: dict[str, float] = {}  # microseconds of the reference work at the speed that all times hold for
+    usual: dict[str, float] = {}  # fields of `host.Slowdown`: usual moments of the calibration against that speed
     disturbed: float = 0.0  # share of the cells that other work disturbed until the end
     slowed: float = 0.0  # share of the cells that found no moment at full speed
     failures: dict[str, int] = {}  # cells that could not be measured, by reason

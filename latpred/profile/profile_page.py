@@ -84,6 +84,9 @@ def _facts(profile: DeviceProfile) -> list[tuple[str, str]]:
     if profile.speed:
         times = ", ".join(f"{host.MEANINGS[kind]} {us:.0f} us" for kind, us in profile.speed.items())
         facts.append(("full speed", times))
+    if profile.usual:
+        times = ", ".join(f"{kind} x{ratio:.2f}" for kind, ratio in profile.usual.items())
+        facts.append(("usual speed", f"{times}: predictions are for it"))
     if profile.disturbed:
         facts.append(("disturbed", f"{profile.disturbed:.0%} of the cells, by other work until the end"))
     if profile.slowed:

@@ -15,7 +15,6 @@ from latpred.calibration.timing.reference_speed import (
     SpeedGauge,
     SpeedReading,
     at_full_speed,
-    unevenness,
 )
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, DISPATCH, KINDS, THREADS
 
@@ -122,16 +121,6 @@ def test_runs_without_slow_moments_take_the_usual_powers() -> None:
     assert RunSpeed.of([]) == RunSpeed.of([{}]) == reference_speed.FULL
 
 
-def test_only_kinds_of_work_that_change_against_each_other_are_uneven() -> None:
-    fast = {DISPATCH: 100.0, "product": 400.0, "stream": 1e3}
-    slower = {kind: 1.1 * us for kind, us in fast.items()}
-    slow = {kind: us * 1.5 ** reference_speed.USUAL_POWERS[kind] for kind, us in fast.items()}
-    for later in (slower, slow):
-        assert unevenness([fast] * 30 + [later] * 10) < 1.1
-    assert unevenness([fast] * 30 + [fast | {"stream": 2e3}] * 10) == pytest.approx(2.0)
-    assert unevenness([fast] * 3 + [fast | {"stream": 2e3}] * 3) == unevenness([]) == 1.0  # too few to say
-
-
 TOGETHER = {DISPATCH: 100.0, THREADS: 28.0, "stream": 2000.0}
 MOVED = {DISPATCH: 103.0, THREADS: 50.0, "stream": 1200.0}
 
@@ -142,7 +131,6 @@ def test_moments_with_the_processors_apart_are_another_machines() -> None:
     assert speed.full_us == pytest.approx(TOGETHER)
     assert speed.at(1.26, MOVED) == MOVED  # no power of how slow the moment was gives these
     assert speed.at(1.0, TOGETHER) == pytest.approx(TOGETHER)
-    assert unevenness(readings) == 1.0
     assert RunSpeed.of([MOVED] * 20).full_us == pytest.approx(MOVED)  # always so: then that is the machine
 
 
