@@ -72,7 +72,7 @@ def calibrate(
     device : str or Device
         "cpu", "cuda:0", "simulated", or an open device.
     quick : bool
-        About a minute for eager, one precision, wider intervals.
+        One to two minutes for eager, one precision, wider intervals.
     budget_s : float, optional
         Seconds to measure for, fitting included, for all runtimes together; default for eager 50 in a quick calibration
         and 285 in a full one, and what each other runtime's study asks for.

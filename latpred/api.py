@@ -139,7 +139,7 @@ def predict(
     device : str, path or torch.device, optional
         "cpu", "cuda:0" or "simulated" as calibrated on this machine, or the name or path of a profile. Without it, this
         machine's own GPU if it was calibrated, else its CPU. A GPU without a profile is predicted from its datasheet;
-        a machine without any is calibrated first, its CPU for about a minute (LATPRED_CALIBRATE=never prevents it).
+        a machine without any is calibrated first, its CPU for one to two minutes (LATPRED_CALIBRATE=never prevents it).
     host : float or str, optional
         Another host than the profile's: its dispatch over the profile's host's, "this" for the host that asks, the name
         of a host profile (`latpred calibrate --host-only`), or of a CPU that latpred knows, as in host="EPYC 7742"
@@ -162,7 +162,7 @@ def predict(
         "device", or "host" to add the copy of the inputs.
     now : bool
         Time small reference work for a second, and answer for the machine as it is at this moment. Without it the
-        answer is for the machine at the full speed that its profile was measured at.
+        answer is for the usual moments of the calibration.
 
     Returns
     -------
@@ -387,7 +387,7 @@ def _calibrate() -> None:
     from latpred.calibration import calibrate
 
     _say(
-        f"no profile of this machine in {store.directory()}; calibrating its CPU now, once, in about a minute "
+        f"no profile of this machine in {store.directory()}; calibrating its CPU now, once, in one to two minutes "
         f"(latpred calibrate is more exact and does a GPU; {VARIABLE}=never switches this off){busy_note()}"
     )
     profile = calibrate("cpu", quick=True, progress=_Quarters())

@@ -318,12 +318,17 @@ def seconds(point: Any) -> dict[str, float]:
 
 
 def machine_name(machine: Machine) -> str:
-    """What stands in the column machine: the host without its name, and its accelerator, as far as they are known."""
+    """What stands in the column machine: the host without its name, and its accelerator, as far as they are known.
+
+    Clouds call several processors the same, and start machines of different ones from an image with one id.
+    """
+    model = machine.cpu_model.split()[1:2]
+    cpu = " ".join([machine.cpu, *model])
     cores = f" x{machine.cores}" if machine.cores else ""
     device = f" + {machine.accelerator}" if machine.accelerator else ""
     identity = machine.machine_id or machine.hostname_hash
     host = f" #{identity[:8]}" if identity else ""
-    return f"{machine.cpu}{cores}{device}{host}"
+    return f"{cpu}{cores}{device}{host}"
 
 
 def stack_text(machine: Machine) -> str:
