@@ -26,8 +26,8 @@ RECORDINGS = (
     Shipped("epyc-shared-everyday", 150, 0.08, 0.21),
     Shipped("epyc-shared-recent", 140, 0.08, 0.16),
     Shipped("epyc-shared-runtimes", 234, 0.08, 0.21),
-    Shipped("epyc-genoa-sealed", 140, 0.11, 0.17),
-    Shipped("epyc-genoa-everyday", 150, 0.09, 0.21),
+    Shipped("epyc-genoa-sealed", 140, 0.07, 0.15),
+    Shipped("epyc-genoa-everyday", 150, 0.08, 0.20),
 )
 
 
