@@ -54,6 +54,15 @@ def test_a_priced_schedule_has_the_bytes_of_its_ops(graph: ModelGraph) -> None:
         assert priced.cold.reuse_bytes.tolist() == reuse_bytes(schedule).tolist()
 
 
+def test_what_python_does_ahead_of_a_call_goes_cold_with_it() -> None:
+    schedule = one_step_per_op("eager", [factories.linear(module_calls=2, python_calls=3), factories.view()])
+    fit = factories.dispatch(scale=2.0, cold_costs_us={"": 1.0}, cold_bytes=1e6, cold_calls=3.0)
+    cold = ColdDispatch.of(schedule, fit)
+    assert cold is not None
+    # 1 us for the op, and three times the 7 us of two modules at 1 us and three functions at 0.5 us, in a network
+    assert cold.most_us.tolist() == [1.0 + 3.0 * 7.0, 1.0]
+
+
 @pytest.fixture
 def graph() -> ModelGraph:
     return factories.graph(factories.linear(4), factories.view(), factories.linear(4), factories.add(10**6))

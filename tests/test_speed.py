@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import factories
 import msgspec
 import pandas as pd
@@ -52,6 +54,15 @@ def test_where_nobody_read_the_shared_cache_all_kernels_go_by_the_others() -> No
     before = {kind: us for kind, us in THEN.items() if kind != "cache"}
     assert host.slowdown(before, now) == pytest.approx((1.0, 1.0, 1.44, 1.2))
     assert host.slowdown(THEN, before | {"convolution": 288.0}) == pytest.approx((1.0, 1.0, 1.44, 1.2))
+
+
+def test_a_profile_answers_for_the_usual_moments_of_its_calibration() -> None:
+    usual = Slowdown(1.1, 1.02, 1.05, 1.08)
+    predictor, full = Predictor(profile(usual=usual._asdict())), Predictor(profile())
+    fast_ms = full.predict(GRAPH).latency_ms
+    assert predictor.predict(GRAPH).latency_ms == full.at(usual).predict(GRAPH).latency_ms > fast_ms
+    assert predictor.at(SAME).predict(GRAPH).latency_ms == fast_ms
+    assert pickle.loads(pickle.dumps(predictor)).slowdown == usual
 
 
 def test_a_slower_machine_takes_longer_by_what_limits_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import factories
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +23,12 @@ def test_csv_round_trip_keeps_every_number_the_order_of_the_schema_and_notes(tmp
     path = tables.write(table, tmp_path / "table.csv")
     pd.testing.assert_frame_equal(tables.read(path, tables.MEASURED), table)
     assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_processors_that_a_cloud_calls_the_same_have_names_of_their_own() -> None:
+    model = "AuthenticAMD 25-17-1 157c3ac1"
+    named = factories.machine(cpu="AMD EPYC", cores=2, machine_id="2770b0ef4182", cpu_model=model)
+    assert tables.machine_name(named) == "AMD EPYC 25-17-1 x2 #2770b0ef"
 
 
 def test_missing_and_unknown_columns_are_named() -> None:
