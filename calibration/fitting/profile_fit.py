@@ -95,8 +95,8 @@ def fit_profile(
 
 
 def _usual(rows: Iterable[Row], speed: RunSpeed) -> dict[str, float]:
-    """How many times longer than at full speed things took around the middle one of networks and models."""
-    slow = [visits.slowdown(row, speed) for row in rows if _mixed(row)]
+    """How many times longer than at full speed things took around the middle one of those that were not slowed."""
+    slow = [visits.slowdown(row, speed) for row in _fast([row for row in rows if _mixed(row)])]
     if not speed.full_us or not slow:
         return {}
     return dict(zip(Slowdown._fields, np.round(np.median(slow, axis=0), 3).tolist(), strict=True))
