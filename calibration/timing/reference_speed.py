@@ -45,8 +45,8 @@ FASTEST_OF_MANY = 0.05  # the same of a gauge's readings, of which there are tho
 # only what is shared out among threads takes longer, and that by less.
 THREADED_POWER = 0.4
 # Times that threads take longer to meet, against dispatch, from which the processors are apart: 1.8 on an EPYC of
-# family 25 and on one of family 26, where a neighbour's work makes it 0.9.
-APART = 1.4
+# family 25, 1.6 to 1.9 on one of family 26. A neighbour's work slows both alike.
+APART_RATIO = 1.4
 FAST_WAIT_S, APART_WAIT_S, POLL_S = 0.5, 20.0, 0.01  # for a neighbour to pause, and until processors are together again
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
 HOPELESS = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
@@ -166,7 +166,7 @@ def is_apart(moment: SpeedReading, other: SpeedReading) -> bool:
     """
     if min(other) <= 0:
         return False
-    return moment.threads_us / other.threads_us > APART * max(moment.dispatch_us / other.dispatch_us, 1.0)
+    return moment.threads_us / other.threads_us > APART_RATIO * max(moment.dispatch_us / other.dispatch_us, 1.0)
 
 
 @cache

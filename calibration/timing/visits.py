@@ -45,7 +45,7 @@ CALM_ENOUGH = 0.4  # of the rows, below which a fit takes the disturbed ones too
 WHOLE_POWER = 0.5
 
 SLOWED = "the processors ran slower than at other times"
-APART = "the host had moved the processors apart"
+MOVED_APART = "the host had moved the processors apart"
 
 Tell = Callable[[str], None]
 
@@ -101,7 +101,7 @@ class Visits:
             self._pending.append((cell, measure))
         left_s = self._overtime_s - self.lost_s
         self.lost_s += min(row.seconds, max(left_s, 0.0))
-        if left_s > 0 and row.disturbed not in (SLOWED, APART):
+        if left_s > 0 and row.disturbed not in (SLOWED, MOVED_APART):
             self.lost_s += self._wait(min(PATIENCE_S, left_s), row.disturbed)
         return row
 
@@ -132,13 +132,13 @@ class Visits:
         slowed = _slow(sampled) > SLOW
         disturbed, speed_us = self._watch.lap().reason, self._speed(anew=slowed)
         if slowed and not disturbed:
-            disturbed = APART if self._gauge is not None and self._gauge.is_apart(moment_of(speed_us)) else SLOWED
+            disturbed = MOVED_APART if self._gauge is not None and self._gauge.is_apart(moment_of(speed_us)) else SLOWED
         return sampled._replace(speed=speed_us, disturbed=disturbed)
 
     def _await_full_speed(self) -> None:
         """Wait a moment where the processors are slow now; what is timed at full speed need not be timed again."""
         if self._gauge is not None and self.lost_s < self._overtime_s:
-            said = None if self._tell is None else partial(self._tell, f"waiting: {APART}")
+            said = None if self._tell is None else partial(self._tell, f"waiting: {MOVED_APART}")
             self.lost_s += self._gauge.await_full_speed(self._overtime_s - self.lost_s, said)
 
     def _speed(self, *, anew: bool) -> dict[str, float]:
@@ -151,12 +151,12 @@ class Visits:
 
 def is_disturbed(row: Row) -> bool:
     """Whether a row is not to be believed at all: other work ran beside it, or hardly anything ran at all."""
-    return row.disturbed not in ("", SLOWED, APART) or _slow(row) > HOPELESS
+    return row.disturbed not in ("", SLOWED, MOVED_APART) or _slow(row) > HOPELESS
 
 
 def is_apart(row: Row) -> bool:
     """Whether a row was timed while the host had moved the processors apart, as on another machine."""
-    return row.disturbed == APART
+    return row.disturbed == MOVED_APART
 
 
 def is_slowed(row: Row) -> bool:

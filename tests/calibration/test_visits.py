@@ -212,7 +212,7 @@ def test_rows_of_processors_apart_are_marked_and_left_out(
     monkeypatch.setattr(visited, "_reference", types.SimpleNamespace(read=lambda: next(readings)))
     for number, slow in enumerate((1.0, 1.27, 1.5)):  # a slow cell is read for by itself, however soon it follows
         visited._visit(cell(number), Measuring([slow]))
-    assert [one.disturbed for one in session.rows] == ["", visits.APART, SLOWED]
+    assert [one.disturbed for one in session.rows] == ["", visits.MOVED_APART, SLOWED]
     assert visits.undisturbed(session.rows) == [session.rows[0], session.rows[2]]
     assert not any(map(visits.is_disturbed, session.rows))
 
