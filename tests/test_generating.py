@@ -73,6 +73,19 @@ def test_many_steps_are_priced_at_some_lengths_and_lie_on_lines_between(monkeypa
     assert [step.cached for step in some.steps] == [step.cached for step in each.steps]
 
 
+def test_attention_in_parts_and_another_host() -> None:
+    fused, parts = (
+        trace_generation(gpt2(), 6, 5, attention=attention).steps[1].graph for attention in ("sdpa", "eager")
+    )
+    assert "aten::scaled_dot_product_attention" in {op.name for op in fused.ops}
+    assert {op.name for op in parts.ops} >= {"aten::softmax", "aten::matmul"}
+    asked = {"device": "rtx-8000", "attention": "eager"}
+    slow, fast = (latpred.predict_generation(gpt2(), 6, 5, host=factor, **asked) for factor in (2.0, 0.5))
+    assert slow.overhead_ms == pytest.approx(4.0 * fast.overhead_ms)
+    with pytest.raises(UsageError, match="attention='flash'"):
+        latpred.predict_generation(gpt2(), 6, 5, attention="flash")
+
+
 def test_what_it_looks_like() -> None:
     curve = latpred.predict_generation(gpt2(), 6, 3, [1, 8])
     assert "GPT2LMHeadModel: 3 new tokens after 6, fp32, eager on cpu, batch 1" in repr(curve[0])
@@ -135,3 +148,10 @@ def test_the_verb(tmp_path: Path) -> None:
     assert [point["batch"] for point in document["points"]] == [1, 8]
     assert len(document["points"][0]["steps"]) == 3
     assert CliRunner().invoke(main, [*options, "--csv"]).stdout.count("prompt+3") == 2
+
+
+def test_what_is_measured_is_the_model_as_it_is(tmp_path: Path) -> None:
+    model = f"{models_file(tmp_path)}:gpt2"
+    done = CliRunner().invoke(main, ["generate", model, "--prompt", "6", "--attention", "eager", "--measure"])
+    assert done.exit_code == 2
+    assert "leave it out, or --attention" in done.output

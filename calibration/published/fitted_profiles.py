@@ -445,8 +445,9 @@ def without_gpu(problem: Problem) -> HoldoutRows:
         mine, others = eager & (rows.gpu == gpu), eager & (rows.gpu != gpu)
         theta = problem.solve(problem.telling & (rows.gpu != gpu))
         middle = np.log(np.median(FittedNumbers(problem, theta).host_factors(others)))
+        names = problem.parameters.names
         for run in sorted(set(rows.run[mine & (rows.host == "")]) - set(rows.run[others])):
-            theta[problem.parameters.names["run", run]] = middle
+            theta[names["run", run]] = middle - theta[names["middle host",]]
         parts.append(problem.table.cells[mine].assign(predicted_s=problem.predict(theta)[mine]))
     return HoldoutRows("a GPU left out, its host not known", pd.concat(parts))
 

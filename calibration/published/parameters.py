@@ -105,6 +105,7 @@ ALONE_WIDTHS = {"floor": 0.7, "compute": 0.3}
 POWER_LIMITED = 0.5  # what a board's power takes from clocks that its datasheet promises
 # Hosts of one GPU are often alike, so that a narrow prior of each by itself would blame the GPU for slow ones.
 RUN = 1.0
+MIDDLE_HOST = 0.3  # how far the middle of the hosts may lie from the round figures of `HOST`
 NAMED_HOST, NAMED_RUN = 0.15, 0.15  # what is not known of a named host, and what differs between its runs
 RUN_GROUP = 0.12  # what differs in a run's host factor between transformers and convolutional networks
 HOST_HALF, LIBRARY_HALF = 0.1, 0.35  # what half precision changes in a host class, and in library calls
@@ -179,12 +180,16 @@ class Parameters:
         return terms
 
     def run(self, run: str, host: str = "") -> tuple[int, ...]:
-        """Parameters of a run's host factor: a host that is named has one, from which its runs differ little."""
+        """Parameters of a run's host factor: a host that is named has one, from which its runs differ little.
+
+        Factors of named hosts are over the middle host, as those of the runs of hosts that nobody names.
+        """
+        middle = self._deviation(("middle host",), MIDDLE_HOST)
         if not hosts.known(host):
-            return (self._deviation(("run", run), RUN),)
+            return middle, self._deviation(("run", run), RUN)
         known = hosts.find(host)
         named = self._add(("named host", known.name), known.log_factor, max(known.log_std, NAMED_HOST))
-        return named, self._deviation(("run", run), NAMED_RUN)
+        return middle, named, self._deviation(("run", run), NAMED_RUN)
 
     def run_group(self, run: str, group: str) -> tuple[int, ...]:
         """Parameter of what a run's host factor is in one group of models."""

@@ -392,7 +392,7 @@ def report(
     "--new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Tokens to generate for each."
 )
 @batch_option("1")
-@takes("precision", "device")
+@takes("precision", "attention", "device", "host", "threads")
 @click.option("--runtime", default="eager", show_default=True, help="What runs the forward passes of the decode steps.")
 @click.option("--measure", is_flag=True, help="Run it on this machine as well, and print measured beside predicted.")
 @takes("yes")
@@ -402,12 +402,12 @@ def generate(
     prompt: int,
     new_tokens: int,
     batches: tuple[int, ...],
-    precision: str | None,
     device: str | None,
     runtime: str,
     measure: bool,
     yes: bool,
     output: Output,
+    **asked: Any,
 ) -> None:
     """Predict how long MODEL takes to generate text.
 
@@ -421,8 +421,11 @@ def generate(
 
     runtimes.get(runtime)
     decoder(model)  # a misspelt model must not cost a calibration
-    ensure_profile(device, runtimes=(runtime,), yes=yes)
-    curve = predict_generation(model, prompt, new_tokens, batches, runtime, device=device, precision=precision)
+    for name in ("attention", "host"):
+        if measure and asked[name] is not None:
+            raise UsageError(f"--measure runs the model as it is on this machine; leave it out, or --{name}.")
+    ensure_profile(device, runtimes=(runtime,), yes=yes, threads=asked["threads"])
+    curve = predict_generation(model, prompt, new_tokens, batches, runtime, device=device, **asked)
     if measure:
         _measure_generation(curve, model, live_device(device), output)
         return

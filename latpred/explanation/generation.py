@@ -315,7 +315,10 @@ def predict_generation(
     runtime: str = "eager",
     *,
     device: Device | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
+    attention: str | None = None,
+    threads: int | None = None,
 ) -> GenerationPrediction: ...
 @overload
 def predict_generation(
@@ -326,7 +329,10 @@ def predict_generation(
     runtime: str = "eager",
     *,
     device: Device | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
+    attention: str | None = None,
+    threads: int | None = None,
 ) -> GenerationCurve: ...
 def predict_generation(
     model: Model,
@@ -336,7 +342,10 @@ def predict_generation(
     runtime: str = "eager",
     *,
     device: Device | None = None,
+    host: float | str | None = None,
     precision: str | None = None,
+    attention: str | None = None,
+    threads: int | None = None,
 ) -> GenerationPrediction | GenerationCurve:
     """Predict how long greedy text generation takes: the prefill, and one step for each further token.
 
@@ -356,10 +365,13 @@ def predict_generation(
     runtime : str
         "eager". In "cuda-graphs", "compile" and "compile-reduce-overhead" the forward passes of the decode steps run in
         that runtime, with a cache of fixed length, and everything else in eager: an estimate, which says so.
-    device : str, path or torch.device, optional
+    device, host, threads : optional
         As for `predict`.
     precision : str, optional
         fp32, tf32, fp16, bf16 or fp64; without it, that of the model's parameters.
+    attention : {"eager", "sdpa"}, optional
+        How attention is computed, in the words of transformers; without it as the model's config says. transformers
+        before 4.36 (2023) had "eager" alone.
 
     Returns
     -------
@@ -385,12 +397,12 @@ def predict_generation(
     """
     sizes = checked_batches(batch)
     _check_runtime(runtime)
-    predictor = predictor_of(DeviceQuery(device))
+    predictor = predictor_of(DeviceQuery(device, host, threads))
     predictor.check(runtime)
     from latpred.tracing.text_generation import trace_generation
 
     cache = "static" if runtime in REPLAYED else "dynamic"
-    graph = trace_generation(model, prompt, new_tokens, precision=precision, cache=cache)
+    graph = trace_generation(model, prompt, new_tokens, precision=precision, attention=attention, cache=cache)
     curve = generation_curve(predictor, graph, sizes, runtime)
     return curve[0] if is_one(batch) else curve
 
@@ -400,7 +412,7 @@ def generation_curve(
 ) -> GenerationCurve:
     """Predict what `text_generation.trace_generation` gave; the decode steps' forward passes run in `runtime`."""
     prefill = predictor.curve(graph.prefill.graph, batches)
-    lengths = [step.before for step in graph.steps]
+    lengths = list(range(graph.prompt, graph.prompt + len(graph.steps)))  # steps themselves are made when asked for
     chosen = _chosen(len(lengths))
     priced = [_step_curves(predictor, graph.steps[index], batches, runtime) for index in chosen]
     points = []

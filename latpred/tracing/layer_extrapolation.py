@@ -244,12 +244,14 @@ def _op_between(a: Op, b: Op, share: Share) -> Op:
     if a.dims == b.dims and all(getattr(a, name) == getattr(b, name) for name in COUNTS):
         return a
     dims = {name: _between(size, b.dims[name], share) for name, size in a.dims.items()}
-    work = {name: _between(getattr(a, name), getattr(b, name), share) for name in _WORK}
+    work = {name: _between(x, y, share) for name in _WORK if (x := getattr(a, name)) != (y := getattr(b, name))}
     live_bytes = _between(a.live_bytes, b.live_bytes, share, exact=False)
     return msgspec.structs.replace(a, dims=dims, live_bytes=live_bytes, **work)
 
 
 def _between(a: Affine, b: Affine, share: Share, exact: bool = True) -> Affine:
+    if a == b:
+        return a
     part, whole = share
     moved = (b - a) * part
     if exact and (moved.constant % whole or moved.per_sample % whole):

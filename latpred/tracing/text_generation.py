@@ -7,21 +7,23 @@ it, so two steps give all; where the third or the last one is off their line (a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 import torch
 
 from latpred.errors import UsageError
 from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.rewrites import attended
+from latpred.query import check_attention
 from latpred.sandbox.own_thread import without_modes
 from latpred.tracing.inputs import Inputs, dtype_of, longest, refuse_autocast
 from latpred.tracing.layer_extrapolation import NotAffineError, graph_between, same_work
-from latpred.tracing.meta_module import MetaModule, make_meta_module
+from latpred.tracing.meta_module import MetaModule, attend, make_meta_module
 from latpred.tracing.op_record import OpRecord
 from latpred.tracing.trace_pass import PassWatcher, TracePass
 from latpred.tracing.tracer import Naming, Tracer, TraceRecorder
@@ -136,7 +138,7 @@ class GenerationGraph:
     new_tokens: int  # generated for each sequence
     cache: str  # "dynamic" (grows by one token each step) or "static" (as long as everything from the start)
     prefill: Stage  # from the call to the first new token
-    steps: tuple[Stage, ...]  # one for each further token
+    steps: Sequence[Stage]  # one for each further token
 
     @property
     def whole(self) -> ModelGraph:
@@ -154,6 +156,7 @@ def trace_generation(
     new_tokens: int,
     *,
     precision: str | None = None,
+    attention: str | None = None,
     cache: str = "dynamic",
 ) -> GenerationGraph:
     """Trace greedy generation without computing anything.
@@ -166,13 +169,19 @@ def trace_generation(
         raise UsageError(f"cache {cache!r} is not known; choose one of {', '.join(CACHES)}")
     dtype = None if precision is None else dtype_of(precision)
     refuse_autocast(precision, "generation")
-    name, module = decoder(model)
+    check_attention(attention)
+    with names.attention(attention):
+        name, module = decoder(model)
     demand_room(name, module, prompt, new_tokens)
-    naming = Naming(name, precision)
-    loop = _Loop(make_meta_module(module, dtype), naming, cache)
+    naming = Naming(name, precision, attention=attention)
+    made = make_meta_module(module, dtype)
+    attend(made.module, attention)
+    loop = _Loop(made, naming, cache)
     extrapolated = _extrapolated(loop, prompt, new_tokens) if new_tokens > _TRACED + 1 else None
-    prefill, *steps = extrapolated or loop.stages(prompt, new_tokens, new_tokens)
-    return GenerationGraph(prompt, new_tokens, cache, prefill, tuple(steps))
+    if extrapolated is None:
+        prefill, *steps = loop.stages(prompt, new_tokens, new_tokens)
+        extrapolated = prefill, steps
+    return GenerationGraph(prompt, new_tokens, cache, *extrapolated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,30 +195,47 @@ class _Loop:
     def stages(self, prompt: int, new_tokens: int, traced: int) -> list[Stage]:
         """The prefill and the first decode steps, `traced` in all, of a call that asks for `new_tokens`."""
         tracer = _GenerationTracer(self, prompt, new_tokens, traced)
-        whole = tracer.graph()
+        whole = _attended(tracer.graph(), self.naming.attention)
         cuts, exact_cuts = tracer.cuts[2], tracer.cuts[1]
         return [_stage(whole, prompt + index - 1 if index else 0, index, cuts, exact_cuts) for index in range(traced)]
 
 
-def _extrapolated(loop: _Loop, prompt: int, new_tokens: int) -> list[Stage] | None:
+def _extrapolated(loop: _Loop, prompt: int, new_tokens: int) -> tuple[Stage, Sequence[Stage]] | None:
     """The prefill and all steps, on the line through the first two; None where other traced steps are not on it."""
     prefill, first, second, third = loop.stages(prompt, new_tokens, 1 + _TRACED)
-
-    def step(number: int) -> Stage:
-        graph = graph_between(first.graph, second.graph, (number, 1))
-        return Stage(prompt + number, graph, first.span, first.span_at_one)
-
+    steps = _StepsOnLine(first, second, new_tokens - 1)
+    checked = [(2, third)]
+    if loop.cache == "dynamic":  # a static cache is as long in the last step as in the first
+        checked.append((new_tokens - 2, loop.stages(prompt + new_tokens - 2, 2, 2)[1]))
     try:
-        steps = [first, *(step(number) for number in range(1, new_tokens - 1))]
+        straight = all(same_work(steps[number].graph, traced.graph) for number, traced in checked)
     except NotAffineError:
         return None
-    if not same_work(steps[2].graph, third.graph):
-        return None
-    if loop.cache == "dynamic":  # a static cache is as long in the last step as in the first
-        last = loop.stages(prompt + new_tokens - 2, 2, 2)[1]
-        if not same_work(steps[-1].graph, last.graph):
-            return None
-    return [prefill, *steps]
+    return (prefill, steps) if straight else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StepsOnLine(Sequence[Stage]):
+    """Steps that differ in sizes only; one is made when it is asked for, since few of a thousand are."""
+
+    first: Stage
+    second: Stage
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    @overload
+    def __getitem__(self, index: int) -> Stage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Stage]: ...
+    def __getitem__(self, index: int | slice) -> Stage | list[Stage]:
+        numbers = range(self.count)[index]
+        return self._step(numbers) if isinstance(numbers, int) else [self._step(number) for number in numbers]
+
+    def _step(self, number: int) -> Stage:
+        graph = graph_between(self.first.graph, self.second.graph, (number, 1))
+        return Stage(self.first.before + number, graph, self.first.span, self.first.span_at_one)
 
 
 class _GenerationTracer(Tracer):
@@ -325,6 +351,14 @@ def _ordinary_token(module: torch.nn.Module) -> int:
 def _prompts(ids: torch.Tensor, batch: int) -> dict[str, torch.Tensor]:
     full = ids.expand(batch, -1).contiguous()
     return {"input_ids": full, "attention_mask": torch.ones_like(full)}
+
+
+def _attended(graph: ModelGraph, attention: str | None) -> ModelGraph:
+    """The graph with the word of how attention was asked for; an error where the model computes it otherwise."""
+    made = graph if attention is None else attended(graph, attention)
+    if len(made.ops) != len(graph.ops):  # rewritten, which would move the cuts
+        raise UsageError(f"{graph.model} computes attention in one call whatever its config says; leave attention out")
+    return made
 
 
 def _stage(whole: ModelGraph, before: int, index: int, cuts: list[list[int]], exact_cuts: list[list[int]]) -> Stage:

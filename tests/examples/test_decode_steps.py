@@ -37,14 +37,16 @@ def test_repeats_are_one_row_and_quantised_models_none(tmp_path: Path) -> None:
         row(llama, 4, 1.0, more="quant=awq"),
         row("TheBloke/Llama-2-7b-GPTQ", 4, 1.0),
         row(mistral, 2, 1.0, more="FlashAttention-2"),
+        row(mistral, 2, 9.5, more="BetterTransformer (SDPA)"),
         row("bert-base-uncased", 4, 1.0),
         row(llama, 4, 1.0) | {"notes": "what=prefill"},
     )
     found = runpy.run_path(str(SCRIPT))["steps"](table)
     assert found.to_dict("split")["data"] == [
-        ["Llama", 16, 8, 1.0, 25.0],
-        ["Llama", 16, 8, 4.0, 30.0],
-        ["Mistral", 16, 8, 2.0, 31.5],
+        ["Llama", "eager", 16, 8, 1.0, 25.0],
+        ["Llama", "eager", 16, 8, 4.0, 30.0],
+        ["Mistral", "eager", 16, 8, 2.0, 31.5],
+        ["Mistral", "sdpa", 16, 8, 2.0, 9.5],
     ]
 
 
@@ -55,13 +57,14 @@ def test_steps_are_those_of_text_in_half_precision(
     for name, times in (("Llama", 0.8), ("Mistral", 1.25)):
         config = getattr(transformers, f"{name}Config")(**SMALL)
         decoders[name] = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-        for one in latpred.predict_generation(decoders[name], 16, 8, [1, 64], device="a100", precision="fp16"):
+        asked = {"device": "a100", "host": "EPYC 7742", "attention": "eager", "precision": "fp16"}
+        for one in latpred.predict_generation(decoders[name], 16, 8, [1, 64], **asked):
             rows.append(row(PUBLISHED[name], one.batch, times * one.per_token_ms))
     main = runpy.run_path(str(SCRIPT))["main"]
     monkeypatch.setitem(main.__globals__, "decoder", lambda name: decoders[name].half())
     main([written(tmp_path, *rows)])
     *steps, last = capsys.readouterr().out.splitlines()
-    said = [(line.split()[0], line.split()[6], line.split()[-1]) for line in steps]
+    said = [(line.split()[0], line.split()[7], line.split()[-1]) for line in steps]
     assert said == [
         *(("Llama", f"{batch}:", "+25.0%") for batch in (1, 64)),
         *(("Mistral", f"{batch}:", "-20.0%") for batch in (1, 64)),
