@@ -106,6 +106,13 @@ class Problem:
             log_us[block.rows] = evaluate(block, theta).log_us
         return np.exp(log_us) / US_PER_S
 
+    def host_shares(self, theta: Floats) -> Floats:
+        """Of every row, how much of the slower clock is the host's: above a half it is the host that sets the pace."""
+        shares = np.empty(len(self.rows))
+        for block in self.blocks:
+            shares[block.rows] = evaluate(block, theta).host_share
+        return shares
+
     def slowest(self) -> Objects:
         """Of every row: "host", or the kernel family that takes most of the device's time, by a fit to all rows."""
         theta, names = self.solve(), np.empty(len(self.rows), dtype=object)

@@ -38,6 +38,9 @@ DRAWS = 2
 TENTHS = 10
 MOST_FOLDS = 40  # models that are left out one by one
 KNEE = 1.2
+# Slope of the logarithm of latency over that of the batch: a curve is flat below the first, and rises from the second.
+FLAT, RISING = 0.15, 0.6
+HOST_SHARE = "host_share"  # predicted, of the slower clock
 FACTOR = 2.0
 FEWEST_BESIDE = 40_000  # rows in all folds, below which a second process takes longer to start than it saves
 FEW = 8  # batches up to that are told apart from larger ones in reports
@@ -51,6 +54,7 @@ NEAREST = "copy of the nearest GPU"
 _SHOWN = 8
 _ROUNDS = 200
 _SAME = ["runtime", "precision", "model", "batch", "input_kind", "input_size"]
+_CURVE = ["device", "runtime", "precision", "memory_format", "model", "input_size", "run"]
 _SEED = 0
 
 
@@ -174,8 +178,8 @@ def _predicted(problem: Problem, title: str, folds: Sequence[_Fold], progress: P
             progress(f"{title}: {fold.name}")
         for runtime, theta in thetas.items():
             rows = ~fold.fitted & (problem.rows.runtime == runtime)
-            predicted_s = problem.predict(theta)[rows]
-            parts.append(problem.table.cells[rows].assign(predicted_s=predicted_s, **dict(problem.work[rows])))
+            made = {"predicted_s": problem.predict(theta)[rows], HOST_SHARE: problem.host_shares(theta)[rows]}
+            parts.append(problem.table.cells[rows].assign(**made, **dict(problem.work[rows])))
     return HoldoutRows(title, pd.concat(parts))
 
 
@@ -267,10 +271,7 @@ def knees(holdout: HoldoutRows) -> tuple[int, float]:
     factor of two of the largest batch.
     """
     good = []
-    curves = holdout.frame.sort_values("batch").groupby(
-        ["device", "runtime", "precision", "model", "input_size", "run"], sort=True
-    )
-    for _, curve in curves:
+    for _, curve in holdout.frame.sort_values("batch").groupby(_CURVE, sort=True):
         batch = curve["batch"].to_numpy(float)
         if curve["batch"].nunique() < 4 or batch.min() != 1:
             continue
@@ -278,6 +279,23 @@ def knees(holdout: HoldoutRows) -> tuple[int, float]:
         if not np.isnan(measured):
             good.append(metrics.factor(batch.max() if np.isnan(predicted) else predicted, measured) <= FACTOR)
     return len(good), float(np.mean(good)) if good else np.nan
+
+
+def regimes_named(holdout: HoldoutRows) -> tuple[int, float]:
+    """How many cells have a regime that their measured curve shows, and the share of them that is named right.
+
+    Where latency stays the same to both neighbours a cell is framework-bound, where it rises on both sides it is not.
+    """
+    right = []
+    for _, curve in holdout.frame.groupby(_CURVE, sort=True):
+        measured, share = (curve.groupby("batch")[name].median() for name in ("latency_s", HOST_SHARE))
+        if len(measured) < 2:
+            continue
+        slopes = np.diff(np.log(measured.to_numpy(float))) / np.diff(np.log(measured.index.to_numpy(float)))
+        before, after = np.append(slopes[:1], slopes), np.append(slopes, slopes[-1:])
+        flat, rising = (before < FLAT) & (after < FLAT), (before > RISING) & (after > RISING)
+        right += (share.to_numpy(float) > 0.5)[flat].tolist() + (share.to_numpy(float) <= 0.5)[rising].tolist()
+    return len(right), float(np.mean(right)) if right else np.nan
 
 
 def _knee(batch: Floats, latency: Floats) -> float:
@@ -372,6 +390,7 @@ class LeaveOutReport:
     figures: Mapping[str, Errors]  # by test and runtime
     baselines: Mapping[str, Errors]  # of simpler predictors, on the eager rows, a model or a GPU left out
     knees: tuple[int, float]  # curves that bend, and the share of knees within a factor of two
+    regime: tuple[int, float]  # cells whose curve shows their regime, and the share that is named right
     coverage: Mapping[str, Coverage]  # of 90 % intervals, by regime
     by_model: Mapping[str, Errors]  # of eager rows
     by_class: Mapping[str, Errors]  # of eager rows, by what takes most of the slower clock
@@ -389,6 +408,7 @@ class LeaveOutReport:
             "left_out": self.by,
             **errors,
             "knees": _finite({"curves": self.knees[0], "within_factor_2": self.knees[1]}),
+            "regime": _finite({"cells": self.regime[0], "right": self.regime[1]}),
             "coverage": {name: _finite(one._asdict()) for name, one in self.coverage.items()},
             "notes": list(self.notes),
         }
@@ -404,6 +424,8 @@ class LeaveOutReport:
         lines += [_row(f"baseline {name}", errors) for name, errors in self.baselines.items()]
         if np.isfinite(self.knees[1]):
             lines += ["", f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)"]
+        if np.isfinite(self.regime[1]):
+            lines.append(f"regime named right: {self.regime[1]:.1%} of {self.regime[0]} cells whose curve shows it (eager)")
         for name, one in self.coverage.items():
             if one.rows:
                 lines.append(
@@ -454,6 +476,7 @@ def _report(problem: Problem, by: str, parts: list[HoldoutRows]) -> LeaveOutRepo
         figures=figures,
         baselines=compared,
         knees=knees(eager),
+        regime=regimes_named(eager),
         coverage=conformal(eager),
         by_model=eager.errors("model"),
         by_class=HoldoutRows("", eager.frame.assign(slowest=slowest)).errors("slowest"),

@@ -7,7 +7,8 @@ what kernels and dispatch take on any GPU of the last ten years. How narrow prio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from math import log, sqrt
 from typing import NamedTuple
 
@@ -137,6 +138,16 @@ class Parameters:
     def widths(self) -> Floats:
         """Prior standard deviation of each."""
         return np.array([width for _, width in self._priors])
+
+    @contextmanager
+    def believing(self, name: Name, prior: tuple[float, float] | None) -> Iterator[None]:
+        """Within it, a parameter has another prior of its logarithm; its own where that is None."""
+        index = self.names[name]
+        own, self._priors[index] = self._priors[index], prior or self._priors[index]
+        try:
+            yield
+        finally:
+            self._priors[index] = own
 
     def kernel(
         self, family: str, slot: str, gpu: Spec, precision: str, runtime: str, memory_format: str = CONTIGUOUS

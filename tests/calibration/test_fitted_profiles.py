@@ -205,6 +205,27 @@ def test_a_gpu_left_out_keeps_one_row_of_each_run(fitted: Fit) -> None:
     assert leave_out.by_column(problem, "run").errors()["all"].median < 0.05
 
 
+def test_regimes_are_named_where_the_measured_curve_shows_them() -> None:
+    curve = {"device": "t4", "runtime": "eager", "precision": "fp32", "memory_format": "contiguous", "model": "m"}
+    rows = pd.DataFrame({"batch": [1, 2, 4, 8, 16, 32], "latency_s": [1.0, 1.0, 1.02, 1.4, 3.1, 6.2]})
+    rows = rows.assign(**curve, input_size=1, run="a", host_share=[0.9, 0.9, 0.9, 0.9, 0.1, 0.9])
+    # The cell at the bend shows neither, nor does its flat neighbour; the last one is named wrongly.
+    assert leave_out.regimes_named(leave_out.HoldoutRows("", rows)) == (4, 0.75)
+    assert leave_out.regimes_named(leave_out.HoldoutRows("", rows.iloc[:1]))[0] == 0
+
+
+def test_a_named_host_starts_from_its_factor_over_the_middle_of_all() -> None:
+    parameters = Parameters()
+    unnamed, named = parameters.run("here"), parameters.run("there", "DGX A100 (2x EPYC 7742)")
+    assert unnamed[0] == named[0] == parameters.names["middle host",]
+    factor = ("named host", "EPYC 7742")
+    assert parameters.means[named[1]] == hosts.find("EPYC 7742").log_factor
+    with parameters.believing(factor, (0.5, 0.1)):
+        assert (parameters.means[named[1]], parameters.widths[named[1]]) == (0.5, 0.1)
+    with parameters.believing(factor, None):
+        assert parameters.means[named[1]] == hosts.find("EPYC 7742").log_factor
+
+
 def demand_same_clocks(profile_theta: Fit, predictor: Predictor, model: str, gpu: str, runtime: str) -> None:
     """A profile predicts the two clocks of the latency model that it was fitted from."""
     problem, theta = profile_theta
