@@ -48,7 +48,7 @@ SMALL_MACS = 2e10  # a forward pass of that much is over before any host has dis
 SMALL, LARGE = 4, 64  # batches up to the first and from the second on are regimes of their own
 # How often the latency model was changed and judged by leaving out models of the framework-tax table before it was as
 # it is.
-FORMS_TRIED = 128
+FORMS_TRIED = 130
 TREES = "boosted trees on counts and work of every op class"
 NEAREST = "copy of the nearest GPU"
 _SHOWN = 8

@@ -106,7 +106,7 @@ ALONE_WIDTHS = {"floor": 0.7, "compute": 0.3}
 POWER_LIMITED = 0.5  # what a board's power takes from clocks that its datasheet promises
 # Hosts of one GPU are often alike, so that a narrow prior of each by itself would blame the GPU for slow ones.
 RUN = 1.0
-MIDDLE_HOST = 0.3  # how far the middle of the hosts may lie from the round figures of `HOST`
+MIDDLE_HOST = 1.0  # how far the middle of the hosts may lie from the round figures of `HOST`: as far as any of them
 NAMED_HOST, NAMED_RUN = 0.15, 0.15  # what is not known of a named host, and what differs between its runs
 RUN_GROUP = 0.12  # what differs in a run's host factor between transformers and convolutional networks
 HOST_HALF, LIBRARY_HALF = 0.1, 0.35  # what half precision changes in a host class, and in library calls
