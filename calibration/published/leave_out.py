@@ -425,7 +425,9 @@ class LeaveOutReport:
         if np.isfinite(self.knees[1]):
             lines += ["", f"knee within a factor of 2: {self.knees[1]:.0%} of {self.knees[0]} curves that bend (eager)"]
         if np.isfinite(self.regime[1]):
-            lines.append(f"regime named right: {self.regime[1]:.1%} of {self.regime[0]} cells whose curve shows it (eager)")
+            lines.append(
+                f"regime named right: {self.regime[1]:.1%} of {self.regime[0]} cells whose curve shows it (eager)"
+            )
         for name, one in self.coverage.items():
             if one.rows:
                 lines.append(

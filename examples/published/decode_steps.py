@@ -4,7 +4,8 @@ python examples/published/decode_steps.py optimum_benchmark.csv.gz [--device a10
 
 A row says in its notes how many tokens were generated and what one took: "generate 512 new tokens (total);
 (total-prefill)/(n-1)=25.77 ms". Attention was in parts then, but where BetterTransformer is noted, which calls
-`scaled_dot_product_attention`. Quantised models and attention of a package of its own are left out; repeats are one row.
+`scaled_dot_product_attention`. Quantised models and attention of a package of its own are left out, repeats are one
+row.
 """
 
 from __future__ import annotations

@@ -220,17 +220,17 @@ class _StepsOnLine(Sequence[Stage]):
 
     first: Stage
     second: Stage
-    count: int
+    length: int
 
     def __len__(self) -> int:
-        return self.count
+        return self.length
 
     @overload
     def __getitem__(self, index: int) -> Stage: ...
     @overload
     def __getitem__(self, index: slice) -> list[Stage]: ...
     def __getitem__(self, index: int | slice) -> Stage | list[Stage]:
-        numbers = range(self.count)[index]
+        numbers = range(self.length)[index]
         return self._step(numbers) if isinstance(numbers, int) else [self._step(number) for number in numbers]
 
     def _step(self, number: int) -> Stage:

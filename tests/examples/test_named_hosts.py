@@ -14,7 +14,7 @@ from latpred.profile import datasheet, gpus, hosts
 from latpred.tracing import trace
 
 FOLDER = Path(__file__).parents[2] / "examples" / "published"
-MODELS = '''
+MODELS = """
 import torch
 
 def narrow():
@@ -22,7 +22,7 @@ def narrow():
 
 def wide():
     return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(10)), torch.nn.ReLU()), torch.zeros(1, 1024)
-'''
+"""
 SMALL, LARGE = (1, 4), (65536, 262144)
 
 
