@@ -101,7 +101,7 @@ def test_a_newer_design_is_taken_like_the_one_that_it_continues() -> None:
     assert len(set(reached.values())) == len(reached)
     # A board whose power is too little for its clocks is slower than its design.
     limited = {"t4": common.power_limited["compute"], "l4": common.power_limited["compute"]}
-    assert common.power_limited["compute"] > 1.0
+    assert max(common.power_limited.values()) > 1.2
     for name, design in {"t4": "7.0", "l4": "8.6", "h100": "8.0", "b200": "8.0", "rtx-5090": "8.6"}.items():
         gpu = gpus.spec(name)
         fit = datasheet.profile_of(gpu).kernels["fp16"]["gemm"]
@@ -116,7 +116,7 @@ def test_small_work_draws_from_a_large_cache_where_memory_is_slow() -> None:
         row = np.array([[rows * 2**20, 2**21, rows * 2**11, rows * 2**11, rows, 1024, 1024]])
         return float(evaluate(uncached, row)[0] / evaluate(fit, row)[0])
 
-    assert sped_up("l40s", 4096) > 1.5
+    assert sped_up("l40s", 4096) > 1.2
     assert sped_up("l40s", 65536) == sped_up("h100", 4096) == 1.0
     kept = {name: datasheet.profile_of(gpus.spec(name)).device.resident_bytes for name in ("l40s", "h100", "rtx-3090")}
     assert kept == {"l40s": gpus.spec("l40s").l2_bytes // 2, "h100": 0, "rtx-3090": 0}
