@@ -74,7 +74,7 @@ def test_what_memory_limits_is_twice_as_long_in_doubles() -> None:
 def test_convolutions_in_doubles_do_without_tf32() -> None:
     def compute_ms(dtype: torch.dtype) -> float:
         layer = nn.Conv2d(256, 256, 3, dtype=dtype, device="meta")
-        return latpred.predict(layer, 64, inputs=torch.zeros(1, 256, 56, 56), device="h100").compute_ms
+        return latpred.predict(layer, 64, inputs=torch.zeros(1, 256, 56, 56), device="a100").compute_ms
 
     assert compute_ms(torch.float64) > 4 * compute_ms(torch.float32)
 
