@@ -461,7 +461,7 @@ def _reached(numbers: FittedNumbers, capability: tuple[int, int], family: str) -
             shares = numbers.reached(family, spec, precision)
             reached[mode_of(spec, precision, family)] = {slot: short(share) for slot, share in shares.items()}
     if "compute" in reached["tf32"] and not family.startswith("conv"):
-        # No table has products in TF32. They take as many bytes in each cycle as half precision: they wait for them alike.
+        # No table has products in TF32. In each cycle they take as many bytes as those in half precision.
         reached["tf32"]["compute"] = max(reached[mode]["compute"] for mode in ("tf32", "fp16"))
     return reached
 
