@@ -82,6 +82,9 @@ def test_attention_in_parts_and_another_host() -> None:
     asked = {"device": "rtx-8000", "attention": "eager"}
     slow, fast = (latpred.predict_generation(gpt2(), 6, 5, host=factor, **asked) for factor in (2.0, 0.5))
     assert slow.overhead_ms == pytest.approx(4.0 * fast.overhead_ms)
+    model = gpt2()
+    latpred.predict_generation(model, 6, 2, **asked)
+    assert model.config._attn_implementation == "sdpa", "the user's model stays as it was"
     with pytest.raises(UsageError, match="attention='flash'"):
         latpred.predict_generation(gpt2(), 6, 5, attention="flash")
 
@@ -152,6 +155,7 @@ def test_the_verb(tmp_path: Path) -> None:
 
 def test_what_is_measured_is_the_model_as_it_is(tmp_path: Path) -> None:
     model = f"{models_file(tmp_path)}:gpt2"
-    done = CliRunner().invoke(main, ["generate", model, "--prompt", "6", "--attention", "eager", "--measure"])
-    assert done.exit_code == 2
-    assert "leave it out, or --attention" in done.output
+    for option, value in (("--attention", "eager"), ("--host", "0.5"), ("--threads", "1")):
+        done = CliRunner().invoke(main, ["generate", model, "--prompt", "6", option, value, "--measure"])
+        assert done.exit_code == 2
+        assert f"leave it out, or {option}" in done.output

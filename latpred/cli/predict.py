@@ -421,7 +421,7 @@ def generate(
 
     runtimes.get(runtime)
     decoder(model)  # a misspelt model must not cost a calibration
-    for name in ("attention", "host"):
+    for name in ("attention", "host", "threads"):
         if measure and asked[name] is not None:
             raise UsageError(f"--measure runs the model as it is on this machine; leave it out, or --{name}.")
     ensure_profile(device, runtimes=(runtime,), yes=yes, threads=asked["threads"])
