@@ -53,11 +53,17 @@ def _in_parts(ops: Sequence[Op]) -> bool:
     return False
 
 
-def unfused(graph: ModelGraph) -> ModelGraph:
-    """The graph with the parts of every call of attention in its place; the products of one sample need no copies."""
+def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
+    """The graph with the parts of every call of attention in its place; the products of one sample need no copies.
+
+    Queries are scaled, as models of today do it, or the scores where no mask is added to them, as older ones did it
+    (`scales_scores`).
+    """
+    autocast = bool(graph.target)
 
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
-        return tuple(part for op in ops for part in _parts_of(op, at_one=at_one))
+        how = _Parts(at_one, autocast, scales_scores)
+        return tuple(part for op in ops for part in _parts_of(op, how))
 
     ops = (*graph.ops, *(graph.ops_at_one or ()))
     if not any(_FUSED in name for name in {op.name for op in ops}) or not any(map(_is_fused, ops)):
@@ -66,7 +72,7 @@ def unfused(graph: ModelGraph) -> ModelGraph:
         graph,
         ops=rewrite(graph.ops, at_one=False),
         ops_at_one=rewrite(graph.ops if graph.ops_at_one is None else graph.ops_at_one, at_one=True),
-        exact={batch: unfused(alone) for batch, alone in graph.exact.items()},
+        exact={batch: unfused(alone, scales_scores=scales_scores) for batch, alone in graph.exact.items()},
     )
 
 
@@ -80,7 +86,15 @@ def itemsize(op: Op) -> int:
     return _ELEMENT_BYTES.get(op.dtype, 4)
 
 
-def _parts_of(op: Op, *, at_one: bool) -> Iterator[Op]:
+class _Parts(NamedTuple):
+    """How attention is computed in parts: for one sample, under autocast, with the scores scaled."""
+
+    at_one: bool
+    autocast: bool
+    scales_scores: bool
+
+
+def _parts_of(op: Op, how: _Parts) -> Iterator[Op]:
     """The ops that did the work of one call of attention; any other op as it is.
 
     Heads lie beside each other in queries, keys and values. A batch of several is copied to where the products want it,
@@ -92,10 +106,14 @@ def _parts_of(op: Op, *, at_one: bool) -> Iterator[Op]:
     heads, head_dim = op.dims["batch"] * op.dims["heads"], op.dims["head_dim"]
     queries, keys = (heads * op.dims[rows] * head_dim for rows in ("queries", "keys"))
     scores = heads * op.dims["queries"] * op.dims["keys"]
-    scaled = elementwise(op, "mul", "elementwise.mul", queries)
-    yield msgspec.structs.replace(scaled, module_calls=op.module_calls, python_calls=op.python_calls)
+    masked = bool(op.dims.get("masked", Affine(0)).constant)
+    scales_scores = how.scales_scores and not masked
+    scaled = elementwise(op, "mul", "elementwise.mul", scores if scales_scores else queries)
+    scaled = msgspec.structs.replace(scaled, module_calls=op.module_calls, python_calls=op.python_calls)
+    if not scales_scores:
+        yield scaled
     yield view(op, "transpose", "view.transpose")
-    if at_one:
+    if how.at_one:
         yield _product(op, "matmul", "keys", "head_dim")
     else:
         yield view(op, "expand", "view.expand")
@@ -104,13 +122,12 @@ def _parts_of(op: Op, *, at_one: bool) -> Iterator[Op]:
         yield _copy(op, "nested.reshape", keys, Affine(1))
         yield _product(op, "nested.bmm", "keys", "head_dim")
         yield view(op, "view", "view.nested.view")
-    if op.dims.get("masked", Affine(0)).constant:
+    if scales_scores:
+        yield scaled
+    if masked:
         yield elementwise(op, "add", "elementwise.add", scores)
-    rows = {"rows": heads * op.dims["queries"], "cols": op.dims["keys"]}
-    softmax = _kernel(op, "softmax", "softmax.softmax", "softmax.softmax", rows, scores, scores)
-    both = scores * (2 * itemsize(op))  # scores and result are there at once
-    yield msgspec.structs.replace(softmax, live_bytes=op.live_bytes + both)
-    if at_one:
+    yield from _softmax(op, scores, {"rows": heads * op.dims["queries"], "cols": op.dims["keys"]}, how.autocast)
+    if how.at_one:
         yield _product(op, "matmul", "head_dim", "keys")
     else:
         yield view(op, "expand", "view.expand")
@@ -120,6 +137,29 @@ def _parts_of(op: Op, *, at_one: bool) -> Iterator[Op]:
         yield _product(op, "nested.bmm", "head_dim", "keys")
         yield view(op, "view", "view.nested.view")
     yield _copy(op, "reshape", queries, head_dim)  # which a view does where heads come out side by side
+
+
+def _softmax(half: Op, scores: Affine, rows: dict[str, Affine], autocast: bool) -> Iterator[Op]:
+    """The softmax of attention: under autocast it gives fp32, reading fp16 or a cast of bf16, which is cast back."""
+    op = half
+    single = msgspec.structs.replace(op, dtype="float32")
+    wide = autocast and itemsize(op) < itemsize(single)
+    if wide and op.dtype == "bfloat16":
+        yield _cast(op, scores, single)
+        op = single
+    softmax = _kernel(op, "softmax", "softmax.softmax", "softmax.softmax", rows, scores, scores)
+    given = scores * itemsize(single if wide else op)
+    both = softmax.read_bytes + given  # scores and result are there at once
+    yield msgspec.structs.replace(softmax, write_bytes=given, live_bytes=op.live_bytes + both)
+    if wide:
+        yield _cast(single, scores, half)
+
+
+def _cast(op: Op, elements: Affine, other: Op) -> Op:
+    """A cast by autocast of elements of one op to the format of another, which no Python calls."""
+    dims = {"numel": elements, "run": elements}
+    cast = _kernel(op, "to", "copy.nested.to", "copy.cast", dims, elements, elements)
+    return msgspec.structs.replace(cast, write_bytes=elements * itemsize(other))
 
 
 def view(op: Op, name: str, host_class: str) -> Op:

@@ -101,8 +101,8 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
 
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
-    calls, a convolution's bias was a kernel of its own, a one-dimensional convolution went through two dimensions, and
-    what a convolution or normalisation cost the host depended on its groups and on the precision.
+    calls that scaled its scores, a convolution's bias was a kernel of its own, a one-dimensional convolution went through
+    two dimensions, and what a convolution or normalisation cost the host depended on its groups and on the precision.
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """
@@ -113,7 +113,7 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     fused = runtime == TORCHSCRIPT and rewrites(era, runtime)
     key = era, fuser.name if fused else ""
     if key not in graphs:
-        parted = unfused(graph) if era == TORCH_1_12 and graph.attention != "sdpa" else graph
+        parted = unfused(graph, scales_scores=True) if era == TORCH_1_12 and graph.attention != "sdpa" else graph
         older = rewritten(parted, _older_ops(era, graph.precision))
         graphs[key] = scripted(older, fuser) if fused else older
     return graphs[key]
