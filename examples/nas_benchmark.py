@@ -83,21 +83,13 @@ def transformers(predictor: Predictor, count: int) -> None:
     print(f"BERT-like configs, {len(WIDTHS)} widths x {len(DEPTHS)} depths, 128 tokens")
     predict_many(islice(configs, 1), device=predictor)  # imports transformers
     first = count // 10
-    rate(
-        "first, from config to prediction",
-        first,
-        lambda: predict_many(islice(configs, first), device=predictor),
-    )
+    rate("first, from config to prediction", first, lambda: predict_many(islice(configs, first), device=predictor))
     show_growth(predictor, configs, count)
     some = list(islice(configs, min(count, 200)))
     rate("warm, configs made beforehand", len(some), lambda: predict_many(some, device=predictor))
     show_stages(lambda: predict_many(some, device=predictor))
     graphs = [traceable(config_builder(config)) for config in some[:5]]
-    rate(
-        "models that are there already, each traced",
-        len(graphs),
-        lambda: predict_many(graphs, device=predictor),
-    )
+    rate("models that are there already, each traced", len(graphs), lambda: predict_many(graphs, device=predictor))
 
 
 def cells(predictor: Predictor, count: int, built: int) -> None:

@@ -19,14 +19,7 @@ from platform import python_version
 from typing import TYPE_CHECKING, Any, overload
 
 from latpred import host, runtimes, storage
-from latpred.errors import (
-    BusyError,
-    CalibrationError,
-    NoProfileError,
-    ProfileError,
-    RuntimeRefusalError,
-    UsageError,
-)
+from latpred.errors import BusyError, CalibrationError, NoProfileError, ProfileError, RuntimeRefusalError, UsageError
 from latpred.prediction import host_swap
 from latpred.prediction.prediction import Curve, Prediction, joined
 from latpred.prediction.predictor import Predictor

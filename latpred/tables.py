@@ -65,11 +65,7 @@ _KEY_COLUMNS: dict[str, Column] = {
     "input_size": _COUNT,
     "protocol": _TEXT,
 }
-_WORK_COLUMNS: dict[str, Column] = {
-    "macs": _NUMBER_OR_EMPTY,
-    "bytes": _NUMBER_OR_EMPTY,
-    "launches": _NUMBER_OR_EMPTY,
-}
+_WORK_COLUMNS: dict[str, Column] = {"macs": _NUMBER_OR_EMPTY, "bytes": _NUMBER_OR_EMPTY, "launches": _NUMBER_OR_EMPTY}
 
 _SETUP_COLUMNS: dict[str, Column] = {
     "memory_format": _TEXT,  # "contiguous" or "channels_last"

@@ -39,11 +39,7 @@ FIFTH = "costs at most a fifth more, and fewer layers would be faster but narrow
             "9.46).",
         ),
         ([("eager", 1.0), ("compile", 9.5)], "eager", "Stay with eager."),
-        (
-            [("compile", 1.0), ("onnxruntime", 9.5)],
-            "compile",
-            "Run it in compile, the fastest of those compared.",
-        ),
+        ([("compile", 1.0), ("onnxruntime", 9.5)], "compile", "Run it in compile, the fastest of those compared."),
     ],
     ids=["surely faster", "two as fast", "perhaps", "much but unsure", "slower", "no eager"],
 )

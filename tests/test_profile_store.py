@@ -20,15 +20,7 @@ import latpred
 from latpred import host
 from latpred.errors import NoProfileError, ProfileError
 from latpred.profile import store
-from latpred.profile.document import (
-    BENCHMARK,
-    CUDNN,
-    SCHEMA_VERSION,
-    THREADS,
-    DeviceInfo,
-    decode,
-    encode,
-)
+from latpred.profile.document import BENCHMARK, CUDNN, SCHEMA_VERSION, THREADS, DeviceInfo, decode, encode
 from latpred.profile.store import Owner, caveat, owner
 
 

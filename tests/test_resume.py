@@ -133,11 +133,7 @@ CHANGES: dict[str, tuple[str, Callable[[], dict[str, Any]], str]] = {
         "Own.width = 4096",
     ),
     "attribute of a module": ("config.width", lambda: {"config": _configured(64)}, "config.width = 4096"),
-    "dict in a module": (
-        "config.width['a']",
-        lambda: {"config": _configured({"a": 64})},
-        "config.width['a'] = 4096",
-    ),
+    "dict in a module": ("config.width['a']", lambda: {"config": _configured({"a": 64})}, "config.width['a'] = 4096"),
     "tensor": ("int(widths[0])", lambda: {"widths": torch.tensor([64.0])}, "widths[0] = 4096.0"),
     "environment": ("int(os.environ['W14'])", lambda: {"os": __import__("os")}, "os.environ['W14'] = '4096'"),
     "method of a dict": ("get('width')", lambda: {"get": {"width": 64}.get}, "get.__self__['width'] = 4096"),

@@ -129,8 +129,7 @@ def test_fbnet_runs_every_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "image", "parameters", "operations"),
-    [(NOTE8_22MS, 140, 4.3, 70.9), (NOTE8_31MS, 152, 4.6, 105.4)],
+    ("encoding", "image", "parameters", "operations"), [(NOTE8_22MS, 140, 4.3, 70.9), (NOTE8_31MS, 152, 4.6, 105.4)]
 )
 def test_once_for_all(encoding: dict[str, Any], image: int, parameters: float, operations: float) -> None:
     graph = traced(once_for_all.build, encoding, image=image)

@@ -21,15 +21,9 @@ SERIES = torch.zeros(6, 1, 16)
     ("ask", "said"),
     [
         (lambda: latpred.trace("bert-base-uncased", image=224), "takes tokens, of which image=224 says nothing"),
-        (
-            lambda: latpred.trace("resnet-18", seq=128),
-            "takes images, of which seq=128 says nothing; leave it out",
-        ),
+        (lambda: latpred.trace("resnet-18", seq=128), "takes images, of which seq=128 says nothing; leave it out"),
         (lambda: latpred.trace("wav2vec2-base", image=64), "takes audio, of which image=64 says nothing"),
-        (
-            lambda: latpred.trace("whisper-tiny", seq=128),
-            "takes inputs of one size, of which seq= and image= say",
-        ),
+        (lambda: latpred.trace("whisper-tiny", seq=128), "takes inputs of one size, of which seq= and image= say"),
         (lambda: latpred.trace(IMAGES, seq=128), "Sequential takes images, of which seq=128"),
         (lambda: latpred.trace(IMAGES, IMAGE, seq=8), "inputs= says what the model is called with; leave out seq"),
         (lambda: latpred.predict_many([IMAGES], inputs=IMAGE, image=8, device=CPU), "is called with; leave out image"),

@@ -240,11 +240,7 @@ def _op_work(op: Op, batch: int) -> Work:
     """Work of a graph's op at one batch size."""
     write = op.write_bytes.at(batch)
     return Work(
-        op.macs.at(batch),
-        op.weight_bytes.at(batch),
-        op.read_bytes.at(batch),
-        write,
-        write / ITEMSIZE.get(op.dtype, 4),
+        op.macs.at(batch), op.weight_bytes.at(batch), op.read_bytes.at(batch), write, write / ITEMSIZE.get(op.dtype, 4)
     )
 
 

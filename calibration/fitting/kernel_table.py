@@ -101,11 +101,7 @@ def _scores(part: pd.DataFrame, budget: int, seed: int) -> Iterator[Score]:
         indices = np.flatnonzero(offered)
         open_times = times[indices]
         chosen = choose_shapes(
-            rows[indices],
-            budget,
-            open_times.__getitem__,
-            multiprocessors=multiprocessors,
-            seed=seed,
+            rows[indices], budget, open_times.__getitem__, multiprocessors=multiprocessors, seed=seed
         )
         model = regressor("gemm", multiprocessors, budget).fit(rows[indices[chosen.indices]], chosen.times)
         scored = hidden if tested != "the rest" else np.isin(np.arange(len(rows)), indices[chosen.indices], invert=True)

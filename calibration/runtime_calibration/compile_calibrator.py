@@ -219,12 +219,7 @@ def _wrappers() -> Iterator[list[ModuleType]]:
 
 
 def time_calls(
-    call: Callable[[], object],
-    modules: Sequence[ModuleType],
-    gauge: SpeedGauge,
-    *,
-    repeats: int,
-    budget_s: float,
+    call: Callable[[], object], modules: Sequence[ModuleType], gauge: SpeedGauge, *, repeats: int, budget_s: float
 ) -> tuple[tuple[float, ...], float]:
     """Median microseconds of each call that the wrappers make in one forward pass, and how slow it was meanwhile.
 

@@ -175,11 +175,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        *,
-        threads: int = 1,
-        read: Callable[[], Counters] = read,
-        gpu: Callable[[], GpuState | None] | None = None,
+        self, *, threads: int = 1, read: Callable[[], Counters] = read, gpu: Callable[[], GpuState | None] | None = None
     ) -> None:
         self._threads, self._read, self._gpu = threads, read, gpu
         self._state = gpu() if gpu else None

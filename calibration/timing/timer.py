@@ -109,11 +109,7 @@ def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
 
 
 def timed(
-    device: Device,
-    call: Call,
-    protocol: str = "single",
-    plan: Plan | None = None,
-    gauge: SpeedGauge | None = None,
+    device: Device, call: Call, protocol: str = "single", plan: Plan | None = None, gauge: SpeedGauge | None = None
 ) -> Timing:
     """`single` or `pipelined` by name."""
     if protocol == "single":

@@ -50,15 +50,7 @@ def perceptron(widths: Sequence[int], activation: str = "ReLU") -> nn.Module:
 
 
 def recurrent(
-    cell: str,
-    inputs: int,
-    hidden: int,
-    outputs: int,
-    head: str,
-    *,
-    words: int = 0,
-    layers: int = 1,
-    both: bool = False,
+    cell: str, inputs: int, hidden: int, outputs: int, head: str, *, words: int = 0, layers: int = 1, both: bool = False
 ) -> nn.Module:
     """A recurrent network over series or words, in one direction or `both`, and a linear head.
 

@@ -19,10 +19,12 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 import latpred
 from latpred.errors import LatpredError
 from latpred.profile import gpus
+from latpred.zoo import names
 
 EAGER = "eager"
 # Runtimes by what tables call them or note beside them; the first that is found counts.
@@ -61,7 +63,10 @@ TARGETS = (0.10, 0.15, 0.20)
 
 
 class Row(NamedTuple):
-    """A published latency, with latpred's names. group, host : what it is compared with, and who shares its host."""
+    """A published latency, with latpred's names. group, host : what it is compared with, and who shares its host.
+
+    autocast : whether PyTorch ran it under `torch.autocast`, in which other runtimes' rows of half precision are not.
+    """
 
     group: tuple[str, ...]
     host: tuple[str, ...]
@@ -72,6 +77,19 @@ class Row(NamedTuple):
     batch: int
     size: int
     ms: float
+    autocast: bool
+
+
+class UnderAutocast(torch.nn.Module):
+    """A model of transformers that enters autocast: with halves as weights, or with casts of them that it keeps."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        with torch.autocast("cuda", torch.float16):
+            return self.model(*args, **kwargs)
 
 
 def minilm() -> object:
@@ -117,16 +135,28 @@ def _row(path: str, row: dict[str, str]) -> Row | None:
         batch,
         int(image),
         float(row["latency_ms"]),
+        "autocast" in row["precision"],
     )
 
 
 @cache
 def predicted_ms(row: Row, host: float) -> float:
     """What latpred answers for a row on a host of a factor."""
-    asked = {"image" if row.model.startswith("timm:") else "seq": row.size}
+    at = {"device": row.gpu, "host": round(host, 4)}
+    if row.model.startswith("timm:"):  # which casts its weights in each call
+        precision = "amp-fp16" if row.autocast else row.precision
+        return latpred.predict(row.model, row.batch, row.runtime, image=row.size, precision=precision, **at).latency_ms
+    # transformers of that time had attention in parts.
+    model = under_autocast(row.model, row.size) if row.autocast else row.model
     return latpred.predict(
-        row.model, row.batch, row.runtime, device=row.gpu, precision=row.precision, host=round(host, 4), **asked
+        model, row.batch, row.runtime, seq=row.size, precision=row.precision, attention="eager", **at
     ).latency_ms
+
+
+@cache
+def under_autocast(name: str, seq: int) -> UnderAutocast:
+    """A model by name, in autocast."""
+    return UnderAutocast(names.build(name, seq=seq).model)
 
 
 def host_factor(rows: Iterable[Row]) -> float:

@@ -86,10 +86,7 @@ _FITTED: dict[str, tuple[str, Callable[[pd.DataFrame], Model]]] = {
     "log_features": ("log-linear in MACs, bytes, launches, batch", _fit_log_features),
     "hard_max": ("max(o, c x MACs)", _fit_hard_max),
 }
-_TIMED = {
-    "isolated_ops": "sum of every op timed alone",
-    "runtime_estimator": "torch's RuntimeEstimator",
-}
+_TIMED = {"isolated_ops": "sum of every op timed alone", "runtime_estimator": "torch's RuntimeEstimator"}
 
 
 def _fitted(name: str, idea: str, fit: Callable[[pd.DataFrame], Model], cells: pd.DataFrame) -> Baseline:

@@ -127,10 +127,7 @@ def _evaluate_left_out(
     help="cpu, cuda:0 or simulated; with --replay also a profile's name or file.",
 )
 @click.option(
-    "--suite",
-    default="blind",
-    show_default=True,
-    help="Which models: blind, everyday, recent, sealed or heldout.",
+    "--suite", default="blind", show_default=True, help="Which models: blind, everyday, recent, sealed or heldout."
 )
 @batch_option(None, shown="the suite's")
 @click.option(
@@ -186,9 +183,4 @@ def adapt(table: Path, device: str | None, name: str | None, output: Output) -> 
         raise UsageError(f"-o {output.path} is where the profile goes; give it a name that ends in {store.SUFFIX}.")
     adaptation = adapt_profile(store.find(device), table, name=name, progress=notice)
     notice(f"saved {store.save(adaptation.profile, output.path)}")
-    emit(
-        output._replace(path=None),
-        document=adaptation.to_dict,
-        rows=adaptation.to_frame,
-        page=adaptation.page,
-    )
+    emit(output._replace(path=None), document=adaptation.to_dict, rows=adaptation.to_frame, page=adaptation.page)

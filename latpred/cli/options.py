@@ -217,9 +217,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         "--now", is_flag=True, help="Answer for the machine as it is: a second of timing tells how fast that is."
     ),
     "measured": click.option(
-        "--measured",
-        type=FILE,
-        help="Draw the points of this measurement table over the curve; with --plot.",
+        "--measured", type=FILE, help="Draw the points of this measurement table over the curve; with --plot."
     ),
     "plot": click.option(
         "--plot",

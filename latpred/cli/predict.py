@@ -266,12 +266,7 @@ def explain(
     explanation = compare_runtimes(
         model, batch, runtimes=runtimes or None, progress=lambda name: notice(_asking(name, model)), **asked
     )
-    emit(
-        output,
-        document=explanation.to_dict,
-        rows=explanation.to_frame,
-        page=lambda: explanation_page(explanation),
-    )
+    emit(output, document=explanation.to_dict, rows=explanation.to_frame, page=lambda: explanation_page(explanation))
     draw(plot, explanation.plot)
 
 

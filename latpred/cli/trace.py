@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        "latpred trace bert-base-uncased --seq 128 --check",
-        "latpred trace resnet18 --runtime onnxruntime --csv",
+        "latpred trace bert-base-uncased --seq 128 --check", "latpred trace resnet18 --runtime onnxruntime --csv"
     )
 )
 @click.argument("model")
@@ -41,13 +40,7 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Refuse a model with an op that no formula knows.")
 @output_options
 def trace(
-    model: str,
-    batches: tuple[int, ...],
-    runtime: str,
-    target: str | None,
-    check: bool,
-    output: Output,
-    **asked: Any,
+    model: str, batches: tuple[int, ...], runtime: str, target: str | None, check: bool, output: Output, **asked: Any
 ) -> None:
     """Count operations, multiply-adds, bytes and launches of MODEL.
 
@@ -85,14 +78,7 @@ def trace(
 
 
 def _other_counts(
-    model: str,
-    graph: ModelGraph,
-    batch: int,
-    *,
-    seq: int | None,
-    image: int | None,
-    precision: str | None,
-    **_: Any,
+    model: str, graph: ModelGraph, batch: int, *, seq: int | None, image: int | None, precision: str | None, **_: Any
 ) -> tuple[Difference, ...]:
     """Count the same model with other counters, which have to run it on the CPU."""
     from latpred.accuracy.crosscheck import check

@@ -149,11 +149,7 @@ class RooflineRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        family: str = "gemm",
-        multiprocessors: int = 0,
-        max_points: int = 400,
-        hyper_points: int = HYPER_POINTS,
+        self, family: str = "gemm", multiprocessors: int = 0, max_points: int = 400, hyper_points: int = HYPER_POINTS
     ) -> None:
         self.family = family
         self.multiprocessors = multiprocessors

@@ -67,11 +67,7 @@ _FEATURES: dict[str, Powers] = {
     "generated": _plain("numel", "cols", "parts"),
     "rnn": _plain("batch", "steps", "hidden", "inputs", "layers"),
     "attention": {"heads": {"batch": 1, "heads": 1}, **_plain("queries", "keys", "head_dim", "masked")},
-    "pooling": {
-        "planes": {"batch": 1, "channels": 1},
-        "pixels": {"h_out": 1, "w_out": 1},
-        "window": {"window": 1},
-    },
+    "pooling": {"planes": {"batch": 1, "channels": 1}, "pixels": {"h_out": 1, "w_out": 1}, "window": {"window": 1}},
 }
 _PRODUCTS: dict[str, Powers] = {
     "gemm": {**_plain("m", "n", "k"), "copies": {}},

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING
 from latpred.profile.datasheet import PROVENANCE
 from latpred.profile.profile_page import age, threads_text
 from latpred.profile.store import Owner, owner
-from latpred.render import (
-    SPARKS,
-    Facts,
-    Page,
-    Row,
-    Table,
-    format_interval,
-    format_ms,
-    format_span,
-    sparkline,
-)
+from latpred.render import SPARKS, Facts, Page, Row, Table, format_interval, format_ms, format_span, sparkline
 from latpred.units import format_bytes, three_digits
 
 if TYPE_CHECKING:

@@ -101,8 +101,9 @@ def as_run_in(era: str, graph: ModelGraph, runtime: str = "eager", gpu: Spec | N
     """The eager graph of a model as a runtime of an era ran it; the graph itself where nothing differs.
 
     In the days of PyTorch 1.12 models of transformers did not read values back from the device, attention was several
-    calls that scaled its scores, a convolution's bias was a kernel of its own, a one-dimensional convolution went through
-    two dimensions, and what a convolution or normalisation cost the host depended on its groups and on the precision.
+    calls that scaled its scores, a convolution's bias was a kernel of its own, a one-dimensional convolution went
+    through two dimensions, and what a convolution or normalisation cost the host depended on its groups and on the
+    precision.
 
     What TorchScript fuses depends on the GPU, of which `gpu` is the datasheet; default: that of a recent one.
     """

@@ -49,10 +49,7 @@ _CONSTANT = "prim::Constant"
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 _HALVES = (torch.float16, torch.bfloat16)
 _PRODUCTS = frozenset(
-    {
-        *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    }
+    {*("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"), "aten::_scaled_dot_product_flash_attention_for_cpu"}
 )
 
 

@@ -51,10 +51,7 @@ _LAYERS = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _LOWER_WITHIN = _LAYERS | {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
 # Are told to give fp32 where nothing else is said; most read the lower precision and convert as they go.
 _STATED = frozenset(
-    {
-        *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"),
-        *("linalg_vector_norm", "linalg_matrix_norm"),
-    }
+    {*("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"), *("linalg_vector_norm", "linalg_matrix_norm")}
 )
 # Run in the widest precision among their arguments. All others that a key knows run in fp32.
 _WIDEST = {

@@ -87,10 +87,7 @@ def test_pressure_counts_where_the_kernel_does_not_say_who_waited() -> None:
 
 def test_the_processor_lost_during_a_piece_does_not_hide_that_threads_waited() -> None:
     found = between(START, later(delay_s=1.0, usable_cores=-1), threads=2)
-    assert list(found.reasons()) == [
-        "a processor was taken away (2 to 1)",
-        "the timed threads lacked 0.5 processors",
-    ]
+    assert list(found.reasons()) == ["a processor was taken away (2 to 1)", "the timed threads lacked 0.5 processors"]
 
 
 @pytest.mark.parametrize(("processors", "threads", "disturbed"), [(2, 1, True), (64, 1, False), (64, 63, True)])

@@ -46,11 +46,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 CELLS = 400  # kernel cells of a precision
 GRAPHS = 6_000  # generated ONNX graphs
 # Networks that are left with one pixel before their last stage; one like the first once ended a calibration's draws.
-PIXELS: dict[int, type[torch.nn.Module]] = {
-    10522: blocks.FireBlock,
-    3346: blocks.PlainBlock,
-    9356: blocks.DenseBlock,
-}
+PIXELS: dict[int, type[torch.nn.Module]] = {10522: blocks.FireBlock, 3346: blocks.PlainBlock, 9356: blocks.DenseBlock}
 REAL = ("eager", "torchscript", *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "compile")))
 
 

@@ -9,13 +9,7 @@ import torch
 from gauges import ScriptedGauge
 
 from latpred.calibration.timing import reference_speed
-from latpred.calibration.timing.reference_speed import (
-    ReferenceTimer,
-    RunSpeed,
-    SpeedGauge,
-    SpeedReading,
-    at_full_speed,
-)
+from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed, SpeedGauge, SpeedReading, at_full_speed
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, DISPATCH, KINDS, THREADS
 
 

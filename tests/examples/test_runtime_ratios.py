@@ -56,11 +56,7 @@ def test_one_row_tells_the_host_and_ratios_follow(
         ).latency_ms
 
     eager, graphs, tensorrt = predicted("eager"), predicted("cuda-graphs"), predicted("tensorrt")
-    rows = [
-        ("eager", 1, eager),
-        ("cuda-graphs (torch.cuda.graph)", 1, 1.25 * graphs),
-        ("TensorRT", 1, 1.25 * tensorrt),
-    ]
+    rows = [("eager", 1, eager), ("cuda-graphs (torch.cuda.graph)", 1, 1.25 * graphs), ("TensorRT", 1, 1.25 * tensorrt)]
     script["main"]([table(tmp_path, rows)])
     host, *ratios, first, second, last = capsys.readouterr().out.splitlines()
     assert host.split()[-1] == "0.50"
@@ -78,3 +74,11 @@ def test_rows_that_their_source_has_wrong_or_nobody_can_predict_are_left_out(
     rows = [("eager", 1, 1.0), ("AITemplate + CUDA graphs", 1, 1.0), ("kernl (CUDA graphs)", 1, 1.0)]
     assert [row.runtime for row in script["read"](table(tmp_path, rows))] == ["eager"]
     assert not list(script["read"](table(tmp_path, rows, "SUSPECT: identical to the row before")))
+
+
+def test_rows_under_autocast_pay_for_its_casts() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    row = script["Row"](
+        ("a",), ("b",), "a100", "cuda-graphs", "fp16", script["MODELS"]["bert-base-uncased"], 8, 16, 1.0, True
+    )
+    assert script["predicted_ms"](row, 1.0) > script["predicted_ms"](row._replace(autocast=False), 1.0)

@@ -117,8 +117,7 @@ class JointProjection(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "example"),
-    [(TiedTable(), torch.zeros(2, 3, dtype=torch.long)), (JointProjection(), torch.zeros(2, 64))],
+    ("model", "example"), [(TiedTable(), torch.zeros(2, 3, dtype=torch.long)), (JointProjection(), torch.zeros(2, 64))]
 )
 def test_other_rows_or_parts_of_a_weight_are_not_read_again(model: nn.Module, example: torch.Tensor) -> None:
     assert {op.reread_after for op in latpred.trace(model, example).ops} == {None}

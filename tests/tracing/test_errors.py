@@ -37,10 +37,7 @@ READS = r"reads a value that aten::{} made in module '1' \(test_errors.py:\d+\),
     [
         (lambda y: y if y.sum() > 0 else -y, READS.format("gt")),
         (lambda y: y * float(y.max()), READS.format("max")),
-        (
-            lambda y: y[y > 0],
-            "the result of aten::index has a shape that depends on the values of a mask in modul",
-        ),
+        (lambda y: y[y > 0], "the result of aten::index has a shape that depends on the values of a mask in modul"),
         (lambda y: y.nonzero(), r"the result of aten::nonzero has a shape that depends on values in module '1'"),
         (failing, r"the forward pass failed in module '1' \(test_errors.py:\d+\) at batch 1: KeyError: 'nothing here'"),
         (lambda y: y if torch.zeros(4).copy_(y[0])[0].item() > 0 else -y, "reads a value"),
@@ -55,10 +52,7 @@ def test_dependence_on_data(function: Callable[..., Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (
-            (1, 4, 8, 8),
-            r"failed at aten::conv2d in module '0' at batch 1: RuntimeError: .*check the model and the sha",
-        ),
+        ((1, 4, 8, 8), r"failed at aten::conv2d in module '0' at batch 1: RuntimeError: .*check the model and the sha"),
         ((1, 3, 9, 9), r"failed at aten::linear in module '3' at batch 1: RuntimeError: .*inputs=, seq=, image="),
         ((1, 3, 1, 1), r"failed at aten::conv2d in module '0'"),
     ],

@@ -37,7 +37,7 @@ def test_a_model_in_training_is_traced_in_evaluation() -> None:
     assert model.norm.training
     assert "aten::dropout" in [op.name for op in graph.ops]  # it launches nothing
     assert [op.name for op in graph.ops if op.launches] == [
-        *("aten::embedding", "aten::add", "aten::linear", "aten::mean", "aten::batch_norm", "aten::linear"),
+        *("aten::embedding", "aten::add", "aten::linear", "aten::mean", "aten::batch_norm", "aten::linear")
     ]
 
 

@@ -113,10 +113,7 @@ def sequential(**options: nn.Module | None) -> nn.Module:
             {"a": nn.Conv2d(4, 4, 1), "b": nn.Conv2d(4, 6, 1)},
             r"of choice 'c' at '1' do not fit.*: 'a' gives \(3, 4, 8, 8\) in .*, 'b' \(3, 6, 8, 8\) in",
         ),
-        (
-            {"a": nn.Conv2d(4, 6, 1), "b": None},
-            r"'b' leaves \(2, 4, 8, 8\) in .* as it is, 'a' gives \(2, 6, 8, 8\)",
-        ),
+        ({"a": nn.Conv2d(4, 6, 1), "b": None}, r"'b' leaves \(2, 4, 8, 8\) in .* as it is, 'a' gives \(2, 6, 8, 8\)"),
         ({"a": None}, "'c' has no layer to choose"),
         ({"a": latpred.Choice("d", {"e": nn.ReLU()})}, "'d' lies within another"),
     ],

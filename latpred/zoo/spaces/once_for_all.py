@@ -75,10 +75,7 @@ def _read(architecture: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 def _network(place: Place, width: float = 1.0, classes: int = 1000) -> nn.Module:
     entering = divisible(16 * width)
-    layers: list[nn.Module | None] = [
-        _convolution(3, entering, 3, 2, smooth=True),
-        Block(entering, entering, 1, 3, 1),
-    ]
+    layers: list[nn.Module | None] = [_convolution(3, entering, 3, 2, smooth=True), Block(entering, entering, 1, 3, 1)]
     for number in range(BLOCKS):
         stage, block = divmod(number, 4)
         leaving = divisible(_WIDTHS[stage] * width)
