@@ -59,7 +59,7 @@ def unfused(graph: ModelGraph, *, scales_scores: bool = False) -> ModelGraph:
     Queries are scaled, as models of today do it, or the scores where no mask is added to them, as older ones did it
     (`scales_scores`).
     """
-    autocast = bool(graph.target)
+    autocast = bool(graph.target)  # which an eager graph has where autocast was entered
 
     def rewrite(ops: tuple[Op, ...], *, at_one: bool) -> tuple[Op, ...]:
         how = _Parts(at_one, autocast, scales_scores)
