@@ -79,3 +79,20 @@ def test_an_unknown_gpu_is_told_what_is_near() -> None:
     with pytest.raises(UnknownGpuError, match=r"There are: titan-x-pascal, .*rtx-5090"):
         gpus.spec("zzz")
     assert not gpus.known("")
+
+
+@pytest.mark.parametrize("asked", ["t4 at 900 MHz", "Tesla T4 (locked 900 MHz)", "T4 900MHz"])
+def test_a_clock_that_is_held_slows_what_computes_alone(asked: str) -> None:
+    t4, held = gpus.spec("t4"), gpus.spec(asked)
+    assert (held.name, held.boost_mhz, held.power_limited) == ("t4 at 900 MHz", 900.0, False)
+    assert held.tflops["fp16"] / t4.tflops["fp16"] == pytest.approx(900 / t4.boost_mhz)
+    assert held.tensor_clock_hz == 900e6
+    assert held.gb_per_s == t4.gb_per_s
+    assert gpus.spec(held.name) == held
+
+
+def test_a_clock_that_a_gpu_lacks_is_refused() -> None:
+    with pytest.raises(UnknownGpuError, match=r"a Tesla T4 has no clock of 5001 MHz: its boost clock is 1590"):
+        gpus.spec("t4 at 5001 MHz")
+    with pytest.raises(UnknownGpuError, match=r"called 'rtx 4009 at 900 MHz'. Did you mean .*rtx-4090"):
+        gpus.spec("rtx 4009 at 900 MHz")

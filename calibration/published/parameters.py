@@ -104,8 +104,8 @@ MANY_LANES = ("6.1", "8.6", "9.0", "10.0", "12.0")  # designs that have 128 inst
 # What floors are in a CUDA graph, where no gap to the next kernel is part of them, and products without a network.
 ALONE_WIDTHS = {"floor": 0.7, "compute": 0.3}
 POWER_LIMITED = 0.5  # what a board's power takes from clocks that its datasheet promises
-# Hosts of one GPU are often alike, so that a narrow prior of each by itself would blame the GPU for slow ones.
-RUN = 1.0
+# Runs of the published tables lie 0.3 apart. A wider prior lets a run with few rows blame its host for its GPU.
+RUN = 0.4
 MIDDLE_HOST = 1.0  # how far the middle of the hosts may lie from the round figures of `HOST`: as far as any of them
 NAMED_HOST, NAMED_RUN = 0.15, 0.15  # what is not known of a named host, and what differs between its runs
 RUN_GROUP = 0.12  # what differs in a run's host factor between transformers and convolutional networks

@@ -33,7 +33,6 @@ from latpred.runtimes.legacy_torch import TORCH_1_12
 ROOM = 1.7  # the reference host takes that many times what the GPU needs, lest a fast host be hidden by the GPU
 FEWEST = 2  # rows that a block must have
 USUAL = 2  # blocks that the usual spread between blocks counts as
-LOCKED = {"T4 (locked 900 MHz)": 1590 / 900}  # clocks that were held down
 CLOCK_LOG_STD = 0.1  # what clocks leave open of two CPUs of one architecture
 Row = pd.Series
 
@@ -159,13 +158,12 @@ def _lines(folder: Path, measured: Measured) -> Iterator[tuple[Any, ...]]:
     named = table.host.fillna("").map(hosts.known).astype(bool)
     for row in table[measured.wanted(table) & named & table.batch.notna()].itertuples():
         runtime = "torchscript" if "TorchScript" in row.runtime else "eager"
-        predictor = _predictor(row.gpu.split("(")[0].strip())
+        predictor = _predictor(row.gpu)
         model, asked = measured.model(row)
         graph = _traced(predictor, model, Options(runtime=runtime, precision=_precision(row.precision), **asked))
         found = predictor.predict(graph, int(row.batch), runtime=runtime, protocol=measured.protocol)
         took_ms = float(getattr(row, measured.column))
-        busy_ms = found.compute_ms * LOCKED.get(row.gpu, 1.0)
-        if measured.column == "host_dispatch_ms" or found.overhead_ms > ROOM * busy_ms:
+        if measured.column == "host_dispatch_ms" or found.overhead_ms > ROOM * found.compute_ms:
             factor = took_ms / found.overhead_ms
             yield hosts.find(row.host).name, measured.source, row.gpu, runtime, row.model, int(row.batch), factor
 

@@ -17,6 +17,7 @@ from latpred.errors import UnknownGpuError
 
 GIB = 2**30
 TENSOR = ("tf32", "fp16", "bf16")  # precisions that tensor cores multiply in
+_HELD = re.compile(r"(?P<gpu>.*?) *\(?(?:locked|held)? *(?:at )?(?P<mhz>\d+) ?MHz\)?", re.IGNORECASE)
 _SAME_DESIGN = {(7, 5): "7.0", (8, 7): "8.6", (8, 9): "8.6"}
 ARCHITECTURES = ("Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell")  # by age
 
@@ -79,6 +80,24 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Memory bandwidth per microsecond."""
         return self.gb_per_s * 1e9 / 1e6
 
+    def at_clock(self, mhz: float) -> Spec:
+        """The same GPU with its clock held at `mhz`, as benchmarks do: its memory stays as fast, and power is no limit.
+
+        >>> spec("t4").at_clock(795.0).tflops
+        {'fp32': 4.05, 'fp16': 32.5}
+        """
+        if not 0.0 < mhz <= self.boost_mhz:
+            raise UnknownGpuError(f"a {self.title} has no clock of {mhz:g} MHz: its boost clock is {self.boost_mhz:g}.")
+        part = mhz / self.boost_mhz
+        return msgspec.structs.replace(
+            self,
+            name=f"{self.name} at {mhz:g} MHz",
+            boost_mhz=mhz,
+            tensor_mhz=self.tensor_mhz * part,
+            tflops={precision: peak * part for precision, peak in self.tflops.items()},
+            power_limited=False,
+        )
+
     def peak_macs_per_us(self, precision: str) -> float:
         """Peak multiply-adds per microsecond, half the FLOPs; of fp32 for a precision that has no faster units.
 
@@ -89,10 +108,10 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def spec(name: str) -> Spec:
-    """The datasheet of a GPU by its name, an alias, or what its driver calls it.
+    """The datasheet of a GPU by its name, an alias, or what its driver calls it; "t4 at 900 MHz" holds its clock.
 
-    >>> spec("NVIDIA A100-SXM4-40GB").name, spec("h200").multiprocessors
-    ('a100-40gb', 132)
+    >>> spec("NVIDIA A100-SXM4-40GB").name, spec("h200").multiprocessors, spec("t4 at 900 MHz").boost_mhz
+    ('a100-40gb', 132, 900.0)
     """
     gpu = find(name)
     if gpu is None:
@@ -104,7 +123,9 @@ def spec(name: str) -> Spec:
 
 def find(name: str) -> Spec | None:
     """The same; None where there is no datasheet of that name."""
-    return _index().get(_plain(name))
+    held = _HELD.fullmatch(name)
+    gpu = _index().get(_plain(held["gpu"] if held else name))
+    return gpu.at_clock(float(held["mhz"])) if gpu and held else gpu
 
 
 def known(name: str) -> bool:
@@ -123,8 +144,8 @@ def names() -> tuple[str, ...]:
 
 def nearest(name: str) -> tuple[str, ...]:
     """Short names that look like a misspelt one, the likeliest first; may be empty."""
-    index = _index()
-    close = difflib.get_close_matches(_plain(name), list(index), n=6, cutoff=0.6)
+    index, held = _index(), _HELD.fullmatch(name)
+    close = difflib.get_close_matches(_plain(held["gpu"] if held else name), list(index), n=6, cutoff=0.6)
     return tuple(dict.fromkeys(index[key].name for key in close))[:3]
 
 

@@ -1,7 +1,9 @@
 """Engines: what TensorRT and ONNX Runtime's transformer optimizer make of a model, by rule. For predicting only.
 
 Both read a whole graph and replace what stands together by kernels of their own: attention is one, queries, keys and
-values are one product, and pointwise ops part of the kernel before them. Neither is run here, so nothing is built.
+values are one product, and pointwise ops part of the kernel before them. Attention that is asked for in parts stays in
+parts, as in TensorRT before 8.6, in later ones where they do not recognize it, and in ONNX Runtime with a mask for each
+query. Neither is run here, so nothing is built.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Engine(StepPerOp):
 
     traced_by = name = ""
     needs = "cuda"
-    options = "4"  # version of the rules: graphs by others are made again
+    options = "5"  # version of the rules: graphs by others are made again
     predicted_only = True  # it cannot be calibrated or measured, whatever is installed
     apart: Collection[str] = ()  # kernel families of pointwise ops that stay kernels of their own
     steps = "kernel"  # first part of its host classes
@@ -44,7 +46,7 @@ class Engine(StepPerOp):
         """What an engine makes of the eager graph."""
 
         def rewrite(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-            made = as_engine(ops, self.apart)
+            made = as_engine(ops, self.apart, fuses_attention=graph.attention != "eager")
             return tuple(
                 msgspec.structs.replace(op, host_class=f"{self.steps}.{root(op.family)}", syncs=0) for op in made
             )
@@ -78,7 +80,7 @@ class OnnxRuntimeOptimized(Engine):
     how_to = "To run it: python -m onnxruntime.transformers.optimizer --input model.onnx --output optimized.onnx"
 
 
-def as_engine(ops: Sequence[Op], apart: Collection[str] = ()) -> tuple[Op, ...]:
+def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention: bool = True) -> tuple[Op, ...]:
     """The kernels of an engine for eager ops; pointwise ones of a family in `apart` stay kernels.
 
     >>> two = Affine(2)
@@ -98,11 +100,11 @@ def as_engine(ops: Sequence[Op], apart: Collection[str] = ()) -> tuple[Op, ...]:
             while made and root(made[-1].family) == "copy":
                 made.pop()
             _join_projections(made)
-        if general == "copy" and made and root(made[-1].family) == "attention":
+        if general == "copy" and made and root(made[-1].family) in ("bmm", "attention"):
             continue
         family = JOINED if general == CAT else op.family
         made.append(msgspec.structs.replace(op, family=family, module_calls=0, python_calls=0))
-        if [root(one.family) for one in made[-3:]] == ["bmm", "softmax", "bmm"]:
+        if fuses_attention and [root(one.family) for one in made[-3:]] == ["bmm", "softmax", "bmm"]:
             made[-3:] = [_attention(made[-3], made[-1])]
     return tuple(made)
 

@@ -13,12 +13,16 @@ from latpred.calibration.devices import open_device
 from latpred.calibration.runtime_calibration import calibrate_runtimes
 from latpred.errors import MissingPackageError, ProfileError, UsageError
 from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.rewrites import attended
 from latpred.ops.families import root
 from latpred.prediction.predictor import Predictor
+from latpred.profile.store import load
+from latpred.query import Options
 from latpred.runtimes.engines import JOINED, Engine, as_engine
 
 ENGINES = ("tensorrt", "onnxruntime-optimized")
 WIDTH, HEADS, TOKENS = 64, 4, 8
+BERT = "bert-base-uncased"
 
 
 class Layer(nn.Module):
@@ -71,6 +75,29 @@ def test_both_forms_of_attention_come_to_the_same() -> None:
     fused, parts = (as_engine(of_layer(form).ops)[1] for form in (True, False))
     assert (fused.macs, fused.dims["keys"]) == (parts.macs, parts.dims["keys"])
     assert (fused.read_bytes, fused.write_bytes) == (parts.read_bytes, parts.write_bytes)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", ENGINES)
+def test_attention_that_is_asked_for_in_parts_stays_in_parts(name: str, fused: bool) -> None:
+    engine = runtimes.get(name)
+    assert isinstance(engine, Engine)
+    eager = of_layer(fused)
+    parts = engine.estimate(attended(eager, "eager"), "cuda").at(2)
+    assert kinds(parts)[:5] == ["gemm", "bmm", "softmax", "bmm", "gemm"]
+    whole = engine.estimate(eager, "cuda").at(2)
+    assert sum(op.macs.at(2) for op in parts) == sum(op.macs.at(2) for op in whole)
+    passes = sum(op.read_bytes.at(2) + op.write_bytes.at(2) for op in parts) - sum(
+        op.read_bytes.at(2) + op.write_bytes.at(2) for op in whole
+    )
+    assert passes == 4 * (2 * HEADS * TOKENS * TOKENS) * 4  # scores are written and read twice
+
+
+def test_an_attention_node_costs_the_host_the_same_in_parts() -> None:
+    h100 = Predictor(load("h100"))
+    ways = [Options(runtime="onnxruntime-optimized", attention=form) for form in ("sdpa", "eager")]
+    took = [h100.predict(h100.trace(BERT, asked), 1, runtime=asked.runtime).overhead_ms for asked in ways]
+    assert took[0] == pytest.approx(took[1], rel=0.02)
 
 
 def test_convolutions_take_what_follows_along() -> None:
