@@ -444,7 +444,8 @@ def without_gpu(problem: Problem) -> HoldoutRows:
     for gpu in sorted(set(rows.gpu[eager])):
         mine, others = eager & (rows.gpu == gpu), eager & (rows.gpu != gpu)
         theta = problem.solve(problem.telling & (rows.gpu != gpu))
-        middle = np.log(np.median(FittedNumbers(problem, theta).host_factors(others)))
+        told = _unnamed_hosts(problem) & others
+        middle = np.log(np.median(FittedNumbers(problem, theta).host_factors(told if told.any() else others)))
         names = problem.parameters.names
         for run in sorted(set(rows.run[mine & (rows.host == "")]) - set(rows.run[others])):
             theta[names["run", run]] = middle - theta[names["middle host",]]

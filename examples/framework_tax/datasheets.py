@@ -27,7 +27,7 @@ from latpred.calibration.published.joint_fit import problem
 from latpred.calibration.published.leave_out import by_gpu
 from latpred.calibration.published.published_table import PRODUCT, Graphs, PublishedTable
 from latpred.calibration.published.row_counts import ALONE, EAGER, SCRIPTED
-from latpred.profile import store
+from latpred.profile import gpus, store
 
 SOURCE = "fitted to published latencies of {sources} on {gpus}; eager"
 FRAMEWORK_TAX = {"measured": "JaredFern/Framework-Tax"}  # a table that names no source has its file's name
@@ -81,9 +81,9 @@ def _said(table: PublishedTable, models: int) -> str:
 
 
 def _with_eager(table: PublishedTable) -> list[str]:
-    """GPUs with enough rows in eager."""
+    """GPUs with enough rows in eager, at the clocks of their datasheets."""
     counts = table.cells["device"][table.cells["runtime"] == EAGER].value_counts()
-    return sorted(counts.index[counts >= FEWEST_ROWS])
+    return sorted(name for name in counts.index[counts >= FEWEST_ROWS] if gpus.spec(name).name in gpus.names())
 
 
 def _line(name: str, errors: Errors) -> str:
