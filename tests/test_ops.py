@@ -46,6 +46,9 @@ def t(*shape: int) -> Fake:
     return Fake(shape)
 
 
+MAP, WIDE, QUERY, KEY = t(1, 4, 8, 8), t(1, 8, 8, 8), t(2, 4, 10, 8), t(2, 4, 12, 8)
+
+
 @pytest.mark.parametrize(
     ("name", "args", "out", "family", "macs"),
     [
@@ -60,25 +63,13 @@ def t(*shape: int) -> Fake:
         ("aten::_grouped_mm", (t(10, 6), t(4, 6, 5)), t(10, 5), "gemm.grouped", 10 * 6 * 5),
         ("aten::conv2d", (t(2, 3, 8, 8), t(4, 3, 3, 3)), t(2, 4, 6, 6), "conv", 2 * 4 * 36 * 27),
         ("aten::conv2d", (t(1, 4, 8, 8), t(4, 1, 3, 3), None, 1, 1, 1, 4), t(1, 4, 8, 8), "conv_depthwise", 4 * 64 * 9),
-        (
-            "aten::conv2d",
-            (t(1, 4, 8, 8), t(8, 1, 3, 3), None, 1, 1, 1, 4),
-            t(1, 8, 8, 8),
-            "conv_depthwise.multiplied",
-            8 * 64 * 9,
-        ),
+        ("aten::conv2d", (MAP, t(8, 1, 3, 3), None, 1, 1, 1, 4), WIDE, "conv_depthwise.multiplied", 8 * 64 * 9),
         ("aten::pad", (t(2, 4, 8), (1, 1), "reflect"), t(2, 4, 10), "copy.pad.reflect.1d", 0),
         ("aten::pad", (t(4, 8, 8), (1, 1, 1, 1), "reflect"), t(4, 10, 10), "copy.pad.reflect", 0),
         ("aten::conv2d", (t(1, 4, 8, 8), t(6, 2, 3, 3), None, 1, 1, 1, 2), t(1, 6, 8, 8), "conv_grouped", 6 * 64 * 18),
         ("aten::conv1d", (t(2, 3, 10), t(4, 3, 5)), t(2, 4, 6), "conv", 2 * 4 * 6 * 15),
         ("aten::conv_transpose2d", (t(1, 3, 4, 4), t(3, 2, 2, 2)), t(1, 2, 5, 5), "conv_transpose", 3 * 16 * 8),
-        (
-            "aten::scaled_dot_product_attention",
-            (t(2, 4, 10, 8), t(2, 4, 12, 8), t(2, 4, 12, 8)),
-            t(2, 4, 10, 8),
-            "attention",
-            2 * 4 * 10 * 12 * (8 + 8),
-        ),
+        ("aten::scaled_dot_product_attention", (QUERY, KEY, KEY), QUERY, "attention", 2 * 4 * 10 * 12 * (8 + 8)),
     ],
 )
 def test_products(name: str, args: tuple[object, ...], out: Fake, family: str, macs: int) -> None:

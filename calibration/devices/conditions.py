@@ -79,7 +79,8 @@ def stated(options: Options = AS_IS) -> Iterator[None]:
     threads = options.threads
     undo: list[Callable[[], object]] = _float32_settings()
     undo.append(partial(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark))
-    undo.append(partial(torch.set_flush_denormal, _flushing()))
+    # Whether subnormal results become zero now: PyTorch can set this but not tell.
+    undo.append(partial(torch.set_flush_denormal, not (torch.tensor(1e-39) * 0.5).item()))
     if threads is not None:
         undo.append(partial(torch.set_num_threads, torch.get_num_threads()))
     undo += [partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind)) for kind in _AUTOCAST]
@@ -105,11 +106,6 @@ def _warm_allocator() -> None:
     for their pages, up to a third of its time. Where the allocator is another, this does nothing.
     """
     torch.empty(_LARGEST_KEPT_BYTES, dtype=torch.uint8)
-
-
-def _flushing() -> bool:
-    """Whether subnormal results become zero now; PyTorch can set this but not tell."""
-    return not bool((torch.tensor(1e-39) * 0.5).item())
 
 
 def _float32_settings() -> list[Callable[[], object]]:

@@ -209,7 +209,7 @@ class SimulatedDevice:
 
     def true_latency_s(self, graph: ModelGraph, batch: int, runtime: str = "eager", protocol: str = "single") -> float:
         """Seconds of a forward pass without any noise, by running it on a device without any."""
-        device = self._noiseless()
+        device = SimulatedDevice(replace(self.spec, noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0))
         call = device.prepare_model(graph, batch, runtime)
         if protocol == "single":
             device.synchronize()
@@ -238,9 +238,6 @@ class SimulatedDevice:
         costs = self.spec.costs
         forward = program(costs, graph, batch, runtime)
         return forward.host_us > forward.device_us(costs.gap_us, costs.node_gap_us)
-
-    def _noiseless(self) -> SimulatedDevice:
-        return SimulatedDevice(replace(self.spec, noise=0.0, spikes=0.0, drift=0.0, clock_us=0.0))
 
     def _capture(self, call: Call) -> list[float]:
         self._time.captured = []

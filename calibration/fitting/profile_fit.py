@@ -69,7 +69,8 @@ def fit_profile(
     speed = visits.speed_of(eager)
     # The host's references say nothing of another device's kernels.
     of_rows = FULL if info.asynchronous else speed
-    good = [_at_full_speed(row, of_rows) for row in visits.undisturbed(row for row in eager if not row.error)]
+    good = visits.undisturbed(row for row in eager if not row.error)
+    good = [row if _mixed(row) else visits.at_full_speed(row, of_rows) for row in good]
     info = constants.described(_clocks_of(good).into(info) if info.asynchronous else info, good)
     dispatch, in_place = _dispatch(good, info)
     profile = DeviceProfile(
@@ -198,11 +199,6 @@ def _checked(
     quality = RunQuality(stable, profile.disturbed, apart, shifts, acceptance.missing(every))
     verdict = acceptance.accepted(errors, of_models, quality)
     return msgspec.structs.replace(profile, runtimes=runtimes, acceptance=verdict), errors
-
-
-def _at_full_speed(row: Row, speed: RunSpeed) -> Row:
-    """A row at full speed; those in which dispatch and kernels mix stay as they are."""
-    return row if _mixed(row) else visits.at_full_speed(row, speed)
 
 
 def _mixed(row: Row) -> bool:

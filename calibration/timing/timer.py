@@ -85,10 +85,14 @@ def pipelined(device: Device, call: Call, plan: Plan | None = None, gauge: Speed
     """
     plan = plan or Plan()
     if not device.asynchronous:
-        return _collect(device, _loop_sampler(device, call), plan, gauge=gauge)
+        return _collect(device, lambda loops: _back_to_back(device, call, loops) / loops, plan, gauge=gauge)
     with device.errors(), _no_garbage_collection():
         edge_s = float(np.median([_back_to_back(device, call, LEAD) for _ in range(max(plan.least, 3) + 1)][1:]))
-    return _collect(device, _period_sampler(device, call, edge_s), plan, fewest_loops=2 * LEAD)
+
+    def period_s(loops: int) -> float:
+        return (_back_to_back(device, call, LEAD + loops) - edge_s) / loops
+
+    return _collect(device, period_s, plan, fewest_loops=2 * LEAD)
 
 
 def issue(device: Device, call: Call, plan: Plan | None = None) -> Timing:
@@ -159,14 +163,6 @@ def _issue_sampler(device: Device, call: Call) -> Sampler:
         return taken / loops
 
     return sample
-
-
-def _loop_sampler(device: Device, call: Call) -> Sampler:
-    return lambda loops: _back_to_back(device, call, loops) / loops
-
-
-def _period_sampler(device: Device, call: Call, edge_s: float) -> Sampler:
-    return lambda loops: (_back_to_back(device, call, LEAD + loops) - edge_s) / loops
 
 
 def _back_to_back(device: Device, call: Call, loops: int) -> float:

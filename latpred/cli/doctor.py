@@ -43,16 +43,13 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at Python, packages, devices, directories and profiles, in that order."""
-    findings = [_python(), _torch()]
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    findings = [Finding("python", "ok", python), _torch()]
     findings += [_package(name) for name in PACKAGES]
     findings += [_package(name, purpose) for name, purpose in OPTIONAL.items()]
     findings += [_onnxruntime(), _processor(), _cuda()]
     findings += [_directory("profiles", storage.profiles_dir()), _directory("cache", storage.cache_dir())]
     return findings + _profiles()
-
-
-def _python() -> Finding:
-    return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def _torch() -> Finding:

@@ -81,11 +81,7 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.gb_per_s * 1e9 / 1e6
 
     def at_clock(self, mhz: float) -> Spec:
-        """The same GPU with its clock held at `mhz`, as benchmarks do: its memory stays as fast, and power is no limit.
-
-        >>> spec("t4").at_clock(795.0).tflops
-        {'fp32': 4.05, 'fp16': 32.5}
-        """
+        """The same GPU with its clock held at `mhz`, as benchmarks do: memory is as fast, and power no limit."""
         if not 0.0 < mhz <= self.boost_mhz:
             raise UnknownGpuError(f"a {self.title} has no clock of {mhz:g} MHz: its boost clock is {self.boost_mhz:g}.")
         part = mhz / self.boost_mhz

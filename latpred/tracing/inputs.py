@@ -354,14 +354,11 @@ def _from_config(model: torch.nn.Module, config: Any, seq: int | None, image: in
         frames = seq or 2 * _number(config, "max_source_positions", 1500)
         return Inputs(lambda batch: {main: torch.empty(batch, bins, frames, device="meta")}, "audio", frames)
     if main == "input_ids":
-        both = getattr(config, "is_encoder_decoder", False) and not _encoder_only(model)
+        encodes = "Encoder" in type(model).__name__ and "Decoder" not in type(model).__name__
+        both = getattr(config, "is_encoder_decoder", False) and not encodes
         names = ("input_ids", "decoder_input_ids") if both else ("input_ids",)
         return tokens(seq or TOKENS, getattr(config, "vocab_size", None), names)
     raise UsageError(f"{type(model).__name__} takes {main!r}, for which no shape can be guessed; {_HINT}")
-
-
-def _encoder_only(model: torch.nn.Module) -> bool:
-    return "Encoder" in type(model).__name__ and "Decoder" not in type(model).__name__
 
 
 def _number(config: Any, name: str, default: int) -> int:

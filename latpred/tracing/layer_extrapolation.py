@@ -149,7 +149,8 @@ def _stack(config: Any, options: dict[str, Any]) -> _Stack | None:
     try:
         shallow.num_hidden_layers = SHALLOW
         model = names.build_config(shallow)
-        lists = [(path, part) for path, part in model.named_modules() if _is_stack(part)]
+        parts = [(path, part) for path, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)]
+        lists = [(path, part) for path, part in parts if len(part) == SHALLOW]
         if len(lists) != 1:
             return None
         graph = trace(model, **options)
@@ -162,10 +163,6 @@ def _stack(config: Any, options: dict[str, Any]) -> _Stack | None:
         return None
     layer = make_meta_module(layers[1], DTYPES.get(options["precision"] or ""))
     return _Stack(graph, part, exact, layer.parameters, layer.parameter_bytes)
-
-
-def _is_stack(module: torch.nn.Module) -> bool:
-    return isinstance(module, torch.nn.ModuleList) and len(module) == SHALLOW
 
 
 def _taken_apart(ops: tuple[Op, ...], path: str) -> Part | None:

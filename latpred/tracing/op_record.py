@@ -521,17 +521,12 @@ def _recurrent(x: Tensor, hx: Any, params: Any, *options: Any) -> Any:
         return NotImplemented
     bidirectional = options[4]
     state = hx if isinstance(hx, Tensor) else hx[0]
-    width = (params[-1].shape[0] if len(params[0].shape) == 2 and _projected(params) else state.shape[-1]) * (
-        2 if bidirectional else 1
-    )
+    projected = len(params[0].shape) == 2 and len(params) % 5 == 0 and params[-1].dim() == 2
+    width = (params[-1].shape[0] if projected else state.shape[-1]) * (2 if bidirectional else 1)
     y = _empty((*x.shape[:-1], width), x)
     if isinstance(hx, Tensor):
         return y, _same(hx)
     return (y, *(_same(part) for part in hx))
-
-
-def _projected(params: Sequence[Tensor]) -> bool:
-    return len(params) % 5 == 0 and params[-1].dim() == 2
 
 
 @_override("_transform_bias_rescale_qkv")

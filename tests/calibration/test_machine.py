@@ -99,6 +99,9 @@ def gpu(sm_mhz=1800, throttled=(), other_processes=0, idle=False):
     return machine.GpuState("1", sm_mhz, 60, throttled, other_processes, idle)
 
 
+HOT = gpu(throttled=("thermal (software)",))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
@@ -110,11 +113,7 @@ def gpu(sm_mhz=1800, throttled=(), other_processes=0, idle=False):
         (gpu(0), gpu(1800), ""),
         (gpu(), gpu(throttled=("power cap",)), "the GPU throttled: power cap"),
         (gpu(throttled=("power cap",)), gpu(throttled=("power cap",)), ""),
-        (
-            gpu(throttled=("thermal (software)",)),
-            gpu(throttled=("thermal (software)",)),
-            "the GPU throttled: thermal (software)",
-        ),
+        (HOT, HOT, "the GPU throttled: thermal (software)"),
         (gpu(throttled=("power cap",)), gpu(), ""),
         (gpu(other_processes=1), gpu(), "another process uses the GPU"),
         (gpu(), gpu(1200, other_processes=2), "2 other processes use the GPU"),

@@ -22,7 +22,6 @@ from latpred.runtimes.engines import JOINED, Engine, as_engine
 
 ENGINES = ("tensorrt", "onnxruntime-optimized")
 WIDTH, HEADS, TOKENS = 64, 4, 8
-BERT = "bert-base-uncased"
 
 
 class Layer(nn.Module):
@@ -80,23 +79,19 @@ def test_both_forms_of_attention_come_to_the_same() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", ENGINES)
 def test_attention_that_is_asked_for_in_parts_stays_in_parts(name: str, fused: bool) -> None:
-    engine = runtimes.get(name)
+    engine, eager = runtimes.get(name), of_layer(fused)
     assert isinstance(engine, Engine)
-    eager = of_layer(fused)
-    parts = engine.estimate(attended(eager, "eager"), "cuda").at(2)
+    whole, parts = (engine.estimate(each, "cuda").at(2) for each in (eager, attended(eager, "eager")))
     assert kinds(parts)[:5] == ["gemm", "bmm", "softmax", "bmm", "gemm"]
-    whole = engine.estimate(eager, "cuda").at(2)
     assert sum(op.macs.at(2) for op in parts) == sum(op.macs.at(2) for op in whole)
-    passes = sum(op.read_bytes.at(2) + op.write_bytes.at(2) for op in parts) - sum(
-        op.read_bytes.at(2) + op.write_bytes.at(2) for op in whole
-    )
-    assert passes == 4 * (2 * HEADS * TOKENS * TOKENS) * 4  # scores are written and read twice
+    moved = [sum(op.read_bytes.at(2) + op.write_bytes.at(2) for op in ops) for ops in (parts, whole)]
+    assert moved[0] - moved[1] == 4 * (2 * HEADS * TOKENS * TOKENS) * 4  # scores are written and read twice
 
 
 def test_an_attention_node_costs_the_host_the_same_in_parts() -> None:
     h100 = Predictor(load("h100"))
     ways = [Options(runtime="onnxruntime-optimized", attention=form) for form in ("sdpa", "eager")]
-    took = [h100.predict(h100.trace(BERT, asked), 1, runtime=asked.runtime).overhead_ms for asked in ways]
+    took = [h100.predict(h100.trace("bert-base-uncased", way), 1, runtime=way.runtime).overhead_ms for way in ways]
     assert took[0] == pytest.approx(took[1], rel=0.02)
 
 
