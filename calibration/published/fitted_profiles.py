@@ -361,7 +361,8 @@ def _era(problem: Problem, gpu: str) -> str:
 def _protocol(problem: Problem, gpu: str, era: str, factors: list[float], accuracies: Accuracies) -> dict[str, str]:
     table, own = problem.table, problem.rows.gpu == gpu
     sources = ", ".join(sorted(set(problem.rows.source[own])))
-    rows = f"{own.sum():,} of this GPU ({sources}), fitted together with {len(own):,} of {len(problem.gpus)} GPUs"
+    of_all = len({spec.title for spec in problem.gpus.values()})  # at whatever clocks
+    rows = f"{own.sum():,} of this GPU ({sources}), fitted together with {len(own):,} of {of_all} GPUs"
     low, high = min(factors) / float(np.median(factors)), max(factors) / float(np.median(factors))
     return {
         "latency": "; ".join(_PROTOCOLS[name] for name in sorted(set(table.cells["protocol"]))),
