@@ -37,6 +37,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 CLOCK = Cell("clock", "constants")
 READ_BYTES = tuple(1 << power for power in range(20, 29))
 COPIED_BYTES = 256 << 20
+FRESH = Cell("memory", "fresh", {"bytes": COPIED_BYTES})  # copied to memory that the system gives each time
 LARGEST_BYTES = 512 << 20  # of one tensor of a kernel cell
 
 

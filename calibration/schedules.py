@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from latpred.calibration.cells import (
     CLOCK,
+    FRESH,
     KERNELS,
     PRODUCTS,
     Cell,
@@ -379,7 +380,7 @@ class Synchronous(Schedule):
         tiny = list(map(network_cell, tiny_networks(TINY)))
         first = len(networks.KINDS)
         yield from map(network_cell, chain_networks())
-        yield from (*tiny[:first], *memory_cells(), *tiny[first:])
+        yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
         yield from map(network_cell, small_networks(SMALL))
         for number, spec in enumerate(self._sampler.of_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -122,7 +123,8 @@ _DRIVERS_THAT_FOLLOW_LOAD = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 _GOVERNORS_THAT_FOLLOW_LOAD = ("schedutil", "ondemand", "conservative")
 _SAVING = ("power", "balance_power")
 
-BUSY_LOAD = 0.3  # of a task for each usable processor; this process itself adds 0.1 while it starts
+BUSY_LOAD = 0.3  # of a task for each usable processor
+LOOK_S = 0.25
 BUSY_SHARE = 0.1  # of the last ten seconds
 
 
@@ -211,7 +213,15 @@ def usable_cores() -> int:
 
 
 def load() -> float | None:
-    """Tasks that ran or wanted to, on average over the last minute; None where the system does not say."""
+    """Tasks that run while this process waits a moment; None where the system does not say.
+
+    The average over the last minute, where it says no more than that, still counts an installation that has ended.
+    """
+    before = processor_time()
+    time.sleep(LOOK_S if before else 0.0)
+    now = processor_time()
+    if before and now:
+        return (now.busy_s - before.busy_s) / LOOK_S
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

@@ -143,8 +143,16 @@ def test_usable_cores_and_load_without_the_calls(monkeypatch: pytest.MonkeyPatch
     assert (host.load() or 0.0) >= 0
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(os, "getloadavg", raising=False)
+    monkeypatch.setattr(host, "processor_time", lambda: None)
     assert host.usable_cores() == (os.cpu_count() or 1)
     assert host.load() is None
+
+
+def test_load_is_of_now_and_not_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([host.ProcessorTime(2, 90.0, 5.0, 0.0), host.ProcessorTime(2, 90.0, 5.0 + 1.5 * host.LOOK_S, 0.0)])
+    monkeypatch.setattr(host, "processor_time", lambda: next(looks))
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    assert host.load() == pytest.approx(1.5)
 
 
 MAINS = {"class/power_supply/AC/type": "Mains\n", "class/power_supply/AC/online": "1\n"}

@@ -17,7 +17,7 @@ from itertools import repeat
 import msgspec
 import numpy as np
 
-from latpred.calibration.cells import Cell
+from latpred.calibration.cells import FRESH, Cell
 from latpred.calibration.devices.base import Call, Device
 from latpred.calibration.session import Row
 from latpred.calibration.timing import timer
@@ -152,9 +152,10 @@ def _nothing() -> None:
     """A call that issues nothing."""
 
 
-# A pass may touch this part of the last-level cache for its weights to stay there: the rest is other programs'. Weights
-# were read at 30 to 90 GB/s in passes that touched up to 3 MiB of 32, at 5 to 18 GB/s in those of 6.5 MiB and more.
-CACHE_SHARE = 4
+# A pass may touch this part of the last-level cache for its weights to stay there: the rest is other programs'. On one
+# machine weights were read at 30 to 90 GB/s in passes that touched up to 3 MiB of 32, at 5 to 18 GB/s from 6.5 MiB on;
+# on another (EPYC Turin) at 76 GB/s up to 13 MB, at half of that with 20 MB and at 19 GB/s from 34 MB on.
+CACHE_SHARE = 2.5
 CACHED = 1.5  # times the bandwidth of memory that a cache has at least
 
 
@@ -174,12 +175,15 @@ def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
                 rates[row.cell.name] = rate
     bandwidth = 2 * rates.get("bandwidth", 0.0)  # a copy reads and writes
     cache = cache_bytes(read) if read else info.cache_bytes
+    fresh = rates.get(FRESH.name, math.inf), rates.get("bandwidth", math.inf)
+    longer = 1.0 / fresh[0] - 1.0 / fresh[1]  # us that the system takes for a byte that it gives
     return msgspec.structs.replace(
         info,
         bandwidth_bytes_per_us=round(bandwidth, 1),
         copy_bytes_per_us=round(rates.get("upload", 0.0), 1),
         cache_bytes=cache,
-        resident_bytes=0 if info.asynchronous else cache // CACHE_SHARE,
+        resident_bytes=0 if info.asynchronous else round(cache / CACHE_SHARE),
+        fresh_bytes_per_us=round(1.0 / longer, 1) if longer > 0 else 0.0,
     )
 
 

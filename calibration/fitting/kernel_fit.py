@@ -18,7 +18,7 @@ from latpred.fit.roofline import RooflineRegressor, scale_leaf
 from latpred.graph.features import NATIVE, Floats, native
 from latpred.graph.graph import Op
 from latpred.ops.families import nearest, parent, root
-from latpred.prediction.kernel_times import columns, slower_kernels
+from latpred.prediction.kernel_times import columns, fresh_bytes, slower_kernels
 from latpred.prediction.pricing import ColdDispatch, host_cost
 from latpred.profile.document import DispatchFit, KernelFit
 from latpred.runtimes import one_step_per_op
@@ -175,7 +175,8 @@ def kernel_samples(
     samples = []
     for run, launched in zip(runs, kernels, strict=True):
         for op, us, dispatch_us in launched:
-            if op is not None:
+            # What the system takes to give memory is no part of a kernel's work.
+            if op is not None and not fresh_bytes(op.family, np.array([row_of(op, run.batch)]), 0)[0]:
                 after_us = float(_terms(np.array([us]))[0] @ refill)
                 beside_us = dispatch_us + PASS_SHARE * run.total_us
                 row = row_of(op, run.batch, resident=run.resident)

@@ -193,7 +193,7 @@ class ResidualBlock(nn.Module):
         self, c_in: int, c_out: int, stride: int, window: int, *, groups: int, bottleneck: bool, squeeze: bool
     ) -> None:
         super().__init__()
-        middle = max(groups * 8, c_out // 4 // groups * groups) if bottleneck else c_out
+        middle = max(groups * 4, c_out // 4 // groups * groups) if bottleneck else c_out
         first, last = (1, 1) if bottleneck else (window, window)
         self.body = nn.Sequential(
             conv_norm(c_in, middle, first, 1 if bottleneck else stride),
@@ -551,7 +551,7 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "nearest": lambda _: _resized("nearest"),
     "bilinear": lambda _: _resized("bilinear"),
     "transposed": lambda width: nn.Sequential(nn.ConvTranspose2d(width, width, 2, 2), nn.AvgPool2d(2)),
-    "pointwise groups": lambda width: nn.Conv2d(width, width, 1, groups=2),
+    "groups of eight": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width // 8),
     "pointwise many groups": lambda width: nn.Conv2d(width, width, 1, groups=8),
     "dilated": lambda width: nn.Conv2d(width, width, 3, padding=2, dilation=2),
     "groups of two": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width // 2),

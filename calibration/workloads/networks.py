@@ -57,7 +57,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
 WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
-VERSION = 9  # of what a spec means; a journal of another version is not resumed
+VERSION = 10  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -262,7 +262,7 @@ def _stages(
 
 def _residual(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     style = rng.choice(("basic", "bottleneck", "plain"))
-    groups = rng.choice((1, 1, 1, 4, 8)) if style == "bottleneck" else 1
+    groups = rng.choice((1, 1, 4, 8, 32)) if style == "bottleneck" else 1
     squeeze = rng.random() < 0.2
     window = rng.choice((3, 3, 3, 5, 5, 7))
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latpred.calibration.cells import Cell
+from latpred.calibration.cells import FRESH, Cell
 from latpred.calibration.devices.conditions import cast
 from latpred.errors import CalibrationError
 from latpred.graph.graph import ModelGraph
@@ -315,8 +315,10 @@ def build(cell: Cell, device: Any) -> Callable[[], None]:
 
 
 def _memory(cell: Cell, place: torch.device) -> Callable[[], Any]:
-    """Bytes read ("read"), copied within the device ("bandwidth") or brought to it from the host ("upload")."""
+    """Bytes read ("read"), copied ("bandwidth"; "fresh": to new memory) or brought to the device ("upload")."""
     source = torch.zeros(cell.dims["bytes"] // 4, device="cpu" if cell.name == "upload" else place)
     if cell.name == "read":
         return source.sum
+    if cell.name == FRESH.name:
+        return source.clone
     return partial(torch.empty_like(source, device=place).copy_, source)

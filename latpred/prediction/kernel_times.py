@@ -132,6 +132,7 @@ SQRT3 = 3.0**0.5
 WINOGRAD = 4.0
 _WINDOW = [layout("conv").columns.index(name) for name in ("kernel_h", "kernel_w", "stride")]
 TINY_US = 1e-6
+LARGE_BLOCK = 32 << 20  # bytes from which on malloc keeps nothing: DEFAULT_MMAP_THRESHOLD_MAX of glibc, 64 bits
 MOST_IN_CACHE = 256  # rows whose residuals are worked out together: what they share with the samples stays in the cache
 RESIDENT_STEPS = 8  # so few that batches and models share their prices
 
@@ -306,6 +307,23 @@ def least_us(family: str, rows: Floats, limits: Limits) -> Floats:
     memory = moved * (missed / limits.bytes_per_us + (1.0 - missed) / limits.cache_bytes_per_us)
     least: Floats = np.maximum(memory, busy)
     return least
+
+
+def fresh_bytes(family: str, rows: Floats, threads: int) -> Floats:
+    """Bytes of memory that the system gives a CPU's kernels each time they run, and that are as many page faults.
+
+    Glibc's malloc keeps what a process gives back, but for blocks of 32 MiB and more. Such a block is a large result;
+    oneDNN lays large weights, inputs and results of a convolution out in memory of their own, too.
+
+    >>> rows = np.array([[0, 0, megabytes << 20, megabytes << 20, 1] for megabytes in (31, 32)], dtype=float)
+    >>> (fresh_bytes("elementwise", rows, 1) / 2**20).tolist()
+    [0.0, 32.0]
+    """
+    weights, reads, writes = np.where(rows[:, 1 : len(WORK)] < LARGE_BLOCK, 0.0, rows[:, 1 : len(WORK)]).T
+    if not root(family).startswith("conv"):
+        return writes
+    laid_out: Floats = np.where(native(family, rows, threads), 0.0, weights + reads + writes)
+    return writes + laid_out
 
 
 def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:

@@ -26,10 +26,18 @@ from latpred.host import SAME, Slowdown
 from latpred.ops.families import DIMS, kind_of, nearest, parent, root
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.fallbacks import GUESSED_LOG_STD, STAND_INS, OtherFormat, format_of, guess
-from latpred.prediction.kernel_times import KernelEstimate, KernelModel, columns, reread_share, slower_kernels
+from latpred.prediction.kernel_times import (
+    LARGE_BLOCK,
+    KernelEstimate,
+    KernelModel,
+    columns,
+    fresh_bytes,
+    reread_share,
+    slower_kernels,
+)
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
-from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, KernelFit, SizeCorrection
+from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
 from latpred.query import AMP
 from latpred.storage import Recent
 
@@ -52,6 +60,7 @@ _FACTS = np.dtype(
         ("least_log_std", float),  # of its time, whatever its fit says
         ("usual_log_std", float),  # of its fit's errors on its own samples
         ("family", np.int64),  # its number
+        ("fresh", bool),  # whether PyTorch makes memory for its result
         ("remarkable", bool),  # whether a prediction has something to say of it
         ("moved", float, 2),  # bytes read and written
         ("reread", float, 2),  # bytes touched since its weights were last read
@@ -178,9 +187,10 @@ class KernelRows:
         resident: float,
         size_corrections: tuple[SizeCorrection, ...],
         slowdown: Slowdown,
-        device: DeviceInfo,
+        profile: DeviceProfile,
     ) -> None:
-        self._price, self._resident, self._device = price, resident, device
+        self._price, self._resident = price, resident
+        self._device, self._threads = profile.device, profile.machine.threads
         self._size_corrections, self._slowdown = size_corrections, slowdown
         self._by_op: dict[tuple[int, str], int] = {}
         self._by_parts: dict[tuple[object, ...], int] = {}  # few and often asked for, unlike those by op
@@ -252,6 +262,9 @@ class KernelRows:
             for size_correction in self._size_corrections:
                 us[places] *= size_corrected(size_correction, us[places])
             us[places] *= slower
+            if self._device.fresh_bytes_per_us and each[..., _BYTES].max() >= LARGE_BLOCK:
+                fresh = fresh_bytes(model.fit.family, each.reshape(-1, each.shape[2]), self._threads).reshape(shape)
+                us[places] += facts["fresh"][:, None] * fresh / self._device.fresh_bytes_per_us
         return KernelEstimate(us, log_std, memory_bound != 0.0)
 
     def _with_rereads(self, each: Floats, touched: Floats, batches: Floats) -> Floats:
@@ -273,7 +286,7 @@ class KernelRows:
         if number is None:
             aten = op.name.startswith("aten::")
             work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
-            by_work = (family, aten, op.dtype, op.estimated, op.reread_after, *work)
+            by_work = (family, aten, _makes_result(op), op.dtype, op.estimated, op.reread_after, *work)
             number = self._by_work.get(by_work)
             if number is None:
                 row = self._made(op, family)  # which may refuse
@@ -294,6 +307,7 @@ class KernelRows:
             GUESSED_LOG_STD if guessed else 0.0,
             0.0 if guessed else price.model.fit.spread,  # nothing is usual about a guess
             self.families.setdefault(root(family), len(self.families)),
+            _makes_result(op),
             not price.measured or bool(price.model.caveat),
             tuple(work[_BYTES].sum(axis=0).tolist()),
             op.reread_after or _FAR,
@@ -482,7 +496,7 @@ class PriceList:
         if key not in self._rows or len(self._rows[key].ops) > MOST_OPS:
             tilts = tuple(one for one in self.dispatch(runtime).kernel_tilts if one.of == TIME)
             price = partial(self._price, precision=precision, runtime=runtime)
-            self._rows[key] = KernelRows(price, resident, tilts, self._slowdown, self._profile.device)
+            self._rows[key] = KernelRows(price, resident, tilts, self._slowdown, self._profile)
         return self._rows[key]
 
     def _price(self, op: Op, family: str, precision: str, runtime: str) -> KernelPrice:
@@ -542,6 +556,11 @@ class PriceList:
         device = self._profile.device
         known = device.kind == "cpu" and device.bandwidth_bytes_per_us and device.cache_bytes
         return limits_of_cpu(device) if known else None
+
+
+def _makes_result(op: Op) -> bool:
+    """Whether PyTorch makes memory for what an op gives; other runtimes keep theirs."""
+    return op.name.startswith("aten::") and not op.name.endswith("_")
 
 
 def host_cost(fit: DispatchFit, name: str) -> float:
