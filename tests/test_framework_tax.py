@@ -82,12 +82,12 @@ def test_a_figure_of_nothing_is_not_written(
 def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     shared = runpy.run_path(str(FOLDER / "shared.py"))
-    arguments = ["--device", "epyc-shared", "--recording", "epyc-shared-blind", "--batches", "1,8"]
+    arguments = ["--device", "epyc-shared", "--recording", "epyc-shared-runtimes", "--batches", "1,4"]
     asked = shared["asked"]("", "x", arguments)
     batches, milliseconds = shared["measured"](asked, "blind/mistral")
-    table = tables.merge_repeats(recording.load("epyc-shared-blind").table)
-    first = table[(table["model"] == "blind/mistral") & (table["batch"] == 1)].iloc[0]
-    assert batches == [1, 8]
+    table = tables.merge_repeats(recording.load("epyc-shared-runtimes").table)
+    first = table[(table["model"] == "blind/mistral") & (table["batch"] == 1) & (table["runtime"] == "eager")].iloc[0]
+    assert batches == [1, 4]
     assert milliseconds[0] == pytest.approx(1e3 * first["latency_s"])
     assert shared["measured"](asked, "no such model") == ([], [])
     # Of a model that was measured at several lengths the usual one is drawn.

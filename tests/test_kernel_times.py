@@ -7,7 +7,7 @@ import pytest
 from factories import kernel_fit
 
 from latpred.graph.features import ROW_BY_ROW, Floats, layout
-from latpred.prediction.kernel_times import KernelModel
+from latpred.prediction.kernel_times import KernelModel, fresh_bytes
 from latpred.profile import store
 
 
@@ -41,3 +41,10 @@ def test_each_convolution_is_evaluated_by_the_fit_of_who_computes_it() -> None:
     assert (model.times(given).us > 100.0).tolist() == [True, False, True, False]
     for both, alone in zip(model.times(np.repeat(given, 8, axis=0)), model.times(given), strict=True):
         assert both[::8].tolist() == alone.tolist()
+
+
+def test_a_librarys_convolution_needs_memory_for_what_it_lays_out_as_well() -> None:
+    mib, dims = 2**20, (8, 8, 4, 4, 4, 4, 1, 1, 1, 1)
+    given = np.array([[0, 40 * mib, 10 * mib, 50 * mib, batch, *dims] for batch in (2, 16)], dtype=float)
+    # PyTorch's own has its result alone; of an input below 32 MiB nothing is to be seen.
+    assert (fresh_bytes("conv", given, threads=1) / mib).tolist() == [50, 50 + 40 + 50]

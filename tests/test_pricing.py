@@ -167,3 +167,17 @@ def test_weights_that_were_read_shortly_before_are_read_as_activations() -> None
     assert us(None) == us(Affine(20_000_000)) == at(0.0)
     assert us(Affine(9_000_000)) == at(1.0)
     assert us(Affine(15_000_000)) == us(Affine(14_000_000, 1_000_000)) == pytest.approx(at(0.5), rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "waits"), [("aten::add", True), ("aten::add_", False), ("Add", False)])
+def test_large_results_wait_for_memory_where_pytorch_makes_it(name: str, waits: bool) -> None:
+    info = factories.device(asynchronous=False)
+    graph = factories.graph(factories.add(numel=2**20, name=name))  # 4 MiB a sample
+    latencies = []
+    for rate in (0.0, 1000.0):
+        profile = factories.profile(msgspec.structs.replace(info, fresh_bytes_per_us=rate))
+        points = Predictor(profile).curve(graph, (7, 8)).points
+        latencies.append([point.latency_ms for point in points])
+    at_once, given = latencies
+    assert given[0] == at_once[0]
+    assert given[1] - at_once[1] == pytest.approx(waits * 8 * 2**22 / 1e6, abs=1e-6)

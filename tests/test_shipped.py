@@ -22,9 +22,8 @@ class Shipped(NamedTuple):
 
 
 RECORDINGS = (
-    Shipped("epyc-shared-blind", 208, 0.08, 0.18),
+    Shipped("epyc-shared-assorted", 160, 0.08, 0.25),
     Shipped("epyc-shared-everyday", 150, 0.08, 0.21),
-    Shipped("epyc-shared-recent", 140, 0.08, 0.16),
     Shipped("epyc-shared-runtimes", 234, 0.08, 0.21),
     Shipped("epyc-genoa-sealed", 140, 0.07, 0.15),
     Shipped("epyc-genoa-everyday", 150, 0.08, 0.20),

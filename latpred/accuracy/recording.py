@@ -128,7 +128,7 @@ class Recording:
 def load(source: str | os.PathLike[str]) -> Recording:
     """Read a recording from a folder, or a shipped one by its name; one that was changed is a RecordingError.
 
-    >>> load("epyc-shared-blind").table["model"].nunique()
+    >>> load("epyc-shared-runtimes").table["model"].nunique()
     26
     """
     folder = _located(source)

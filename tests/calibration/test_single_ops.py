@@ -93,7 +93,7 @@ def test_weights_of_kernels_rotate_from_call_to_call(
     assert held[copies:] == held[:copies]
 
 
-@pytest.mark.parametrize("name", ["read", "bandwidth", "upload"])
+@pytest.mark.parametrize("name", ["read", "bandwidth", "fresh", "upload"])
 def test_memory_cells_move_their_bytes(name: str) -> None:
     moved = single_ops.build(Cell("memory", name, {"bytes": 4096}), CPU)()
     assert moved.shape == (() if name == "read" else (1024,))

@@ -15,9 +15,8 @@ from latpred.units import MS_PER_S
 
 KEPT = Path(__file__).with_name("predictions.csv")
 RECORDINGS = {
-    "epyc-shared-blind": "epyc-shared",
+    "epyc-shared-assorted": "epyc-shared",
     "epyc-shared-everyday": "epyc-shared",
-    "epyc-shared-recent": "epyc-shared",
     "epyc-shared-compile": "epyc-shared",
     "epyc-shared-runtimes": "epyc-shared",
     "epyc-genoa-sealed": "epyc-genoa",
