@@ -346,10 +346,10 @@ def allowed() -> bool:
 
 def busy_note() -> str:
     """What to know before a calibration beside other work, part of a sentence; "" when the processors are free."""
-    notes = host.busy_notes(host.usable_cores())
-    if not notes:
-        return ""
-    return f"; other work keeps the processors busy ({', '.join(notes)}), so figures will be rough"
+    from latpred.calibration.timing.disturbance import busy_now
+
+    busy = busy_now()
+    return f"; {busy}, so figures will be rough" if busy else ""
 
 
 def calibrate_once(find: Callable[[], object], calibrate: Callable[[], object], say: Callable[[str], None]) -> None:

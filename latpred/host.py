@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import subprocess
-import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -123,10 +122,6 @@ _DRIVERS_THAT_FOLLOW_LOAD = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 _GOVERNORS_THAT_FOLLOW_LOAD = ("schedutil", "ondemand", "conservative")
 _SAVING = ("power", "balance_power")
 
-BUSY_LOAD = 0.3  # of a task for each usable processor
-LOOK_S = 0.25
-BUSY_SHARE = 0.1  # of the last ten seconds
-
 
 class ProcessorTime(NamedTuple):
     """Seconds of all processors together since the system started, in steps of a tick (10 ms).
@@ -140,26 +135,6 @@ class ProcessorTime(NamedTuple):
     idle_s: float
     busy_s: float
     stolen_s: float
-
-
-class Pressure(NamedTuple):
-    """How far tasks of this system waited for a processor, ready to run.
-
-    recent : share of the last ten seconds in which one waited. waited_s : seconds in which one waited since the system
-    started.
-    """
-
-    recent: float
-    waited_s: float
-
-
-def busy_notes(usable: int) -> list[str]:
-    """What says that other work keeps the processors busy now, as far as one look tells."""
-    now, waiting = load(), pressure()
-    notes = [f"load {now:.1f}"] if now is not None and now > BUSY_LOAD * usable else []
-    if waiting is not None and waiting.recent > BUSY_SHARE:
-        notes.append(f"tasks waited for a processor in {100 * waiting.recent:.0f} % of the last 10 s")
-    return notes
 
 
 def processor_time(proc: Path = PROC) -> ProcessorTime | None:
@@ -177,14 +152,14 @@ def processor_time(proc: Path = PROC) -> ProcessorTime | None:
     return ProcessorTime(len(lines) - 1, idle / second, (sum(ticks) - idle - stolen) / second, stolen / second)
 
 
-def pressure(proc: Path = PROC) -> Pressure | None:
-    """What /proc/pressure/cpu says; None on a kernel that keeps no such record."""
+def waited_s(proc: Path = PROC) -> float | None:
+    """Seconds since the start in which some task was ready to run and had no processor; None where nobody counts."""
     for line in _text(proc / "pressure" / "cpu").splitlines():
         kind, *pairs = line.split()
         if kind == "some":
             fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
             try:
-                return Pressure(float(fields["avg10"]) / 100, int(fields["total"]) * 1e-6)
+                return int(fields["total"]) * 1e-6
             except (KeyError, ValueError):
                 return None
     return None
@@ -213,15 +188,7 @@ def usable_cores() -> int:
 
 
 def load() -> float | None:
-    """Tasks that run while this process waits a moment; None where the system does not say.
-
-    The average over the last minute, where it says no more than that, still counts an installation that has ended.
-    """
-    before = processor_time()
-    time.sleep(LOOK_S if before else 0.0)
-    now = processor_time()
-    if before and now:
-        return (now.busy_s - before.busy_s) / LOOK_S
+    """Tasks that ran or wanted to, on average over the last minute; None where the system does not say."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

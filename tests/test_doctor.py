@@ -7,31 +7,26 @@ import importlib
 import pytest
 
 from latpred import host
+from latpred.calibration.timing import disturbance
 from latpred.cli import doctor
-from latpred.host import Pressure
 from latpred.zoo import names
 
 NOTE = "the machine runs on battery"
-WAITED = "tasks waited for a processor in 42 % of the last 10 s"
+BUSY = "other work used 0.9 processors"
 
 
 @pytest.mark.parametrize(
-    ("load", "recent", "notes", "said", "advice"),
+    ("busy", "notes", "said", "advice"),
     [
-        (0.5, 0.05, [], "", ""),
-        (None, None, [], "", ""),
-        (1.3, None, [], "; load 1.3", doctor.STOP),
-        (0.5, 0.42, [], f"; {WAITED}", doctor.STOP),
-        (0.5, 0.05, [NOTE], f"; {NOTE}", doctor.POWER),
-        (1.3, 0.42, [NOTE], f"; load 1.3; {WAITED}; {NOTE}", f"{doctor.STOP}; {doctor.POWER}"),
+        ("", [], "", ""),
+        (BUSY, [], f"; {BUSY}", doctor.STOP),
+        ("", [NOTE], f"; {NOTE}", doctor.POWER),
+        (BUSY, [NOTE], f"; {BUSY}; {NOTE}", f"{doctor.STOP}; {doctor.POWER}"),
     ],
 )
-def test_processors(
-    load: float | None, recent: float | None, notes: list[str], said: str, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processors(busy: str, notes: list[str], said: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "usable_cores", lambda: 4)
-    monkeypatch.setattr(host, "load", lambda: load)
-    monkeypatch.setattr(host, "pressure", lambda: None if recent is None else Pressure(recent, 1.0))
+    monkeypatch.setattr(disturbance, "busy_now", lambda: busy)
     monkeypatch.setattr(host, "power_notes", lambda: notes)
     found = doctor._processor()
     assert (found.topic, found.verdict, found.advice) == ("cpu", "note" if said else "ok", advice)

@@ -15,7 +15,8 @@ from factories import graph, linear
 from profiledata import profile
 
 import latpred
-from latpred import api, calibration, host, storage
+from latpred import api, calibration, storage
+from latpred.calibration.timing import disturbance
 from latpred.errors import BusyError, CalibrationError, NoProfileError, UsageError
 from latpred.profile import store
 
@@ -39,13 +40,13 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 def test_a_machine_without_a_profile_is_calibrated_once(
     calibrations: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(host, "busy_notes", lambda usable: ["load 10.2"])
+    monkeypatch.setattr(disturbance, "busy_now", lambda: "other work used 1.2 processors")
     assert latpred.predict(graph(linear())).latency_ms > 0
     said = capsys.readouterr()
     assert said.out == ""
     assert "calibrating its CPU now, once, in one to two minutes" in said.err
     assert "LATPRED_CALIBRATE=never" in said.err
-    assert "other work keeps the processors busy (load 10.2), so figures will be rough" in said.err
+    assert "; other work used 1.2 processors, so figures will be rough" in said.err
     latpred.predict(graph(linear()))
     latpred.explain(graph(linear()))
     assert calibrations == [("cpu", True)]

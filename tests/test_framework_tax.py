@@ -92,8 +92,8 @@ def test_measured_points_come_from_a_recording(monkeypatch: pytest.MonkeyPatch) 
     assert shared["measured"](asked, "no such model") == ([], [])
     # Of a model that was measured at several lengths the usual one is drawn.
     same = {"model": "m", "runtime": "eager", "protocol": "single", "precision": "fp32"}
-    cells = [(1, 128, 2e-3), (8, 128, 3e-3), (1, 512, 9e-3)]
+    cells = [(1, 128, 2e-3), (4, 128, 3e-3), (1, 512, 9e-3)]
     table = pd.DataFrame([{**same, "batch": b, "input_size": n, "latency_s": s} for b, n, s in cells])
     monkeypatch.setitem(shared["measured"].__globals__, "recorded", lambda name: table)
-    assert shared["measured"](asked, "m") == ([1, 8], [2.0, 3.0])
+    assert shared["measured"](asked, "m") == ([1, 4], [2.0, 3.0])
     assert shared["measured"](asked, "m", input_size=512) == ([1], [9.0])

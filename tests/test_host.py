@@ -111,22 +111,21 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "stat").mkdir()
     written(tmp_path, {"pressure/cpu": ""}).joinpath("pressure/cpu").write_bytes(b"\xff\xfe\x80")
     assert host.processor_time(tmp_path) is None
-    assert host.pressure(tmp_path) is None
+    assert host.waited_s(tmp_path) is None
     assert host.processor_time(tmp_path / "missing") is None
-    assert host.pressure(tmp_path / "missing") is None
+    assert host.waited_s(tmp_path / "missing") is None
     assert host.own_delay_s(tmp_path / "missing") is None
     assert host.power_notes(tmp_path / "missing") == []
 
 
 def test_pressure(tmp_path: Path) -> None:
     text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
-    found = host.pressure(written(tmp_path, {"pressure/cpu": text}))
-    assert found == (0.125, pytest.approx(41.558462))
+    assert host.waited_s(written(tmp_path, {"pressure/cpu": text})) == pytest.approx(41.558462)
 
 
-@pytest.mark.parametrize("text", ["full avg10=0.00 total=0\n", "some avg10=1.00\n", "some avg10=x total=1\n", "\nsome"])
+@pytest.mark.parametrize("text", ["full avg10=0.00 total=0\n", "some avg10=1.00\n", "some avg10=1 total=x\n", "\nsome"])
 def test_no_pressure(text: str, tmp_path: Path) -> None:
-    assert host.pressure(written(tmp_path, {"pressure/cpu": text.lstrip()})) is None
+    assert host.waited_s(written(tmp_path, {"pressure/cpu": text.lstrip()})) is None
 
 
 def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:
@@ -143,16 +142,8 @@ def test_usable_cores_and_load_without_the_calls(monkeypatch: pytest.MonkeyPatch
     assert (host.load() or 0.0) >= 0
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(os, "getloadavg", raising=False)
-    monkeypatch.setattr(host, "processor_time", lambda: None)
     assert host.usable_cores() == (os.cpu_count() or 1)
     assert host.load() is None
-
-
-def test_load_is_of_now_and_not_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([host.ProcessorTime(2, 90.0, 5.0, 0.0), host.ProcessorTime(2, 90.0, 5.0 + 1.5 * host.LOOK_S, 0.0)])
-    monkeypatch.setattr(host, "processor_time", lambda: next(looks))
-    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
-    assert host.load() == pytest.approx(1.5)
 
 
 MAINS = {"class/power_supply/AC/type": "Mains\n", "class/power_supply/AC/online": "1\n"}

@@ -29,6 +29,7 @@ STOLEN = 0.05  # less than of others, since a hypervisor stops a thread for whol
 WAITING = 0.10  # of the time, or processors, that ready threads may lack: up to 0.07 where they fill a calm machine
 LEAST_DELAY_S = 1e-3  # handing over to a kernel thread takes some 0.05 ms, a large share of a very short piece
 LEAST_SLEEP_S = 0.5  # the two clocks that tell a sleep are read one after the other, and we may be stopped in between
+BUSY_LOAD = 0.3  # tasks for each usable processor; this process itself adds 0.1 while it starts
 WINDOW_S = 0.5  # the shortest in which ticks tell OTHERS from nothing
 
 
@@ -52,7 +53,6 @@ def read(proc: Path = host.PROC) -> Counters:
     """What the system has counted up to now; never raises."""
     wall_s, boot_s = time.perf_counter(), _boot_s()
     spent = host.processor_time(proc)
-    pressure = host.pressure(proc)
     children = os.times()
     return Counters(
         wall_s=wall_s,
@@ -61,7 +61,7 @@ def read(proc: Path = host.PROC) -> Counters:
         # Idle time is kept to the microsecond, busy time is sampled at ticks: what is not idle was busy.
         busy_s=spent and spent.processors * wall_s - spent.idle_s - spent.stolen_s,
         steal_s=spent and spent.stolen_s,
-        pressure_s=pressure and pressure.waited_s,
+        pressure_s=host.waited_s(proc),
         usable_cores=host.usable_cores(),
         delay_s=host.own_delay_s(proc),
         processors=spent.processors if spent else 0,
@@ -188,6 +188,17 @@ class Watch:
         disturbance = between(self._before, after, threads=self._threads, gpu=gpu_reason(self._state, state))
         self._before, self._state = after, state
         return disturbance
+
+
+def busy_now() -> str:
+    """What other work did to the processors in half a second, part of a sentence; "" where it was calm or unknown."""
+    before = read()
+    time.sleep(WINDOW_S)
+    after = read()
+    load = host.load() if after.busy_s is None else None  # of the last minute, where no more is said
+    if load is not None and load > BUSY_LOAD * after.usable_cores:
+        return f"the load is {load:.1f}"
+    return between(before, after).reason
 
 
 def wait_for_calm(

@@ -108,11 +108,13 @@ def _onnxruntime() -> Finding:
 
 
 def _processor() -> Finding:
+    from latpred.calibration.timing.disturbance import busy_now
+
     cores, usable = os.cpu_count() or 1, host.usable_cores()
     detail = f"{host.cpu_name()}, {cores} cores"
     if usable < cores:
         detail += f", {usable} of them for this process"
-    busy, power = host.busy_notes(usable), host.power_notes()
+    busy, power = [note for note in [busy_now()] if note], host.power_notes()
     if not busy and not power:
         return Finding("cpu", "ok", detail)
     advice = [STOP] if busy else []

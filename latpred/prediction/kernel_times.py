@@ -29,7 +29,7 @@ from latpred.graph.graph import Affine, Op
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, Slowdown
 from latpred.ops.families import root
 from latpred.profile.datasheet import Limits
-from latpred.profile.document import DeviceInfo, KernelFit
+from latpred.profile.document import DeviceInfo, KernelFit, SizeCorrection
 
 TILES = ((16, 64), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
@@ -279,6 +279,17 @@ def slower_kernels(slowdown: Slowdown, family: str, rows: Floats) -> Floats:
     near = slowdown.near(family)
     slower: Floats = near + far * (slowdown.cache - near)
     return slower
+
+
+def size_corrected(correction: SizeCorrection, size: Floats) -> Floats:
+    """What kernels of such sizes are multiplied by.
+
+    >>> correction = SizeCorrection("time", exponent=0.5, centre=4.0, low=1.0, high=16.0)
+    >>> size_corrected(correction, np.array([1.0, 4.0, 16.0, 100.0])).tolist()
+    [0.5, 1.0, 2.0, 2.0]
+    """
+    factor: Floats = (np.clip(size, correction.low, correction.high) / correction.centre) ** correction.exponent
+    return factor
 
 
 def _missed(work: Floats, cache_bytes: float) -> Floats:

@@ -33,6 +33,7 @@ from latpred.prediction.kernel_times import (
     columns,
     fresh_bytes,
     reread_share,
+    size_corrected,
     slower_kernels,
 )
 from latpred.profile import gpus
@@ -60,7 +61,7 @@ _FACTS = np.dtype(
         ("least_log_std", float),  # of its time, whatever its fit says
         ("usual_log_std", float),  # of its fit's errors on its own samples
         ("family", np.int64),  # its number
-        ("fresh", bool),  # whether PyTorch makes memory for its result
+        ("fresh", bool),  # whether PyTorch makes memory for its result; other runtimes keep theirs
         ("remarkable", bool),  # whether a prediction has something to say of it
         ("moved", float, 2),  # bytes read and written
         ("reread", float, 2),  # bytes touched since its weights were last read
@@ -286,7 +287,7 @@ class KernelRows:
         if number is None:
             aten = op.name.startswith("aten::")
             work = (op.macs, op.weight_bytes, op.read_bytes, op.write_bytes, *op.dims.values())
-            by_work = (family, aten, _makes_result(op), op.dtype, op.estimated, op.reread_after, *work)
+            by_work = (family, aten, op.name.endswith("_"), op.dtype, op.estimated, op.reread_after, *work)
             number = self._by_work.get(by_work)
             if number is None:
                 row = self._made(op, family)  # which may refuse
@@ -307,7 +308,7 @@ class KernelRows:
             GUESSED_LOG_STD if guessed else 0.0,
             0.0 if guessed else price.model.fit.spread,  # nothing is usual about a guess
             self.families.setdefault(root(family), len(self.families)),
-            _makes_result(op),
+            op.name.startswith("aten::") and not op.name.endswith("_"),
             not price.measured or bool(price.model.caveat),
             tuple(work[_BYTES].sum(axis=0).tolist()),
             op.reread_after or _FAR,
@@ -455,7 +456,7 @@ class PriceList:
                 raise ProfileError(f"Profile {self._profile.name!r} was measured. {named.available()}.") from None
             known = ", ".join(self._profile.runtimes) or "none"
             device = self._profile.device
-            missing = None if device.kind == "simulated" else named.available()
+            missing = device.kind != "simulated" and named.available()
             first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
@@ -553,14 +554,8 @@ class PriceList:
         """What the device cannot do faster; None where nothing tells, or every kernel was timed on the GPU itself."""
         if self._gpu is not None:
             return limits_of(self._gpu, precision, family)
-        device = self._profile.device
-        known = device.kind == "cpu" and device.bandwidth_bytes_per_us and device.cache_bytes
-        return limits_of_cpu(device) if known else None
-
-
-def _makes_result(op: Op) -> bool:
-    """Whether PyTorch makes memory for what an op gives; other runtimes keep theirs."""
-    return op.name.startswith("aten::") and not op.name.endswith("_")
+        info = self._profile.device
+        return limits_of_cpu(info) if info.kind == "cpu" and info.bandwidth_bytes_per_us and info.cache_bytes else None
 
 
 def host_cost(fit: DispatchFit, name: str) -> float:
@@ -602,14 +597,3 @@ def _fixed_factor(corrections: Iterable[SizeCorrection], op: Op) -> float:
     """What all kernels of an op are multiplied by, whatever their time."""
     by_name = kernel_sizes(op)
     return math.prod(float(size_corrected(one, np.array(by_name[one.of]))) for one in corrections if one.of in by_name)
-
-
-def size_corrected(correction: SizeCorrection, size: Floats) -> Floats:
-    """What kernels of such sizes are multiplied by.
-
-    >>> correction = SizeCorrection("time", exponent=0.5, centre=4.0, low=1.0, high=16.0)
-    >>> size_corrected(correction, np.array([1.0, 4.0, 16.0, 100.0])).tolist()
-    [0.5, 1.0, 2.0, 2.0]
-    """
-    factor: Floats = (np.clip(size, correction.low, correction.high) / correction.centre) ** correction.exponent
-    return factor

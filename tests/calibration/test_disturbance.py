@@ -229,3 +229,17 @@ def test_a_process_that_computes_is_seen() -> None:
     assert found.others is not None
     assert found.others > 0.3
     assert found.reason
+
+
+def test_busy_now_is_of_half_a_second_or_else_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(host, "load", lambda: 9.0)
+    bare = [without(each, "busy_s") for each in (START, later())]
+    busy = later(busy_s=2.0 + 1.8)
+    for looks, said in (
+        ([START, later()], ""),
+        ([START, busy], "other work used 0.9 processors"),
+        (bare, "the load is 9.0"),
+    ):
+        monkeypatch.setattr(disturbance, "read", iter(looks).__next__)
+        assert disturbance.busy_now() == said
