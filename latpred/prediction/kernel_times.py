@@ -330,11 +330,11 @@ def fresh_bytes(family: str, rows: Floats, threads: int) -> Floats:
     >>> (fresh_bytes("elementwise", rows, 1) / 2**20).tolist()
     [0.0, 32.0]
     """
-    weights, reads, writes = np.where(rows[:, 1 : len(WORK)] < LARGE_BLOCK, 0.0, rows[:, 1 : len(WORK)]).T
-    if not root(family).startswith("conv"):
-        return writes
-    laid_out: Floats = np.where(native(family, rows, threads), 0.0, weights + reads + writes)
-    return writes + laid_out
+    large = np.where(rows[:, 1 : len(WORK)] < LARGE_BLOCK, 0.0, rows[:, 1 : len(WORK)])
+    fresh: Floats = large[:, -1]  # what it writes
+    if root(family).startswith("conv"):
+        fresh = fresh + np.where(native(family, rows, threads), 0.0, large.sum(axis=1))
+    return fresh
 
 
 def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
