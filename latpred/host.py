@@ -152,7 +152,7 @@ def processor_time(proc: Path = PROC) -> ProcessorTime | None:
     return ProcessorTime(len(lines) - 1, idle / second, (sum(ticks) - idle - stolen) / second, stolen / second)
 
 
-def waited_s(proc: Path = PROC) -> float | None:
+def pressure_s(proc: Path = PROC) -> float | None:
     """Seconds since the start in which some task was ready to run and had no processor; None where nobody counts."""
     for line in _text(proc / "pressure" / "cpu").splitlines():
         kind, *pairs = line.split()

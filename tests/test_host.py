@@ -111,21 +111,21 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "stat").mkdir()
     written(tmp_path, {"pressure/cpu": ""}).joinpath("pressure/cpu").write_bytes(b"\xff\xfe\x80")
     assert host.processor_time(tmp_path) is None
-    assert host.waited_s(tmp_path) is None
+    assert host.pressure_s(tmp_path) is None
     assert host.processor_time(tmp_path / "missing") is None
-    assert host.waited_s(tmp_path / "missing") is None
+    assert host.pressure_s(tmp_path / "missing") is None
     assert host.own_delay_s(tmp_path / "missing") is None
     assert host.power_notes(tmp_path / "missing") == []
 
 
 def test_pressure(tmp_path: Path) -> None:
     text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=41558462\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
-    assert host.waited_s(written(tmp_path, {"pressure/cpu": text})) == pytest.approx(41.558462)
+    assert host.pressure_s(written(tmp_path, {"pressure/cpu": text})) == pytest.approx(41.558462)
 
 
 @pytest.mark.parametrize("text", ["full avg10=0.00 total=0\n", "some avg10=1.00\n", "some avg10=1 total=x\n", "\nsome"])
 def test_no_pressure(text: str, tmp_path: Path) -> None:
-    assert host.waited_s(written(tmp_path, {"pressure/cpu": text.lstrip()})) is None
+    assert host.pressure_s(written(tmp_path, {"pressure/cpu": text.lstrip()})) is None
 
 
 def test_own_delay_is_that_of_all_threads(tmp_path: Path) -> None:

@@ -175,8 +175,8 @@ def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
                 rates[row.cell.name] = rate
     bandwidth = 2 * rates.get("bandwidth", 0.0)  # a copy reads and writes
     cache = cache_bytes(read) if read else info.cache_bytes
-    fresh = rates.get(FRESH.name, math.inf), rates.get("bandwidth", math.inf)
-    longer = 1.0 / fresh[0] - 1.0 / fresh[1]  # us that the system takes for a byte that it gives
+    # Microseconds that the system takes for a byte that it gives.
+    longer = 1.0 / rates.get(FRESH.name, math.inf) - 1.0 / rates.get("bandwidth", math.inf)
     return msgspec.structs.replace(
         info,
         bandwidth_bytes_per_us=round(bandwidth, 1),

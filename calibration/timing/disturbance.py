@@ -61,7 +61,7 @@ def read(proc: Path = host.PROC) -> Counters:
         # Idle time is kept to the microsecond, busy time is sampled at ticks: what is not idle was busy.
         busy_s=spent and spent.processors * wall_s - spent.idle_s - spent.stolen_s,
         steal_s=spent and spent.stolen_s,
-        pressure_s=host.waited_s(proc),
+        pressure_s=host.pressure_s(proc),
         usable_cores=host.usable_cores(),
         delay_s=host.own_delay_s(proc),
         processors=spent.processors if spent else 0,

@@ -456,7 +456,7 @@ class PriceList:
                 raise ProfileError(f"Profile {self._profile.name!r} was measured. {named.available()}.") from None
             known = ", ".join(self._profile.runtimes) or "none"
             device = self._profile.device
-            missing = device.kind != "simulated" and named.available()
+            missing = None if device.kind == "simulated" else named.available()
             first = f"; first: {missing}" if missing else ""
             raise ProfileError(
                 f"Profile {self._profile.name!r} has no dispatch costs of runtime {runtime!r} (it has: {known}). "
