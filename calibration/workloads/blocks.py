@@ -85,7 +85,9 @@ class Attention(nn.Module):
             scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(w // self.heads)
             mixed = torch.matmul(F.softmax(scores, dim=-1), v)
         else:
-            mask = torch.zeros(b, 1, s, s, dtype=x.dtype, device=x.device) if self.form == "masked" else None
+            # A mask of each sample, or of each head, as learned positions give it; the latter keeps torch from fusing.
+            shape = {"masked": (b, 1, s, s), "biased": (self.heads, s, s)}.get(self.form)
+            mask = None if shape is None else torch.zeros(shape, dtype=x.dtype, device=x.device)
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(mixed.transpose(1, 2).reshape(b, s, w))
 
@@ -98,7 +100,7 @@ class EncoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.pre_norm = pre_norm
-        self.attention: nn.Module = Attention(width, heads, attention if attention != "module" else "fused")
+        self.attention = Attention(width, heads, attention)
         self.first, self.second = _norm_of(norm, width), _norm_of(norm, width)
         self.up, self.act, self.down = nn.Linear(width, hidden), _activation_of(activation), nn.Linear(hidden, width)
         self.dropout = nn.Dropout(0.1)
@@ -514,6 +516,17 @@ def _resized(mode: str) -> nn.Module:
     return Layer(lambda x: F.avg_pool2d(F.interpolate(x, scale_factor=2.0, mode=mode), 2))
 
 
+def _channels_last(width: int) -> nn.Module:
+    """Layers that see their maps channels last, as they come from tokens."""
+    return nn.Sequential(
+        Layer(lambda x: x.contiguous(memory_format=torch.channels_last)),
+        nn.Conv2d(width, width, 3, padding=1, groups=width),
+        nn.MaxPool2d(3, 1, 1),
+        _resized("bilinear"),
+        Layer(lambda x: x.contiguous()),
+    )
+
+
 # What networks of the kinds above hardly contain, by names that say what is special: each keeps the shape of maps of so
 # many channels, a multiple of 8, with sides of at least 4 pixels.
 MEDLEY: dict[str, Callable[[int], nn.Module]] = {
@@ -546,12 +559,17 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "glu": lambda _: Layer(lambda x: F.glu(torch.cat((x, x), 1), 1)),
     "root": lambda _: Layer(lambda x: torch.sqrt(torch.abs(x) + 1.0)),
     "centred": lambda _: Layer(lambda x: x - x.amax((2, 3), keepdim=True)),
+    "softmax of places": lambda _: Layer(
+        lambda x: x.flatten(2).transpose(1, 2).softmax(1).transpose(1, 2).contiguous().view_as(x)
+    ),
     # These take much longer than the others, of which a network of both tells little.
     "average": lambda _: nn.AvgPool2d(3, 1, 1),
     "nearest": lambda _: _resized("nearest"),
     "bilinear": lambda _: _resized("bilinear"),
     "transposed": lambda width: nn.Sequential(nn.ConvTranspose2d(width, width, 2, 2), nn.AvgPool2d(2)),
     "groups of eight": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width // 8),
+    "channels last": _channels_last,
+    "pointwise pairs": lambda width: nn.Conv2d(width, width, 1, groups=2),
     "pointwise many groups": lambda width: nn.Conv2d(width, width, 1, groups=8),
     "dilated": lambda width: nn.Conv2d(width, width, 3, padding=2, dilation=2),
     "groups of two": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width // 2),

@@ -11,7 +11,19 @@ from itertools import zip_longest
 from math import prod
 from typing import Any
 
-from latpred.ops.families import Formula, Tensor, Work, cost, first, is_tensor, nbytes, numel, rows_of, run_length
+from latpred.ops.families import (
+    Formula,
+    Tensor,
+    Work,
+    cost,
+    first,
+    is_tensor,
+    memory_format,
+    nbytes,
+    numel,
+    rows_of,
+    run_length,
+)
 
 
 def elementwise(kind: str) -> Formula:
@@ -102,10 +114,19 @@ def batch_norm(input: Tensor, *_: Any, out: Any) -> Work:
     return Work("batch_norm", dims)
 
 
+def _across(shape: Sequence[int], dim: int) -> str:
+    """What is added to the family of a softmax over another dimension than the last, for which a CPU has other code.
+
+    It takes slices by vectors of 16; what is left over takes six times as long a value.
+    """
+    inner = prod(shape[dim % len(shape) + 1 :]) if shape else 1
+    return "" if inner == 1 else ".across.ragged" if inner % 16 else ".across"
+
+
 def _softmax(kind: str) -> Any:
     def formula(self: Tensor, dim: int, *_: Any, out: Any, **__: Any) -> Work:
         rows, cols = rows_of(self, dim)
-        return Work(f"softmax.{kind}", {"rows": rows, "cols": cols})
+        return Work(f"softmax.{kind}{_across(self.shape, dim)}", {"rows": rows, "cols": cols})
 
     return formula
 
@@ -204,7 +225,7 @@ def _windowed(kind: str, spatial: int) -> Formula:
     def formula(self: Tensor, kernel_size: Any, *_: Any, out: Any, **__: Any) -> Work:
         sides = [kernel_size] if isinstance(kernel_size, int) else list(kernel_size)
         window = sides[0] ** spatial if len(sides) == 1 else prod(sides)
-        return _work(kind, first(out), spatial, window)
+        return _work(kind + memory_format(self), first(out), spatial, window)
 
     return formula
 
@@ -229,7 +250,7 @@ for _n in (1, 2, 3):
 
 def _upsample(kind: str, spatial: int, taps: int) -> Formula:
     def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-        work = _work(kind, first(out), spatial, taps)
+        work = _work(kind + memory_format(self), first(out), spatial, taps)
         return work._replace(reads={0: min(nbytes(self), taps * nbytes(first(out)))})
 
     return formula

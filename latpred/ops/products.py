@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from latpred.ops.families import CONV_DIMS, Tensor, Work, cost, first, numel, pair
+from latpred.ops.families import CONV_DIMS, Tensor, Work, cost, first, memory_format, numel, pair
 
 
 def gemm(m: int, n: int, k: int, family: str = "gemm") -> Work:
@@ -97,7 +97,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, *_: Any, out: Tenso
     return gemm(numel(out), weight.shape[-1], weight.shape[-2])
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool) -> Work:
+def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: bool, *, fused: bool = True) -> Work:
     """Scores and weighted sum. A causal mask is counted in full: only some backends skip the upper half."""
     heads = query.shape[-3] if len(query.shape) > 2 else 1
     queries, head_dim = query.shape[-2], query.shape[-1]
@@ -111,7 +111,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, masked: bool, causal: b
         "masked": int(masked),
     }
     macs = prod(query.shape[:-1]) * keys * (head_dim + value.shape[-1])
-    return Work("attention.causal" if causal else "attention", dims, macs)
+    return Work("attention.causal" if causal else "attention" if fused else "attention.unfused", dims, macs)
 
 
 @cost("aten::scaled_dot_product_attention")
@@ -126,8 +126,12 @@ def scaled_dot_product_attention(
     out: Any,
     **_: Any,
 ) -> Work:
-    """Torch's attention, whichever backend serves it."""
-    return attention(query, key, value, attn_mask is not None, is_causal)
+    """Torch's attention, whichever backend serves it.
+
+    Fused backends want four dimensions of all, and of a mask two or four; for others torch computes it in parts.
+    """
+    fused = len(query.shape) == 4 and (attn_mask is None or len(attn_mask.shape) in (2, 4))
+    return attention(query, key, value, attn_mask is not None, is_causal, fused=fused)
 
 
 @cost(
@@ -221,7 +225,8 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     dims = dict(zip(CONV_DIMS, sizes, strict=True))
     # Every output element of a convolution, or every input element of its transpose, meets one filter.
     macs = numel(x if transposed else y) * prod(weight.shape[1:])
-    return Work(_family(transposed, groups, c_in, c_out), dims, macs)
+    family = _family(transposed, groups, c_in, c_out)
+    return Work(family + memory_format(x) if family == "conv_depthwise" else family, dims, macs)
 
 
 @cost("aten::conv1d", "aten::conv2d", "aten::conv3d")

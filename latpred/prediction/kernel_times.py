@@ -337,6 +337,26 @@ def fresh_bytes(family: str, rows: Floats, threads: int) -> Floats:
     return fresh
 
 
+def trimmed_bytes(live: Floats) -> Floats:
+    """Bytes that glibc's malloc gives back and asks for anew in each forward pass, from those alive after each op.
+
+    `live` has a row for each op, a column for each batch. What is free at the end of the heap goes back where it is
+    more than twice the largest block that malloc keeps. Blocks that it never keeps are `fresh_bytes`, and lie
+    elsewhere: a batch that has some is left to those.
+
+    >>> megabytes = np.array([[10.0, 10.0], [39.0, 40.0], [68.0, 70.0], [10.0, 2.0]])
+    >>> (trimmed_bytes(megabytes * 2**20) / 2**20).tolist()
+    [0.0, 68.0]
+    """
+    end = np.zeros(live.shape[1])
+    for _ in range(2):  # what the first pass finds, later ones do not
+        trimmed = np.zeros(live.shape[1])
+        for now in live:
+            trimmed += np.maximum(now - end, 0.0)
+            end = np.where(end - now > 2 * LARGE_BLOCK, now, np.maximum(end, now))
+    return np.where(np.diff(live, axis=0).max(axis=0, initial=0.0) < LARGE_BLOCK, trimmed, 0.0)
+
+
 def roofline(fit: KernelFit, inputs: Inputs) -> Roofline:
     """Floor, compute and memory time of each row, without the residual."""
     work = inputs.work

@@ -24,7 +24,7 @@ from latpred.host import Slowdown
 from latpred.prediction import clocks, fallbacks, host_swap
 from latpred.prediction.clocks import Z90, BatchThresholds, CurveSamples, first_true
 from latpred.prediction.fallbacks import least_log_std
-from latpred.prediction.kernel_times import resident_share
+from latpred.prediction.kernel_times import LARGE_BLOCK, resident_share, trimmed_bytes
 from latpred.prediction.prediction import ClassCosts, Curve, Prediction, Provenance, Setting, joined
 from latpred.prediction.pricing import Priced, PriceList
 from latpred.profile import datasheet, gpus
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from latpred.query import Model
 
 _NUDGE = 0.05  # relative change of kernel times by which the latency's sensitivity to them is found
+_ALLOCATING = frozenset({fallbacks.EAGER, fallbacks.TORCHSCRIPT})  # runtimes that make memory for each result
 _MOST_UNPICKLED = 4  # predictors that a worker keeps
 
 
@@ -342,17 +343,26 @@ class Predictor:
         network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
         kernel_part = (device_log_std**2 - fit.log_std**2) * sensitivity**2
         host_part = (fit.host_log_std * (1.0 - by_device)) ** 2
+        trimmed = self._trimmed_us(priced, batches, options)
         return _Passes(
             priced=priced,
             overhead_us=host.sum(axis=0),
-            compute_us=executing * slower + gaps,
+            compute_us=executing * slower + gaps + trimmed,
             executing_us=executing * slower,
-            latency_us=plain + self._copy_us(graph, batches, options),
+            latency_us=plain + self._copy_us(graph, batches, options) + trimmed,
             log_std=np.sqrt(network**2 + kernel_part + host_part),
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_host_us=priced.class_host_at(host),
             class_us=priced.class_rows @ rows.us,
         )
+
+    def _trimmed_us(self, priced: Priced, batches: Ints, options: Options) -> Floats | float:
+        """What the system takes to give memory that PyTorch's results had before, and that malloc gave back."""
+        rate = self.profile.device.fresh_bytes_per_us
+        live = priced.live[:, :1] + priced.live[:, 1:] * batches
+        if not rate or options.runtime not in _ALLOCATING or live.max(initial=0.0) <= 2 * LARGE_BLOCK:
+            return 0.0
+        return trimmed_bytes(live) / rate
 
     def _copy_us(self, graph: ModelGraph, batches: Ints, options: Options) -> Floats | float:
         device = self.profile.device
