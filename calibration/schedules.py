@@ -38,7 +38,7 @@ from latpred.calibration.timing.reference_speed import gauge_of
 from latpred.calibration.timing.timer import Timing
 from latpred.calibration.workloads import networks, single_ops
 from latpred.calibration.workloads.networks import NetworkSpec
-from latpred.errors import UsageError
+from latpred.errors import CalibrationError, UsageError
 from latpred.fit.roofline import RooflineRegressor
 from latpred.graph.features import Floats, read
 from latpred.graph.graph import ModelGraph
@@ -392,11 +392,15 @@ class Synchronous(Schedule):
             call = self._device.prepare(cell)
             return Sampled({"single": timer.single(self._device, call, timer.QUICK, gauge)})
         spec = network_spec(cell)
-        networks.graph(spec, cell.precision)  # one that cannot be traced is no use to any fit
+        graph = networks.graph(spec, cell.precision)  # one that cannot be traced is no use to any fit
         model, inputs = self._workload(cell)
         repeats, budget_s = _effort(spec)
         between = self._evicting(spec, inputs, cell.precision) if spec.cold else None
-        return in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between)
+        timed = in_network.time_ops(model, inputs, repeats=repeats, budget_s=budget_s, gauge=gauge, between=between)
+        known = len(in_network.calls(graph.at(spec.batch)))
+        if len(timed.calls_us) != known:
+            raise CalibrationError(f"{len(timed.calls_us)} calls were timed, but its trace has {known}")
+        return timed
 
     def _evicting(self, spec: NetworkSpec, inputs: tuple[torch.Tensor, ...], precision: str) -> Callable[[], None]:
         """What takes a network's weights out of the cache, and nothing else.

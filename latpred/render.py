@@ -38,31 +38,15 @@ def listed(names: Sequence[str], most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells under heads; a table without rows is not shown.
-
-    Attributes
-    ----------
-    heads : sequence of str
-        One for each column.
-    rows : sequence of tuple of str
-        Cells as they are shown.
-    left : sequence of str or None
-        Heads of the columns that start at the left, which texts do and numbers do not; None for the first alone.
-    folded : sequence of str
-        Heads of the columns whose long cells go on in the next line.
-    title, note : str
-        A line above and a sentence below.
-    total : bool
-        Whether the last row sums up the others.
-    """
+    """Cells under heads; a table without rows is not shown."""
 
     heads: Sequence[str]
     rows: Sequence[Row]
-    left: Sequence[str] | None = None
-    folded: Sequence[str] = ()
-    title: str = ""
-    note: str = ""
-    total: bool = False
+    left: Sequence[str] | None = None  # heads of columns of texts, which start left; None for the first
+    folded: Sequence[str] = ()  # heads of the columns whose long cells go on in the next line
+    title: str = ""  # a line above
+    note: str = ""  # a sentence below
+    total: bool = False  # whether the last row sums up the others
 
     def grid(self, width: int) -> Grid:
         """The table for rich, its columns closer to each other where it is wider than the page."""
@@ -128,21 +112,12 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A title and what stands under it, in the order in which it is read.
+    """A title and what stands under it, in the order in which it is read."""
 
-    Attributes
-    ----------
-    title : str
-        Empty where the first part says what it is about.
-    parts : sequence of Table, Facts or str
-        A string is a sentence, or several lines that are kept apart.
-    prose : bool
-        Whether sentences are wrapped at the width of the page and tables stand between empty lines. Without it, a
-        sentence is a line however long, which a terminal wraps itself and other programs can search.
-    """
-
-    title: str
-    parts: Sequence[Table | Facts | str]
+    title: str  # empty where the first part says what it is about
+    parts: Sequence[Table | Facts | str]  # a string is a sentence, or several lines that are kept apart
+    # Whether sentences are wrapped at the width of the page and tables stand between empty lines. Without it, a
+    # sentence is a line however long, which a terminal wraps itself and other programs can search.
     prose: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:

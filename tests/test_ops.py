@@ -108,6 +108,33 @@ def test_norms_softmax_and_reductions_split_rows_and_columns() -> None:
     assert dict(work("aten::topk", t(4, 9), 2, 1, out=(t(4, 2), t(4, 2))).dims) == {"rows": 4, "cols": 9}
 
 
+@pytest.mark.parametrize(
+    ("shape", "dim", "family"),
+    [((4, 9), -1, ""), ((4, 9, 1), 1, ""), ((4, 9, 32), 1, ".across"), ((4, 9, 2, 12), 1, ".across.ragged")],
+)
+def test_a_softmax_over_another_dimension_is_a_kernel_of_its_own(shape: tuple[int, ...], dim: int, family: str) -> None:
+    assert work("aten::softmax", t(*shape), dim, out=t(*shape)).family == f"softmax.softmax{family}"
+
+
+@pytest.mark.parametrize(("mask", "family"), [((9, 9), ""), ((1, 1, 9, 9), ""), ((2, 9, 9), ".unfused")])
+def test_attention_is_fused_where_its_mask_has_two_or_four_dimensions(mask: tuple[int, ...], family: str) -> None:
+    heads = t(3, 2, 9, 8)
+    attend = "aten::scaled_dot_product_attention"
+    assert work(attend, heads, heads, heads, t(*mask), out=heads).family == f"attention{family}"
+    assert work(attend, heads, heads, heads, out=heads).family == "attention"
+
+
+def test_maps_that_lie_channels_last_have_kernels_of_their_own() -> None:
+    lying = Fake((2, 8, 4, 4), strides=(128, 1, 32, 8))
+    for maps, family in ((t(2, 8, 4, 4), ""), (lying, ".channels_last"), (t(2, 8, 1, 1), "")):
+        out, one = t(2, 8, 2, 2), maps.shape[2] == 1
+        assert work("aten::max_pool2d", maps, [2, 2], out=out).family == f"pooling.max{family}"
+        assert work("aten::upsample_bilinear2d", maps, out=out).family == f"pooling.upsample_bilinear{family}"
+        if not one:
+            convolution = work("aten::conv2d", maps, t(8, 1, 3, 3), None, 2, 1, 1, 8, out=out)
+            assert convolution.family == f"conv_depthwise{family}"
+
+
 def test_only_the_rows_that_are_picked_are_read() -> None:
     result = work("aten::embedding", t(1000, 8), t(2, 3), out=t(2, 3, 8))
     assert dict(result.reads) == {0: 2 * 3 * 8 * 4}

@@ -151,6 +151,17 @@ def test_the_interval_holds_networks_and_strange_kernels() -> None:
     assert estimated.interval_ms[1] / estimated.latency_ms > 2.5
 
 
+@pytest.mark.parametrize(("runtime", "waits"), [("eager", 1), ("torchscript", 1), ("onnxruntime", 0)])
+def test_what_malloc_gives_back_in_each_pass_is_waited_for(runtime: str, waits: int) -> None:
+    info = msgspec.structs.replace(CPU, fresh_bytes_per_us=1000.0)
+    given = [profile(device, runtimes={runtime: dispatch()}) for device in (CPU, info)]
+    alive = (0, 24, 48, 72, 0)  # MiB a sample, with steps below the 32 of blocks that lie elsewhere
+    large = graph(*(linear(live_bytes=Affine(0, mib << 20)) for mib in alive))
+    without, with_ = (Predictor(one).predict(large, runtime=runtime) for one in given)
+    assert with_.latency_ms - without.latency_ms == pytest.approx(waits * (72 << 20) / 1e6)
+    assert with_.compute_ms - without.compute_ms == pytest.approx(waits * (72 << 20) / 1e6)
+
+
 def test_errors_of_one_family_go_together_and_of_two_do_not() -> None:
     def spread(*families: str) -> float:
         fits = [kernel_fit(name, macs_per_us=0.0, floor_us=100.0, spread=0.2) for name in dict.fromkeys(families)]

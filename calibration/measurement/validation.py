@@ -71,7 +71,7 @@ def validate(
     repeats : int
         Rounds of measurement.
     threads : int, optional
-        Threads that an op may use on the CPU; the profile has to be of as many.
+        Threads that an op may use on the CPU; the profile has to be of as many. By default as many as it is of.
     rivals : sequence of str
         Baselines that need the device: "isolated_ops", "runtime_estimator".
     replay : Recording, str or path, optional
@@ -100,6 +100,8 @@ def validate(
     chosen = suites.get(suite)
     workloads = chosen.workloads()
     live, predictor = open_device(device), Predictor(device_profile)
+    if threads is None and device_profile.device.kind == "cpu":
+        threads = device_profile.machine.threads
     for runtime in runtimes:
         demand_runtime(runtime, live)
         predictor.check(runtime, precision)  # said before minutes are spent on measuring

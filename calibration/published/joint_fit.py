@@ -56,27 +56,15 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A table ready to be fitted.
-
-    Attributes
-    ----------
-    table : PublishedTable
-        What was read.
-    rows, cells, gpus : Rows, Cells, dict of Spec
-        The table's rows, what each cell has to do, and datasheets by the table's name of a GPU.
-    parameters, blocks : Parameters, list of Block
-        The latency model over the rows.
-    work : DataFrame
-        macs, bytes and launches of each row.
-    """
+    """A table ready to be fitted."""
 
     table: PublishedTable
     rows: Rows
-    cells: Cells
-    gpus: Mapping[str, Spec]
-    parameters: Parameters
+    cells: Cells  # what each of them has to do
+    gpus: Mapping[str, Spec]  # datasheets by the table's name of a GPU
+    parameters: Parameters  # with the blocks, the latency model over the rows
     blocks: Sequence[Block]
-    work: pd.DataFrame
+    work: pd.DataFrame  # macs, bytes and launches of each row
 
     @property
     def telling(self) -> Mask:

@@ -578,6 +578,28 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
 MEDLEY_LAYERS = 12  # of one network
 
 
+# What most networks contain, and in large ones on maps that no cache holds: each keeps the shape of maps of so many
+# channels.
+COMMON: dict[str, Callable[[int], nn.Module]] = {
+    "residual": lambda _: Layer(lambda x: x + F.relu(x)),
+    "gate": lambda _: Layer(lambda x: x * torch.sigmoid(x)),
+    "batch norm": lambda width: nn.BatchNorm2d(width),
+    "in place": lambda _: nn.ReLU(inplace=True),
+    "gelu": lambda _: nn.GELU(),
+    "silu": lambda _: nn.SiLU(),
+    "hardswish": lambda _: nn.Hardswish(),
+    "max pool": lambda _: nn.MaxPool2d(3, 1, 1),
+    "depthwise": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width),
+    "pointwise": lambda width: nn.Conv2d(width, width, 1),
+    "concatenate": lambda _: Layer(lambda x: torch.cat(x.chunk(2, 1), 1)),
+    "layer norm": lambda width: nn.Sequential(
+        Layer(lambda x: x.permute(0, 2, 3, 1).contiguous()),
+        nn.LayerNorm(width),
+        Layer(lambda x: x.permute(0, 3, 1, 2).contiguous()),
+    ),
+}
+
+
 class ModuleChain(nn.Module):
     """So many modules, one after the other, that do nothing."""
 

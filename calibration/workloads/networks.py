@@ -63,7 +63,9 @@ HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
 COLD_SHARE = 0.6  # of sized networks
 MEDLEY, MEDLEY_VALUES = "medley", (1 << 15, 1 << 20)  # and how many its maps have: dispatch hides what takes less
-SMALL_KINDS = "mlp", "recurrent", MEDLEY
+# The same of networks whose maps no cache holds; with larger ones the memory that the system gives would be timed too.
+LARGE, LARGE_VALUES = "large", (1 << 20, 4 << 20)
+SMALL_KINDS = "mlp", "recurrent", MEDLEY, LARGE
 SMALL_BYTES = 4 << 20  # of weights, which the caches of most machines hold beside what else a pass touches
 CHAINS = ("modules", "functions")  # do nothing but call, `size` times
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
@@ -94,9 +96,9 @@ def draw(seed: int, *, tiny: bool = False) -> NetworkSpec:
 def draw_small(kind: str, seed: int) -> NetworkSpec:
     """A random network that finds its weights where its last forward pass left them, if they are few enough."""
     rng = random.Random(f"small/{seed}")
-    if kind == MEDLEY:
+    if kind in (MEDLEY, LARGE):
         width, batch = log_uniform(rng, 16, 128, 8), rng.choice((1, 1, 2, 4, 16))
-        plane = log_uniform(rng, *MEDLEY_VALUES, 1) / (width * batch)
+        plane = log_uniform(rng, *(MEDLEY_VALUES if kind == MEDLEY else LARGE_VALUES), 1) / (width * batch)
         return NetworkSpec(kind, seed, width, max(8, _multiple(plane**0.5, 2)), batch)
     smallest, longest = (320, 1024) if kind == "mlp" else (64, 96)
     width, size = log_uniform(rng, smallest, 1024, 8), log_uniform(rng, 4, longest, 1)
@@ -126,7 +128,8 @@ def inputs(spec: NetworkSpec, batch: int | None = None, device: str = "cpu") -> 
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_IMAGE, (3, spec.size, spec.size))
     shapes |= dict.fromkeys(CHAINS, (TINY_WIDTH,))
     shapes |= {"audio": (samples,), WAVE: (1, samples), "mlp": (spec.size,)}
-    shapes |= {"mixer": (spec.size, _multiple(spec.width, 8)), MEDLEY: (spec.width, spec.size, spec.size)}
+    shapes |= {"mixer": (spec.size, _multiple(spec.width, 8))}
+    shapes |= dict.fromkeys((MEDLEY, LARGE), (spec.width, spec.size, spec.size))
     return (torch.randn(count, *shapes[spec.kind], device=device),)
 
 
@@ -382,6 +385,11 @@ def _medley(_: random.Random, spec: NetworkSpec) -> nn.Module:
     )
 
 
+def _large(rng: random.Random, spec: NetworkSpec) -> nn.Module:
+    layers = [make(spec.width) for make in blocks.COMMON.values()]
+    return nn.Sequential(*rng.sample(layers, len(layers)))
+
+
 _MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
     "encoder": _encoder,
     "decoder": _decoder,
@@ -396,4 +404,5 @@ _MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
     "recurrent": _recurrent,
     "mlp": _mlp,
     MEDLEY: _medley,
+    LARGE: _large,
 }

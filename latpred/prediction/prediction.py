@@ -78,8 +78,34 @@ class Setting:
     thresholds: BatchThresholds = field(repr=False, compare=False)
 
 
+class _Thresholds:
+    """The batch sizes that matter of a model in its setting."""
+
+    __slots__ = ()
+    setting: Setting
+
+    @property
+    def crossover_batch(self) -> int | None:
+        """Smallest batch that is not framework-bound; None if there is none up to 65,536."""
+        return self.crossover.batch
+
+    @property
+    def knee_batch(self) -> int | None:
+        """Smallest batch whose latency exceeds 1.1 times that of batch 1; None if there is none up to 65,536."""
+        return self.knee().batch
+
+    @property
+    def crossover(self) -> BatchThreshold:
+        """Crossover batch with its 90 % interval."""
+        return self.setting.thresholds.crossover()
+
+    def knee(self, ratio: float = KNEE) -> BatchThreshold:
+        """Smallest batch whose latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
+        return self.setting.thresholds.knee(ratio)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Prediction:
+class Prediction(_Thresholds):
     """How long one forward pass takes at one batch size, why, and how sure that is.
 
     Attributes
@@ -166,25 +192,6 @@ class Prediction:
         shares = [Share(name, ops, host / 1e3, device / 1e3) for name, ops, host, device in lines]
         return tuple(sorted(shares, key=lambda share: -(share.host_ms + share.device_ms)))
 
-    @property
-    def crossover_batch(self) -> int | None:
-        """Smallest batch that is not framework-bound; None if there is none up to 65,536."""
-        return self.crossover.batch
-
-    @property
-    def knee_batch(self) -> int | None:
-        """Smallest batch whose latency exceeds 1.1 times that of batch 1; None if there is none up to 65,536."""
-        return self.knee().batch
-
-    @property
-    def crossover(self) -> BatchThreshold:
-        """Crossover batch with its 90 % interval."""
-        return self.setting.thresholds.crossover()
-
-    def knee(self, ratio: float = KNEE) -> BatchThreshold:
-        """Smallest batch whose latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
-        return self.setting.thresholds.knee(ratio)
-
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values that JSON can hold."""
         return {"schema": SCHEMA, **_question(self.setting), **_point(self), **_thresholds(self.setting)}
@@ -202,7 +209,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Curve:
+class Curve(_Thresholds):
     """Predictions over batch sizes, a sequence of `Prediction`.
 
     Attributes
@@ -250,25 +257,6 @@ class Curve:
     def regime(self) -> tuple[str, ...]:
         """Regime at each batch."""
         return tuple(point.regime for point in self.points)
-
-    @property
-    def crossover_batch(self) -> int | None:
-        """Smallest batch that is not framework-bound; None if there is none up to 65,536."""
-        return self.crossover.batch
-
-    @property
-    def knee_batch(self) -> int | None:
-        """Smallest batch whose latency exceeds 1.1 times that of batch 1; None if there is none up to 65,536."""
-        return self.knee().batch
-
-    @property
-    def crossover(self) -> BatchThreshold:
-        """Crossover batch with its 90 % interval."""
-        return self.setting.thresholds.crossover()
-
-    def knee(self, ratio: float = KNEE) -> BatchThreshold:
-        """Smallest batch whose latency exceeds `ratio` times that of batch 1, with its 90 % interval."""
-        return self.setting.thresholds.knee(ratio)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values that JSON can hold."""

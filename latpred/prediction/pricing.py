@@ -318,62 +318,26 @@ class KernelRows:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A schedule with costs.
+    """A schedule with costs: of n steps and the call before them, m kernels, and rows of work that kernels share."""
 
-    Attributes
-    ----------
-    timeline : Timeline
-        Order of steps, kernels and synchronisations; the first step is the call itself.
-    host_us : ndarray, shape (n + 1,)
-        Dispatch time of each step with its code in the caches.
-    cold : ColdDispatch, optional
-        What steps take longer where it is not.
-    rows : KernelRows
-        Rows of work, those of other schedules too.
-    row_numbers : ndarray, shape (rows,)
-        Which of these are the schedule's, each once.
-    usual_log_std : ndarray, shape (rows,)
-        Log standard deviation of their fits' errors on their own samples.
-    families : ndarray, shape (families, rows)
-        1 where a row belongs to a family.
-    unmeasured, caveats : tuple[str, ...]
-        Families that the profile has no fit for; what may not hold of kernels in formats that were not measured.
-    kernel_row, kernel_share : ndarray, shape (m,)
-        Which row's time each kernel takes, and how much of it.
-    row_counts : ndarray, shape (rows,)
-        How often each row's work is done.
-    classes : tuple[str, ...]
-        Names of the breakdown.
-    step_class : ndarray, shape (n + 1,)
-        Which class each step belongs to.
-    class_ops : ndarray, shape (classes,)
-        Number of ops of each; a class that the host never dispatches counts what it computes.
-    class_rows : ndarray, shape (classes, rows)
-        How often each class does each row's work.
-    live : ndarray, shape (n, 2)
-        Constant and per-sample bytes alive after each op.
-    estimated : bool
-        Whether some op has no formula.
-    """
-
-    timeline: Timeline
-    host_us: Floats
-    cold: ColdDispatch | None
-    rows: KernelRows
-    row_numbers: Ints
-    usual_log_std: Floats
-    families: Floats
-    unmeasured: tuple[str, ...]
-    caveats: tuple[str, ...]
-    kernel_row: Ints
-    kernel_share: Floats
-    row_counts: Floats
-    classes: tuple[str, ...]
-    step_class: Ints
-    class_ops: Ints
-    class_rows: Floats
-    live: Floats
-    estimated: bool
+    timeline: Timeline  # order of steps, kernels and synchronisations; the first step is the call itself
+    host_us: Floats  # (n + 1,): dispatch of each step with its code in the caches
+    cold: ColdDispatch | None  # what steps take longer where it is not
+    rows: KernelRows  # those of other schedules too
+    row_numbers: Ints  # (rows,): which of these are the schedule's, each once
+    usual_log_std: Floats  # (rows,): of their fits' errors on their own samples
+    families: Floats  # (families, rows): 1 where a row belongs to a family
+    unmeasured: tuple[str, ...]  # families that the profile has no fit for
+    caveats: tuple[str, ...]  # what may not hold of kernels in formats that were not measured
+    kernel_row: Ints  # (m,): whose time each kernel takes
+    kernel_share: Floats  # (m,): and how much of it
+    row_counts: Floats  # (rows,): how often each row's work is done
+    classes: tuple[str, ...]  # names of the breakdown
+    step_class: Ints  # (n + 1,): which of them each step belongs to
+    class_ops: Ints  # ops of each; a class that the host never dispatches counts what it computes
+    class_rows: Floats  # (classes, rows): how often each class does each row's work
+    live: Floats  # (ops, 2): constant and per-sample bytes alive after each op
+    estimated: bool  # whether some op has no formula
 
     def times(self, batches: Floats) -> KernelEstimate:
         """Times of every row at every batch."""

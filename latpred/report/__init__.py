@@ -261,26 +261,12 @@ def glued(cell: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Studied:
-    """One model, predicted in every way that a report shows.
+    """One model, predicted in every way that a report shows."""
 
-    Attributes
-    ----------
-    explanation : Explanation
-        The runtimes side by side at the smallest batch.
-    curves : tuple[Curve, ...]
-        Of each of them, the runtime that is advised first.
-    forward : ForwardPass
-        Of eager, or of the fastest runtime where eager is not known.
-    graph : ModelGraph
-        What that runtime runs.
-    profile : DeviceProfile
-        What it all rests on.
-    """
-
-    explanation: Explanation
-    curves: tuple[Curve, ...]
-    forward: ForwardPass
-    graph: ModelGraph = field(repr=False)
+    explanation: Explanation  # the runtimes side by side at the smallest batch
+    curves: tuple[Curve, ...]  # of each of them, the runtime that is advised first
+    forward: ForwardPass  # of eager, or of the fastest runtime where eager is not known
+    graph: ModelGraph = field(repr=False)  # what that runtime runs
     profile: DeviceProfile = field(repr=False)
 
     @property

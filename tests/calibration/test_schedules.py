@@ -13,8 +13,9 @@ from latpred.calibration import cells, schedules
 from latpred.calibration.cells import Cell
 from latpred.calibration.devices import open_device
 from latpred.calibration.workloads import blocks, networks, single_ops
-from latpred.errors import TraceError
+from latpred.errors import CalibrationError, TraceError
 from latpred.graph.graph import ModelGraph
+from latpred.prediction.kernel_times import LARGE_BLOCK
 
 DRAWN = list(islice(cells.kernel_cells("fp32"), 400))
 
@@ -81,7 +82,7 @@ def test_memory_cells_span_the_caches() -> None:
 
 def test_small_networks_multiply_single_rows_by_large_weights_that_stay_in_the_cache() -> None:
     specs = list(schedules.small_networks(schedules.SMALL))
-    assert [spec.kind for spec in specs] == ["mlp", "recurrent", "medley"] * 8
+    assert [spec.kind for spec in specs] == ["mlp", "recurrent", "medley", "large"] * 8
     assert not any(spec.cold or spec.holdout or spec.tiny for spec in specs)
     graphs = [networks.graph(spec) for spec in specs]
     assert max(graph.parameter_bytes for graph in graphs) <= networks.SMALL_BYTES
@@ -92,7 +93,8 @@ def test_small_networks_multiply_single_rows_by_large_weights_that_stay_in_the_c
 
 def test_a_calibration_of_a_minute_times_what_the_blocks_of_networks_do_not_contain() -> None:
     medleys = [spec for spec in schedules.small_networks(schedules.SMALL) if spec.kind == networks.MEDLEY]
-    timed = Counter(op.family for spec in medleys for op in networks.graph(spec).at(spec.batch) if op.launches)
+    launched = [op for spec in medleys for op in networks.graph(spec).at(spec.batch) if op.launches]
+    timed = Counter(op.family.partition(".across")[0] for op in launched)
     known = {op.family for spec in islice(schedules.sized_networks(), 66) for op in networks.graph(spec).ops}
     new = set(timed) - known
     assert {"copy.pad.reflect", "copy.pad.circular", "elementwise.elu", "elementwise.mish", "conv_transpose"} <= new
@@ -106,6 +108,12 @@ def test_a_calibration_of_a_minute_times_what_the_blocks_of_networks_do_not_cont
         for n in range(spec.seed * blocks.MEDLEY_LAYERS, (spec.seed + 1) * blocks.MEDLEY_LAYERS)
     }
     assert held == set(makers)
+
+
+def test_large_networks_hold_maps_that_no_cache_does_and_the_heap_keeps() -> None:
+    for spec in schedules.small_networks(schedules.SMALL):
+        ops = networks.graph(spec).at(spec.batch) if spec.kind == networks.LARGE else ()
+        assert all(3 << 20 < op.write_bytes.at(spec.batch) < LARGE_BLOCK for op in ops if op.launches)
 
 
 def test_a_cpu_times_small_networks_before_those_of_every_size() -> None:
@@ -140,6 +148,16 @@ def test_a_network_that_cannot_be_traced_is_drawn_all_the_same(monkeypatch: pyte
     assert schedules.traced(broken) is None
     assert schedules.traced(specs[0]) is not None
     assert list(islice(schedules.sized_networks(), 12)) == [*specs[:4], broken, *specs[5:]]
+
+
+def test_a_network_whose_calls_are_not_those_of_its_trace_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = schedules.network_cell(networks.draw(0, tiny=True))
+    schedule = schedules.Synchronous(open_device("cpu"), ("fp32",))
+    sampled = schedule.measure(cell)
+    one_more = sampled._replace(calls_us=(*sampled.calls_us, 1.0))
+    monkeypatch.setattr(schedules.in_network, "time_ops", lambda *_, **__: one_more)
+    with pytest.raises(CalibrationError, match=f"{len(one_more.calls_us)} calls were timed, but its trace has"):
+        schedule.measure(cell)
 
 
 def test_holdout_networks_are_those_of_the_sized_that_no_fit_sees() -> None:
