@@ -108,7 +108,7 @@ def draw_small(kind: str, seed: int) -> NetworkSpec:
 def build(spec: NetworkSpec) -> nn.Module:
     """The network of a spec, in eval mode, on the default device."""
     if spec.chain:
-        chain = blocks.ModuleChain if spec.kind == "modules" else blocks.FunctionChain
+        chain = ModuleChain if spec.kind == "modules" else FunctionChain
         return chain(spec.size).eval()
     rng = random.Random(spec.seed * 7919 + 13)
     return _MAKERS[spec.kind](rng, spec).eval().requires_grad_(False)
@@ -406,3 +406,32 @@ _MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
     MEDLEY: _medley,
     LARGE: _large,
 }
+
+
+class ModuleChain(nn.Module):
+    """So many modules, one after the other, that do nothing."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.links = nn.Sequential(*(nn.Identity() for _ in range(calls)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.links(x)
+        return out
+
+
+class FunctionChain(nn.Module):
+    """So many calls of a Python function that does nothing."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.calls):
+            x = _pass_on(x)
+        return x
+
+
+def _pass_on(x: torch.Tensor) -> torch.Tensor:
+    return x

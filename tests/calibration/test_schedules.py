@@ -153,11 +153,12 @@ def test_a_network_that_cannot_be_traced_is_drawn_all_the_same(monkeypatch: pyte
 def test_a_network_whose_calls_are_not_those_of_its_trace_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = schedules.network_cell(networks.draw(0, tiny=True))
     schedule = schedules.Synchronous(open_device("cpu"), ("fp32",))
-    sampled = schedule.measure(cell)
-    one_more = sampled._replace(calls_us=(*sampled.calls_us, 1.0))
-    monkeypatch.setattr(schedules.in_network, "time_ops", lambda *_, **__: one_more)
-    with pytest.raises(CalibrationError, match=f"{len(one_more.calls_us)} calls were timed, but its trace has"):
-        schedule.measure(cell)
+    with torch.inference_mode():
+        sampled = schedule.measure(cell)
+        one_more = sampled._replace(calls_us=(*sampled.calls_us, 1.0))
+        monkeypatch.setattr(schedules.in_network, "time_ops", lambda *_, **__: one_more)
+        with pytest.raises(CalibrationError, match=f"{len(one_more.calls_us)} calls were timed, but its trace has"):
+            schedule.measure(cell)
 
 
 def test_holdout_networks_are_those_of_the_sized_that_no_fit_sees() -> None:
