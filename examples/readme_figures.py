@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GPU, CPU = "rtx-8000", "epyc-shared"
-MODEL, RECORDING = "bert-base-uncased", "epyc-shared-assorted"
+MODEL, RECORDING = "bert-base-uncased", "epyc-shared-varied"
 
 
 def curve() -> Figure:

@@ -157,7 +157,7 @@ def test_no_page_for_users_calls_a_shipped_profile_this_machine() -> None:
 
 
 def test_figures_of_the_faq_are_those_of_the_shipped_recording() -> None:
-    shown = next(one.output for one in docblocks.shown_commands(PAGES["accuracy.md"]) if "assorted" in one.command)
+    shown = next(one.output for one in docblocks.shown_commands(PAGES["accuracy.md"]) if "varied" in one.command)
     medians = dict(re.findall(r"^(\w+) +\d+ +([\d.]+ %)", shown, re.MULTILINE))
     said = " ".join(PAGES["faq.md"].split())
     assert f"multiply-adds is off by {medians['flops_linear']} in the median, latpred by {medians['latpred']}" in said

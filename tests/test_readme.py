@@ -45,7 +45,7 @@ def test_the_first_line_predicts() -> None:
 
 @pytest.mark.parametrize(
     ("recording", "rows", "page"),
-    [("epyc-shared-assorted", PREDICTORS, README), ("epyc-shared-runtimes", RUNTIMES, ACCURACY)],
+    [("epyc-shared-varied", PREDICTORS, README), ("epyc-shared-runtimes", RUNTIMES, ACCURACY)],
     ids=["README", "accuracy"],
 )
 def test_the_tables_of_errors_are_what_the_recordings_say(recording: str, rows: dict[str, str], page: str) -> None:

@@ -21,7 +21,7 @@ class Shipped(NamedTuple):
 
 
 RECORDINGS = (
-    Shipped("epyc-shared-assorted", 160, 0.08, 0.18),
+    Shipped("epyc-shared-varied", 160, 0.08, 0.18),
     Shipped("epyc-shared-everyday", 150, 0.10, 0.25),
     Shipped("epyc-shared-runtimes", 234, 0.08, 0.21),
     Shipped("epyc-genoa-sealed", 140, 0.07, 0.15),

@@ -101,15 +101,18 @@ def measured(latency_s: float, dispatch_us: float) -> pd.DataFrame:
 
 
 def test_a_report_gives_errors_as_measured_and_at_equal_speed() -> None:
-    slow_s = Predictor(profile(), slowdown=Slowdown(1.5)).predict(GRAPH).latency_ms / 1e3
+    exact = profile(runtimes={"eager": factories.dispatch(spread=0.001)})
+    slow_s = Predictor(exact, slowdown=Slowdown(1.5)).predict(GRAPH).latency_ms / 1e3
     table = measured(slow_s, 150.0)
     key = GraphKey(GRAPH.model, GRAPH.input_kind, GRAPH.input_size, "fp32")
-    report = compare(predict_table(table, {key: GRAPH}, profile()), table)
+    report = compare(predict_table(table, {key: GRAPH}, exact), table)
     assert report.at_speed is not None
     assert report.at_speed.median == pytest.approx(0.0, abs=1e-9)
     usual_s = Predictor(profile()).predict(GRAPH).latency_ms / 1e3
     assert report.overall.median == pytest.approx(1 - usual_s / slow_s)
     assert "At equal speed of the machine: median error 0.0 %" in report.text()
+    assert report.coverage.share == 0.0
+    assert "(0.0 % to 0.0 % when 1 models are drawn anew), at equal speed 100.0 %" in " ".join(report.text().split())
     assert not any("median error" in said for said in report.shortfalls())
 
 

@@ -83,22 +83,13 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table that can be fitted.
+    """A table that can be fitted."""
 
-    Attributes
-    ----------
-    cells : DataFrame
-        Columns of a measurement table; `device` names the GPU, `x_source` where a row comes from. Repeats of a cell in
-        one run are their median, and `repeat_ratio` says how far they lie apart.
-    weight : ndarray
-        Of each row: below 1 where repeats contradict each other.
-    notes : tuple of str
-        What was found and done, as sentences.
-    """
-
+    # A measurement table whose `device` names the GPU, `x_source` where a row comes from. Repeats of a cell in one run
+    # are their median, and `repeat_ratio` says how far they lie apart.
     cells: pd.DataFrame
-    weight: np.ndarray
-    notes: tuple[str, ...]
+    weight: np.ndarray  # of each row: below 1 where repeats contradict each other
+    notes: tuple[str, ...]  # what was found and done, as sentences
 
     def where(self, keep: np.ndarray) -> PublishedTable:
         """Some of its rows."""

@@ -108,8 +108,8 @@ def draw_small(kind: str, seed: int) -> NetworkSpec:
 def build(spec: NetworkSpec) -> nn.Module:
     """The network of a spec, in eval mode, on the default device."""
     if spec.chain:
-        chain = ModuleChain if spec.kind == "modules" else FunctionChain
-        return chain(spec.size).eval()
+        modules = nn.Sequential(*(nn.Identity() for _ in range(spec.size)))
+        return (modules if spec.kind == "modules" else _FunctionChain(spec.size)).eval()
     rng = random.Random(spec.seed * 7919 + 13)
     return _MAKERS[spec.kind](rng, spec).eval().requires_grad_(False)
 
@@ -408,19 +408,7 @@ _MAKERS: dict[str, Callable[[random.Random, NetworkSpec], nn.Module]] = {
 }
 
 
-class ModuleChain(nn.Module):
-    """So many modules, one after the other, that do nothing."""
-
-    def __init__(self, calls: int) -> None:
-        super().__init__()
-        self.links = nn.Sequential(*(nn.Identity() for _ in range(calls)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.links(x)
-        return out
-
-
-class FunctionChain(nn.Module):
+class _FunctionChain(nn.Module):
     """So many calls of a Python function that does nothing."""
 
     def __init__(self, calls: int) -> None:

@@ -77,11 +77,12 @@ def _sentences(report: Report) -> Iterator[str]:
     yield _curve_point("Knee batch", report.knee)
     if not math.isnan(report.regime):
         yield f"Regime (framework-bound or not) named right in {_percent(report.regime)} of cells."
-    cover = report.coverage
+    cover, at_speed = report.coverage, report.coverage_at_speed
     if cover.cells:
         yield (
             f"90 % intervals cover {_percent(cover.share)} of {cover.cells} cells "
-            f"({_percent(cover.low)} to {_percent(cover.high)} when {cover.models} models are drawn anew)."
+            f"({_percent(cover.low)} to {_percent(cover.high)} when {cover.models} models are drawn anew)"
+            f"{'' if at_speed is None else f', at equal speed {_percent(at_speed.share)}'}."
         )
     for title, names in (
         ("Could not be measured", report.failed),
@@ -226,6 +227,7 @@ class Report:
     knee: CurvePoint
     regime: float  # share of cells named right as framework-bound or not; NaN where it was not measured
     coverage: Coverage  # of the predicted intervals
+    coverage_at_speed: Coverage | None  # of the same, moved to the speed that the machine had
     noise: Noise  # of the measurements
     baselines: tuple[Score, ...]  # simpler predictors on the same cells
     only_predicted: tuple[str, ...]  # cells without a partner, as `only_measured`

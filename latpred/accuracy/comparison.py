@@ -122,7 +122,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
     ]
     return Report(
         overall=_errors(cells),
-        at_speed=_errors_at_speed(cells),
+        at_speed=_errors(cells, tables.AT_SPEED) if _speed_known(cells) else None,
         by_runtime=_errors_by(cells, cells["runtime"]),
         by_batch=_errors_by(by_batch, by_batch["batch"]),
         by_decade=_errors_by(by_batch, by_batch["batch"].map(metrics.decade)),
@@ -140,6 +140,7 @@ def _report(joined: tables.Joined, reasons: dict[str, str], remarks: Sequence[st
         ),
         regime=_regime(cells),
         coverage=_coverage(cells, seed),
+        coverage_at_speed=_coverage(cells, seed, tables.AT_SPEED) if _speed_known(cells) else None,
         noise=noise,
         baselines=tuple(_score(one, cells, tolerance) for one in baselines.all_baselines(_features(cells), reasons)),
         only_predicted=joined.only_predicted,
@@ -166,11 +167,9 @@ def _errors(cells: pd.DataFrame, predicted: str = "latency_s_predicted") -> Erro
     return metrics.errors(cells[predicted], cells["latency_s_measured"], list(cells["model"]))
 
 
-def _errors_at_speed(cells: pd.DataFrame) -> Errors | None:
-    """Errors of predictions for the speed that the machine had; None where nobody told it."""
-    if tables.AT_SPEED not in cells or not bool(cells[tables.AT_SPEED].notna().all()):
-        return None
-    return _errors(cells, tables.AT_SPEED)
+def _speed_known(cells: pd.DataFrame) -> bool:
+    """Whether somebody told how fast the machine was."""
+    return tables.AT_SPEED in cells and bool(cells[tables.AT_SPEED].notna().all())
 
 
 def _errors_by(cells: pd.DataFrame, key: pd.Series[Any]) -> dict[str, Errors]:
@@ -252,10 +251,12 @@ def _noise(cells: pd.DataFrame) -> Noise:
     return metrics.noise(ratio, "the spread within each cell (its repeats were not kept apart)")
 
 
-def _coverage(cells: pd.DataFrame, seed: int) -> Coverage:
+def _coverage(cells: pd.DataFrame, seed: int, around: str = "latency_s_predicted") -> Coverage:
+    """How many measurements lie in their intervals, moved so that these lie around other predictions."""
     ends = ["low_s", "high_s"]
     known = cells.dropna(subset=ends) if set(ends) <= set(cells.columns) else cells.iloc[:0].assign(low_s=0, high_s=0)
-    return metrics.coverage(known["low_s"], known["high_s"], known["latency_s_measured"], known["model"], seed)
+    low, high = (known[end] * known[around] / known["latency_s_predicted"] for end in ends)
+    return metrics.coverage(low, high, known["latency_s_measured"], known["model"], seed)
 
 
 def _regime(cells: pd.DataFrame) -> float:

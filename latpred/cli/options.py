@@ -84,7 +84,7 @@ def _sizes(item: str) -> Iterable[int]:
     return sizes
 
 
-def parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+def _parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
     """A click callback that parses an option's text and turns a ValueError into a usage error."""
 
     def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
@@ -116,7 +116,7 @@ def batch_option(default: str | None, shown: str | None = None) -> Callable[[Com
         "-b",
         "batches",
         metavar="SIZES",
-        callback=parsed_by(parse_batches),
+        callback=_parsed_by(parse_batches),
         default=default,
         show_default=default is not None,
         help=grammar + (f"  [default: {shown}]" if shown else ""),
@@ -125,7 +125,7 @@ def batch_option(default: str | None, shown: str | None = None) -> Callable[[Com
 
 def budget_option(about: str) -> Callable[[Command], Command]:
     """`--budget`, with the grammar of `parse_seconds`."""
-    return click.option("--budget", "budget_s", metavar="TIME", callback=parsed_by(parse_seconds), help=about)
+    return click.option("--budget", "budget_s", metavar="TIME", callback=_parsed_by(parse_seconds), help=about)
 
 
 OPTIONS: dict[str, Callable[[Command], Command]] = {
@@ -200,7 +200,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "lengths": click.option(
         "--lengths",
         metavar="TOKENS",
-        callback=parsed_by(parse_lengths),
+        callback=_parsed_by(parse_lengths),
         help="Sequences of unequal lengths: 12,40,7, or mean=20.92,std=10.18,pad=128.",
     ),
     "execution": click.option(

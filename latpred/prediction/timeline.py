@@ -54,18 +54,10 @@ class Gaps(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ForwardPass:
-    """The two clocks of one forward pass.
+    """The two clocks of one forward pass."""
 
-    Attributes
-    ----------
-    prediction : Prediction
-        Of this forward pass: its latency is where the last span ends.
-    spans : tuple[Span, ...]
-        Of the host and of the device, each in the order of time.
-    """
-
-    prediction: Prediction
-    spans: tuple[Span, ...]
+    prediction: Prediction  # of this forward pass: its latency is where the last span ends
+    spans: tuple[Span, ...]  # of the host and of the device, each in the order of time
 
     def row(self, name: str) -> tuple[Span, ...]:
         """Spans of the "host" or of the "device"."""

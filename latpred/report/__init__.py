@@ -70,7 +70,7 @@ def html(parts: Sequence[Studied]) -> str:
     return environment.from_string(source).render(
         title=f"Latency of {', '.join(studied.name for studied in parts)}",
         device=parts[0].explanation.fastest.prediction.device,
-        overview=overview(parts),
+        overview=_overview(parts),
         parts=[_part(number, studied) for number, studied in enumerate(parts, 1)],
         trust=trust(parts[0].profile, parts[0].curves[0].setting),
         checks=Table(("held out of the fit", "found"), list(parts[0].profile.acceptance.checks.items())),
@@ -194,7 +194,7 @@ def gap(studied: Studied) -> str:
     )
 
 
-def overview(parts: Sequence[Studied]) -> Table:
+def _overview(parts: Sequence[Studied]) -> Table:
     """One row per model."""
     rows = []
     for studied in parts:

@@ -15,7 +15,7 @@ from latpred.units import MS_PER_S
 
 KEPT = Path(__file__).with_name("predictions.csv")
 RECORDINGS = {
-    "epyc-shared-assorted": "epyc-shared",
+    "epyc-shared-varied": "epyc-shared",
     "epyc-shared-everyday": "epyc-shared",
     "epyc-shared-compile": "epyc-shared",
     "epyc-shared-runtimes": "epyc-shared",
