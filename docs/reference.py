@@ -72,7 +72,8 @@ def entry(module: str, name: str, value: object) -> str:
     """One name: its signature and its docstring; of a class also its public methods."""
     text = f"## {module}.{name}\n\n{signature(name, value)}{docstring(value)}\n"
     if inspect.isclass(value):
-        for method, function in vars(value).items():
+        own = [part for part in value.__mro__ if part is value or part.__name__.startswith("_")]
+        for method, function in {name: member for part in own for name, member in vars(part).items()}.items():
             if method.startswith("_") or not getattr(function, "__doc__", None):
                 continue
             if inspect.isfunction(function):

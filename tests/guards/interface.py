@@ -44,12 +44,14 @@ def _of(name: str, value: Any) -> Iterator[str]:
     if not inspect.isclass(value):
         yield f"{name}{_signature(value) if callable(value) else ''}"
         return
-    bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+    public = [base for base in value.__bases__ if base is not object and not base.__name__.startswith("_")]
+    bases = ", ".join(base.__name__ for base in public)
     yield f"class {name}({bases})"
     if not issubclass(value, BaseException):
         yield f"    __init__{_signature(value)}"
     fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
-    for attribute, member in sorted(vars(value).items()):
+    own = [part for part in value.__mro__ if part is value or part.__name__.startswith("_")]
+    for attribute, member in sorted({name: one for part in reversed(own) for name, one in vars(part).items()}.items()):
         if attribute.startswith("_") or attribute in fields:
             continue
         if isinstance(member, property):
