@@ -12,7 +12,7 @@ from latpred.profile import store
 
 
 class Shipped(NamedTuple):
-    """A recording and bounds on its errors, a little above what they are."""
+    """A recording and bounds on its errors at equal speed of the machine, a little above what they are."""
 
     name: str
     cells: int
@@ -21,11 +21,12 @@ class Shipped(NamedTuple):
 
 
 RECORDINGS = (
-    Shipped("epyc-shared-varied", 160, 0.08, 0.18),
-    Shipped("epyc-shared-everyday", 150, 0.10, 0.25),
-    Shipped("epyc-shared-runtimes", 234, 0.08, 0.21),
-    Shipped("epyc-genoa-sealed", 140, 0.07, 0.15),
-    Shipped("epyc-genoa-everyday", 150, 0.08, 0.20),
+    Shipped("epyc-shared-varied", 160, 0.06, 0.19),
+    Shipped("epyc-shared-everyday", 150, 0.08, 0.18),
+    Shipped("epyc-shared-runtimes", 234, 0.06, 0.23),
+    Shipped("epyc-shared-compile", 150, 0.10, 0.24),
+    Shipped("epyc-genoa-sealed", 140, 0.09, 0.15),
+    Shipped("epyc-genoa-everyday", 150, 0.07, 0.20),
 )
 
 
@@ -37,12 +38,12 @@ def replayed(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("shipped", RECORDINGS, ids=lambda shipped: shipped.name)
 def test_models_that_no_fit_saw_are_predicted_and_intervals_hold_what_they_say(shipped: Shipped) -> None:
     report = replayed(shipped.name)
-    overall, coverage = report["overall"], report["coverage"]
-    assert overall["cells"] == shipped.cells
-    assert overall["median"] < shipped.median
-    assert overall["p90"] < shipped.p90
+    errors, coverage = report["at_speed"], report["coverage_at_speed"]
+    assert errors["cells"] == shipped.cells
+    assert errors["median"] < shipped.median
+    assert errors["p90"] < shipped.p90
     assert coverage["low"] < 0.95
-    assert coverage["high"] > 0.75  # those of "everyday" are too narrow: docs/accuracy.md
+    assert coverage["high"] > 0.89
 
 
 def test_each_runtime_is_predicted_and_the_fastest_named() -> None:
@@ -58,7 +59,3 @@ def test_compile_is_predicted_beside_eager_and_torchscript() -> None:
     assert {name: errors["cells"] for name, errors in report["by_runtime"].items()} == dict.fromkeys(
         ("eager", "torchscript", "compile"), 50
     )
-    assert report["by_runtime"]["compile"]["median"] < 0.10
-    assert report["by_runtime"]["compile"]["p90"] < 0.30
-    assert report["by_runtime"]["torchscript"]["median"] < 0.10
-    assert report["coverage"]["high"] > 0.85

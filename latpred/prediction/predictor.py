@@ -333,7 +333,8 @@ class Predictor:
         device_log_std = np.sqrt(fit.log_std**2 + kernel_variance)
         slower = np.exp(shift * np.hypot(device_log_std, fit.host_log_std))  # one clock over the other
         kernels = rows.us[priced.kernel_row] * (priced.kernel_share[:, None] * slower)
-        gaps = len(kernels) * device.gap_us if device.asynchronous else 0.0
+        beside = self._beside_us(graph, priced, batches, options)
+        idle = len(kernels) * device.gap_us if device.asynchronous else beside
         nudged = np.concatenate((kernels, kernels * (1.0 + _NUDGE)), axis=1)
         host = priced.host_at(batches.astype(float))
         steps = priced.host_us if priced.cold is None else np.concatenate((host, host), axis=1)
@@ -343,30 +344,26 @@ class Predictor:
         network = fit.log_std + by_device * (fit.busy_log_std - fit.log_std)
         kernel_part = (device_log_std**2 - fit.log_std**2) * sensitivity**2
         host_part = (fit.host_log_std * (1.0 - by_device)) ** 2
-        trimmed = self._trimmed_us(priced, batches, options)
         return _Passes(
             priced=priced,
             overhead_us=host.sum(axis=0),
-            compute_us=executing * slower + gaps + trimmed,
+            compute_us=executing * slower + idle,
             executing_us=executing * slower,
-            latency_us=plain + self._copy_us(graph, batches, options) + trimmed,
+            latency_us=plain + beside,
             log_std=np.sqrt(network**2 + kernel_part + host_part),
             memory_bound=2.0 * (row_us * rows.memory_bound).sum(axis=0) > executing,
             class_host_us=priced.class_host_at(host),
             class_us=priced.class_rows @ rows.us,
         )
 
-    def _trimmed_us(self, priced: Priced, batches: Ints, options: Options) -> Floats | float:
-        """What the system takes to give memory that PyTorch's results had before, and that malloc gave back."""
-        rate = self.profile.device.fresh_bytes_per_us
-        live = priced.live[:, :1] + priced.live[:, 1:] * batches
-        if not rate or options.runtime not in _ALLOCATING or live.max(initial=0.0) <= 2 * LARGE_BLOCK:
-            return 0.0
-        return trimmed_bytes(live) / rate
-
-    def _copy_us(self, graph: ModelGraph, batches: Ints, options: Options) -> Floats | float:
+    def _beside_us(self, graph: ModelGraph, priced: Priced, batches: Ints, options: Options) -> Floats | float:
+        """What a pass waits for beside its steps and kernels: inputs on their way, or on a CPU the system's memory."""
         device = self.profile.device
-        if options.inputs_on == "device" or not device.asynchronous:
+        if not device.asynchronous:
+            live = priced.live[:, :1] + priced.live[:, 1:] * batches
+            given = options.runtime in _ALLOCATING and live.max(initial=0.0) > 2 * LARGE_BLOCK
+            return trimmed_bytes(live) / device.fresh_bytes_per_us if given and device.fresh_bytes_per_us else 0.0
+        if options.inputs_on == "device":
             return 0.0
         if not device.copy_bytes_per_us:
             raise ProfileError(
