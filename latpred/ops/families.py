@@ -328,7 +328,7 @@ def run_length(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 def memory_format(tensor: Any) -> str:
     """What is added to the family of an op on maps that lie channels last, for which a CPU has other code."""
-    shape, stride = tensor.shape, getattr(tensor, "stride", tuple)()
+    shape, stride = tuple(tensor.shape), tuple(getattr(tensor, "stride", tuple)())
     channels_last = len(stride) == 4 and stride[1] == 1 and shape[1] > 1 and shape[2] * shape[3] > 1
     return ".channels_last" if channels_last else ""
 

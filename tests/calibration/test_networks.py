@@ -178,7 +178,7 @@ def test_chains_only_call(spec: NetworkSpec) -> None:
     modules = sum(op.module_calls for op in graph.at(1))
     functions = sum(op.python_calls for op in graph.at(1))
     if spec.kind == "modules":
-        assert modules == spec.size + 2  # the links, the sequence that holds them, and the network
+        assert modules == spec.size + 1  # the links, and the sequence that holds them
     else:
         assert (modules, functions) == (1, spec.size)
     x = networks.inputs(spec, 3)[0]
