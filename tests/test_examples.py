@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,48 +13,46 @@ from profiledata import profile
 from latpred.profile import store
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+Printed = Callable[..., list[str]]
 
 
-def test_simulated_recovery_prints_a_line_for_each_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    main = runpy.run_path(str(EXAMPLES / "simulated_recovery.py"))["main"]
-    main(["--seeds", "1", "--cells", "190", "--models", "resnet-18"])
-    lines = capsys.readouterr().out.splitlines()
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """The lines that an example prints when it is run with some arguments."""
+
+    def run(name: str, *arguments: str) -> list[str]:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](list(arguments))
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_simulated_recovery_prints_a_line_for_each_seed(printed: Printed) -> None:
+    lines = printed("simulated_recovery", "--seeds", "1", "--cells", "190", "--models", "resnet-18")
     assert lines[0] == "1 models in fp32, fp16; 190 cells a calibration"
     seeds = [line for line in lines if re.match(r" +\d+  [+-]\d+\.\d%", line)]
     assert [line.split()[0] for line in seeds] == ["0"]
-    starts = (
-        "all costs within 2 %:",
-        "whole models:",
-        "crossover and knee:",
-        "largest of costs:",
-        "largest of models:",
-    )
+    starts = "all costs within 2 %:", "whole models:", "crossover and knee:", "largest of costs:", "largest of models:"
     assert all(line.startswith(start) for line, start in zip(lines[3:], starts, strict=True))
 
 
-def test_gemm_table_prints_a_line_for_each_test(capsys: pytest.CaptureFixture[str]) -> None:
-    main = runpy.run_path(str(EXAMPLES / "gemm_table.py"))["main"]
-    main(["--budget", "40"])
-    head, *lines = capsys.readouterr().out.splitlines()
+def test_gemm_table_prints_a_line_for_each_test(printed: Printed) -> None:
+    head, *lines = printed("gemm_table", "--budget", "40")
     assert head.split()[:3] == ["system", "source", "shapes"]
     assert [line.split()[0] for line in lines] == ["t4", "t4"]
     assert re.fullmatch(r"t4 +made up +40 +the rest +646 +\d+\.\d\d% +\d+\.\d\d% +\d+\.\d%", lines[0])
 
 
-def test_unequal_lengths_prints_predicted_beside_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unequal_lengths_prints_predicted_beside_measured(printed: Printed) -> None:
     store.save(profile())
-    main = runpy.run_path(str(EXAMPLES / "unequal_lengths.py"))["main"]
-    main(["--width", "128", "--layers", "1", "--batches", "1,2", "--repeats", "1"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed("unequal_lengths", "--width", "128", "--layers", "1", "--batches", "1,2", "--repeats", "1")
     assert [line.split()[0] for line in lines] == ["predicted", "1", "2", "measured", "1", "2", "error", "error"]
     assert re.fullmatch(r" +2 +\d+\.\d\d +\d+\.\d\d +-?\d+\.\d%", lines[2])
 
 
-def test_nas_benchmark_prints_rates_memory_and_shares(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nas_benchmark_prints_rates_memory_and_shares(printed: Printed) -> None:
     store.save(profile())
-    main = runpy.run_path(str(EXAMPLES / "nas_benchmark.py"))["main"]
-    main(["--candidates", "10", "--cells", "10", "--built", "1", "--workers", "1"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed("nas_benchmark", "--candidates", "10", "--cells", "10", "--built", "1", "--workers", "1")
     assert re.fullmatch(r"profile \S+, batch 1, eager, one core", lines[0])
     assert [line.split()[0] for line in lines[4:9]] == ["2", "4", "6", "8", "10"]
     rates = [line for line in lines if re.fullmatch(r"  \S.+ +\d+\.\d\d ms each +[\d,]+ a second", line)]

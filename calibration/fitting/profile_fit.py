@@ -186,7 +186,7 @@ def _checked(
     profile: DeviceProfile, rows: Sequence[Row], every: Sequence[Row], speed: RunSpeed
 ) -> tuple[DeviceProfile, list[HoldoutError]]:
     """The profile with the spread and the verdict of the networks that were kept out of its fits."""
-    holdouts = _fast([row for row in _networks(rows) if network_spec(row.cell).holdout])
+    holdouts = _fast(_judges(_networks(rows), _networks(every)))
     errors = holdout_errors(profile, {row.cell.key: timed_network(row, profile.device, speed) for row in holdouts})
     models = _fast([row for row in rows if row.cell.kind == acceptance.MODEL])
     of_models = holdout_errors(profile, acceptance.model_runs(models, speed))
@@ -204,6 +204,13 @@ def _checked(
 def _mixed(row: Row) -> bool:
     """Whether a row is of dispatch and kernels together."""
     return row.cell.kind == acceptance.MODEL or (row.cell.kind == "network" and not network_spec(row.cell).tiny)
+
+
+def _judges(rows: Iterable[Row], every: Iterable[Row]) -> list[Row]:
+    """Holdout networks; those of processors apart too, where nothing else tells how exact a profile is."""
+    calm = [row for row in rows if network_spec(row.cell).holdout]
+    apart = (row for row in every if visits.is_apart(row) and not row.error and network_spec(row.cell).holdout)
+    return calm if len(calm) >= FEWEST else list({row.cell.key: row for row in (*calm, *apart)}.values())
 
 
 def _fast(rows: Sequence[Row]) -> Sequence[Row]:

@@ -31,8 +31,10 @@ from latpred.calibration.timing.reference_speed import (
     SLOW,
     ReferenceTimer,
     RunSpeed,
+    SpeedGauge,
     SpeedReading,
     at_full_speed,
+    gauge_for,
     gauge_of,
     slower,
     typical,
@@ -158,30 +160,39 @@ class _Visit(NamedTuple):
 
 @dataclass
 class _Cell:
-    """One cell under measurement; `failure` says why there will be no more visits."""
+    """One cell under measurement; `failure` says why there will be no more visits.
+
+    Without a gauge the host is not what is timed.
+    """
 
     workload: Workload
     batch: int
     runtime: str
+    gauge: SpeedGauge | None
     visits: list[_Visit] = field(default_factory=list)
     failure: str = ""
 
-    def slow(self, fastest: SpeedReading) -> list[float]:
-        """How slow the machine was at each visit, now that its fastest moments are known."""
-        return [visit.timing.slow * slower(visit.fastest, fastest) for visit in self.visits]
+    @property
+    def fastest(self) -> SpeedReading:
+        """The fastest moments of the machine so far."""
+        return SpeedReading(0.0) if self.gauge is None else self.gauge.fastest
 
-    def kept(self, fastest: SpeedReading) -> list[_Visit]:
+    def slow(self) -> list[float]:
+        """How slow the machine was at each visit, now that its fastest moments are known."""
+        return [visit.timing.slow * slower(visit.fastest, self.fastest) for visit in self.visits]
+
+    def kept(self) -> list[_Visit]:
         """Visits at full speed, each with how slow it was; two in any case, where that many were made."""
-        slow = self.slow(fastest)
+        slow = self.slow()
         visits = [
             visit._replace(timing=msgspec.structs.replace(visit.timing, slow=ratio))
             for visit, ratio in zip(self.visits, slow, strict=True)
         ]
         return at_full_speed([[visit] for visit in visits], slow, LEAST_KEPT)[0]
 
-    def slowed(self, fastest: SpeedReading) -> bool:
+    def slowed(self) -> bool:
         """Whether visits at full speed are too few."""
-        fast = sum(one <= SLOW for one in self.slow(fastest))
+        fast = sum(one <= SLOW for one in self.slow())
         return not self.failure and fast < min(LEAST_KEPT, len(self.visits))
 
 
@@ -262,11 +273,12 @@ def measure(
     for name in names:
         demand_runtime(name, live)
     workloads = workloads_of(models, seq=seq, image=image)
-    cells = [_Cell(workload, batch, name) for workload in workloads for batch in sizes for name in names]
-    options = conditions.Options(threads).checked(live.info().kind)
-    counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s)
-    visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, counter)
-    with conditions.stated(options):
+    kind = live.info().kind
+    with conditions.stated(conditions.Options(threads).checked(kind)):
+        gauges = {name: gauge_for(name) if kind == "cpu" else None for name in names}
+        cells = [_Cell(workload, batch, *on) for workload in workloads for batch in sizes for on in gauges.items()]
+        counter = ProgressCounter("", repeats * len(cells), progress, budget_s=budget_s)
+        visits = _Visits(cells, Bench(live, copies=len(names)), precision, protocol, plan or VISIT, counter)
         live.use_precision(precision)
         try:
             visits.rounds(repeats)
@@ -295,18 +307,13 @@ class _Visits:
         self._gauge = gauge_of(torch.get_num_threads()) if kind == "cpu" else None
         self._timed_s = self._waited_s = 0.0
 
-    @property
-    def fastest(self) -> SpeedReading:
-        """The fastest moments of the machine so far; nothing where the host is not what is timed."""
-        return SpeedReading(0.0) if self._gauge is None else self._gauge.fastest
-
     def rounds(self, repeats: int) -> None:
         """Visit every cell so often, and those again that were never visited at full speed, while there is time."""
         for number in range(repeats):
             if not self._round(self.cells, number, f"round {number + 1} of {repeats}"):
                 return
         for number in range(repeats, repeats + MORE_ROUNDS):
-            slowed = [cell for cell in self.cells if cell.slowed(self.fastest)]
+            slowed = [cell for cell in self.cells if cell.slowed()]
             if not self._round(slowed, number, "again, since the machine was slowed"):
                 return
 
@@ -326,7 +333,7 @@ class _Visits:
 
         def timed() -> timer.Timing:
             call = self.bench.call(cell.workload, cell.batch, cell.runtime, self.precision)
-            return timer.timed(self.bench.device, call, self.protocol, self.plan, self._gauge)
+            return timer.timed(self.bench.device, call, self.protocol, self.plan, cell.gauge)
 
         if self._gauge is not None and self._waited_s < self._timed_s:  # never longer than it measures
             self._waited_s += self._gauge.await_full_speed(min(APART_WAIT_S, self._timed_s - self._waited_s))
@@ -343,7 +350,7 @@ class _Visits:
             return
         self._timed_s += time.monotonic() - start
         speed_us = {} if self._reference is None else self._reference.read()
-        cell.visits.append(_Visit(timing, self.fastest, speed_us))
+        cell.visits.append(_Visit(timing, cell.fastest, speed_us))
 
     def table(self, unvisited: str) -> pd.DataFrame:
         """What was measured; `unvisited` is the status of cells that never were."""
@@ -356,12 +363,12 @@ class _Visits:
             "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
             "stack": tables.stack_text(machine),
         }
-        fastest = {host.DISPATCH: self.fastest.dispatch_us, host.THREADS: self.fastest.threads_us}
+        fastest = zip((host.DISPATCH, host.THREADS), () if self._gauge is None else self._gauge.fastest, strict=False)
         speed = RunSpeed.of(visit.speed_us for cell in self.cells for visit in cell.visits)
-        speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest.items() if us > 0}})
-        rows = [{**common, **_row(cell, self.fastest, unvisited)} for cell in self.cells]
+        speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest if us > 0}})
+        rows = [{**common, **_row(cell, unvisited)} for cell in self.cells]
         for row, cell in zip(rows, self.cells, strict=True):
-            at = speed.at(row.get(host.SLOWED, 1.0), typical(visit.speed_us for visit in cell.kept(self.fastest)))
+            at = speed.at(row.get(host.SLOWED, 1.0), typical(visit.speed_us for visit in cell.kept()))
             row |= {host.COLUMN.format(kind): round(us, 3) for kind, us in at.items()}
         return tables.check(pd.DataFrame(rows), tables.MEASURED)
 
@@ -391,8 +398,8 @@ def _order(cells: Sequence[_Cell], number: int) -> list[list[_Cell]]:
     return ordered
 
 
-def _row(cell: _Cell, fastest: SpeedReading, unvisited: str) -> dict[str, Any]:
-    visits = [visit.timing for visit in cell.kept(fastest)]
+def _row(cell: _Cell, unvisited: str) -> dict[str, Any]:
+    visits = [visit.timing for visit in cell.kept()]
     failure = cell.failure or ("" if cell.visits else unvisited)
     row: dict[str, Any] = {
         "runtime": cell.runtime,
@@ -406,7 +413,7 @@ def _row(cell: _Cell, fastest: SpeedReading, unvisited: str) -> dict[str, Any]:
     if failure:
         return {**row, "latency_s": math.nan, "spread_s": math.nan, "repeat_ratio": math.nan}
     whole = timer.over_runs(visits)
-    row |= {host.SLOWED: round(whole.slow, 3)} if fastest.dispatch_us > 0 else {}
+    row |= {host.SLOWED: round(whole.slow, 3)} if cell.fastest.dispatch_us > 0 else {}
     return {**row, "latency_s": whole.median_s, "spread_s": whole.spread_s, "repeat_ratio": _repeat_ratio(visits)}
 
 

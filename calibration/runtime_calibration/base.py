@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, cycle
+from itertools import chain, count, cycle
 
 import msgspec
 import numpy as np
-import torch
 
 from latpred import runtimes
 from latpred.calibration import schedules
@@ -24,7 +23,7 @@ from latpred.calibration.runtime_calibration import network_fit
 from latpred.calibration.runtime_calibration.network_fit import fit_networks, is_holdout
 from latpred.calibration.session import Row, Sampled
 from latpred.calibration.timing import timer
-from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_of
+from latpred.calibration.timing.reference_speed import SpeedGauge, gauge_for
 from latpred.calibration.timing.timer import Plan, Timing
 from latpred.calibration.workloads import networks
 from latpred.calibration.workloads.networks import NetworkSpec
@@ -151,13 +150,16 @@ class RuntimeCalibrator:
             call()
             return time.perf_counter() - begun
 
-        for _ in range(WARM):
+        begun = time.perf_counter()
+        for done in count():
+            if done >= WARM and time.perf_counter() - begun >= timer.SETTLE_S:
+                break
             call()
         return timer.summary(*timer.turns(turn, self._gauge, repeats=repeats, budget_s=budget_s))
 
     @property
     def _gauge(self) -> SpeedGauge:
-        return gauge_of(torch.get_num_threads())
+        return gauge_for(self.runtime)
 
 
 def called_again(spec: NetworkSpec) -> NetworkSpec:

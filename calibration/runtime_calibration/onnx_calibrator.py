@@ -89,7 +89,7 @@ class TimedGraph(NamedTuple):
         return host.fixed_us + sum(host_cost(host, op.host_class) for op in self.ops)
 
 
-class NodeKernel(NamedTuple):
+class _NodeKernel(NamedTuple):
     """The kernel's part of one profiled node: microseconds, and the share of the node's time."""
 
     op: Op
@@ -169,7 +169,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         """Median microseconds of every node, in the order of `_rank`; what the nodes do is kept for the fit."""
         readings: list[SpeedReading] = []
         # What fills the last-level cache, as the layers of a larger model would.
-        filler = torch.zeros(networks.EVICTING_BYTES // 4 if cell.dims["cold"] else 0)
+        filler = np.zeros(networks.EVICTING_BYTES // 4 if cell.dims["cold"] else 0, np.float32)
 
         def between() -> None:
             readings.append(self._gauge.read())
@@ -291,18 +291,20 @@ def _idle(tiny: Sequence[TimedGraph]) -> DispatchFit:
     return DispatchFit(with_parents({name: float(np.median(us)) for name, us in nodes_us.items()}), 0.0, 0.0, 0.0)
 
 
-def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[NodeKernel]:
+def node_kernels(graph: TimedGraph, idle: DispatchFit) -> list[_NodeKernel]:
     """The kernel's part of every node that has one."""
     kernels = []
     for op, us in zip(graph.ops, graph.nodes_us, strict=True):
         if op.launches:
             whole_us = us + HALF_US
             kernel_us = max(whole_us - host_cost(idle, op.host_class), 0.0)
-            kernels.append(NodeKernel(op, kernel_us, kernel_us / whole_us))
+            kernels.append(_NodeKernel(op, kernel_us, kernel_us / whole_us))
     return kernels
 
 
-def _unprofiled_share(sized: Sequence[TimedGraph], kernels: Sequence[Sequence[NodeKernel]], host: DispatchFit) -> float:
+def _unprofiled_share(
+    sized: Sequence[TimedGraph], kernels: Sequence[Sequence[_NodeKernel]], host: DispatchFit
+) -> float:
     """What kernels take unprofiled over what they take profiled, in the middle of the graphs that they rule."""
     ratios = []
     for graph, nodes in zip(sized, kernels, strict=True):
@@ -312,7 +314,7 @@ def _unprofiled_share(sized: Sequence[TimedGraph], kernels: Sequence[Sequence[No
     return min(max(float(np.median(ratios)), 1 / ASTRAY), ASTRAY) if ratios else 1.0
 
 
-def _factor(graph: TimedGraph, kernels: Sequence[NodeKernel], host: DispatchFit, slowed: float) -> float | None:
+def _factor(graph: TimedGraph, kernels: Sequence[_NodeKernel], host: DispatchFit, slowed: float) -> float | None:
     """What a graph's own kernels take unprofiled over profiled: trusted as far as they are what it takes.
 
     None where both disagree so much that the machine did something else in one of them.
@@ -328,7 +330,7 @@ def _factor(graph: TimedGraph, kernels: Sequence[NodeKernel], host: DispatchFit,
     return float(slowed ** (1.0 - share) * own**share)
 
 
-def kernel_samples(graph: TimedGraph, kernels: Sequence[NodeKernel], factor: float) -> list[KernelSample]:
+def kernel_samples(graph: TimedGraph, kernels: Sequence[_NodeKernel], factor: float) -> list[KernelSample]:
     """Kernels that a fit can learn from, less surely the more of their node was no kernel."""
     samples = []
     for op, us, share in kernels:

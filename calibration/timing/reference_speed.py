@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from latpred import runtimes
 from latpred.host import CACHE, CACHE_ROWS, CONVOLUTION, DISPATCH, PRODUCT, STREAM, THREADS
 
 PRODUCT_SIZE = 320  # square, so that all three matrices stay in the cache of one core
@@ -173,6 +174,15 @@ def is_apart(moment: SpeedReading, other: SpeedReading) -> bool:
 def gauge_of(threads: int) -> SpeedGauge:
     """The process's gauge for so many threads: what it has seen of the machine serves all that is timed."""
     return SpeedGauge(threads)
+
+
+def gauge_for(runtime: str) -> SpeedGauge:
+    """The gauge to look at between passes of a runtime.
+
+    PyTorch's threads wait for more work for some milliseconds, busily. On the processors that another library's threads
+    need, that makes its passes last up to 1.9 times as long; so beside those no thread is woken.
+    """
+    return gauge_of(1 if getattr(runtimes.get(runtime), "own_stream", False) else torch.get_num_threads())
 
 
 def at_full_speed(

@@ -38,6 +38,7 @@ ENOUGH = 15  # samples before a median's own error says anything
 LEAD = 4  # forwards after which back-to-back ones have found their period
 GLANCE_S = 2e-3  # how often a gauge looks at the speed, which takes it a tenth of that
 FEWEST_TURNS = 3
+SETTLE_S = 5e-3  # in which threads that wait busily for work of before give their processors up
 PATIENCE = 3.0  # times the budget that sampling may take where moments at full speed are few
 
 
@@ -74,7 +75,7 @@ Sampler = Callable[[int], float]  # calls in the sample -> seconds per call
 
 def single(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
     """Time of one call with the device idle before and waited for after: what one request sees."""
-    return _collect(device, _single_sampler(device, call), plan or Plan(), gauge=gauge)
+    return _collect(device, _sampler(device, call, waiting=True), plan or Plan(), gauge=gauge)
 
 
 def pipelined(device: Device, call: Call, plan: Plan | None = None, gauge: SpeedGauge | None = None) -> Timing:
@@ -100,7 +101,7 @@ def issue(device: Device, call: Call, plan: Plan | None = None) -> Timing:
 
     A sample issues at most `plan.loops` calls, which must fit the device's launch queue.
     """
-    return _collect(device, _issue_sampler(device, call), plan or Plan())
+    return _collect(device, _sampler(device, call, waiting=False), plan or Plan())
 
 
 def queued(device: Device, call: Call, plan: Plan | None = None) -> Timing:
@@ -136,7 +137,8 @@ def over_runs(timings: Sequence[Timing]) -> Timing:
     return Timing(median_s, spread_s, len(timings), all(timing.stable for timing in timings), slow)
 
 
-def _single_sampler(device: Device, call: Call) -> Sampler:
+def _sampler(device: Device, call: Call, *, waiting: bool) -> Sampler:
+    """Calls one after the other, each waited for or only issued."""
     clock, wait = device.clock, device.synchronize
 
     def sample(loops: int) -> float:
@@ -144,22 +146,11 @@ def _single_sampler(device: Device, call: Call) -> Sampler:
         start = clock()
         for _ in repeat(None, loops):
             call()
-            wait()
-        return (clock() - start) / loops
-
-    return sample
-
-
-def _issue_sampler(device: Device, call: Call) -> Sampler:
-    clock, wait = device.clock, device.synchronize
-
-    def sample(loops: int) -> float:
-        wait()
-        start = clock()
-        for _ in repeat(None, loops):
-            call()
+            if waiting:
+                wait()
         taken = clock() - start
-        wait()
+        if not waiting:
+            wait()
         return taken / loops
 
     return sample
@@ -179,7 +170,7 @@ def _collect(
 ) -> Timing:
     """Warm up, then sample until the median is precise enough or the budget is spent."""
     with device.errors(), _no_garbage_collection():
-        loops, settled = _warm_up(device, sample, plan, fewest_loops)
+        loops, settled = _warm_up(device, sample, plan, fewest_loops, SETTLE_S if gauge else 0.0)
         if gauge is None:
             samples, slow = _sampled(device, partial(sample, loops), plan), 1.0
         else:
@@ -247,8 +238,8 @@ def _for_a_while(device: Device, sample: Callable[[], float]) -> list[float]:
     return samples
 
 
-def _warm_up(device: Device, sample: Sampler, plan: Plan, fewest_loops: int) -> tuple[int, bool]:
-    """Run until two windows in a row agree; gives the calls per sample and whether they did."""
+def _warm_up(device: Device, sample: Sampler, plan: Plan, fewest_loops: int, least_s: float) -> tuple[int, bool]:
+    """Run until two windows in a row agree, and so long; gives the calls per sample and whether they did."""
     start = device.clock()
     sample(1)  # pays for whatever the first call builds
     once = sample(1)
@@ -258,10 +249,9 @@ def _warm_up(device: Device, sample: Sampler, plan: Plan, fewest_loops: int) -> 
     while True:
         loops = _loops(before, plan, fewest_loops)
         now = _window(sample, loops, window)
-        if abs(now - before) <= plan.tolerance * max(now, before):
-            return loops, True
-        if device.clock() - start > plan.warmup_s:
-            return loops, False
+        agree, spent_s = abs(now - before) <= plan.tolerance * max(now, before), device.clock() - start
+        if (agree and spent_s >= least_s) or spent_s > plan.warmup_s:
+            return loops, agree
         before = now
 
 

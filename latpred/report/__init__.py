@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from latpred.prediction.prediction import Prediction, Setting
-    from latpred.query import Device, Model
+    from latpred.query import Model
 
 __all__ = ["Studied", "demand_packages", "gather", "html", "write"]
 
@@ -285,45 +285,20 @@ def gather(
     batches: Sequence[int],
     *,
     runtimes: Sequence[str] | None = None,
-    inputs: Any = None,
-    seq: int | None = None,
-    image: int | None = None,
-    device: Device | None = None,
-    host: float | str | None = None,
-    precision: str | None = None,
-    memory_format: str | None = None,
-    attention: str | None = None,
-    threads: int | None = None,
-    cudnn_benchmark: bool | None = None,
-    protocol: str = "single",
     progress: Callable[[str], None] | None = None,
+    **asked: Any,
 ) -> Studied:
-    """Predict everything that a report says of a model.
+    """Predict everything that a report says of a model; `asked` and errors are those of `latpred.explain`.
 
-    Parameters
-    ----------
-    model, inputs, seq, image, device, host, precision, memory_format, attention, threads, cudnn_benchmark, protocol
-        As for `latpred.predict`.
-    batches : sequence of int
-        Of the curves; the runtimes are compared at the smallest of them.
-    runtimes, progress
-        As for `latpred.explain`.
-
-    Raises
-    ------
-    UsageError, TraceError, ProfileError
-        As for `latpred.explain`.
+    `batches` are those of the curves; the runtimes are compared at the smallest of them.
     """
-    where: dict[str, Any] = {"device": device, "host": host, "threads": threads, "cudnn_benchmark": cudnn_benchmark}
-    given: dict[str, Any] = {"inputs": inputs, "seq": seq, "image": image, "precision": precision}
-    given |= {"memory_format": memory_format, "attention": attention}
-    asked = {**where, **given, "protocol": protocol}
     found = explain(model, min(batches), runtimes=runtimes, progress=progress, **asked)
     advised_first = sorted(found.choices, key=lambda choice: choice is not recommended(found))
     curves = tuple(predict(model, batches, choice.runtime, **asked) for choice in advised_first)
     chosen = (found.eager or found.fastest).runtime
-    predictor = predictor_of(DeviceQuery(device, host, threads, cudnn_benchmark))
-    graph = predictor.trace(model, Options(**given, runtime=chosen), batches)
+    where = {name: asked.pop(name, None) for name in ("device", "host", "threads", "cudnn_benchmark")}
+    predictor = predictor_of(DeviceQuery(**where))
+    graph = predictor.trace(model, Options(**asked, runtime=chosen), batches)
     if isinstance(model, ModelGraph):
         graph = lowering.fitting(graph, chosen, predictor.target)
     return Studied(found, curves, forward_pass(predictor, graph, found.batch, runtime=chosen), graph, predictor.given)

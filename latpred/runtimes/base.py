@@ -30,7 +30,7 @@ class Runtime(Protocol):
     needs : str, optional
         The only kind of device it runs on, "cpu" or "cuda"; runtimes without this attribute run on any.
     own_stream : bool, optional
-        On CUDA its kernels run in a stream that is not PyTorch's, so that events in PyTorch's see nothing of them.
+        Its kernels run in another stream than PyTorch's, whose events see nothing of them; on a CPU, in other threads.
     eager_kernels : bool, optional
         On CPUs its kernels are eager's, called in the same layouts: calibrating it looks for the host's costs alone.
     host_classes : tuple of str, optional

@@ -17,6 +17,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.devices.simulated_costs import TrueCosts
 from latpred.calibration.fitting import profile_fit
 from latpred.calibration.session import Row, Session, directory, read_journal
+from latpred.calibration.timing import visits
 from latpred.errors import CalibrationError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
@@ -124,12 +125,14 @@ def test_holdout_networks_are_never_fitted(calibrated: Calibrated) -> None:
     rows, device = calibrated.rows[:600], calibrated.device
     holdouts = {row.cell.key for row in rows if held_out(row)}
     assert len(holdouts) >= 5
-    fits = []
-    for several in (rows, [row for row in rows if not held_out(row)]):
+    apart = [msgspec.structs.replace(row, disturbed=visits.MOVED_APART if held_out(row) else "") for row in rows]
+    fits, judged = [], []
+    for several in (rows, [row for row in rows if not held_out(row)], apart):
         profile, errors = profile_fit.fit_profile(several, device.machine(), device.info(), "simulated")
         fits.append((msgspec.structs.replace(profile.runtimes["eager"], spread=0.0), profile.kernels, profile.device))
-        assert {error.cell for error in errors} <= holdouts
-    assert fits[0] == fits[1]
+        judged.append({error.cell for error in errors})
+    assert fits[0] == fits[1] == fits[2]
+    assert judged == [holdouts, set(), holdouts]  # where all were timed with the processors apart they still judge
 
 
 def test_a_neighbour_of_the_host_slows_no_kernel_of_another_device(calibrated: Calibrated) -> None:

@@ -1,13 +1,8 @@
 """Generators: whatever a calibration can draw is valid, so that no draw fails and none ends a run.
 
-Sized networks run forward on the meta device, where nothing is computed and every shape is. Of the first 13,000 seeds
-all are taken whose kind has stages of convolutions, 1,200 of each kind: their maps shrink, and whether a layer is left
-with anything depends on the draw. In the other kinds a draw changes sizes that fit each other by construction, so every
-tenth stands for the rest. A calibration of five minutes reaches some 1,300 seeds.
-
-Networks are also traced, as whoever chooses and fits them does: a stride of those seeds and of later ones, which a
-machine ten times as fast would reach; tiny networks and holdouts. The cells of a calibration of the host alone, and the
-probe cells of a check, come from the same streams.
+Sized networks run forward on the meta device: 1,200 seeds of each kind with stages of convolutions, whose maps shrink,
+every tenth of the others, whose sizes fit by construction. A stride of seeds is traced, later ones too, which a machine
+ten times as fast reaches; five minutes reach 1,300. Calibrations of the host and checks draw from the same streams.
 """
 
 from __future__ import annotations
@@ -58,11 +53,7 @@ def seeds_of(kind: str, part: int) -> range:
 
 
 def run_on_meta(spec: NetworkSpec) -> list[str]:
-    """Run a network forward on the meta device, at batch 2; gives the ops whose result holds nothing.
-
-    It is one pass of a trace, which remembers what came of a call of the same shapes: otherwise each op takes a Python
-    function of PyTorch's, and the steps of an LSTM alone a second.
-    """
+    """Run a network forward on the meta device, in one pass of a trace; gives the ops whose result holds nothing."""
     with torch.device("meta"):
         model = networks.build(spec)
     tracer = Tracer(make_meta_module(model), from_example(networks.inputs(spec, 2, "meta")), Naming(""))
@@ -165,10 +156,7 @@ class Outline(Graph):
 
 
 def demand_shapes(model: onnx.ModelProto) -> None:
-    """The model is one by ONNX's own rules, and every result of every node has a known shape with something in it.
-
-    A generated graph leaves the shape of what it gives to inference, and the checker wants to read it.
-    """
+    """The model is one by ONNX's own rules, and each result of each node has a known shape with something in it."""
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(inferred)
     known = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gauges import ScriptedGauge
 
+from latpred.calibration.devices import conditions
 from latpred.calibration.timing import reference_speed
 from latpred.calibration.timing.reference_speed import ReferenceTimer, RunSpeed, SpeedGauge, SpeedReading, at_full_speed
 from latpred.host import CACHE_MACS_PER_BYTE, CORE_CACHE_BYTES, DISPATCH, KINDS, THREADS
@@ -156,5 +157,8 @@ def test_processors_that_are_apart_are_waited_for_longer_than_a_neighbour(monkey
     assert said == ["apart"]
 
 
-def test_one_gauge_serves_the_process() -> None:
+def test_one_gauge_serves_the_process_and_wakes_no_thread_beside_another_librarys() -> None:
     assert reference_speed.gauge_of(1) is reference_speed.gauge_of(1) is not reference_speed.gauge_of(2)
+    with conditions.stated(conditions.Options(threads=2)):
+        assert reference_speed.gauge_for("eager") is reference_speed.gauge_of(2)
+        assert reference_speed.gauge_for("onnxruntime").read().threads_us == 0.0

@@ -12,6 +12,7 @@ from factories import bare, graph
 
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.timing import timer
+from latpred.calibration.timing.reference_speed import SpeedGauge
 from latpred.calibration.timing.timer import Plan, Timing
 from latpred.errors import UsageError
 
@@ -126,6 +127,11 @@ def test_garbage_collection_is_off_while_timing_and_on_again_after(device):
         timer.single(device, call)
     assert not any(enabled)
     assert gc.isenabled()
+
+
+def test_what_waits_busily_from_before_is_outlasted(device):
+    call = device.taking(chain(repeat(200 * US, 25), repeat(100 * US)))
+    assert timer.single(device, call, Plan(most=20), SpeedGauge(threads=1)).spread_s < US / 1e3
 
 
 def test_noise_between_runs_is_not_the_noise_within_one():

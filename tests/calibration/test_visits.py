@@ -213,7 +213,8 @@ def test_rows_of_processors_apart_are_marked_and_left_out(
     for number, slow in enumerate((1.0, 1.27, 1.5)):  # a slow cell is read for by itself, however soon it follows
         visited._visit(cell(number), Measuring([slow]))
     assert [one.disturbed for one in session.rows] == ["", visits.MOVED_APART, SLOWED]
-    assert visits.undisturbed(session.rows) == [session.rows[0], session.rows[2]]
+    chain = msgspec.structs.replace(session.rows[1], cell=Cell("network", "functions", {}))
+    assert visits.undisturbed([*session.rows, chain]) == [session.rows[0], session.rows[2], chain]
     assert not any(map(visits.is_disturbed, session.rows))
 
 

@@ -65,10 +65,7 @@ class Digest(NamedTuple):
 
 
 def canonical(graph: ModelGraph) -> bytes:
-    """A graph's JSON with sorted keys, without the versions of the packages that it was traced with.
-
-    What was not asked for is not part of it, so that an option that is new changes no digest.
-    """
+    """A graph's JSON with sorted keys, without versions of packages and options that were not asked for."""
     plain = msgspec.json.encode(msgspec.structs.replace(graph, stack={}), order="sorted")
     return plain.replace(b'"attention":"",', b"").replace(b'"reread_after":null,', b"")
 

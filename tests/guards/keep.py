@@ -1,8 +1,7 @@
 """Writes the guards anew: `python tests/guards/keep.py` for all, or with the names of some.
 
-`--check` writes nothing and traces every architecture in every runtime, which takes the tests too long.
-
-Look at the difference before it is committed: a guard that changed says that latpred's answers changed.
+`--check` writes nothing and traces every architecture in every runtime, which takes the tests too long. Look at the
+difference before it is committed: a guard that changed says that latpred's answers changed.
 """
 
 from __future__ import annotations
