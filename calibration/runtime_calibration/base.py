@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, count, cycle
+from itertools import chain, cycle
 
 import msgspec
 import numpy as np
@@ -150,11 +150,10 @@ class RuntimeCalibrator:
             call()
             return time.perf_counter() - begun
 
-        begun = time.perf_counter()
-        for done in count():
-            if done >= WARM and time.perf_counter() - begun >= timer.SETTLE_S:
-                break
+        begun, done = time.perf_counter(), 0
+        while done < WARM or time.perf_counter() - begun < timer.SETTLE_S:
             call()
+            done += 1
         return timer.summary(*timer.turns(turn, self._gauge, repeats=repeats, budget_s=budget_s))
 
     @property

@@ -542,9 +542,7 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "prelu": lambda width: nn.PReLU(width),
     "divide": lambda _: Layer(lambda x: x / (1.0 + torch.square(x))),
     "circular": lambda _: _padded("circular"),
-    "reflected lines": lambda _: Layer(
-        lambda x: F.pad(x.flatten(2), (2, 2), "reflect")[..., 2:-2].contiguous().view_as(x)
-    ),
+    "reflected lines": lambda _: Layer(lambda x: F.pad(x.flatten(2), (2, 2), "reflect")[..., 2:-2].reshape(x.shape)),
     "log": lambda _: Layer(lambda x: torch.log1p(torch.abs(x))),
     "instance norm": lambda width: nn.InstanceNorm2d(width),
     "hardsigmoid": lambda _: nn.Hardsigmoid(),
@@ -559,6 +557,8 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "glu": lambda _: Layer(lambda x: F.glu(torch.cat((x, x), 1), 1)),
     "root": lambda _: Layer(lambda x: torch.sqrt(torch.abs(x) + 1.0)),
     "centred": lambda _: Layer(lambda x: x - x.amax((2, 3), keepdim=True)),
+    "greatest": lambda _: Layer(lambda x: x - x.max(1, keepdim=True).values),
+    "scaled": lambda _: Layer(lambda x: x * torch.rsqrt(x.var(1, keepdim=True) + 1.0)),
     "softmax of places": lambda _: Layer(
         lambda x: x.flatten(2).transpose(1, 2).softmax(1).transpose(1, 2).contiguous().view_as(x)
     ),

@@ -150,12 +150,12 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0, *, out: Any) -> Work:
 
 
 def reduction(kind: str) -> Formula:
-    """Formula of an op whose every result stands for `cols` elements."""
-    family = f"reduction.{kind}"
+    """Formula of an op whose every result stands for `cols` elements; places beside values take ten times as long."""
+    family = f"reduction.{_SAME_CODE.get(kind, kind)}"
 
     def formula(self: Tensor, *_: Any, out: Any, **__: Any) -> Work:
-        rows = numel(first(out))
-        return Work(family, {"rows": rows, "cols": numel(self) // rows if rows else 0})
+        rows, places = numel(first(out)), ".dim" if family.endswith(".max") and out is not first(out) else ""
+        return Work(family + places, {"rows": rows, "cols": numel(self) // rows if rows else 0})
 
     return formula
 
@@ -166,6 +166,7 @@ REDUCTIONS = (
     *("count_nonzero", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff", "histc", "bincount"),
     *("equal", "cosine_similarity"),
 )
+_SAME_CODE = {"min": "max", "amin": "amax", "all": "any", "std": "var", "var_mean": "var", "std_mean": "var"}
 for _name in REDUCTIONS:
     cost(f"aten::{_name}")(reduction(_name))
 
