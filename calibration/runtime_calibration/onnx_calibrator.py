@@ -169,7 +169,7 @@ class OnnxCalibrator(RuntimeCalibrator):
         """Median microseconds of every node, in the order of `_rank`; what the nodes do is kept for the fit."""
         readings: list[SpeedReading] = []
         # What fills the last-level cache, as the layers of a larger model would.
-        filler = np.zeros(networks.EVICTING_BYTES // 4 if cell.dims["cold"] else 0, np.float32)
+        filler = np.ones(networks.EVICTING_BYTES // 4 if cell.dims["cold"] else 0, np.float32)  # zeros share a page
 
         def between() -> None:
             readings.append(self._gauge.read())
