@@ -160,15 +160,12 @@ class _Visit(NamedTuple):
 
 @dataclass
 class _Cell:
-    """One cell under measurement; `failure` says why there will be no more visits.
-
-    Without a gauge the host is not what is timed.
-    """
+    """One cell under measurement; `failure` says why there will be no more visits."""
 
     workload: Workload
     batch: int
     runtime: str
-    gauge: SpeedGauge | None
+    gauge: SpeedGauge | None  # none where the host is not what is timed
     visits: list[_Visit] = field(default_factory=list)
     failure: str = ""
 
