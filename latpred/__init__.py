@@ -9,10 +9,7 @@ Names are imported when they are first used: `import latpred` loads neither torc
 from __future__ import annotations
 
 from importlib import import_module
-from os.path import exists
 
-# Python started in a clone finds this folder before what is installed; the two other packages lie beside it there.
-__path__ += [root for root in [__path__[0].rpartition("latpred")[0]] if exists(root + "constraints.txt")]
 TYPE_CHECKING = False  # as typing's, which a Ctrl-C would find half imported before the command line can answer
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def test_factors_are_recovered_and_written(tmp_path: Path, capsys: pytest.Captur
     for table in TABLES:
         pd.DataFrame(made.get(table, []), columns=COLUMNS).to_csv(tmp_path / f"{table}.csv.gz", index=False)
     written = tmp_path / "hosts.json"
-    written.write_bytes((ROOT / "models" / "hosts.json").read_bytes())
+    written.write_bytes((ROOT / "latpred" / "models" / "hosts.json").read_bytes())
     script["main"]([str(tmp_path), "-o", str(written)])
     assert "optimum_benchmark" not in capsys.readouterr().out
     factors = {row["name"]: row for row in json.loads(written.read_text())}

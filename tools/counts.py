@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"latpred": ROOT / "latpred", "latpred.calibration": ROOT / "calibration", "latpred.models": ROOT / "models"}
 KEPT = ROOT / "tests" / "guards" / "counts.json"
 
 # What is predicted to see which files take part: a model by its name, then the graph that was traced of it.
@@ -37,12 +36,8 @@ class Import(NamedTuple):
 @cache
 def sources() -> dict[str, Path]:
     """Every module of the project by its dotted name."""
-    found = {}
-    for package, folder in PACKAGES.items():
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
-            found[".".join((package, *(part for part in parts if part != "__init__")))] = path
-    return found
+    paths = {path: path.relative_to(ROOT).with_suffix("").parts for path in sorted((ROOT / "latpred").rglob("*.py"))}
+    return {".".join(part for part in parts if part != "__init__"): path for path, parts in paths.items()}
 
 
 @cache
@@ -152,11 +147,11 @@ def static_counts() -> dict[str, int]:
 
 _ROAD = f"""
 import json, sys, threading
-roots = tuple(json.loads(sys.argv[1]))
+root = sys.argv[1]
 entered = set()
 def note(frame, event, _):
     code = frame.f_code
-    if event == "call" and code.co_flags & 1 and code.co_filename.startswith(roots):
+    if event == "call" and code.co_flags & 1 and code.co_filename.startswith(root):
         entered.add((code.co_filename, code.co_qualname))
 def road(call):
     entered.clear()
@@ -184,7 +179,7 @@ def road_counts() -> dict[str, int]:
     """Files and functions that two predictions enter: the first one of a name, and a later one of a traced graph."""
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "LATPRED_HOME": home, "LATPRED_CALIBRATE": "never", "PYTHONPATH": ""}
-        command = [sys.executable, "-c", _ROAD, json.dumps([f"{folder}{os.sep}" for folder in PACKAGES.values()])]
+        command = [sys.executable, "-c", _ROAD, f"{ROOT / 'latpred'}{os.sep}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     files, functions, files_warm, functions_warm = json.loads(done.stdout.splitlines()[-1])
     return {

@@ -1,9 +1,9 @@
 """What measured GPUs have in common, from which GPUs that nobody measured are predicted, and profiles of the measured.
 
     python examples/framework_tax/datasheets.py measured.csv                            # how good is that?
-    python examples/framework_tax/datasheets.py measured.csv -o models/datasheets.json  # and write it down
+    python examples/framework_tax/datasheets.py measured.csv -o latpred/models/datasheets.json  # and write it down
     python examples/framework_tax/datasheets.py TABLES --mapping examples/published/mapping.json --models 300 \
-        -o models/datasheets.json --profiles models/profiles
+        -o latpred/models/datasheets.json --profiles latpred/models/profiles
 
 Each GPU of the tables is left out with all its rows, and predicted from the others and its datasheet, on the middle of
 the others' hosts: all that is known of a GPU that somebody else has. Then all GPUs are fitted together. Models of

@@ -1,7 +1,7 @@
 """How long named hosts take to dispatch, over the reference host: from published latencies that name their CPU.
 
     python examples/published/host_factors.py TABLES                       # the factors, and how well ratings tell them
-    python examples/published/host_factors.py TABLES -o models/hosts.json  # and write them into the table of hosts
+    python examples/published/host_factors.py TABLES -o latpred/models/hosts.json  # and write them down
 
 TABLES is a folder with fastertransformer, torchscript_dispatch_split, nvidia_dle_pytorch, optimum_benchmark and
 torchbench (.csv.gz). A row counts where the GPU, by its datasheet, has time to spare; its factor is what was measured

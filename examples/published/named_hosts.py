@@ -3,8 +3,8 @@
     python examples/published/named_hosts.py TABLES --mapping examples/published/mapping.json
 
 Of each host that the tables name, all rows are left out in which it has a part, and predicted by a fit to the others:
-once with the host's factor of `models/hosts.json`, which such rows have told, and once with what its single-thread
-rating says by the factors of the other hosts, as of a host that nobody has measured.
+once with the host's factor of `latpred/models/hosts.json`, which such rows have told, and once with what its
+single-thread rating says by the factors of the other hosts, as of a host that nobody has measured.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mapping", help="what the columns of tables of another form mean")
     asked = parser.parse_args(arguments)
     fitted = problem(published_table.read_all(asked.tables, asked.mapping), partial=True)
-    for title, rated in (("factor of models/hosts.json", False), ("factor by its rating", True)):
+    for title, rated in (("factor of latpred/models/hosts.json", False), ("factor by its rating", True)):
         print(title)
         rows = pd.concat(left_out(fitted, rated=rated))
         eager = rows[rows["runtime"] == EAGER]

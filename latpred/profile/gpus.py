@@ -1,4 +1,4 @@
-"""Datasheets of GPUs: peaks, bandwidth, sizes and clocks, as their makers publish them (`models/gpus.json`).
+"""Datasheets of GPUs: peaks, bandwidth, sizes and clocks, as their makers publish them (`latpred/models/gpus.json`).
 
 Published figures only, each with its source; what part of them real kernels reach is `profile.datasheet`'s business.
 Nothing here was measured.
@@ -23,7 +23,7 @@ ARCHITECTURES = ("Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackw
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the datasheet of one GPU says, in the units that datasheets use: a row of `models/gpus.json`."""
+    """What the datasheet of one GPU says, in the units that datasheets use: a row of `latpred/models/gpus.json`."""
 
     name: str  # short, as in "a100-40gb"
     title: str  # the maker's

@@ -1,4 +1,4 @@
-"""Hosts by name: how long their dispatch takes over that of the reference host (`models/hosts.json`).
+"""Hosts by name: how long their dispatch takes over that of the reference host (`latpred/models/hosts.json`).
 
 The reference is the middle of the hosts behind "The Framework Tax", whose dispatch every datasheet profile has. A
 factor is measured where published latencies name the host; else it follows from how fast one thread of the CPU is.
@@ -26,7 +26,7 @@ _BASES = {
 
 
 class HostRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of one CPU as a host: a row of `models/hosts.json`."""
+    """What is known of one CPU as a host: a row of `latpred/models/hosts.json`."""
 
     name: str  # the maker's, without "Intel" or "AMD"
     architecture: str

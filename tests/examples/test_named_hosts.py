@@ -55,7 +55,7 @@ def test_rows_of_the_host_are_judged(
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     starts = ("eager", "EPYC 7742, eager, 2080Ti", "Xeon E5-2698 v4, eager, 2080Ti")
     assert [line[:60].strip() for line in lines] == [
-        *("factor of models/hosts.json", *starts),
+        *("factor of latpred/models/hosts.json", *starts),
         *("factor by its rating", *starts),
     ]
     found = [[part for part in line[60:].split() if part[0].isdigit()] for line in lines if line[60:]]

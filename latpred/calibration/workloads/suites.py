@@ -1,4 +1,4 @@
-"""Named suites of whole models, which are data: `models/suites/*.json`. No model of a suite is ever used in a fit.
+"""Named suites of whole models, as data (`latpred/models/suites/*.json`). No model of a suite is ever used in a fit.
 
 "blind", "recent", "sealed", "assorted" and "varied" hold published architectures, narrowed or shortened until two slow
 cores run them at batch 32, "everyday" networks in plain torch, many of them small. "varied" was written last: its
