@@ -1,6 +1,7 @@
 """What ten measured networks of a space buy: `latpred.adapt` beside one common factor and linear fits of counts.
 
     python examples/few_shot.py --seeds 50
+    python examples/few_shot.py --measured measured.csv --profile epyc-shared
 
 Networks are drawn from three published spaces. What they take is known: it is what the simulated device takes, or what
 a profile fitted to measurements says, with the noise of a measurement on the ten. What is corrected is another GPU's
@@ -8,6 +9,9 @@ datasheet. The other networks' median error is shown, of the median seed, and in
 than the better of the factor and the linear fit: to 0.1 % of a latency, to 0.05 % or a fiftieth of the error, and at
 all. Linear fits have no negative coefficient: one counts the space's options, one launches of each family,
 multiply-adds and bytes; the better of both is shown.
+
+The second form takes what was measured: a table that `latpred measure` wrote of networks of one space, such as
+nasbench201:17, and the profile of the machine. The others are judged by their measured latencies, with their noise.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,6 +31,7 @@ from latpred.calibration.devices.simulated import SimulatedDevice
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, load
+from latpred.profile.document import DeviceProfile
 from latpred.search import spaces
 from latpred.zoo.spaces import space
 
@@ -44,18 +50,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--spaces", nargs="+", choices=SPACES, default=[*SPACES])
+    parser.add_argument("--measured", help="table of networks of one space, instead of known truths")
+    parser.add_argument("--profile", help="what the measured machine is predicted by")
     asked = parser.parse_args(arguments)
+    if bool(asked.measured) != bool(asked.profile):
+        parser.error("--measured and --profile go together")
     heads = ("before", "factor", "linear", "adapt", "p90")
     print(
         f"{'space':14}{'truth':16}batch"
         + "".join(f"{head:>9}" for head in heads)
         + "  no worse by 0.1, by 0.05 or 2 %, at all"
     )
+    if asked.measured:
+        measured(pd.read_csv(asked.measured), asked.profile, asked.seeds)
+        return
     for of in map(SPACES.__getitem__, asked.spaces):
         graphs, options = drawn(of, NETWORKS)
-        for truth in TRUTHS:
+        for name, other in TRUTHS.items():
+            takes, profile = truth_of(name), datasheet.profile_of(gpus.spec(other))
             for batch in BATCHES:
-                cell(f"{of.name:14}{truth:16}{batch:5}", truth, graphs, options, batch, asked.seeds)
+                latency_s = np.array([takes(graph, batch) for graph in graphs])
+                cell(of.name, name, Cell(profile, graphs, options, batch, latency_s, NOISE[batch], True), asked.seeds)
+
+
+def measured(table: pd.DataFrame, profile: str, seeds: int) -> None:
+    """Print a line for each batch of a table of measured networks of one space."""
+    for batch, rows in table[table.status == "ok"].groupby("batch"):
+        named = [name.split(":") for name in rows.model]
+        of = SPACES[named[0][0]]
+        graphs, options = networks(of, [int(number) for _, number in named])
+        latency_s = rows.latency_s.to_numpy()
+        noise = (rows.spread_s / rows.latency_s).to_numpy()
+        cell(of.name, profile, Cell(load(profile), graphs, options, batch, latency_s, noise, False), seeds)
 
 
 def drawn(of: spaces.SearchSpace, count: int) -> tuple[list[ModelGraph], Matrix]:
@@ -63,6 +89,11 @@ def drawn(of: spaces.SearchSpace, count: int) -> tuple[list[ModelGraph], Matrix]
     draw, numbers = random.Random(7), dict[int, None]()
     while len(numbers) < count:
         numbers[draw.randrange(of.size)] = None
+    return networks(of, [*numbers])
+
+
+def networks(of: spaces.SearchSpace, numbers: Sequence[int]) -> tuple[list[ModelGraph], Matrix]:
+    """Networks of a space by their numbers, and how often each has each option."""
     chosen = [Counter(space(of.name).chosen(of.encoding(number)).values()) for number in numbers]
     names = sorted({name for one in chosen for name in one})
     return [of.graph(number) for number in numbers], np.array([[one[name] for name in names] for one in chosen], float)
@@ -84,34 +115,46 @@ def truth_of(name: str) -> Callable[[ModelGraph, int], float]:
     return lambda graph, batch: predictor.predict(graph, batch).latency_ms / 1e3
 
 
-def cell(title: str, truth: str, graphs: list[ModelGraph], options: Matrix, batch: int, seeds: int) -> None:
+class Cell(NamedTuple):
+    """Networks at one batch: what predicts them, what they take, its noise, and whether to add that."""
+
+    profile: DeviceProfile
+    graphs: list[ModelGraph]
+    options: Matrix
+    batch: int
+    latency_s: Matrix
+    noise: float | Matrix
+    add_noise: bool
+
+
+def cell(space_name: str, truth: str, at: Cell, seeds: int) -> None:
     """Print one line."""
-    takes, counts = truth_of(truth), work(graphs, batch)
-    latency_s = np.array([takes(graph, batch) for graph in graphs])
-    profile = datasheet.profile_of(gpus.spec(TRUTHS[truth]))
-    unchanged = seconds(Predictor(profile), graphs, batch)
+    _, graphs, options, batch, latency_s, _, add_noise = at
+    noise = np.broadcast_to(at.noise, latency_s.shape)
+    counts, unchanged = work(graphs, batch), seconds(Predictor(at.profile), graphs, batch)
     errors: dict[str, list[float]] = {name: [] for name in ("before", "factor", "linear", "adapt")}
     for seed in range(seeds):
         draw = np.random.default_rng(seed)
         order = draw.permutation(len(graphs))
         shots, judged = order[:SHOTS], order[SHOTS : SHOTS + JUDGED]
-        measured = latency_s[shots] * np.exp(NOISE[batch] * draw.normal(size=SHOTS))
-        rows = pd.DataFrame({"model": [graphs[n] for n in shots], "batch": batch, "latency_s": measured})
-        adapted = latpred.adapt(profile, rows.assign(spread_s=NOISE[batch] * measured)).profile
+        taken = latency_s[shots] * np.exp(add_noise * noise[shots] * draw.normal(size=SHOTS))
+        rows = pd.DataFrame({"model": [graphs[n] for n in shots], "batch": batch, "latency_s": taken})
+        adapted = latpred.adapt(at.profile, rows.assign(spread_s=noise[shots] * taken)).profile
         found = {
             "before": unchanged[judged],
-            "factor": unchanged[judged] * np.exp(np.median(np.log(measured / unchanged[shots]))),
+            "factor": unchanged[judged] * np.exp(np.median(np.log(taken / unchanged[shots]))),
             "adapt": seconds(Predictor(adapted), [graphs[n] for n in judged], batch),
         }
         error = {name: float(np.median(np.abs(each / latency_s[judged] - 1.0))) for name, each in found.items()}
-        linear = (np.abs(fitted(each, shots, judged, measured) / latency_s[judged] - 1.0) for each in (options, counts))
+        linear = (np.abs(fitted(each, shots, judged, taken) / latency_s[judged] - 1.0) for each in (options, counts))
         error["linear"] = min(float(np.median(each)) for each in linear)
         for name, each in errors.items():
             each.append(error[name])
     best = np.minimum(errors["factor"], errors["linear"])
     shown = [*(np.median(errors[name]) for name in errors), np.quantile(errors["adapt"], 0.9)]
     no_worse = (np.sum(errors["adapt"] <= np.maximum(best + more, best * times)) for more, times in ALIKE)
-    print(title + "".join(f"{each:9.2%}" for each in shown) + "".join(f"{each:5}" for each in no_worse), flush=True)
+    line = f"{space_name:14}{truth:16}{batch:5}" + "".join(f"{each:9.2%}" for each in shown)
+    print(line + "".join(f"{each:5}" for each in no_worse), flush=True)
 
 
 def seconds(predictor: Predictor, graphs: Sequence[ModelGraph], batch: int) -> Matrix:

@@ -74,8 +74,8 @@ P90 = "p90 error of holdout networks that no fit saw at most 40%"
 SHIFT = "median shift between two timings at most 10%"
 CALM = "cells that other work disturbed at most 25%"
 ENOUGH = "networks to judge by at least 5"
-TOGETHER = "cells while the host had moved the processors apart at most 25%"
-APART = "The host had moved the processors apart for 30% of the cells"
+TOGETHER = "cells while the host had moved the processors apart at most 50%"
+APART = "The host had moved the processors apart for 60% of the cells"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ APART = "The host had moved the processors apart for 30% of the cells"
         ([1.0] * 10, RunQuality(0.69), {"timings that were stable at least 70%": "69.0%"}, [ANEW]),
         ([1.0] * 10, RunQuality(0.9, shifts=(1.2, 1.2, 1.0)), {SHIFT: "18.2%"}, [ANEW]),
         ([1.0] * 10, RunQuality(1.0, disturbed=0.4), {CALM: "40.0%"}, [DISTURBED]),
-        ([1.0] * 10, RunQuality(1.0, apart=0.25), {}, []),
-        ([1.0] * 10, RunQuality(1.0, apart=0.3), {TOGETHER: "30.0%"}, [APART]),
+        ([1.0] * 10, RunQuality(1.0, apart=0.5), {}, []),
+        ([1.0] * 10, RunQuality(1.0, apart=0.6), {TOGETHER: "60.0%"}, [APART]),
         ([1.0] * 4, RunQuality(1.0), {ENOUGH: "4"}, [MORE_TIME]),
         ([], RunQuality(1.0), dict.fromkeys((MEDIAN, P90), "nothing to judge by") | {ENOUGH: "0"}, [ANEW, MORE_TIME]),
     ],
