@@ -26,6 +26,7 @@ from latpred.prediction.predictor import Predictor
 from latpred.profile import datasheet, gpus, store
 from latpred.profile.document import ADAPTED, DeviceProfile, SizeCorrection
 from latpred.search.spaces import nasbench201
+from latpred.zoo.spaces import space
 
 TRUTH = Factors({"": 1.6, "gemm": 1.9}, {"": 0.7, "elementwise": 0.9})
 SYNCHRONOUS = factories.profile(factories.device(kind="cpu", asynchronous=False))
@@ -121,10 +122,7 @@ def test_a_power_of_the_kernels_times_is_found_again(tmp_path: Path) -> None:
 
 def test_convolutions_of_other_windows_and_channels_take_other_factors() -> None:
     profile = profiledata.profile()
-    size_corrections = (
-        SizeCorrection("window", 0.5, 9.0, 1.0, 25.0),
-        SizeCorrection("channels", 0.5, 16.0, 16.0, 64.0),
-    )
+    size_corrections = SizeCorrection("window", 0.5, 9.0, 1.0, 25.0), SizeCorrection("channels", 0.5, 16.0, 16.0, 64.0)
     size_corrected = corrected(profile, "eager", Factors({}, {}, size_corrections))
     for kernel, channels, factor in ((3, 16, 1.0), (1, 16, 1 / 3), (5, 64, 10 / 3), (7, 256, 10 / 3)):
         model = torch.nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
@@ -190,8 +188,7 @@ def test_ten_networks_of_a_space_do_as_well_as_a_linear_fit_of_its_options() -> 
     """On a device whose host sets the pace of NAS-Bench-201, where that fit is exact, from a datasheet far off."""
     draw, profile = random.Random(7), datasheet.profile_of(gpus.spec("rtx-2080ti"))
     numbers = draw.sample(range(nasbench201.size), 40)
-    encodings = [nasbench201.encoding(number).replace("+", "").strip("|").split("|") for number in numbers]
-    chosen = [Counter(edge.partition("~")[0] for edge in edges if edge) for edges in encodings]
+    chosen = [Counter(space("nasbench201").chosen(nasbench201.encoding(number)).values()) for number in numbers]
     names = sorted({name for one in chosen for name in one})
     counts = np.array([[1, *(one[name] for name in names)] for one in chosen], float)
     graphs = [nasbench201.graph(number) for number in numbers]
@@ -210,10 +207,18 @@ def test_ten_networks_of_a_space_do_as_well_as_a_linear_fit_of_its_options() -> 
     assert worse <= 1
 
 
+@pytest.mark.parametrize("batch", [1, 16])
+def test_without_factors_rows_are_what_is_predicted(batch: int) -> None:
+    """Of a CPU whose usual moments are slower than its full speed, which is given memory anew at the larger batch."""
+    predictor = Predictor(store.load("epyc-shared"))
+    graph = latpred.trace(torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.Conv2d(64, 64, 3)), image=112)
+    rows = [Row(0, graph, batch, "single", predictor.predict(graph, batch).latency_ms * 1e3, 0.0)]
+    assert LatencyModel(predictor, rows, "eager").unchanged(NONE).left_out == pytest.approx([0.0], abs=1e-9)
+
+
 def test_a_profile_that_is_right_stays_as_it_is() -> None:
     graphs = architectures(10)
-    nothing = Factors({}, {})
-    found = latpred.adapt(CLOCKED, measured(CLOCKED, graphs, factors=nothing, noise=0.05))
+    found = latpred.adapt(CLOCKED, measured(CLOCKED, graphs, factors=Factors({}, {}), noise=0.05))
     assert found.runtimes[0].level == NONE
     assert latencies(found.profile, graphs, 8) == pytest.approx(latencies(CLOCKED, graphs, 8), rel=1e-12)
     assert "corrected none" in found.profile.protocol[ADAPTED]
@@ -222,10 +227,7 @@ def test_a_profile_that_is_right_stays_as_it_is() -> None:
 def test_errors_left_out_are_those_of_fits_without_the_architecture() -> None:
     graphs = architectures(6)
     table = measured(CLOCKED, graphs, noise=0.05)
-    rows = [
-        Row(graphs.index(row.model), row.model, row.batch, "single", row.latency_ms * 1e3, 0.0)
-        for row in table.itertuples()
-    ]
+    rows = [Row(graphs.index(r.model), r.model, r.batch, "single", r.latency_ms * 1e3, 0.0) for r in table.itertuples()]
     predictor = Predictor(CLOCKED)
     left_out = LatencyModel(predictor, rows, "eager").fit(LEVELS).left_out
     for held in range(6):
@@ -292,8 +294,7 @@ def test_intervals_of_a_far_profile_shrink_to_what_the_rows_vouch_for() -> None:
 
 def test_one_architecture_moves_everything_by_one_factor() -> None:
     graphs = architectures(3)
-    twice = Factors({"": 2.0}, {"": 2.0})
-    found = latpred.adapt(SYNCHRONOUS, measured(SYNCHRONOUS, graphs[:1], factors=twice))
+    found = latpred.adapt(SYNCHRONOUS, measured(SYNCHRONOUS, graphs[:1], factors=Factors({"": 2.0}, {"": 2.0})))
     (record,) = found.runtimes
     assert not record.validated
     assert "nothing vouches" in found.text()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from counts import ROOT, Import, circles, import_graph, imports_of, sources, trees
+from counts import Import, circles, import_graph, imports_of, sources, trees
 
 MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 40

@@ -113,7 +113,7 @@ class _Solution(NamedTuple):
 class _Cell:
     """A row's forward pass: host time of each step by group, and time, group and sizes of each kernel.
 
-    sizes : logs of `SIZES` over their centres, 0 where a kernel has no such size.
+    sizes : logs of `SIZES` over their centres, 0 without. waits_us : for a synchronous device, and for memory.
     """
 
     timeline: Timeline
@@ -121,14 +121,14 @@ class _Cell:
     kernel_us: Floats
     kernel_group: Ints
     sizes: Floats
+    waits_us: float
     device: DeviceInfo
     protocol: str
 
     def rescaled(self, host: float, kernel: Floats) -> Floats:
         """Log latencies with one factor on the host and each of some on the device."""
         if not self.device.asynchronous:
-            synced = float(self.timeline.sync.sum()) * self.device.sync_us
-            synchronous: Floats = np.log(self.host_us.sum() * host + self.kernel_us.sum() * kernel + synced)
+            synchronous: Floats = np.log(self.host_us.sum() * host + self.kernel_us.sum() * kernel + self.waits_us)
             return synchronous
         logs: Floats = np.log(self._latency(self.host_us.sum(axis=1) * host, self.kernel_us[:, None] * kernel))
         return logs
@@ -139,7 +139,7 @@ class _Cell:
         if not self.device.asynchronous:
             by_group = np.bincount(self.kernel_group, times, len(kernel))
             spent = np.concatenate((self.host_us.sum(axis=0) * host, by_group))
-            total = float(spent.sum()) + float(self.timeline.sync.sum()) * self.device.sync_us
+            total = float(spent.sum()) + self.waits_us
             return float(np.log(total)), np.concatenate((spent, times @ self.sizes)) / total
         steps, groups = self.host_us @ host, len(kernel)
         nudged = np.repeat(times[:, None], 1 + groups + len(exponents), axis=1)
@@ -312,6 +312,7 @@ class _Parts(NamedTuple):
     kernel_us: Floats
     families: tuple[str, ...]
     sizes: Floats  # of `SIZES`; NaN where a kernel has no such size
+    waits_us: float
     device: DeviceInfo
 
     @classmethod
@@ -319,22 +320,24 @@ class _Parts(NamedTuple):
         schedule, priced, device = predictor.priced(row.graph, row.batch, runtime=runtime)
         fit = predictor.profile.runtimes[runtime]
         classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
-        costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * fit.scale
+        scale = fit.scale * predictor.slowdown.dispatch
+        costs = np.array([host_cost(fit, name) for name in schedule.host_class]) * scale
         if priced.cold is not None:
             costs += priced.cold.at(np.array([float(row.batch)]))[:, 0]
         steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
-        steps[MODULE] = schedule.module_calls * (fit.module_call_us * fit.scale)
-        steps[PYTHON] = schedule.python_calls * (fit.python_call_us * fit.scale)
+        steps[MODULE] = schedule.module_calls * (fit.module_call_us * scale)
+        steps[PYTHON] = schedule.python_calls * (fit.python_call_us * scale)
         host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
-        host_us[CALL] = np.concatenate(([fit.fixed_us], np.zeros(len(costs))))
+        host_us[CALL] = np.concatenate(([fit.fixed_us * predictor.slowdown.dispatch], np.zeros(len(costs))))
         us = priced.times(np.array([float(row.batch)])).us[priced.kernel_row, 0]
         families = tuple(root(family) for family in schedule.kernel_family)
         ops = [schedule.ops[index] for index in schedule.kernel_op.tolist()]
         told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, us.tolist(), strict=True)]
         sizes = np.array([one.get(name, math.nan) for one in told for name in SIZES])
-        spent = {name: own for name, own in host_us.items() if own.any()}
-        times = us * priced.kernel_share
-        return cls(priced.timeline, spent, times, families, sizes.reshape(-1, len(SIZES)), device)
+        spent, times = {name: own for name, own in host_us.items() if own.any()}, us * priced.kernel_share
+        fresh_us = float(np.sum(predictor.fresh_us(priced, np.array([row.batch]), runtime)))
+        waits_us = float(priced.timeline.sync.sum()) * device.sync_us + fresh_us
+        return cls(priced.timeline, spent, times, families, sizes.reshape(-1, len(SIZES)), waits_us, device)
 
     def cell(self, host: Sequence[str], kernel: Sequence[str], centres: Floats, protocol: str) -> _Cell:
         nothing = np.zeros(len(self.timeline.sync))
@@ -342,7 +345,7 @@ class _Parts(NamedTuple):
         number = {name: index for index, name in enumerate(kernel)}
         groups: NDArray[np.int64] = np.array([number[name] for name in self.families], dtype=np.int64)
         sizes = np.nan_to_num(np.log(self.sizes / centres))
-        return _Cell(self.timeline, steps, self.kernel_us, groups, sizes, self.device, protocol)
+        return _Cell(self.timeline, steps, self.kernel_us, groups, sizes, self.waits_us, self.device, protocol)
 
 
 def _spans(parts: Sequence[_Parts]) -> tuple[Floats, list[tuple[float, float]]]:
@@ -390,8 +393,7 @@ def _multiplied(costs_us: dict[str, float], host: dict[str, float], usual: float
 def _scales(fit: DispatchFit, kernel: dict[str, float]) -> dict[str, float]:
     """The runtime's scales of shared kernels, times the factors; a family keeps what it had from the general one."""
     known = fit.kernel_scales
-    names = dict.fromkeys([GENERAL, *known, *kernel])
-    return {name: known.get(name, known.get(GENERAL, 1.0)) * _of(kernel, name) for name in names}
+    return {name: known.get(name, known.get(GENERAL, 1.0)) * _of(kernel, name) for name in (GENERAL, *known, *kernel)}
 
 
 def _of(kernel: dict[str, float], family: str) -> float:

@@ -359,12 +359,8 @@ class Predictor:
     def _beside_us(self, graph: ModelGraph, priced: Priced, batches: Ints, options: Options) -> Floats | float:
         """What a pass waits for beside its steps and kernels: inputs on their way, or on a CPU the system's memory."""
         device = self.profile.device
-        if not device.asynchronous:
-            live = priced.live[:, :1] + priced.live[:, 1:] * batches
-            given = options.runtime in _ALLOCATING and live.max(initial=0.0) > 2 * LARGE_BLOCK
-            return trimmed_bytes(live) / device.fresh_bytes_per_us if given and device.fresh_bytes_per_us else 0.0
-        if options.inputs_on == "device":
-            return 0.0
+        if not device.asynchronous or options.inputs_on == "device":
+            return self.fresh_us(priced, batches, options.runtime)
         if not device.copy_bytes_per_us:
             raise ProfileError(
                 f"Profile {self.profile.name!r} does not know how fast inputs are copied to the device. "
@@ -373,6 +369,13 @@ class Predictor:
         constant, per_sample = graph.input_bytes
         copied: Floats = (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
         return copied
+
+    def fresh_us(self, priced: Priced, batches: Ints, runtime: str) -> Floats | float:
+        """What passes wait for memory that the system hands out anew, where each forward pass gives it back."""
+        live = priced.live[:, :1] + priced.live[:, 1:] * batches
+        rate = self.profile.device.fresh_bytes_per_us
+        given = rate and runtime in _ALLOCATING and live.max(initial=0.0) > 2 * LARGE_BLOCK
+        return trimmed_bytes(live) / rate if given else 0.0
 
     def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes, batches: Ints) -> Iterator[Prediction]:
         priced, memory = passes.priced, self.profile.device.memory_bytes
@@ -460,8 +463,7 @@ def _kernel_variance(priced: Priced, log_std: Floats, row_us: Floats, network_lo
     usual = priced.usual_log_std[:, None] if network_log_std else 0.0
     excess = np.sqrt(np.maximum(log_std**2 - usual**2, 0.0))
     by_family = priced.families @ (row_us * excess)
-    total = row_us.sum(axis=0)
-    variance: Floats = (by_family**2).sum(axis=0) / np.maximum(total, 1e-12) ** 2
+    variance: Floats = (by_family**2).sum(axis=0) / np.maximum(row_us.sum(axis=0), 1e-12) ** 2
     return variance
 
 

@@ -206,5 +206,4 @@ def _shift(index: int, other: int, first: DeviceProfile, second: DeviceProfile, 
 
 
 def _latencies(predictor: Predictor, graphs: Sequence[ModelGraph]) -> Any:
-    points = [predictor.curve(graph, BATCHES) for graph in graphs]
-    return np.array([point.latency_ms for curve in points for point in curve.points])
+    return np.array([point.latency_ms for graph in graphs for point in predictor.curve(graph, BATCHES).points])
