@@ -207,7 +207,7 @@ class _Comparison:
             if name == "eager":
                 raise
             return Excluded(name, "missing", str(error))
-        schedule, _, _ = self.predictor.priced(graph, self.batch, runtime=name)
+        schedule, *_ = self.predictor.priced(graph, self.batch, runtime=name)
         return Choice(prediction, len(schedule.host_class), len(schedule.kernel_step), self._kernel_error(prediction))
 
     def _kernel_error(self, prediction: Prediction) -> float:

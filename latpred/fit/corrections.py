@@ -317,7 +317,7 @@ class _Parts(NamedTuple):
 
     @classmethod
     def of(cls, predictor: Predictor, row: Row, runtime: str) -> _Parts:
-        schedule, priced, device = predictor.priced(row.graph, row.batch, runtime=runtime)
+        schedule, priced, device, beside_us = predictor.priced(row.graph, row.batch, runtime=runtime)
         fit = predictor.profile.runtimes[runtime]
         classes = np.array([kind_of(name) for name in schedule.host_class], dtype=object)
         scale = fit.scale * predictor.slowdown.dispatch
@@ -335,8 +335,7 @@ class _Parts(NamedTuple):
         told = [{TIME: time, **kernel_sizes(op)} for op, time in zip(ops, us.tolist(), strict=True)]
         sizes = np.array([one.get(name, math.nan) for one in told for name in SIZES])
         spent, times = {name: own for name, own in host_us.items() if own.any()}, us * priced.kernel_share
-        fresh_us = float(np.sum(predictor.fresh_us(priced, np.array([row.batch]), runtime)))
-        waits_us = float(priced.timeline.sync.sum()) * device.sync_us + fresh_us
+        waits_us = float(priced.timeline.sync.sum()) * device.sync_us + beside_us
         return cls(priced.timeline, spent, times, families, sizes.reshape(-1, len(SIZES)), waits_us, device)
 
     def cell(self, host: Sequence[str], kernel: Sequence[str], centres: Floats, protocol: str) -> _Cell:

@@ -234,13 +234,15 @@ class Predictor:
 
     def priced(
         self, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager"
-    ) -> tuple[Schedule, Priced, DeviceInfo]:
-        """What one forward pass is made of: a runtime's schedule at a batch size, its costs, and the device's clock."""
+    ) -> tuple[Schedule, Priced, DeviceInfo, float]:
+        """Schedule, costs and device of one forward pass, and what it waits for beside, in us: a CPU for memory."""
         graph.check_batches([batch])
         lowered = self.lowered(graph.exact.get(batch, graph), runtime)
         fit = self._runtime_fit(runtime)
         schedule = fit.runtime.lower(lowered, batch)
-        return schedule, self._price(schedule, lowered, self._resident(schedule, lowered, batch)), fit.device
+        priced = self._price(schedule, lowered, self._resident(schedule, lowered, batch))
+        beside_us = self._beside_us(lowered, priced, np.array([batch]), Options(runtime=runtime))
+        return schedule, priced, fit.device, float(np.sum(beside_us))
 
     def lowered(self, graph: ModelGraph, runtime: str) -> ModelGraph:
         """The graph that the runtime lowers; an eager trace may have to do for an estimate."""
@@ -359,8 +361,12 @@ class Predictor:
     def _beside_us(self, graph: ModelGraph, priced: Priced, batches: Ints, options: Options) -> Floats | float:
         """What a pass waits for beside its steps and kernels: inputs on their way, or on a CPU the system's memory."""
         device = self.profile.device
-        if not device.asynchronous or options.inputs_on == "device":
-            return self.fresh_us(priced, batches, options.runtime)
+        if not device.asynchronous:
+            live = priced.live[:, :1] + priced.live[:, 1:] * batches
+            given = options.runtime in _ALLOCATING and live.max(initial=0.0) > 2 * LARGE_BLOCK
+            return trimmed_bytes(live) / device.fresh_bytes_per_us if given and device.fresh_bytes_per_us else 0.0
+        if options.inputs_on == "device":
+            return 0.0
         if not device.copy_bytes_per_us:
             raise ProfileError(
                 f"Profile {self.profile.name!r} does not know how fast inputs are copied to the device. "
@@ -369,13 +375,6 @@ class Predictor:
         constant, per_sample = graph.input_bytes
         copied: Floats = (constant + per_sample * batches) / device.copy_bytes_per_us + device.sync_us
         return copied
-
-    def fresh_us(self, priced: Priced, batches: Ints, runtime: str) -> Floats | float:
-        """What passes wait for memory that the system hands out anew, where each forward pass gives it back."""
-        live = priced.live[:, :1] + priced.live[:, 1:] * batches
-        rate = self.profile.device.fresh_bytes_per_us
-        given = rate and runtime in _ALLOCATING and live.max(initial=0.0) > 2 * LARGE_BLOCK
-        return trimmed_bytes(live) / rate if given else 0.0
 
     def _points(self, setting: Setting, graph: ModelGraph, passes: _Passes, batches: Ints) -> Iterator[Prediction]:
         priced, memory = passes.priced, self.profile.device.memory_bytes

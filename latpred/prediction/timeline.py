@@ -125,7 +125,7 @@ class ForwardPass:
 def forward_pass(predictor: Predictor, graph: ModelGraph, batch: int = 1, *, runtime: str = "eager") -> ForwardPass:
     """Follow both clocks through one forward pass that is waited for."""
     prediction = predictor.predict(graph, batch, runtime=runtime)
-    schedule, priced, device = predictor.priced(graph, batch, runtime=runtime)
+    schedule, priced, device, _ = predictor.priced(graph, batch, runtime=runtime)
     return ForwardPass(prediction, tuple(_unfold(schedule, priced, device, batch)))
 
 
