@@ -36,15 +36,17 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 CLOCK = Cell("clock", "constants")
 READ_BYTES = tuple(1 << power for power in range(20, 29))
+CHAINED_BYTES = READ_BYTES[:7]  # of weights; beyond them a shared cache counts as memory
 COPIED_BYTES = 256 << 20
 FRESH = Cell("memory", "fresh", {"bytes": COPIED_BYTES})  # copied to memory that the system gives each time
 LARGEST_BYTES = 512 << 20  # of one tensor of a kernel cell
 
 
-def memory_cells() -> list[Cell]:
-    """Reads and copies from a size that every cache holds to one that none does, and an upload from the host."""
-    reads = [Cell("memory", "read", {"bytes": size}) for size in READ_BYTES]
-    return [*reads, *(Cell("memory", name, {"bytes": COPIED_BYTES}) for name in ("bandwidth", "upload"))]
+def memory_cells(reads: bool = False) -> list[Cell]:
+    """A copy and an upload; before them also reads, plain and by chains of products, of sizes that span the caches."""
+    sizes = {"read": READ_BYTES, "weights": CHAINED_BYTES} if reads else {}
+    read = [Cell("memory", name, {"bytes": size}) for name, each in sizes.items() for size in each]
+    return [*read, *(Cell("memory", name, {"bytes": COPIED_BYTES}) for name in ("bandwidth", "upload"))]
 
 
 def log_uniform(rng: random.Random, low: int, high: int, step: int = 1) -> int:

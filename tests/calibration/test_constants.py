@@ -81,6 +81,7 @@ def row(name: str, size: int, bytes_per_us: float, error: str = "", protocol: st
 def test_a_device_is_described_by_its_memory_cells() -> None:
     rows = [
         *(row("read", size * MIB, rate) for size, rate in ((1, 40.0e3), (16, 40.0e3), (32, 20.0e3), (64, 10.0e3))),
+        *(row("weights", size * MIB, rate) for size, rate in ((1, 60.0e3), (8, 60.0e3), (16, 20.0e3))),
         row("bandwidth", 256 * MIB, 5.0e3),
         row("upload", 256 * MIB, 3.0e3),
         row("fresh", 256 * MIB, 2.0e3),
@@ -90,10 +91,8 @@ def test_a_device_is_described_by_its_memory_cells() -> None:
     assert info.copy_bytes_per_us == 3.0e3
     assert info.fresh_bytes_per_us == pytest.approx(1.0 / (1.0 / 2.0e3 - 1.0 / 5.0e3), rel=1e-4)
     assert info.cache_bytes == pytest.approx(32 * MIB)  # 20 is halfway from 40 to 10
-    assert info.resident_bytes == 0  # of an asynchronous device
+    assert info.resident_bytes == pytest.approx(8 * MIB * 2**0.5 / 1.5)  # half of it is found between 8 and 16
     assert info.launch_us == factories.device().launch_us
-    cpu = constants.described(factories.device(asynchronous=False), rows)
-    assert cpu.resident_bytes == round(cpu.cache_bytes / constants.CACHE_SHARE)
 
 
 def test_the_gap_between_queued_copies_is_no_part_of_them() -> None:

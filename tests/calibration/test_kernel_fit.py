@@ -10,6 +10,7 @@ import pytest
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.calibration.fitting.kernel_fit import (
     APART,
+    COLD_BYTES,
     FEWEST,
     FEWEST_COLD,
     FEWEST_LEAF,
@@ -167,8 +168,7 @@ def test_kernels_that_read_the_shared_cache_are_brought_to_its_full_speed() -> N
     assert (product.us, total.us) == pytest.approx((60.0, 8.0))
 
 
-HALF_BYTES = 1e6  # after which code is half cold
-COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=HALF_BYTES)
+COLD = msgspec.structs.replace(DISPATCH, cold_costs_us={"gemm": 10.0, "view": 6.0, "": 14.0}, cold_bytes=COLD_BYTES)
 
 
 def cold_run(rows: int, product_us: float, sum_us: float) -> TimedNetwork:
@@ -176,7 +176,7 @@ def cold_run(rows: int, product_us: float, sum_us: float) -> TimedNetwork:
     ops = (factories.linear(rows), factories.view(), factories.add(rows * 1000))
     graph = factories.graph(*ops)
     touched = graph.bytes(1)  # each class comes once in a pass
-    share = touched / (touched + HALF_BYTES)
+    share = touched / (touched + COLD_BYTES)
     calls_us = (GEMM_US + product_us + 10.0 * share, TRANSPOSE_US + 6.0 * share, ADD_US + sum_us + 14.0 * share)
     return TimedNetwork(graph, 1, PASS_US + sum(calls_us), calls_us)
 
@@ -192,17 +192,15 @@ def test_what_cold_code_takes_longer_is_no_kernel() -> None:
 
 def test_calls_without_a_kernel_tell_what_cold_code_takes() -> None:
     timed = [cold_run(rows, 40.0, 9.0) for rows in range(1, 1000, 1000 // FEWEST_COLD)]
-    found = with_cold(DISPATCH, DISPATCH, timed, HALF_BYTES)
+    found = with_cold(DISPATCH, DISPATCH, timed)
     # A transpose takes 6 us from cold caches, twice its 3 us, and so all classes take twice theirs.
     assert found.cold_costs_us == {name: pytest.approx(2.0 * us) for name, us in DISPATCH.costs_us.items()}
-    assert found.cold_bytes == HALF_BYTES
+    assert found.cold_bytes == COLD_BYTES
     assert found.costs_us == DISPATCH.costs_us
 
 
 def test_few_calls_tell_nothing_of_cold_code() -> None:
-    few = [cold_run(500, 40.0, 9.0)]
-    for runs, half_bytes in ((few, HALF_BYTES), (few * FEWEST_COLD, 0.0)):
-        assert with_cold(DISPATCH, DISPATCH, runs, half_bytes) == DISPATCH
+    assert with_cold(DISPATCH, DISPATCH, [cold_run(500, 40.0, 9.0)]) == DISPATCH
 
 
 def test_kernels_that_share_a_call_and_estimated_work_give_no_sample() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from latpred.calibration import cells
 from latpred.calibration.cells import Cell
@@ -98,6 +99,13 @@ def test_memory_cells_move_their_bytes(name: str) -> None:
     moved = single_ops.build(Cell("memory", name, {"bytes": 4096}), CPU)()
     assert moved.shape == (() if name == "read" else (1024,))
     assert bool((moved == 0).all())
+
+
+def test_chains_of_products_read_their_weights() -> None:
+    built = single_ops.build(Cell("memory", "weights", {"bytes": 3 << 20}), CPU)
+    with FlopCounterMode(display=False) as counted:
+        assert built().shape == (1, single_ops.CHAIN_WIDTH)
+    assert counted.get_total_flops() * 2 == 3 << 20
 
 
 def test_an_unknown_cell_names_the_known_ones_and_the_way_out() -> None:

@@ -152,16 +152,13 @@ def _nothing() -> None:
     """A call that issues nothing."""
 
 
-# A pass may touch this part of the last-level cache for its weights to stay there: the rest is other programs'. On one
-# machine weights were read at 30 to 90 GB/s in passes that touched up to 3 MiB of 32, at 5 to 18 GB/s from 6.5 MiB on;
-# on another (EPYC Turin) at 76 GB/s up to 13 MB, at half of that with 20 MB and at 19 GB/s from 34 MB on.
-CACHE_SHARE = 2.5
 CACHED = 1.5  # times the bandwidth of memory that a cache has at least
 
 
 def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
     """The device with what its memory cells measured filled in."""
     read: dict[int, float] = {}
+    chained: dict[int, float] = {}
     rates: dict[str, float] = {}
     for row in rows:
         if row.cell.kind == "memory" and not row.error:
@@ -169,20 +166,17 @@ def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
             # Between copies that follow each other lies the gap, as between any kernels.
             gap_us = info.gap_us if "queued" in row.timings else 0.0
             rate = size / (next(iter(row.timings.values())).median_s * US_PER_S - gap_us)
-            if row.cell.name == "read":
-                read[size] = rate
-            else:
-                rates[row.cell.name] = rate
+            {"read": read, "weights": chained}.get(row.cell.name, {})[size] = rate
+            rates[row.cell.name] = rate
     bandwidth = 2 * rates.get("bandwidth", 0.0)  # a copy reads and writes
-    cache = cache_bytes(read) if read else info.cache_bytes
     # Microseconds that the system takes for a byte that it gives.
     longer = 1.0 / rates.get(FRESH.name, math.inf) - 1.0 / rates.get("bandwidth", math.inf)
     return msgspec.structs.replace(
         info,
         bandwidth_bytes_per_us=round(bandwidth, 1),
         copy_bytes_per_us=round(rates.get("upload", 0.0), 1),
-        cache_bytes=cache,
-        resident_bytes=0 if info.asynchronous else round(cache / CACHE_SHARE),
+        cache_bytes=cache_bytes(read) if read else info.cache_bytes,
+        resident_bytes=resident_bytes(chained) if chained else 0,
         fresh_bytes_per_us=round(1.0 / longer, 1) if longer > 0 else 0.0,
     )
 
@@ -206,3 +200,18 @@ def cache_bytes(rates: dict[int, float]) -> int:
         return above
     share = math.log(rates[above] / halfway) / math.log(rates[above] / rates[min(beyond)])
     return round(float(above * (min(beyond) / above) ** share))
+
+
+def resident_bytes(rates: dict[int, float]) -> int:
+    """What a forward pass may touch for its weights to stay in the cache, from chains of products of one row.
+
+    A chain whose bytes take as long as the mean of the fastest and the slowest finds half of them in the cache, as a
+    pass does that touches 1.5 times the result (`resident_share`). The rates are bytes per microsecond.
+
+    >>> resident_bytes({2 << 20: 60.0, 4 << 20: 60.0, 6 << 20: 30.0, 16 << 20: 20.0, 32 << 20: 20.0}) >> 20
+    4
+    """
+    sizes = sorted(rates)
+    times = np.maximum.accumulate([1.0 / rates[size] for size in sizes])
+    halfway = np.interp(0.5 * (times[0] + times[-1]), times, np.log(sizes))
+    return round(float(np.exp(halfway)) / 1.5)

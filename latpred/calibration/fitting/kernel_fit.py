@@ -150,6 +150,7 @@ LEAST_SHARE = 0.02
 # caches and takes several times as long, which matters to no prediction; in a small one it does.
 PASS_SHARE = 0.03
 FEWEST_COLD, MOST_COLD_US = 24, 30.0  # calls without a kernel that tell what cold code takes, and the most of one
+COLD_BYTES = float(16 << 20)  # that a pass touches since code last ran leave half of it in the caches
 SHORT_US = 5.0  # a kernel so long leaves half of what the shortest ones that leave anything do
 
 
@@ -186,16 +187,12 @@ def kernel_samples(
     return samples
 
 
-def with_cold(
-    dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[TimedNetwork], half_bytes: float
-) -> DispatchFit:
+def with_cold(dispatch: DispatchFit, in_place: DispatchFit, runs: Sequence[TimedNetwork]) -> DispatchFit:
     """Dispatch with what it takes longer from cold caches: the same multiple, for every call, of what it takes warm.
 
     Calls that compute nothing tell: what one takes beyond its dispatch is cold code's.
     """
-    if not half_bytes:
-        return dispatch
-    all_cold = msgspec.structs.replace(dispatch, cold_costs_us=in_place.costs_us, cold_bytes=half_bytes)
+    all_cold = msgspec.structs.replace(dispatch, cold_costs_us=in_place.costs_us, cold_bytes=COLD_BYTES)
     cold, extra = [], []
     for run in runs:
         for group, taken, cold_us in zip(calls(run.ops), run.calls_us, _cold_us(run, all_cold), strict=True):

@@ -120,7 +120,7 @@ def _dispatch(rows: Sequence[Row], info: DeviceInfo) -> tuple[DispatchFit, Dispa
         return issued, issued
     in_place = DispatchFit(with_parents(class_costs(tiny)), 0.0, 0.0, 0.0)
     sized = [run for runs in _timed_in_place(rows, info).values() for run in runs]
-    return with_cold(fit_in_place(tiny, called), in_place, sized, float(info.resident_bytes)), in_place
+    return with_cold(fit_in_place(tiny, called), in_place, sized), in_place
 
 
 def _issue_costs(rows: Iterable[Row], sync_us: float) -> dict[str, float]:

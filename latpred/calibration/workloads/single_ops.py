@@ -8,7 +8,7 @@ Which shapes are worth timing is `latpred.calibration.schedules`'s business.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from latpred.graph.graph import ModelGraph
 
 ROTATED_BYTES = 256 << 20  # copies of a cell's weights rotate over more than any last-level cache holds
 MOST_COPIES = 64
+CHAIN_WIDTH = 512  # inputs and outputs of the products of a chain, whose weights are 1 MiB
 _CUDNN: Any = torch.backends.cudnn  # carries no types
 _BROADCAST: Any = torch.broadcast_tensors
 
@@ -315,10 +316,13 @@ def build(cell: Cell, device: Any) -> Callable[[], None]:
 
 
 def _memory(cell: Cell, place: torch.device) -> Callable[[], Any]:
-    """Bytes read ("read"), copied ("bandwidth"; "fresh": to new memory) or brought to the device ("upload")."""
+    """Bytes read ("read"; "weights": by products), copied ("bandwidth"; "fresh": to new memory) or uploaded."""
     source = torch.zeros(cell.dims["bytes"] // 4, device="cpu" if cell.name == "upload" else place)
     if cell.name == "read":
         return source.sum
+    if cell.name == "weights":
+        row, matrices = torch.zeros(1, CHAIN_WIDTH, device=place), source.view(-1, CHAIN_WIDTH, CHAIN_WIDTH)
+        return partial(reduce, F.linear, matrices.unbind(), row)
     if cell.name == FRESH.name:
         return source.clone
     return partial(torch.empty_like(source, device=place).copy_, source)
