@@ -38,7 +38,7 @@ from latpred.progress import ProgressEvent
 from latpred.sandbox.own_thread import without_modes
 
 QUICK_S, FULL_S = 50.0, 285.0
-LEAST_S = 5.0
+LEAST_S, SURE_S = 5.0, 30.0  # of a budget, and of a run before it tells how much waiting there is
 QUICK_SHARE = 1 / 3  # of the time of other runtimes than eager that a quick calibration spends
 EAGER = profile_fit.EAGER
 FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
@@ -130,7 +130,7 @@ def calibrate(
             again = fresh or session.of(EAGER)
             profile = None if again else calibrate_runtimes.kept(profile_name, live, options.noted_in)
             plan = _plan(wanted, profile, quick, budget_s, cells)
-            report = _Reporter(session, sum(effort.seconds for effort in plan.values()), progress)
+            report = _Reporter(session, sum(each.seconds for each in plan.values()), progress, time.monotonic())
             if profile is None or EAGER in plan:
                 eager = _EagerCalibration(live, chosen, session, plan[EAGER], profile_name, report)
                 profile = options.noted_in(eager.run())
@@ -149,15 +149,17 @@ class _Effort(NamedTuple):
 
 
 class _Reporter(NamedTuple):
-    """Tells of a calibration, whose work is seconds."""
+    """Tells of a calibration, whose work is seconds. Waiting for calm moments is none, but more of it will come."""
 
     session: Session
     whole_s: float
     progress: Callable[[ProgressEvent], None] | None
+    begun_s: float
 
     def __call__(self, label: str, seconds: float, error: float | None = None) -> None:
         if self.progress is not None:
-            left_s, cells = max(0.0, self.whole_s - seconds), len(self.session.rows)
+            longer = max(1.0, (time.monotonic() - self.begun_s) / max(seconds, SURE_S))
+            left_s, cells = longer * max(0.0, self.whole_s - seconds), len(self.session.rows)
             self.progress(ProgressEvent(seconds, self.whole_s, label, left_s=left_s, cells=cells, error=error))
 
 
@@ -229,8 +231,8 @@ class _EagerCalibration:
     @property
     def _spent(self) -> float:
         """Share of the effort that measuring for the fit may take."""
-        seconds = self._seconds / ((1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds)
-        return max(seconds, len(self._rows) / self._effort.cells)
+        whole_s = (1 - FITTING_SHARE - GATE_SHARE) * self._effort.seconds
+        return max(self._seconds / whole_s, len(self._rows) / self._effort.cells)
 
     def _measure(self) -> None:
         """Run cells until the effort is spent, stopping to learn now and then."""
@@ -278,8 +280,7 @@ class _EagerCalibration:
 
     def _fit(self) -> tuple[DeviceProfile, float]:
         self._tell("fitting")
-        machine, info = self._device.machine(), self._device.info()
-        profile, errors = profile_fit.fit_profile(self._rows, machine, info, self._name)
+        profile, errors = profile_fit.fit_profile(self._rows, self._device.machine(), self._device.info(), self._name)
         return profile, acceptance.median_error(errors)
 
     def _note(self, error: float) -> None:

@@ -42,11 +42,10 @@ FRESH = Cell("memory", "fresh", {"bytes": COPIED_BYTES})  # copied to memory tha
 LARGEST_BYTES = 512 << 20  # of one tensor of a kernel cell
 
 
-def memory_cells(reads: bool = False) -> list[Cell]:
-    """A copy and an upload; before them also reads, plain and by chains of products, of sizes that span the caches."""
-    sizes = {"read": READ_BYTES, "weights": CHAINED_BYTES} if reads else {}
-    read = [Cell("memory", name, {"bytes": size}) for name, each in sizes.items() for size in each]
-    return [*read, *(Cell("memory", name, {"bytes": COPIED_BYTES}) for name in ("bandwidth", "upload"))]
+def memory_cells() -> list[Cell]:
+    """Reads, plain and by chains of products, of sizes that span the caches; last a copy and an upload."""
+    sizes = {"read": READ_BYTES, "weights": CHAINED_BYTES, "bandwidth": [COPIED_BYTES], "upload": [COPIED_BYTES]}
+    return [Cell("memory", name, {"bytes": size}) for name, each in sizes.items() for size in each]
 
 
 def log_uniform(rng: random.Random, low: int, high: int, step: int = 1) -> int:

@@ -380,7 +380,7 @@ class Synchronous(Schedule):
         tiny = list(map(network_cell, tiny_networks(TINY)))
         first = len(networks.KINDS)
         yield from map(network_cell, chain_networks())
-        yield from (*tiny[:first], *memory_cells(reads=True), FRESH, *tiny[first:])
+        yield from (*tiny[:first], *memory_cells(), FRESH, *tiny[first:])
         yield from map(network_cell, small_networks(SMALL))
         for number, spec in enumerate(self._sampler.of_networks(sized_networks())):
             yield network_cell(spec, in_turn(self._precisions, number))
@@ -430,7 +430,7 @@ class Asynchronous(Schedule):
     def cells(self) -> Iterator[Cell]:
         """Clocks, dispatch, tiny networks; then kernels of every precision in turns, with a holdout now and then."""
         yield CLOCK
-        yield from memory_cells()
+        yield from memory_cells()[-2:]
         yield from dispatch_cells()
         for spec in (*chain_networks(), *tiny_networks(TINY)):
             yield network_cell(spec)

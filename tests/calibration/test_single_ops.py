@@ -94,18 +94,13 @@ def test_weights_of_kernels_rotate_from_call_to_call(
     assert held[copies:] == held[:copies]
 
 
-@pytest.mark.parametrize("name", ["read", "bandwidth", "fresh", "upload"])
+@pytest.mark.parametrize("name", ["read", "weights", "bandwidth", "fresh", "upload"])
 def test_memory_cells_move_their_bytes(name: str) -> None:
-    moved = single_ops.build(Cell("memory", name, {"bytes": 4096}), CPU)()
-    assert moved.shape == (() if name == "read" else (1024,))
-    assert bool((moved == 0).all())
-
-
-def test_chains_of_products_read_their_weights() -> None:
-    built = single_ops.build(Cell("memory", "weights", {"bytes": 3 << 20}), CPU)
     with FlopCounterMode(display=False) as counted:
-        assert built().shape == (1, single_ops.CHAIN_WIDTH)
-    assert counted.get_total_flops() * 2 == 3 << 20
+        moved = single_ops.build(Cell("memory", name, {"bytes": 3 << 20}), CPU)()
+    assert moved.shape == {"read": (), "weights": (1, 512)}.get(name, (3 << 18,))
+    assert bool((moved == 0).all())
+    assert 2 * counted.get_total_flops() == (3 << 20 if name == "weights" else 0)
 
 
 def test_an_unknown_cell_names_the_known_ones_and_the_way_out() -> None:

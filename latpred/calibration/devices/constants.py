@@ -157,39 +157,28 @@ CACHED = 1.5  # times the bandwidth of memory that a cache has at least
 
 def described(info: DeviceInfo, rows: Iterable[Row]) -> DeviceInfo:
     """The device with what its memory cells measured filled in."""
-    read: dict[int, float] = {}
-    chained: dict[int, float] = {}
-    rates: dict[str, float] = {}
+    by_size: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.cell.kind == "memory" and not row.error:
-            size = row.cell.dims["bytes"]
             # Between copies that follow each other lies the gap, as between any kernels.
             gap_us = info.gap_us if "queued" in row.timings else 0.0
-            rate = size / (next(iter(row.timings.values())).median_s * US_PER_S - gap_us)
-            {"read": read, "weights": chained}.get(row.cell.name, {})[size] = rate
-            rates[row.cell.name] = rate
-    bandwidth = 2 * rates.get("bandwidth", 0.0)  # a copy reads and writes
+            taken_us = next(iter(row.timings.values())).median_s * US_PER_S - gap_us
+            by_size.setdefault(row.cell.name, {})[row.cell.dims["bytes"]] = row.cell.dims["bytes"] / taken_us
+    rates = {name: max(each.values()) for name, each in by_size.items()}
     # Microseconds that the system takes for a byte that it gives.
     longer = 1.0 / rates.get(FRESH.name, math.inf) - 1.0 / rates.get("bandwidth", math.inf)
     return msgspec.structs.replace(
         info,
-        bandwidth_bytes_per_us=round(bandwidth, 1),
+        bandwidth_bytes_per_us=round(2 * rates.get("bandwidth", 0.0), 1),  # a copy reads and writes
         copy_bytes_per_us=round(rates.get("upload", 0.0), 1),
-        cache_bytes=cache_bytes(read) if read else info.cache_bytes,
-        resident_bytes=resident_bytes(chained) if chained else 0,
+        cache_bytes=cache_bytes(by_size["read"]) if "read" in rates else info.cache_bytes,
+        resident_bytes=_resident_bytes(by_size["weights"]) if "weights" in rates else 0,
         fresh_bytes_per_us=round(1.0 / longer, 1) if longer > 0 else 0.0,
     )
 
 
 def cache_bytes(rates: dict[int, float]) -> int:
-    """Size at which reads are halfway, on a log scale, from the pace of the caches to that of memory.
-
-    The slowest pace is memory's, the fastest a cache's. Between two sizes the one in question is interpolated, so that
-    noise moves it by a little and not to the next size. The rates are bytes per microsecond of repeated reads.
-
-    >>> cache_bytes({4 << 20: 40.0, 16 << 20: 40.0, 32 << 20: 20.0, 64 << 20: 10.0, 128 << 20: 10.0}) >> 20
-    32
-    """
+    """Size at which reads are halfway, on a log scale, from the pace of the caches to that of memory, interpolated."""
     memory, cached = min(rates.values()), max(rates.values())
     if cached < CACHED * memory:
         return 0
@@ -202,14 +191,11 @@ def cache_bytes(rates: dict[int, float]) -> int:
     return round(float(above * (min(beyond) / above) ** share))
 
 
-def resident_bytes(rates: dict[int, float]) -> int:
+def _resident_bytes(rates: dict[int, float]) -> int:
     """What a forward pass may touch for its weights to stay in the cache, from chains of products of one row.
 
-    A chain whose bytes take as long as the mean of the fastest and the slowest finds half of them in the cache, as a
-    pass does that touches 1.5 times the result (`resident_share`). The rates are bytes per microsecond.
-
-    >>> resident_bytes({2 << 20: 60.0, 4 << 20: 60.0, 6 << 20: 30.0, 16 << 20: 20.0, 32 << 20: 20.0}) >> 20
-    4
+    Half of a chain's weights do where a byte takes the mean of the shortest and the longest time, and half of a pass's
+    where it touches 1.5 times the result (`resident_share`).
     """
     sizes = sorted(rates)
     times = np.maximum.accumulate([1.0 / rates[size] for size in sizes])
