@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from guards import graphs, interface, journals, predictions
 
-EXACT = 1e-12
+EXACT = 1e-10  # processors of two makers differ by 6e-12
 
 
 def test_graphs_are_the_same_to_the_byte() -> None:

@@ -20,7 +20,7 @@ BATCHES = np.array([1.0, 16.0, 1024.0])
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 SHIPPED = tuple(entry.name for entry in store.listing() if entry.source == "shipped")
 WINOGRAD = 4  # times fewer multiplications of dense windows that move by one
-CORE_MACS = 64 * 5e3  # per microsecond of a core: two vectors of 32 halves at 5 GHz
+CORE_MACS = {"float32": 64 * 5e3, "float16": 512 * 5e3, "bfloat16": 512 * 5e3}  # per us at 5 GHz; halves by AMX
 COPY = 1.5  # times as many bytes move as a copy's reads and writes: what is written is read before
 
 
@@ -120,11 +120,11 @@ def test_no_kernel_is_faster_than_its_bytes_and_multiply_adds(name: str) -> None
 
 def least_us(profile: DeviceProfile) -> np.ndarray:
     """What each op takes at least at every batch, by the datasheet of a GPU or what was measured of a CPU's memory."""
-    macs, moved = work()
-    device = profile.device
+    (macs, moved), device = work(), profile.device
     if device.kind == "cpu":
         memory = np.where(moved > 4 * device.cache_bytes, moved / (COPY * device.bandwidth_bytes_per_us), 0.0)
-        return np.maximum(macs / (profile.machine.threads * CORE_MACS), memory)
+        rate = profile.machine.threads * np.array([CORE_MACS[op.dtype] for op in ops()])[:, None]
+        return np.maximum(macs / rate, memory)
     gpu = gpus.spec(profile.machine.accelerator)
     cache_rate = 64.0 * gpu.multiprocessors * gpu.boost_mhz
     memory = moved / np.where(moved > gpu.l2_bytes, gpu.bandwidth_bytes_per_us, cache_rate)

@@ -158,7 +158,8 @@ class _Reporter(NamedTuple):
 
     def __call__(self, label: str, seconds: float, error: float | None = None) -> None:
         if self.progress is not None:
-            longer = max(1.0, (time.monotonic() - self.begun_s) / max(seconds, SURE_S))
+            lost = (time.monotonic() - self.begun_s - seconds) / max(seconds, SURE_S)
+            longer = 1.0 + min(max(lost, 0.0), 1.0)  # all waiting together takes no longer than the work
             left_s, cells = longer * max(0.0, self.whole_s - seconds), len(self.session.rows)
             self.progress(ProgressEvent(seconds, self.whole_s, label, left_s=left_s, cells=cells, error=error))
 
