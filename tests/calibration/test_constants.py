@@ -104,8 +104,8 @@ def test_the_gap_between_queued_copies_is_no_part_of_them() -> None:
 
 def test_what_was_not_measured_stays_as_the_device_says() -> None:
     device = factories.device(cache_bytes=7 * MIB)
-    info = constants.described(device, [row("bandwidth", MIB, 5.0)])
-    assert (info.cache_bytes, info.copy_bytes_per_us) == (7 * MIB, 0.0)
+    info = constants.described(device, [row("bandwidth", MIB, 5.0), row("weights", MIB, 9.0)])  # one says nothing
+    assert (info.cache_bytes, info.copy_bytes_per_us, info.resident_bytes) == (7 * MIB, 0.0, 0)
     other = Row(Cell("kernel", "gemm", {"bytes": MIB}), {"queued": Timing(1.0, 0.0, 5, True)}, 0.1)
     info = constants.described(device, [row("upload", MIB, 5.0, error="out of memory"), other])
     assert (info.bandwidth_bytes_per_us, info.copy_bytes_per_us, info.cache_bytes) == (0.0, 0.0, 7 * MIB)

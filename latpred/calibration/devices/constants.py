@@ -195,9 +195,9 @@ def _resident_bytes(rates: dict[int, float]) -> int:
     """What a forward pass may touch for its weights to stay in the cache, from chains of products of one row.
 
     Half of a chain's weights do where a byte takes the mean of the shortest and the longest time, and half of a pass's
-    where it touches 1.5 times the result (`resident_share`).
+    where it touches 1.5 times the result (`resident_share`). Chains that are all as fast say nothing: 0.
     """
     sizes = sorted(rates)
     times = np.maximum.accumulate([1.0 / rates[size] for size in sizes])
     halfway = np.interp(0.5 * (times[0] + times[-1]), times, np.log(sizes))
-    return round(float(np.exp(halfway)) / 1.5)
+    return round(float(np.exp(halfway)) / 1.5) if times[-1] >= CACHED * times[0] else 0

@@ -150,7 +150,7 @@ LEAST_SHARE = 0.02
 # caches and takes several times as long, which matters to no prediction; in a small one it does.
 PASS_SHARE = 0.03
 FEWEST_COLD, MOST_COLD_US = 24, 30.0  # calls without a kernel that tell what cold code takes, and the most of one
-COLD_BYTES = float(16 << 20)  # that a pass touches since code last ran leave half of it in the caches
+COLD_BYTES = float(16 << 20)  # touched since code last ran, which leave half of it in the caches
 SHORT_US = 5.0  # a kernel so long leaves half of what the shortest ones that leave anything do
 
 
