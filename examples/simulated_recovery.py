@@ -103,6 +103,7 @@ def costs(profile: DeviceProfile, device: SimulatedDevice) -> Iterator[tuple[str
             yield name, us * dispatch.scale, true.dispatch(name)
     yield "module call", dispatch.module_call_us * dispatch.scale, true.module_call_us
     yield "Python call", dispatch.python_call_us * dispatch.scale, true.python_call_us
+    yield "attribute read", dispatch.attribute_read_us * dispatch.scale, true.attribute_read_us
     yield "forward pass", dispatch.fixed_us, true.forward_us
     yield "launch", info.launch_us, true.launch_us
     yield "gap", info.gap_us, true.gap_us

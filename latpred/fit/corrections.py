@@ -325,8 +325,8 @@ class _Parts(NamedTuple):
         if priced.cold is not None:
             costs += priced.cold.at(np.array([float(row.batch)]))[:, 0]
         steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
-        steps[MODULE] = schedule.module_calls * (fit.module_call_us * scale)
-        steps[PYTHON] = schedule.python_calls * (fit.python_call_us * scale)
+        steps[MODULE] = schedule.calls[:, 0] * (fit.module_call_us * scale)
+        steps[PYTHON] = schedule.calls[:, 1:] @ fit.call_us[1:] * scale
         host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
         host_us[CALL] = np.concatenate(([fit.fixed_us * predictor.slowdown.dispatch], np.zeros(len(costs))))
         us = priced.times(np.array([float(row.batch)])).us[priced.kernel_row, 0]
@@ -376,6 +376,7 @@ def corrected(profile: DeviceProfile, runtime: str, factors: Factors) -> DeviceP
         cold_costs_us=_multiplied(fit.cold_costs_us, host, usual),
         module_call_us=fit.module_call_us * host.get(MODULE, usual),
         python_call_us=fit.python_call_us * host.get(PYTHON, usual),
+        attribute_read_us=fit.attribute_read_us * host.get(PYTHON, usual),
         fixed_us=fit.fixed_us * host.get(CALL, usual),
         host_spread=0.0,  # the rows are of the host that is asked about
         kernels=own,

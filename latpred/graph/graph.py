@@ -65,7 +65,25 @@ class Affine(NamedTuple):
         return self * times
 
 
-ZERO = Affine(0, 0)
+class Calls(NamedTuple):
+    """What Python does before an op: calls of modules, other calls, and which of these read a module's attribute.
+
+    Parameters, buffers and submodules are no ordinary attributes: `Module.__getattr__` looks for them in Python.
+    """
+
+    module_calls: int = 0
+    python_calls: int = 0
+    attribute_reads: int = 0
+
+    def __add__(self, other: Calls) -> Calls:  # type: ignore[override]
+        return Calls(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+
+    def __sub__(self, other: Calls) -> Calls:
+        return Calls(self[0] - other[0], self[1] - other[1], self[2] - other[2])
+
+
+ZERO, NO_CALLS = Affine(0, 0), Calls()
+NO_PYTHON = NO_CALLS._asdict()  # fields of an op that no Python precedes
 CONTIGUOUS = "contiguous"
 COUNTS = ("macs", "weight_bytes", "read_bytes", "write_bytes", "live_bytes")  # fields of an op that are affine in batch
 
@@ -86,9 +104,10 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     live_bytes: Affine = ZERO  # of activations alive just after the op, inputs and outputs included
     launches: int = 0  # 0 for views and host-only ops
     syncs: int = 0  # of the host with the device, as `.item()` makes
-    # nn.Module calls and other Python function calls made since the previous op.
+    # Since the previous op; see `Calls`.
     module_calls: int = 0
     python_calls: int = 0
+    attribute_reads: int = 0
     estimated: bool = False  # no formula knows the op, and only its bytes are counted
     reread_after: Affine | None = None  # bytes touched since the same parameters were last read in this forward pass
 
@@ -224,6 +243,11 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
         return msgspec.json.decode(text, type=cls)
 
 
+def calls_of(op: Op) -> Calls:
+    """What Python does before an op."""
+    return Calls(op.module_calls, op.python_calls, op.attribute_reads)
+
+
 def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op]], **changes: Any) -> ModelGraph:
     """The graph with other ops in place of its own, at batch 1 as well where it has ops of that."""
     at_one = None if graph.ops_at_one is None else tuple(rewrite(graph.ops_at_one))
@@ -252,10 +276,9 @@ class Schedule:
 
     runtime: str  # that lowered it
     ops: tuple[Op, ...]  # the graph's
-    # Of each of the n steps: dispatch class, Python work done before it, host synchronisations.
+    # Of each of the n steps: dispatch class, `Calls` before it (shape (n, 3)), host synchronisations.
     host_class: tuple[str, ...]
-    module_calls: Ints
-    python_calls: Ints
+    calls: Ints
     sync: Ints
     # Of each of the m kernels: the step that launches it, never decreasing; the op, by its index, whose work it does;
     # its share of that work (1.0 unless an op takes several kernels); its family.

@@ -202,6 +202,11 @@ def _plane(shape: Sequence[int]) -> tuple[int, int]:
     return prod(shape[:-1]), shape[-1]
 
 
+# Columns on each side of a row that oneDNN's depthwise kernel for AVX-512 has room for; with more, or on maps that are
+# narrower than their padding, it multiplies matrices channel by channel, which takes 6 to 50 times as long.
+MOST_PADDED = 6
+
+
 def _family(transposed: bool, groups: int, c_in: int, c_out: int) -> str:
     if transposed:
         return "conv_transpose"
@@ -226,7 +231,10 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: int | Sequence[int], grou
     # Every output element of a convolution, or every input element of its transpose, meets one filter.
     macs = numel(x if transposed else y) * prod(weight.shape[1:])
     family = _family(transposed, groups, c_in, c_out)
-    return Work(family + memory_format(x) if family == "conv_depthwise" else family, dims, macs)
+    if family == "conv_depthwise":
+        padding = (w_out - 1) * pair(stride)[1] + kernel_w - w_in
+        family += ".padded" if padding > 2 * min(w_out, MOST_PADDED) else memory_format(x)
+    return Work(family, dims, macs)
 
 
 @cost("aten::conv1d", "aten::conv2d", "aten::conv3d")

@@ -328,7 +328,7 @@ def _own_kernels(fits: dict[str, KernelFit], eager: DispatchFit, precision: str)
 
 def _like(eager: DispatchFit, costs_us: dict[str, float], fixed_us: float) -> DispatchFit:
     """Dispatch without Python, over eager's kernels."""
-    changes = {"module_call_us": 0.0, "python_call_us": 0.0, "fixed_us": short(fixed_us)}
+    changes = {"module_call_us": 0.0, "python_call_us": 0.0, "attribute_read_us": 0.0, "fixed_us": short(fixed_us)}
     return msgspec.structs.replace(eager, costs_us=costs_us, **changes)
 
 

@@ -166,6 +166,7 @@ def _scaled(fit: DispatchFit, swap: Swap) -> DispatchFit:
         costs_us={name: cost * swap.factor for name, cost in fit.costs_us.items()},
         module_call_us=fit.module_call_us * swap.factor,
         python_call_us=fit.python_call_us * swap.factor,
+        attribute_read_us=fit.attribute_read_us * swap.factor,
         fixed_us=fit.fixed_us * swap.factor,
         host_spread=swap.log_std,
     )

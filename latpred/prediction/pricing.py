@@ -100,8 +100,7 @@ class ColdDispatch:
             return None
         names, code = numbered(schedule.host_class)
         most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
-        calls_us = schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
-        most_us += fit.cold_calls * fit.scale * calls_us
+        most_us += fit.cold_calls * fit.scale * (schedule.calls @ fit.call_us)
         return cls(slower * most_us, _reuse_bytes(schedule, moved), fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
@@ -451,8 +450,7 @@ class PriceList:
         costs = self._dispatch_us.get(
             (schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names], dtype=float)
         )
-        calls = schedule.module_calls * fit.module_call_us + schedule.python_calls * fit.python_call_us
-        steps = calls * fit.scale + (fit.scale * costs)[code]
+        steps = (schedule.calls @ fit.call_us) * fit.scale + (fit.scale * costs)[code]
         us: Floats = np.concatenate(([fit.fixed_us], steps)) * self._slowdown.dispatch
         return us
 

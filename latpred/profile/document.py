@@ -172,6 +172,7 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cold_costs_us: dict[str, float] = {}
     cold_bytes: float = 0.0
     cold_calls: float = 0.0
+    attribute_read_us: float = 0.0  # beyond what another Python call takes
     spread: float = 0.0  # standard deviation of the log error of whole networks that the fit left out
     busy_spread: float | None = None  # the same where the device sets the pace; None where it is not known apart
     # Standard deviation of the log of what the asker's host takes over the profile's: of hosts with such a GPU, where
@@ -183,6 +184,11 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gap_us: float | None = None
     untested: int = 0  # architectures that a correction rests on, where they were too few to put it to a test
     tested_batches: tuple[int, ...] = ()  # of the rows that a correction rests on; empty where there is none
+
+    @property
+    def call_us(self) -> tuple[float, float, float]:
+        """Prices in the order of `graph.Calls`."""
+        return self.module_call_us, self.python_call_us, self.attribute_read_us
 
     @property
     def device_spread(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from latpred.errors import UsageError
-from latpred.graph.graph import ModelGraph, Op, Schedule
+from latpred.graph.graph import Calls, ModelGraph, Op, Schedule, calls_of
 from latpred.runtimes.base import Runtime
 from latpred.storage import IdentityCache
 
@@ -156,21 +156,18 @@ class Eager(StepPerOp):
 
 
 _HOST_CLASS = attrgetter("host_class")
-_COUNTS = tuple(map(attrgetter, ("module_calls", "python_calls", "syncs")))
 
 
 def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     """The schedule that dispatches every op by itself; one that takes several kernels shares its work among them."""
     launches = np.array([op.launches if op.family else 0 for op in ops], dtype=np.int64)
-    module_calls, python_calls, syncs = (np.fromiter(map(field, ops), np.int64, len(ops)) for field in _COUNTS)
     kernel_op = np.repeat(np.arange(len(ops)), launches)
     return Schedule(
         runtime=runtime,
         ops=ops,
         host_class=tuple(map(_HOST_CLASS, ops)),
-        module_calls=module_calls,
-        python_calls=python_calls,
-        sync=syncs,
+        calls=np.array(list(map(calls_of, ops)), dtype=np.int64).reshape(-1, len(Calls._fields)),
+        sync=np.array([op.syncs for op in ops], dtype=np.int64),
         kernel_step=kernel_op,
         kernel_op=kernel_op,
         kernel_share=1.0 / launches[kernel_op],

@@ -50,8 +50,7 @@ def replays(runtime: str, ops: tuple[Op, ...], captured: Sequence[bool]) -> Sche
     return replace(
         each,
         host_class=tuple(REPLAY if inside[index] else each.host_class[index] for index in first),
-        module_calls=each.module_calls[first] * alone,
-        python_calls=each.python_calls[first] * alone,
+        calls=each.calls[first] * alone[:, None],
         sync=each.sync[first],
         kernel_step=step_of[each.kernel_step],
     )

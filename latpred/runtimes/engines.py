@@ -15,7 +15,7 @@ import msgspec
 
 from latpred.errors import MissingPackageError
 from latpred.graph.features import CAT
-from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, rewritten
+from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 
@@ -103,7 +103,7 @@ def as_engine(ops: Sequence[Op], apart: Collection[str] = (), *, fuses_attention
         if general == "copy" and made and root(made[-1].family) in ("bmm", "attention"):
             continue
         family = JOINED if general == CAT else op.family
-        made.append(msgspec.structs.replace(op, family=family, module_calls=0, python_calls=0))
+        made.append(msgspec.structs.replace(op, family=family, **NO_PYTHON))
         if fuses_attention and [root(one.family) for one in made[-3:]] == ["bmm", "softmax", "bmm"]:
             made[-3:] = [_attention(made[-3], made[-1])]
     return tuple(made)

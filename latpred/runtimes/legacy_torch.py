@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
+from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, calls_of, rewritten
 from latpred.graph.rewrites import elementwise, itemsize, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
@@ -170,9 +170,9 @@ def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
     flat = op.name == "aten::conv1d"
     if flat:
         unsqueeze = view(op, "unsqueeze", _half("view.unsqueeze", half))
-        yield msgspec.structs.replace(unsqueeze, module_calls=op.module_calls, python_calls=op.python_calls)
+        yield msgspec.structs.replace(unsqueeze, **calls_of(op)._asdict())
         yield unsqueeze
-        named = msgspec.structs.replace(named, module_calls=0, python_calls=0)
+        named = msgspec.structs.replace(named, **NO_PYTHON)
     bias = _bias_bytes(op, getattr(op, held).constant)
     yield msgspec.structs.replace(named, **{held: getattr(op, held) - Affine(bias)})
     if bias:
@@ -215,7 +215,7 @@ def _fused(ops: tuple[Op, ...], fuser: Fuser) -> tuple[Op, ...]:
     for op in ops:
         if op.name.startswith("python::"):
             continue
-        bare = msgspec.structs.replace(op, module_calls=0, python_calls=0)
+        bare = msgspec.structs.replace(op, **NO_PYTHON)
         joined = _joins(op, fuser)
         if joined and open_group:
             kept[-1] = _with(kept[-1], bare)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from latpred.errors import RuntimeRefusalError, TraceError
-from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, rewritten
+from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp
 from latpred.runtimes.base import graph_in, ops_of
@@ -137,7 +137,7 @@ def _steps(nodes: Sequence[Node], ops: Sequence[Op], target: str) -> list[Op]:
 
 
 def _as_node(op: Op) -> Op:
-    return msgspec.structs.replace(op, module="", host_class=_class_of(op), module_calls=0, python_calls=0)
+    return msgspec.structs.replace(op, module="", host_class=_class_of(op), **NO_PYTHON)
 
 
 def _class_of(op: Op) -> str:

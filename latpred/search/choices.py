@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from latpred.errors import TraceError, UsageError
+from latpred.graph.graph import NO_CALLS, Calls
 from latpred.tracing.trace_pass import PassWatcher
 
 Spec = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -63,14 +64,13 @@ class Choice(torch.nn.Module):
 
 
 class Place(NamedTuple):
-    """Where in a pass: how many ops were before, and module and Python calls since the last of them."""
+    """Where in a pass: how many ops were before, and calls since the last of them."""
 
     ops: int
-    module_calls: int
-    python_calls: int
+    calls: Calls
 
 
-NOWHERE = Place(0, 0, 0)
+NOWHERE = Place(0, NO_CALLS)
 
 
 class Span(NamedTuple):

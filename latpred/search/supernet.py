@@ -20,9 +20,9 @@ import msgspec
 import torch
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import ZERO, Affine, ModelGraph, Op
+from latpred.graph.graph import NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op, calls_of
 from latpred.sandbox.own_thread import without_modes
-from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Place, Span, shown
+from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Span, shown
 from latpred.storage import Recent
 from latpred.tracing.inputs import DTYPES, Inputs, demand_one, derived, dtype_of, from_example, refuse_autocast
 from latpred.tracing.meta_module import MetaModule, make_meta_module
@@ -36,8 +36,7 @@ class Segment(NamedTuple):
 
     ops: tuple[Op, ...]  # as they were traced; of the calls before the first, only those made within the option
     live: tuple[Affine, ...]  # bytes alive after each, without those that were alive before the option
-    module_calls: int  # after the last op
-    python_calls: int
+    calls: Calls  # after the last op
     size: Affine | None  # bytes of the memory that it gives; None where that is its input's
 
 
@@ -45,8 +44,7 @@ class Event(NamedTuple):
     """An op that all architectures have, or the place of a choice."""
 
     segment: Segment | None  # the op; None at the place of a choice
-    module_calls: int  # before it
-    python_calls: int
+    calls: Calls  # before it
     death: int | None  # the first event that no longer has the memory made here; None where it stays
     source: int | None  # the event that made the input of a choice; None where that was there before
 
@@ -115,7 +113,7 @@ class _ChoiceTracer(Tracer):
             )
         return TracedOption(graph, two, three, spans)
 
-    def common(self, first: TracedOption) -> tuple[list[Event], Place]:
+    def common(self, first: TracedOption) -> tuple[list[Event], Calls]:
         """What all architectures have, and the calls after the last event; from a pass without any option."""
         self._choice_recorder.blanks = [span.given for span in first.spans]
         with self.alone():
@@ -136,7 +134,7 @@ def segments(architectures: list[TracedOption], place: int) -> dict[str, Segment
                 "what options give must be of one shape"
             )
         if layer is None:
-            by_option[name] = Segment((), (), 0, 0, None)
+            by_option[name] = Segment((), (), NO_CALLS, None)
     return by_option
 
 
@@ -150,14 +148,12 @@ def _segment(traced: TracedOption, span: Span) -> Segment:
     ops = traced.graph.ops[begin.ops : end.ops]
     before = begin if not ops else NOWHERE
     if ops:
-        calls = {"module_calls": ops[0].module_calls - begin.module_calls}
-        calls["python_calls"] = ops[0].python_calls - begin.python_calls
-        ops = (msgspec.structs.replace(ops[0], **calls), *ops[1:])
+        own = calls_of(ops[0]) - begin.calls
+        ops = (msgspec.structs.replace(ops[0], **own._asdict()), *ops[1:])
     return Segment(
         ops=ops,
         live=_live(traced, begin.ops, end.ops),
-        module_calls=end.module_calls - before.module_calls,
-        python_calls=end.python_calls - before.python_calls,
+        calls=end.calls - before.calls,
         size=traced.new_bytes(made) if made is not None and fresh else None,
     )
 
@@ -171,7 +167,7 @@ def _live(traced: TracedOption, begin: int, end: int) -> tuple[Affine, ...]:
     return tuple(accumulate(change, add))
 
 
-def _events(watcher: PassWatcher, spans: list[Span], first: TracedOption) -> tuple[list[Event], Place]:
+def _events(watcher: PassWatcher, spans: list[Span], first: TracedOption) -> tuple[list[Event], Calls]:
     """Events of a pass in which each choice made nothing but the memory that it gives."""
     inside = {op for span in first.spans for op in range(span.begin.ops, span.end.ops)}
     shared = [op for op in range(len(first.two.records)) if op not in inside]
@@ -182,20 +178,17 @@ def _events(watcher: PassWatcher, spans: list[Span], first: TracedOption) -> tup
     for index in range(len(watcher.modules)):
         span, death = at.get(index), watcher.deaths.get(index)
         if span is None:
-            calls = watcher.module_calls[index] - left.module_calls, watcher.python_calls[index] - left.python_calls
-            events.append(Event(_alone(first, next(rest)), *calls, death, None))
+            events.append(Event(_alone(first, next(rest)), watcher.calls[index] - left.calls, death, None))
             left = NOWHERE
         else:
-            begin = span.begin
-            calls = begin.module_calls - left.module_calls, begin.python_calls - left.python_calls
-            events.append(Event(None, *calls, death, span.source))
+            events.append(Event(None, span.begin.calls - left.calls, death, span.source))
             left = span.end
-    return events, Place(0, watcher.module_calls[-1] - left.module_calls, watcher.python_calls[-1] - left.python_calls)
+    return events, watcher.calls[-1] - left.calls
 
 
 def _alone(traced: TracedOption, index: int) -> Segment:
     op, size = traced.graph.ops[index], traced.new_bytes(index)
-    return Segment((msgspec.structs.replace(op, module_calls=0, python_calls=0),), (size,), 0, 0, size)
+    return Segment((msgspec.structs.replace(op, **NO_PYTHON),), (size,), NO_CALLS, size)
 
 
 def _paths(meta_module: MetaModule, choices: list[Choice]) -> dict[int, str]:
@@ -285,7 +278,7 @@ class Supernet:
         self._segments = [segments(architectures, place) for place in range(len(self._labels))]
         self._events, self._closing = tracer.common(first)
         self._bases: Recent[list[Affine]] = Recent(MOST_PATTERNS)
-        self._pieces: dict[tuple[int, Affine, int, int], tuple[Op, ...]] = {}
+        self._pieces: dict[tuple[int, Affine, Calls], tuple[Op, ...]] = {}
         for traced in architectures:
             if tuple(self._ops([span.option for span in traced.spans])) != traced.graph.ops:
                 raise TraceError(ENTANGLED)
@@ -334,25 +327,22 @@ class Supernet:
         self._pieces = pieces
         ops: list[Op] = []
         places = iter(chosen)
-        module_calls = python_calls = 0
-        for (segment, more_module_calls, more_python_calls, _, _), base in zip(self._events, bases, strict=True):
+        calls = NO_CALLS
+        for (segment, more, _, _), base in zip(self._events, bases, strict=True):
             if segment is None:
                 segment = next(places)
-            module_calls += more_module_calls
-            python_calls += more_python_calls
+            calls += more
             if segment.ops:
-                key = (id(segment), base, module_calls, python_calls)
+                key = (id(segment), base, calls)
                 piece = pieces.get(key)
                 if piece is None:
-                    piece = pieces[key] = _moved(segment, base, module_calls, python_calls)
+                    piece = pieces[key] = _moved(segment, base, calls)
                 ops += piece
-                module_calls = python_calls = 0
-            module_calls += segment.module_calls
-            python_calls += segment.python_calls
-        module_calls += self._closing.module_calls
-        python_calls += self._closing.python_calls
-        if module_calls or python_calls:
-            ops.append(closing(ops[-1].live_bytes if ops else ZERO, module_calls, python_calls))
+                calls = NO_CALLS
+            calls += segment.calls
+        calls += self._closing
+        if any(calls):
+            ops.append(closing(ops[-1].live_bytes if ops else ZERO, calls))
         return ops
 
     def _alive_before(self, pattern: Pattern) -> list[Affine]:
@@ -380,11 +370,10 @@ class Supernet:
         return list(accumulate(change[:-1], add))
 
 
-def _moved(segment: Segment, base: Affine, module_calls: int, python_calls: int) -> tuple[Op, ...]:
+def _moved(segment: Segment, base: Affine, calls: Calls) -> tuple[Op, ...]:
     """A segment's ops as an architecture has them."""
     replace, first = msgspec.structs.replace, segment.ops[0]
-    calls = {"module_calls": first.module_calls + module_calls, "python_calls": first.python_calls + python_calls}
-    ops = (replace(first, **calls), *segment.ops[1:])
+    ops = (replace(first, **(calls + calls_of(first))._asdict()), *segment.ops[1:])
     return tuple(replace(op, live_bytes=base + live) for op, live in zip(ops, segment.live, strict=True))
 
 

@@ -22,13 +22,14 @@ from torch._library import simple_registry
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from latpred.errors import TraceError
-from latpred.graph.graph import Affine, Op
+from latpred.graph.graph import NO_CALLS, Affine, Calls, Op
 from latpred.sandbox.own_thread import usual_call
 from latpred.tracing.meta_module import ASKED, CODES
 from latpred.tracing.op_record import OpRecord, leaves, place
 
 _CALL: CodeType = torch.nn.Module._call_impl.__code__
 _WRAPPER: CodeType = torch.nn.Module._wrapped_call_impl.__code__
+_READ: CodeType = torch.nn.Module.__getattr__.__code__
 _OTHERS = frozenset(map(id, (_WRAPPER, ASKED, *CODES)))  # Python that runs with a model and is not its own
 # What torch asks in Python before it hands an op to a mode; there is no such question without one.
 _LOOKUP: CodeType | None = getattr(getattr(simple_registry, "find_torch_dispatch_rule", None), "__code__", None)
@@ -42,16 +43,15 @@ class PassWatcher:
 
     def __init__(self, paths: dict[int, str]) -> None:
         self.modules: list[str] = []  # path of the innermost module around each op
-        # Calls since the previous op; one element more than there are ops, for what follows the last.
-        self.module_calls: list[int] = []
-        self.python_calls: list[int] = []
+        # Those since the previous op; one element more than there are ops, for what follows the last.
+        self.calls: list[Calls] = []
         # Storage and offset of the first parameter that each op reads, and what it reads of parameters; None for most.
         self.weights: list[tuple[int, int, int] | None] = []
         self.deaths: dict[int, int] = {}  # for each op whose memory is gone before the end: the first op without it
         self._alive: dict[int, tuple[list[int], StorageWeakRef]] = {}  # by storage: the ops that gave it
         self._storages: dict[int, int] = {}  # of each op, those that are alive
         self._stack = [""]
-        self._calls = [0, 0, 0]  # module calls, Python calls, whether the recorder is at work
+        self._calls = [0, 0, 0, 0]  # those of `Calls`, and whether the recorder is at work
         self._hook = _hook(paths, self._stack, self._calls)
         self._previous: Any = None
 
@@ -74,13 +74,13 @@ class PassWatcher:
         if CHEAP_HOOK:
             sys.setprofile(None)
         calls = self._calls
-        if not calls[2]:
+        if not calls[3]:
             calls[1] -= 2  # this call and the one that made it
-            calls[2] = 1
+            calls[3] = 1
 
     def resume(self) -> None:
         """Go on counting."""
-        self._calls[2] = 0
+        self._calls[3] = 0
         if CHEAP_HOOK:
             sys.setprofile(self._hook)
 
@@ -92,9 +92,9 @@ class PassWatcher:
         """Take back a module call that was not the model's."""
         self._calls[0] -= 1
 
-    def so_far(self) -> tuple[int, int, int]:
-        """How many ops there were, and the module and Python calls since the last of them; to be asked in a pause."""
-        return len(self.modules), self._calls[0], self._calls[1]
+    def so_far(self) -> tuple[int, Calls]:
+        """How many ops there were, and the calls since the last of them; to be asked in a pause."""
+        return len(self.modules), Calls(*self._calls[:3])
 
     def maker(self, tensor: torch.Tensor) -> int | None:
         """The op that made a tensor's memory; None for memory that was there before."""
@@ -133,10 +133,8 @@ class PassWatcher:
         return list(accumulate(change))
 
     def _flush(self) -> None:
-        calls = self._calls
-        self.module_calls.append(calls[0])
-        self.python_calls.append(calls[1])
-        calls[0] = calls[1] = 0
+        self.calls.append(Calls(*self._calls[:3]))
+        self._calls[:3] = NO_CALLS
 
 
 def read_of(weight: torch.Tensor | None, weight_bytes: int, offset: int | None = None) -> tuple[int, int, int] | None:
@@ -163,12 +161,12 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
     lent: list[torch.nn.Module] = []
 
     def hook(frame: FrameType, event: str, _: Any) -> None:
-        if calls[2]:
+        if calls[3]:
             return
         if event == "call":
             code = frame.f_code
             if code is _LOOKUP:
-                calls[2] = 1
+                calls[3] = 1
                 if CHEAP_HOOK:
                     sys.setprofile(None)  # until the recorder has handled the op that is looked up
                 return
@@ -187,6 +185,8 @@ def _hook(paths: dict[int, str], stack: list[str], calls: list[int]) -> Callable
             caller = frame.f_back
             if id(code) not in _OTHERS and (caller is None or caller.f_code is not _CALL):
                 calls[1] += 1
+                if code is _READ:
+                    calls[2] += 1
         elif event == "return" and frame.f_code is _CALL:
             stack.pop()
 
@@ -257,10 +257,10 @@ def _ops(
     known: dict[tuple[OpRecord, OpRecord], Op] = {}
     ops = []
     alive = zip(*(watcher.live_bytes(each.records, each.input_bytes) for each in (done, other)), strict=True)
-    calls = zip(watcher.modules, watcher.module_calls, watcher.python_calls, strict=False)
-    rows = zip(done.records, other.records, done.nested, alive, calls, strict=False)
+    places = zip(watcher.modules, watcher.calls, strict=False)
+    rows = zip(done.records, other.records, done.nested, alive, places, strict=False)
     again = [touched_since(map(_touched, each.records), watcher.weights) for each in (done, other)]
-    for index, (a, b, nested, live, (module, module_calls, python_calls)) in enumerate(rows):
+    for index, (a, b, nested, live, (module, calls)) in enumerate(rows):
         op = known.get((a, b))
         if op is None:
             op = known[a, b] = op_of(a, [count(x, y) for x, y in zip(a.counts, b.counts, strict=True)])
@@ -270,14 +270,12 @@ def _ops(
                 module=module,
                 host_class=a.nested_class if nested else op.host_class,
                 live_bytes=count(*live),
-                module_calls=module_calls,
-                python_calls=python_calls,
+                **calls._asdict(),
                 reread_after=count(again[0][index], again[1][index]) if index in again[0] else None,
             )
         )
-    if watcher.module_calls[-1] or watcher.python_calls[-1]:
-        live_bytes = ops[-1].live_bytes if ops else Affine(0)
-        ops.append(closing(live_bytes, watcher.module_calls[-1], watcher.python_calls[-1]))
+    if any(watcher.calls[-1]):
+        ops.append(closing(ops[-1].live_bytes if ops else Affine(0), watcher.calls[-1]))
     return tuple(ops)
 
 
@@ -323,7 +321,7 @@ def op_of(record: OpRecord, counts: Sequence[Affine]) -> Op:
     )
 
 
-def closing(live_bytes: Affine, module_calls: int, python_calls: int) -> Op:
+def closing(live_bytes: Affine, calls: Calls) -> Op:
     """What Python does after the last op."""
     return Op(
         name=RETURN,
@@ -333,8 +331,7 @@ def closing(live_bytes: Affine, module_calls: int, python_calls: int) -> Op:
         dtype="",
         dims={},
         live_bytes=live_bytes,
-        module_calls=module_calls,
-        python_calls=python_calls,
+        **calls._asdict(),
     )
 
 

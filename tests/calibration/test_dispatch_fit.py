@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import factories
 import msgspec
+import numpy as np
 import pytest
 
 from latpred.calibration.fitting import dispatch_fit
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
-from latpred.graph.graph import Op
+from latpred.graph.graph import Calls, Op
 from latpred.prediction.pricing import host_cost
 from latpred.profile.document import DispatchFit
 
 COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
-CALLED = DispatchFit({}, module_call_us=1.5, python_call_us=0.25, fixed_us=12.0)
+CALLED = DispatchFit({}, module_call_us=1.5, python_call_us=0.25, fixed_us=12.0, attribute_read_us=0.6)
 
 
-def op_of(host_class: str, modules: int = 0, functions: int = 0) -> Op:
-    return factories.view(host_class=host_class, module_calls=modules, python_calls=functions)
+def op_of(host_class: str, *calls: int) -> Op:
+    return factories.view(host_class=host_class, **Calls(*calls)._asdict())
 
 
-def closing(modules: int = 0, functions: int = 0) -> Op:
+def closing(*calls: int) -> Op:
     """Python that goes on after the last op."""
-    return msgspec.structs.replace(op_of("python", modules, functions), name="python::return")
+    return msgspec.structs.replace(op_of("python", *calls), name="python::return")
 
 
 def run(ops: list[Op], total_us: float, calls_us: tuple[float, ...] = ()) -> TimedNetwork:
@@ -32,16 +33,16 @@ def run(ops: list[Op], total_us: float, calls_us: tuple[float, ...] = ()) -> Tim
 def networks(per_call: float, dearer: float) -> list[TimedNetwork]:
     """Networks of other mixes whose passes take `per_call` more a call, and `dearer` Python."""
     mixes = (
-        (["gemm.linear", "view.transpose"], 3, 2),
-        (["view.reshape", "elementwise.add", "gemm.linear"], 0, 8),
-        (["elementwise.add"] * 4 + ["view.reshape"], 10, 0),
-        (["view.transpose"] * 6, 1, 1),
+        (["gemm.linear", "view.transpose"], 3, 2, 2),
+        (["view.reshape", "elementwise.add", "gemm.linear"], 0, 8, 5),
+        (["elementwise.add"] * 4 + ["view.reshape"], 10, 0, 0),
+        (["view.transpose"] * 6, 1, 1, 0),
     )
     runs = []
-    for names, modules, functions in mixes:
-        ops = [op_of(name) for name in names] + [closing(modules, functions)]
+    for names, *counts in mixes:
+        ops = [op_of(name) for name in names] + [closing(*counts)]
         calls_us = tuple(COSTS[name] for name in names)
-        python_us = dearer * (1.5 * modules + 0.25 * functions)
+        python_us = dearer * float(np.dot(counts, CALLED.call_us))
         runs.append(run(ops, sum(calls_us) + per_call * len(names) + python_us, calls_us))
     return runs
 
@@ -51,8 +52,7 @@ def test_costs_in_place_come_back(per_call: float, dearer: float) -> None:
     fit = dispatch_fit.fit_in_place(networks(per_call, dearer), CALLED)
     for name, cost in COSTS.items():
         assert fit.costs_us[name] == pytest.approx(cost + per_call, rel=1e-4)
-    assert fit.module_call_us == pytest.approx(1.5 * dearer, rel=1e-4)
-    assert fit.python_call_us == pytest.approx(0.25 * dearer, rel=1e-4)
+    assert fit.call_us == pytest.approx([dearer * us for us in CALLED.call_us], rel=1e-4)
     assert fit.fixed_us == 12.0
     assert fit.scale == 1.0
 

@@ -14,7 +14,7 @@ from latpred.calibration.devices.conditions import cast
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.workloads import blocks, networks
 from latpred.calibration.workloads.networks import KINDS, MEDLEY, WAVE, NetworkSpec
-from latpred.graph.graph import Op
+from latpred.graph.graph import Op, calls_of
 from latpred.tracing.inputs import dtype_of
 
 TINY = [networks.draw(seed, tiny=True) for seed in range(3 * len(KINDS))]
@@ -145,7 +145,7 @@ def test_a_network_that_changes_its_mind_is_refused() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.passes += 1
-            return x.relu() if self.passes < 7 else x.exp()  # the seventh is the second with a clock
+            return x.relu() if self.passes < 14 else x.exp()  # the fourteenth is the second with a clock
 
     message = "issued other ops when run again"
     with torch.inference_mode(), pytest.raises(in_network.CalibrationError, match=message):
@@ -175,11 +175,10 @@ def test_chains_only_call(spec: NetworkSpec) -> None:
     graph = networks.graph(spec)
     assert spec.chain
     assert in_network.calls(graph.at(1)) == []
-    modules = sum(op.module_calls for op in graph.at(1))
-    functions = sum(op.python_calls for op in graph.at(1))
+    modules, functions, reads = calls_of(graph.at(1)[0])
     if spec.kind == "modules":
         assert modules == spec.size + 1  # the links, and the sequence that holds them
     else:
-        assert (modules, functions) == (1, spec.size)
+        assert (modules, functions, reads) == (1, spec.size, spec.size * (spec.kind == "attributes"))
     x = networks.inputs(spec, 3)[0]
     assert torch.equal(networks.build(spec)(x), x)

@@ -60,7 +60,7 @@ def test_one_step_launches_every_kernel() -> None:
     assert schedule.kernel_family == ("gemm", "elementwise.add", "elementwise.add")
     assert schedule.kernel_share.tolist() == [1.0, 0.5, 0.5]
     assert [schedule.ops[index].name for index in schedule.kernel_op] == ["aten::linear", "aten::add", "aten::add"]
-    assert (schedule.module_calls.sum(), schedule.python_calls.sum(), schedule.sync.sum()) == (0, 0, 0)
+    assert (schedule.calls.sum(), schedule.sync.sum()) == (0, 0)
     nothing = one_replay("replayed", (view(),))  # is still replayed
     assert (nothing.host_class, len(nothing.kernel_step)) == (("replay",), 0)
 
@@ -70,7 +70,7 @@ def test_ops_between_captured_ones_are_dispatched_by_themselves() -> None:
     schedule = replays("replayed", ops, [True, True, False, True])
     assert schedule.host_class == ("replay", "elementwise.add", "replay")
     assert schedule.kernel_step.tolist() == [0, 0, 1, 2]
-    assert schedule.python_calls.tolist() == [0, 1, 0]
+    assert schedule.calls[:, 1].tolist() == [0, 1, 0]
 
 
 def test_latency_is_one_launch_and_all_kernels() -> None:

@@ -71,8 +71,7 @@ def test_eager_dispatches_every_op_by_itself() -> None:
     assert schedule.kernel_step.tolist() == [1, 2, 2]
     assert schedule.kernel_share.tolist() == [1.0, 0.5, 0.5]
     assert schedule.kernel_family == ("gemm", "elementwise.add", "elementwise.add")
-    assert schedule.module_calls.tolist() == [2, 0, 0]
-    assert schedule.python_calls.tolist() == [0, 3, 0]
+    assert schedule.calls.tolist() == [[2, 0, 0], [0, 3, 0], [0, 0, 0]]
     assert schedule.sync.tolist() == [0, 0, 1]
 
 

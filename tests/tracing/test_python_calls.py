@@ -13,6 +13,7 @@ from smallmodels import Function, build_small, inputs_of
 from torch import nn
 
 import latpred
+from latpred.graph.graph import calls_of
 from latpred.tracing import trace_pass
 
 
@@ -42,12 +43,12 @@ class Outer(nn.Module):
 def test_calls_are_counted_between_ops(cheap_hook: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_pass, "CHEAP_HOOK", cheap_hook)
     graph = latpred.trace(Outer(), torch.zeros(1, 4))
-    rows = [(op.name, op.module, op.module_calls, op.python_calls) for op in graph.ops]
+    rows = [(op.name, op.module, *calls_of(op)) for op in graph.ops]
     assert rows == [
-        ("aten::add", "inner", 2, 3),  # nn.Module.__getattr__ finds `inner`, then the lambda and plus_one
-        ("aten::relu", "inner", 0, 0),
-        ("aten::mul", "", 0, 3),
-        ("python::return", "", 0, 1),
+        ("aten::add", "inner", 2, 3, 1),  # nn.Module.__getattr__ finds `inner`, then the lambda and plus_one
+        ("aten::relu", "inner", 0, 0, 0),
+        ("aten::mul", "", 0, 3, 0),
+        ("python::return", "", 0, 1, 0),
     ]
 
 
@@ -141,7 +142,7 @@ def test_calls_are_those_of_a_real_forward_pass(name: str) -> None:
     model, inputs = build_small(name, "cpu"), inputs_of(name, 2)
     graph = latpred.trace(model, lambda batch: inputs_of(name, batch))
     own = {nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__}
-    counts = {"modules": 0, "python": 0}
+    counts = {"modules": 0, "python": 0, "reads": 0}
 
     def count(frame: FrameType, event: str, _: object) -> None:
         if event != "call":
@@ -150,6 +151,7 @@ def test_calls_are_those_of_a_real_forward_pass(name: str) -> None:
             counts["modules"] += 1
         elif frame.f_code not in own and (frame.f_back is None or frame.f_back.f_code not in own):
             counts["python"] += 1
+            counts["reads"] += frame.f_code is nn.Module.__getattr__.__code__
 
     def forward() -> None:
         model(**inputs) if isinstance(inputs, dict) else model(*inputs)
@@ -163,6 +165,5 @@ def test_calls_are_those_of_a_real_forward_pass(name: str) -> None:
         finally:
             sys.setprofile(None)
             gc.enable()
-    ops = graph.at(2)
-    assert sum(op.module_calls for op in ops) == counts["modules"]
-    assert sum(op.python_calls for op in ops) == counts["python"] - 1  # `forward` itself
+    modules, python, reads = map(sum, zip(*map(calls_of, graph.at(2)), strict=True))
+    assert (modules, python, reads) == (counts["modules"], counts["python"] - 1, counts["reads"])  # but `forward`

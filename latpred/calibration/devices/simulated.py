@@ -23,7 +23,7 @@ from latpred.calibration.devices import machine
 from latpred.calibration.devices.base import Call, ProfiledForward
 from latpred.calibration.devices.simulated_costs import PYTHON, SimulatedSpec, Step, TrueCosts, Work, program, step
 from latpred.errors import DeviceError, UsageError
-from latpred.graph.graph import ModelGraph
+from latpred.graph.graph import NO_PYTHON, ModelGraph
 from latpred.profile.document import DeviceInfo, Machine
 
 __all__ = ["SimulatedDevice", "SimulatedSpec", "TrueCosts"]
@@ -252,7 +252,7 @@ class SimulatedDevice:
         graph, batch = self._graphs(cell)
         self._fit(graph.peak_bytes(batch), cell.key)
         ops = [op for op in graph.at(batch) if not op.name.startswith(PYTHON)]
-        bare = [msgspec.structs.replace(op, module_calls=0, python_calls=0) for op in ops]
+        bare = [msgspec.structs.replace(op, **NO_PYTHON) for op in ops]
         return self._calling([step(self.spec.costs, op, batch, cell.precision) for op in bare])
 
     def _memory_call(self, cell: Cell) -> Call:

@@ -15,7 +15,7 @@ import numpy as np
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.graph.graph import ModelGraph, Op, Schedule
+from latpred.graph.graph import Calls, ModelGraph, Op, Schedule, calls_of
 from latpred.ops.families import nearest, parent, root
 from latpred.query import AMP
 
@@ -179,6 +179,7 @@ class TrueCosts:
     dispatch_us: Mapping[str, float] = field(default_factory=lambda: dict(DISPATCH_US))
     module_call_us: float = 3.0
     python_call_us: float = 0.22
+    attribute_read_us: float = 0.6
     forward_us: float = 6.0
     launch_us: float = 4.0
     gap_us: float = 1.2
@@ -200,6 +201,11 @@ class TrueCosts:
     def dispatch(self, host_class: str) -> float:
         """Host microseconds of an op of a class, looked up from special to general."""
         return nearest(self.dispatch_us, host_class)
+
+    def calls_us(self, calls: Calls) -> list[float]:
+        """Host microseconds of calls, kind by kind."""
+        modules, functions, reads = calls
+        return [modules * self.module_call_us, functions * self.python_call_us, reads * self.attribute_read_us]
 
     def kernel(self, family: str) -> KernelCosts:
         """Costs of a kernel family, looked up from special to general."""
@@ -301,7 +307,7 @@ def program(costs: TrueCosts, graph: ModelGraph, batch: int, runtime: str) -> Pr
 
 def step(costs: TrueCosts, op: Op, batch: int, precision: str) -> Step:
     """Host events, kernels and synchronisations of an eager op."""
-    host = [op.module_calls * costs.module_call_us, op.python_calls * costs.python_call_us]
+    host = costs.calls_us(calls_of(op))
     if not op.name.startswith(PYTHON):
         host.append(costs.dispatch(op.host_class))
     return Step(tuple(us for us in host if us), _kernels(costs, op, batch, precision), op.syncs)
@@ -345,10 +351,7 @@ def _scheduled(costs: TrueCosts, schedule: Schedule, graph: ModelGraph, batch: i
     first = np.searchsorted(schedule.kernel_step, np.arange(len(schedule.host_class) + 1)).tolist()
     steps: list[Step] = []
     for index, name in enumerate(schedule.host_class):
-        calls = (
-            int(schedule.module_calls[index]) * costs.module_call_us,
-            int(schedule.python_calls[index]) * costs.python_call_us,
-        )
+        calls = costs.calls_us(Calls(*schedule.calls[index].tolist()))
         host = tuple(us for us in (*calls, costs.dispatch(name)) if us)
         kernels = tuple(
             costs.kernel_us(

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import lsq_linear, nnls
 
 from latpred.calibration.timing.in_network import calls
-from latpred.graph.graph import ModelGraph, Op
+from latpred.graph.graph import ModelGraph, Op, calls_of
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import parent
 from latpred.prediction.pricing import host_cost
@@ -63,8 +63,8 @@ def call_costs(chains: Sequence[TimedNetwork]) -> DispatchFit:
     """Costs of module calls, other Python calls and the pass itself, from networks of few and many calls alone."""
     terms = np.array([(*_counts(run.ops)[1:], 1.0) for run in chains], dtype=float)
     totals = np.array([run.issued_us for run in chains])
-    module_us, python_us, fixed_us = nnls(terms / totals[:, None], np.ones(len(chains)))[0].tolist()
-    return DispatchFit({}, module_us, python_us, fixed_us)
+    module_us, python_us, read_us, fixed_us = nnls(terms / totals[:, None], np.ones(len(chains)))[0].tolist()
+    return DispatchFit({}, module_us, python_us, fixed_us, attribute_read_us=read_us)
 
 
 def fit_in_place(runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchFit:
@@ -78,13 +78,14 @@ def fit_in_place(runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchF
     counts = np.array([_counts(run.ops) for run in runs], dtype=float)
     between = np.array([run.total_us - sum(run.calls_us) for run in runs])
     totals = np.array([run.total_us for run in runs])
-    terms = np.column_stack((counts[:, 0], counts[:, 1:] @ (called.module_call_us, called.python_call_us)))
+    terms = np.column_stack((counts[:, 0], counts[:, 1:] @ called.call_us))
     bounds = (-MOST_CLOCK_US, 0.5), (np.inf, 10.0)
     per_call, dearer = lsq_linear(terms / totals[:, None], between / totals, bounds=bounds).x.tolist()
     return DispatchFit(
         costs_us=with_parents({name: _corrected(name, cost, per_call) for name, cost in costs.items()}),
         module_call_us=dearer * called.module_call_us,
         python_call_us=dearer * called.python_call_us,
+        attribute_read_us=dearer * called.attribute_read_us,
         fixed_us=called.fixed_us,
     )
 
@@ -139,9 +140,8 @@ def _told_apart(shared: Sequence[tuple[Counter[str], float]], told: DispatchFit)
 
 def steps_us(fit: DispatchFit, run: TimedNetwork) -> float:
     """What a network's steps cost by a fit before its scale, without the cost of the pass itself."""
-    _, modules, functions = _counts(run.ops)
     steps = sum(host_cost(fit, op.host_class) for op in run.ops)
-    return steps + modules * fit.module_call_us + functions * fit.python_call_us
+    return steps + float(np.dot(_counts(run.ops)[1:], fit.call_us))
 
 
 def class_costs(runs: Iterable[TimedNetwork]) -> dict[str, float]:
@@ -170,9 +170,9 @@ def class_costs(runs: Iterable[TimedNetwork]) -> dict[str, float]:
     return costs | {name: float(np.quantile(times, IDLE)) for name, times in left.items()}
 
 
-def _counts(ops: Sequence[Op]) -> tuple[int, int, int]:
-    """Calls from Python, module calls and other Python calls of a forward pass."""
-    return len(calls(ops)), sum(op.module_calls for op in ops), sum(op.python_calls for op in ops)
+def _counts(ops: Sequence[Op]) -> list[int]:
+    """Ops that Python calls in a forward pass, then its `Calls`."""
+    return [len(calls(ops)), *map(sum, zip(*map(calls_of, ops), strict=True))]
 
 
 def with_parents(costs: dict[str, float]) -> dict[str, float]:

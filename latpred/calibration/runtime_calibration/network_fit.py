@@ -216,7 +216,7 @@ def _network_terms(networks: Sequence[TimedNetwork], profile: DeviceProfile, run
         precision, batch = network.graph.precision, np.array([float(network.batch)])
         schedule = here.lower(network.graph, network.batch)
         steps = Counter(schedule.host_class)
-        steps[MODULE], steps[PYTHON] = int(schedule.module_calls.sum()), int(schedule.python_calls.sum())
+        steps[MODULE], steps[PYTHON], _ = schedule.calls.sum(axis=0).tolist()
         priced = prices.price(schedule, precision, resident=network.resident)
         us = priced.times(batch).us[priced.kernel_row, 0] * priced.kernel_share
         kernel_us: dict[tuple[str, str], float] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -178,11 +177,8 @@ class SqueezeExcite(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         narrow = max(8, channels // 4)
-        self.pool, self.down, self.up = (
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, narrow, 1),
-            nn.Conv2d(narrow, channels, 1),
-        )
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.down, self.up = nn.Conv2d(channels, narrow, 1), nn.Conv2d(narrow, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(self.up(F.relu(self.down(self.pool(x)))))
@@ -448,19 +444,13 @@ class MixerNetwork(nn.Module):
         return self.head(keep.masked_fill(keep > 1e9, 0.0).sum(dim=1))
 
 
-class Recurrence(NamedTuple):
-    """What a recurrent layer is: "lstm", "gru" or "rnn", width of its state, layers, and whether it runs both ways."""
-
-    cell: str
-    hidden: int
-    layers: int
-    bidirectional: bool
-
-
 class RecurrentNetwork(nn.Module):
-    """Embedding, recurrent layers one after the other, classifier."""
+    """Embedding, recurrent layers one after the other, classifier.
 
-    def __init__(self, width: int, recurrences: Sequence[Recurrence]) -> None:
+    Of each layer: "lstm", "gru" or "rnn", width of its state, layers within it, and whether it runs both ways.
+    """
+
+    def __init__(self, width: int, recurrences: Sequence[tuple[str, int, int, bool]]) -> None:
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, width)
         makers = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
@@ -527,6 +517,14 @@ def _channels_last(width: int) -> nn.Module:
     )
 
 
+class _Corner(nn.Conv2d):
+    """Adds the mean of a depthwise convolution over a corner of a map that is narrower than its padding."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        side = self.kernel_size[0] // 4
+        return input + super().forward(input[..., :side, :side].contiguous()).mean((2, 3), keepdim=True)
+
+
 # What networks of the kinds above hardly contain, by names that say what is special: each keeps the shape of maps of so
 # many channels, a multiple of 8, with sides of at least 4 pixels.
 MEDLEY: dict[str, Callable[[int], nn.Module]] = {
@@ -573,6 +571,8 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "pointwise many groups": lambda width: nn.Conv2d(width, width, 1, groups=8),
     "dilated": lambda width: nn.Conv2d(width, width, 3, padding=2, dilation=2),
     "groups of two": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width // 2),
+    "padded": lambda width: _Corner(width, width, 5, padding=2, groups=width),
+    "padded more": lambda width: _Corner(width, width, 15, padding=7, groups=width),
     "multiplied": lambda width: nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1, groups=width), nn.GLU(1)),
 }
 MEDLEY_LAYERS = 12  # of one network

@@ -57,7 +57,7 @@ class NetworkSpec(msgspec.Struct, frozen=True):
 
 KINDS = ("encoder", "decoder", "residual", "mobile", "patch", "window", "dense", "audio", "mixer", "recurrent", "mlp")
 WAVE, WAVE_TURNS = "wave", (1, 3)  # in these of five turns of "audio" its place is taken
-VERSION = 12  # of what a spec means; a journal of another version is not resumed
+VERSION = 13  # of what a spec means; a journal of another version is not resumed
 TINY_WIDTH = 8
 HOLDOUT_EVERY = 6
 EVICTING_BYTES = 64 << 20  # what a cold network's weights are pushed out by
@@ -67,7 +67,7 @@ MEDLEY, MEDLEY_VALUES = "medley", (1 << 15, 1 << 20)  # and how many its maps ha
 LARGE, LARGE_VALUES = "large", (1 << 20, 4 << 20)
 SMALL_KINDS = "mlp", "recurrent", MEDLEY, LARGE
 SMALL_BYTES = 4 << 20  # of weights, which the caches of most machines hold beside what else a pass touches
-CHAINS = ("modules", "functions")  # do nothing but call, `size` times
+CHAINS = ("modules", "functions", "attributes")  # do nothing but call or read, `size` times
 _IMAGE = ("residual", "mobile", "patch", "window", "dense")
 _WORDS = ("encoder", "decoder", "recurrent")
 
@@ -108,8 +108,7 @@ def draw_small(kind: str, seed: int) -> NetworkSpec:
 def build(spec: NetworkSpec) -> nn.Module:
     """The network of a spec, in eval mode, on the default device."""
     if spec.chain:
-        modules = nn.Sequential(*(nn.Identity() for _ in range(spec.size)))
-        return (modules if spec.kind == "modules" else _FunctionChain(spec.size)).eval()
+        return _CHAINS[spec.kind](spec.size).eval().requires_grad_(False)
     rng = random.Random(spec.seed * 7919 + 13)
     return _MAKERS[spec.kind](rng, spec).eval().requires_grad_(False)
 
@@ -359,7 +358,7 @@ def _mixer(rng: random.Random, spec: NetworkSpec) -> nn.Module:
 def _recurrent(rng: random.Random, spec: NetworkSpec) -> nn.Module:
     width = _multiple(min(spec.width, 256), 8)
     recurrences = [
-        blocks.Recurrence(
+        (
             rng.choice(("lstm", "lstm", "gru", "gru", "rnn")),
             _multiple(width * rng.choice((0.25, 0.5, 1, 1)), 8),
             rng.choice((1, 1, 2)),
@@ -423,3 +422,23 @@ class _FunctionChain(nn.Module):
 
 def _pass_on(x: torch.Tensor) -> torch.Tensor:
     return x
+
+
+class _ReadChain(nn.Linear):
+    """So many reads of what a module holds, parameters and modules in turn, which are found sooner and later."""
+
+    def __init__(self, reads: int) -> None:
+        super().__init__(1, 1)
+        self.inner, self.pairs = nn.Identity(), reads // 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.pairs):
+            self.weight, self.inner  # noqa: B018
+        return x
+
+
+_CHAINS: dict[str, Callable[[int], nn.Module]] = {
+    "modules": lambda size: nn.Sequential(*(nn.Identity() for _ in range(size))),
+    "functions": _FunctionChain,
+    "attributes": _ReadChain,
+}

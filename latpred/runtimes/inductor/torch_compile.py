@@ -18,7 +18,7 @@ import msgspec
 
 from latpred.errors import MissingPackageError
 from latpred.graph.features import EFFORTS
-from latpred.graph.graph import ZERO, Affine, ModelGraph, Op, Schedule, rewritten
+from latpred.graph.graph import NO_PYTHON, ZERO, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.query import AMP
@@ -227,7 +227,7 @@ def _graph(ops: Sequence[Op]) -> Iterator[Op]:
 
 
 def _without_python(op: Op, host_class: str) -> Op:
-    return msgspec.structs.replace(op, host_class=host_class, module_calls=0, python_calls=0)
+    return msgspec.structs.replace(op, host_class=host_class, **NO_PYTHON)
 
 
 def _generated(run: Sequence[Op]) -> Op:

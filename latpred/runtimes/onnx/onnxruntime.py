@@ -15,7 +15,7 @@ import msgspec
 
 from latpred import host
 from latpred.errors import DeviceError, MissingPackageError, RuntimeRefusalError
-from latpred.graph.graph import Affine, ModelGraph, Op, Schedule, rewritten
+from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, Schedule, rewritten
 from latpred.graph.rewrites import itemsize
 from latpred.ops.families import root
 from latpred.runtimes import StepPerOp, graph_store
@@ -393,8 +393,7 @@ def _like(op: Op, name: str, family: str, **dims: Affine) -> Op:
 
 def _bare(op: Op, name: str, host_class: str) -> Op:
     """An op as a node: without Python around it, and one launch."""
-    changes = {"module_calls": 0, "python_calls": 0, "syncs": 0, "launches": 1}
-    return msgspec.structs.replace(op, name=f"ort::{name}", host_class=host_class, **changes)
+    return msgspec.structs.replace(op, name=f"ort::{name}", host_class=host_class, syncs=0, launches=1, **NO_PYTHON)
 
 
 def _elements(op: Op) -> Affine:
