@@ -104,8 +104,8 @@ def _facts(profile: DeviceProfile) -> list[tuple[str, str]]:
 def _runtime_line(fit: DispatchFit) -> str:
     costs = [cost for name, cost in fit.costs_us.items() if name]
     said = [f"{min(costs):.1f} to {max(costs):.1f} us per op"] if costs else []
-    if fit.module_call_us or fit.python_call_us:
-        said += [f"module call {fit.module_call_us:.2f} us, Python call {fit.python_call_us:.3f} us"]
+    calls = zip(("module call", "Python call", "attribute read"), fit.call_us, strict=True)
+    said += [f"{name} {us:.2g} us" for name, us in calls if us]
     said += [f"{fit.fixed_us:.1f} us per call"]
     if fit.kernel_scales:
         scales = fit.kernel_scales.values()
