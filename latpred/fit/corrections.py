@@ -26,7 +26,7 @@ from latpred.prediction import clocks
 from latpred.prediction.clocks import Timeline
 from latpred.prediction.predictor import Predictor
 from latpred.prediction.pricing import CALL, SIZES, TIME, host_cost, kernel_sizes
-from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, SizeCorrection
+from latpred.profile.document import DeviceInfo, DeviceProfile, DispatchFit, SizeCorrection, call_prices
 
 MODULE, PYTHON = "module calls", "python calls"
 GENERAL = ""  # what no measured row has takes this factor
@@ -326,7 +326,7 @@ class _Parts(NamedTuple):
             costs += priced.cold.at(np.array([float(row.batch)]))[:, 0]
         steps = {name: np.where(classes == name, costs, 0.0) for name in dict.fromkeys(classes.tolist())}
         steps[MODULE] = schedule.calls[:, 0] * (fit.module_call_us * scale)
-        steps[PYTHON] = schedule.calls[:, 1:] @ fit.call_us[1:] * scale
+        steps[PYTHON] = schedule.calls[:, 1:] @ call_prices(fit)[1:] * scale
         host_us = {name: np.concatenate(([0.0], us)) for name, us in steps.items()}
         host_us[CALL] = np.concatenate(([fit.fixed_us * predictor.slowdown.dispatch], np.zeros(len(costs))))
         us = priced.times(np.array([float(row.batch)])).us[priced.kernel_row, 0]

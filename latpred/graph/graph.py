@@ -111,6 +111,11 @@ class Op(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     estimated: bool = False  # no formula knows the op, and only its bytes are counted
     reread_after: Affine | None = None  # bytes touched since the same parameters were last read in this forward pass
 
+    @property
+    def calls(self) -> Calls:
+        """What Python does before it."""
+        return Calls(self.module_calls, self.python_calls, self.attribute_reads)
+
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""
         return hash_of(self)
@@ -241,11 +246,6 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     def from_json(cls, text: str | builtins.bytes) -> ModelGraph:
         """Read what `to_json` wrote."""
         return msgspec.json.decode(text, type=cls)
-
-
-def calls_of(op: Op) -> Calls:
-    """What Python does before an op."""
-    return Calls(op.module_calls, op.python_calls, op.attribute_reads)
 
 
 def rewritten(graph: ModelGraph, rewrite: Callable[[tuple[Op, ...]], Iterable[Op]], **changes: Any) -> ModelGraph:

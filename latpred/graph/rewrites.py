@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from latpred.errors import UsageError
-from latpred.graph.graph import Affine, ModelGraph, Op, calls_of, rewritten
+from latpred.graph.graph import Affine, ModelGraph, Op, rewritten
 from latpred.ops.families import root
 
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
@@ -109,7 +109,7 @@ def _parts_of(op: Op, how: _Parts) -> Iterator[Op]:
     masked = bool(op.dims.get("masked", Affine(0)).constant)
     scales_scores = how.scales_scores and not masked
     scaled = elementwise(op, "mul", "elementwise.mul", scores if scales_scores else queries)
-    scaled = msgspec.structs.replace(scaled, **calls_of(op)._asdict())
+    scaled = msgspec.structs.replace(scaled, **op.calls._asdict())
     if not scales_scores:
         yield scaled
     yield view(op, "transpose", "view.transpose")

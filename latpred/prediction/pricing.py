@@ -38,7 +38,7 @@ from latpred.prediction.kernel_times import (
 )
 from latpred.profile import gpus
 from latpred.profile.datasheet import Limits, limits_of, limits_of_cpu
-from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection
+from latpred.profile.document import DeviceProfile, DispatchFit, KernelFit, SizeCorrection, call_prices
 from latpred.query import AMP
 from latpred.storage import Recent
 
@@ -100,7 +100,7 @@ class ColdDispatch:
             return None
         names, code = numbered(schedule.host_class)
         most_us = np.array([nearest(fit.cold_costs_us, name) for name in names], dtype=float)[code]
-        most_us += fit.cold_calls * fit.scale * (schedule.calls @ fit.call_us)
+        most_us += fit.cold_calls * fit.scale * (schedule.calls @ call_prices(fit))
         return cls(slower * most_us, _reuse_bytes(schedule, moved), fit.cold_bytes)
 
     def at(self, batches: Floats) -> Floats:
@@ -450,7 +450,7 @@ class PriceList:
         costs = self._dispatch_us.get(
             (schedule.runtime, names), lambda: np.array([host_cost(fit, name) for name in names], dtype=float)
         )
-        steps = (schedule.calls @ fit.call_us) * fit.scale + (fit.scale * costs)[code]
+        steps = (schedule.calls @ call_prices(fit)) * fit.scale + (fit.scale * costs)[code]
         us: Floats = np.concatenate(([fit.fixed_us], steps)) * self._slowdown.dispatch
         return us
 

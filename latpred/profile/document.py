@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -186,11 +187,6 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tested_batches: tuple[int, ...] = ()  # of the rows that a correction rests on; empty where there is none
 
     @property
-    def call_us(self) -> tuple[float, float, float]:
-        """Prices in the order of `graph.Calls`."""
-        return self.module_call_us, self.python_call_us, self.attribute_read_us
-
-    @property
     def device_spread(self) -> float:
         """`busy_spread`, or what stands for it where it is not known apart."""
         return self.spread if self.busy_spread is None else self.busy_spread
@@ -198,6 +194,12 @@ class DispatchFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __hash__(self) -> int:
         """Of everything but its dictionaries."""
         return hash_of(self)
+
+
+# Prices in the order of `graph.Calls`.
+call_prices: Callable[[DispatchFit], tuple[float, ...]] = attrgetter(
+    "module_call_us", "python_call_us", "attribute_read_us"
+)
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

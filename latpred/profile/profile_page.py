@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from latpred import host
-from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit, Machine
+from latpred.profile.document import ADAPTED, DeviceProfile, DispatchFit, Machine, call_prices
 from latpred.render import Facts, Page, Table
 from latpred.units import format_bytes, format_duration
 
@@ -104,7 +104,7 @@ def _facts(profile: DeviceProfile) -> list[tuple[str, str]]:
 def _runtime_line(fit: DispatchFit) -> str:
     costs = [cost for name, cost in fit.costs_us.items() if name]
     said = [f"{min(costs):.1f} to {max(costs):.1f} us per op"] if costs else []
-    calls = zip(("module call", "Python call", "attribute read"), fit.call_us, strict=True)
+    calls = zip(("module call", "Python call", "attribute read"), call_prices(fit), strict=True)
     said += [f"{name} {us:.2g} us" for name, us in calls if us]
     said += [f"{fit.fixed_us:.1f} us per call"]
     if fit.kernel_scales:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from latpred.errors import UsageError
-from latpred.graph.graph import Calls, ModelGraph, Op, Schedule, calls_of
+from latpred.graph.graph import Calls, ModelGraph, Op, Schedule
 from latpred.runtimes.base import Runtime
 from latpred.storage import IdentityCache
 
@@ -155,7 +155,7 @@ class Eager(StepPerOp):
         return run
 
 
-_HOST_CLASS = attrgetter("host_class")
+_HOST_CLASS, _CALLS = attrgetter("host_class"), attrgetter(*Calls._fields)
 
 
 def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
@@ -166,7 +166,7 @@ def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
         runtime=runtime,
         ops=ops,
         host_class=tuple(map(_HOST_CLASS, ops)),
-        calls=np.array(list(map(calls_of, ops)), dtype=np.int64).reshape(-1, len(Calls._fields)),
+        calls=np.array(list(map(_CALLS, ops)), dtype=np.int64).reshape(-1, len(Calls._fields)),
         sync=np.array([op.syncs for op in ops], dtype=np.int64),
         kernel_step=kernel_op,
         kernel_op=kernel_op,

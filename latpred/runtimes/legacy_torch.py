@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, calls_of, rewritten
+from latpred.graph.graph import NO_PYTHON, Affine, ModelGraph, Op, rewritten
 from latpred.graph.rewrites import elementwise, itemsize, unfused, view
 from latpred.ops.families import root
 from latpred.profile.gpus import Spec
@@ -170,7 +170,7 @@ def _torch_1_12(op: Op, precision: str) -> Iterator[Op]:
     flat = op.name == "aten::conv1d"
     if flat:
         unsqueeze = view(op, "unsqueeze", _half("view.unsqueeze", half))
-        yield msgspec.structs.replace(unsqueeze, **calls_of(op)._asdict())
+        yield msgspec.structs.replace(unsqueeze, **op.calls._asdict())
         yield unsqueeze
         named = msgspec.structs.replace(named, **NO_PYTHON)
     bias = _bias_bytes(op, getattr(op, held).constant)

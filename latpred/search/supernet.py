@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from latpred.errors import TraceError, UsageError
-from latpred.graph.graph import NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op, calls_of
+from latpred.graph.graph import NO_CALLS, NO_PYTHON, ZERO, Affine, Calls, ModelGraph, Op
 from latpred.sandbox.own_thread import without_modes
 from latpred.search.choices import NOWHERE, Choice, ChoiceRecorder, Span, shown
 from latpred.storage import Recent
@@ -148,7 +148,7 @@ def _segment(traced: TracedOption, span: Span) -> Segment:
     ops = traced.graph.ops[begin.ops : end.ops]
     before = begin if not ops else NOWHERE
     if ops:
-        own = calls_of(ops[0]) - begin.calls
+        own = ops[0].calls - begin.calls
         ops = (msgspec.structs.replace(ops[0], **own._asdict()), *ops[1:])
     return Segment(
         ops=ops,
@@ -373,7 +373,7 @@ class Supernet:
 def _moved(segment: Segment, base: Affine, calls: Calls) -> tuple[Op, ...]:
     """A segment's ops as an architecture has them."""
     replace, first = msgspec.structs.replace, segment.ops[0]
-    ops = (replace(first, **(calls + calls_of(first))._asdict()), *segment.ops[1:])
+    ops = (replace(first, **(calls + first.calls)._asdict()), *segment.ops[1:])
     return tuple(replace(op, live_bytes=base + live) for op, live in zip(ops, segment.live, strict=True))
 
 

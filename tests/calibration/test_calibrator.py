@@ -22,7 +22,7 @@ from latpred.errors import CalibrationError, UsageError
 from latpred.graph.graph import ModelGraph
 from latpred.prediction.predictor import Predictor
 from latpred.profile import store
-from latpred.profile.document import DeviceProfile
+from latpred.profile.document import DeviceProfile, call_prices
 from latpred.progress import ProgressEvent
 from latpred.tracing import trace
 
@@ -69,7 +69,7 @@ def test_host_costs_come_back_within_two_percent(calibrated: Calibrated) -> None
     assert {name: ratio for name, ratio in ratios.items() if ratio != pytest.approx(1, rel=0.02)} == {}
     assert fit.costs_us["python"] == 0
     assert COSTS.dispatch_us.keys() - fit.costs_us.keys() == {"other"}  # which no op of a known class falls in
-    calls_us = (fit.scale, *(us * fit.scale for us in fit.call_us), fit.fixed_us)
+    calls_us = (fit.scale, *(us * fit.scale for us in call_prices(fit)), fit.fixed_us)
     assert calls_us == pytest.approx((1, 3.0, 0.22, 0.6, 6.0), rel=0.02)
 
 

@@ -11,7 +11,7 @@ from latpred.calibration.fitting import dispatch_fit
 from latpred.calibration.fitting.dispatch_fit import TimedNetwork
 from latpred.graph.graph import Calls, Op
 from latpred.prediction.pricing import host_cost
-from latpred.profile.document import DispatchFit
+from latpred.profile.document import DispatchFit, call_prices
 
 COSTS = {"gemm.linear": 5.0, "view.transpose": 2.0, "view.reshape": 4.0, "elementwise.add": 8.0}
 CALLED = DispatchFit({}, module_call_us=1.5, python_call_us=0.25, fixed_us=12.0, attribute_read_us=0.6)
@@ -42,7 +42,7 @@ def networks(per_call: float, dearer: float) -> list[TimedNetwork]:
     for names, *counts in mixes:
         ops = [op_of(name) for name in names] + [closing(*counts)]
         calls_us = tuple(COSTS[name] for name in names)
-        python_us = dearer * float(np.dot(counts, CALLED.call_us))
+        python_us = dearer * float(np.dot(counts, call_prices(CALLED)))
         runs.append(run(ops, sum(calls_us) + per_call * len(names) + python_us, calls_us))
     return runs
 
@@ -52,7 +52,7 @@ def test_costs_in_place_come_back(per_call: float, dearer: float) -> None:
     fit = dispatch_fit.fit_in_place(networks(per_call, dearer), CALLED)
     for name, cost in COSTS.items():
         assert fit.costs_us[name] == pytest.approx(cost + per_call, rel=1e-4)
-    assert fit.call_us == pytest.approx([dearer * us for us in CALLED.call_us], rel=1e-4)
+    assert call_prices(fit) == pytest.approx([dearer * us for us in call_prices(CALLED)], rel=1e-4)
     assert fit.fixed_us == 12.0
     assert fit.scale == 1.0
 

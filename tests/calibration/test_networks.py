@@ -14,7 +14,7 @@ from latpred.calibration.devices.conditions import cast
 from latpred.calibration.timing import in_network, timer
 from latpred.calibration.workloads import blocks, networks
 from latpred.calibration.workloads.networks import KINDS, MEDLEY, WAVE, NetworkSpec
-from latpred.graph.graph import Op, calls_of
+from latpred.graph.graph import Op
 from latpred.tracing.inputs import dtype_of
 
 TINY = [networks.draw(seed, tiny=True) for seed in range(3 * len(KINDS))]
@@ -175,7 +175,7 @@ def test_chains_only_call(spec: NetworkSpec) -> None:
     graph = networks.graph(spec)
     assert spec.chain
     assert in_network.calls(graph.at(1)) == []
-    modules, functions, reads = calls_of(graph.at(1)[0])
+    modules, functions, reads = graph.at(1)[0].calls
     if spec.kind == "modules":
         assert modules == spec.size + 1  # the links, and the sequence that holds them
     else:

@@ -13,7 +13,6 @@ from smallmodels import Function, build_small, inputs_of
 from torch import nn
 
 import latpred
-from latpred.graph.graph import calls_of
 from latpred.tracing import trace_pass
 
 
@@ -43,7 +42,7 @@ class Outer(nn.Module):
 def test_calls_are_counted_between_ops(cheap_hook: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_pass, "CHEAP_HOOK", cheap_hook)
     graph = latpred.trace(Outer(), torch.zeros(1, 4))
-    rows = [(op.name, op.module, *calls_of(op)) for op in graph.ops]
+    rows = [(op.name, op.module, *op.calls) for op in graph.ops]
     assert rows == [
         ("aten::add", "inner", 2, 3, 1),  # nn.Module.__getattr__ finds `inner`, then the lambda and plus_one
         ("aten::relu", "inner", 0, 0, 0),
@@ -165,5 +164,5 @@ def test_calls_are_those_of_a_real_forward_pass(name: str) -> None:
         finally:
             sys.setprofile(None)
             gc.enable()
-    modules, python, reads = map(sum, zip(*map(calls_of, graph.at(2)), strict=True))
+    modules, python, reads = map(sum, zip(*(op.calls for op in graph.at(2)), strict=True))
     assert (modules, python, reads) == (counts["modules"], counts["python"] - 1, counts["reads"])  # but `forward`

@@ -15,7 +15,7 @@ import numpy as np
 
 from latpred import runtimes
 from latpred.errors import RuntimeRefusalError, UsageError
-from latpred.graph.graph import Calls, ModelGraph, Op, Schedule, calls_of
+from latpred.graph.graph import Calls, ModelGraph, Op, Schedule
 from latpred.ops.families import nearest, parent, root
 from latpred.query import AMP
 
@@ -307,7 +307,7 @@ def program(costs: TrueCosts, graph: ModelGraph, batch: int, runtime: str) -> Pr
 
 def step(costs: TrueCosts, op: Op, batch: int, precision: str) -> Step:
     """Host events, kernels and synchronisations of an eager op."""
-    host = costs.calls_us(calls_of(op))
+    host = costs.calls_us(op.calls)
     if not op.name.startswith(PYTHON):
         host.append(costs.dispatch(op.host_class))
     return Step(tuple(us for us in host if us), _kernels(costs, op, batch, precision), op.syncs)

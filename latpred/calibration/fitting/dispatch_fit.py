@@ -15,11 +15,11 @@ import numpy as np
 from scipy.optimize import lsq_linear, nnls
 
 from latpred.calibration.timing.in_network import calls
-from latpred.graph.graph import ModelGraph, Op, calls_of
+from latpred.graph.graph import ModelGraph, Op
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import parent
 from latpred.prediction.pricing import host_cost
-from latpred.profile.document import DispatchFit
+from latpred.profile.document import DispatchFit, call_prices
 
 IDLE = 0.1  # quantile of the calls of a class that stands for those that have next to nothing to do
 LEAST_US = 0.1  # no call from Python is cheaper
@@ -78,7 +78,7 @@ def fit_in_place(runs: Sequence[TimedNetwork], called: DispatchFit) -> DispatchF
     counts = np.array([_counts(run.ops) for run in runs], dtype=float)
     between = np.array([run.total_us - sum(run.calls_us) for run in runs])
     totals = np.array([run.total_us for run in runs])
-    terms = np.column_stack((counts[:, 0], counts[:, 1:] @ called.call_us))
+    terms = np.column_stack((counts[:, 0], counts[:, 1:] @ call_prices(called)))
     bounds = (-MOST_CLOCK_US, 0.5), (np.inf, 10.0)
     per_call, dearer = lsq_linear(terms / totals[:, None], between / totals, bounds=bounds).x.tolist()
     return DispatchFit(
@@ -141,7 +141,7 @@ def _told_apart(shared: Sequence[tuple[Counter[str], float]], told: DispatchFit)
 def steps_us(fit: DispatchFit, run: TimedNetwork) -> float:
     """What a network's steps cost by a fit before its scale, without the cost of the pass itself."""
     steps = sum(host_cost(fit, op.host_class) for op in run.ops)
-    return steps + float(np.dot(_counts(run.ops)[1:], fit.call_us))
+    return steps + float(np.dot(_counts(run.ops)[1:], call_prices(fit)))
 
 
 def class_costs(runs: Iterable[TimedNetwork]) -> dict[str, float]:
@@ -172,7 +172,7 @@ def class_costs(runs: Iterable[TimedNetwork]) -> dict[str, float]:
 
 def _counts(ops: Sequence[Op]) -> list[int]:
     """Ops that Python calls in a forward pass, then its `Calls`."""
-    return [len(calls(ops)), *map(sum, zip(*map(calls_of, ops), strict=True))]
+    return [len(calls(ops)), *map(sum, zip(*(op.calls for op in ops), strict=True))]
 
 
 def with_parents(costs: dict[str, float]) -> dict[str, float]:
