@@ -79,7 +79,8 @@ class Calls(NamedTuple):
         return Calls(self[0] + other[0], self[1] + other[1], self[2] + other[2])
 
     def __sub__(self, other: Calls) -> Calls:
-        return Calls(self[0] - other[0], self[1] - other[1], self[2] - other[2])
+        left = Calls(self[0] - other[0], self[1] - other[1], self[2] - other[2])
+        return left if any(left) else NO_CALLS
 
 
 ZERO, NO_CALLS = Affine(0, 0), Calls()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -155,19 +156,21 @@ class Eager(StepPerOp):
         return run
 
 
-_HOST_CLASS, _CALLS = attrgetter("host_class"), attrgetter(*Calls._fields)
+_HOST_CLASS, _SYNCS = map(attrgetter, ("host_class", "syncs"))
+_CALLS = attrgetter(*Calls._fields)
 
 
 def one_step_per_op(runtime: str, ops: tuple[Op, ...]) -> Schedule:
     """The schedule that dispatches every op by itself; one that takes several kernels shares its work among them."""
     launches = np.array([op.launches if op.family else 0 for op in ops], dtype=np.int64)
+    calls = np.fromiter(chain.from_iterable(map(_CALLS, ops)), np.int64, len(Calls._fields) * len(ops))
     kernel_op = np.repeat(np.arange(len(ops)), launches)
     return Schedule(
         runtime=runtime,
         ops=ops,
         host_class=tuple(map(_HOST_CLASS, ops)),
-        calls=np.array(list(map(_CALLS, ops)), dtype=np.int64).reshape(-1, len(Calls._fields)),
-        sync=np.array([op.syncs for op in ops], dtype=np.int64),
+        calls=calls.reshape(-1, len(Calls._fields)),
+        sync=np.fromiter(map(_SYNCS, ops), np.int64, len(ops)),
         kernel_step=kernel_op,
         kernel_op=kernel_op,
         kernel_share=1.0 / launches[kernel_op],

@@ -331,15 +331,16 @@ class Supernet:
         for (segment, more, _, _), base in zip(self._events, bases, strict=True):
             if segment is None:
                 segment = next(places)
-            calls += more
+            calls = more if calls is NO_CALLS else calls + more
             if segment.ops:
                 key = (id(segment), base, calls)
                 piece = pieces.get(key)
                 if piece is None:
                     piece = pieces[key] = _moved(segment, base, calls)
                 ops += piece
-                calls = NO_CALLS
-            calls += segment.calls
+                calls = segment.calls
+            else:
+                calls += segment.calls
         calls += self._closing
         if any(calls):
             ops.append(closing(ops[-1].live_bytes if ops else ZERO, calls))
