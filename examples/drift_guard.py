@@ -79,6 +79,7 @@ def altered(profile: DeviceProfile, factor: float) -> Iterator[tuple[str, Device
         yield kind, _dispatching(profile, costs_us=costs)
     yield "module calls", _dispatching(profile, module_call_us=dispatch.module_call_us * factor)
     yield "Python calls", _dispatching(profile, python_call_us=dispatch.python_call_us * factor)
+    yield "attribute reads", _dispatching(profile, attribute_read_us=dispatch.attribute_read_us * factor)
 
 
 def _dispatching(profile: DeviceProfile, **changes: object) -> DeviceProfile:

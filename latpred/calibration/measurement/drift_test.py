@@ -123,7 +123,7 @@ def _fit_of(profile: DeviceProfile, family: str, row: tuple[float, ...], precisi
 
 
 HOST, DEVICE = "host", "device"
-CALLS = {"modules": "module calls", "functions": "Python calls"}
+CALLS = {"modules": "module calls", "functions": "Python calls", "attributes": "attribute reads"}
 ISSUED = "networks as they are issued"
 SHORT = 0.2  # share of a chain's time that is not its calls', above which it says too little about them
 HOST_SIGMA = 0.02  # standard deviation of the log of a dispatch cost, where nothing else is known
