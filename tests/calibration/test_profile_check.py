@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import runpy
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from guards import journals
 from profiledata import machine, profile
 
 import latpred
@@ -23,6 +25,8 @@ from latpred.calibration import calibrate
 from latpred.calibration.devices.simulated import SimulatedDevice, SimulatedSpec
 from latpred.calibration.measurement import drift_test
 from latpred.calibration.measurement.drift_test import Ratio
+from latpred.calibration.session import Row
+from latpred.calibration.timing import visits
 from latpred.cli import main
 from latpred.errors import DeviceError, NoProfileError, ProfileError, UsageError
 from latpred.profile import store
@@ -38,6 +42,14 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceProfi
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(storage.VARIABLE, str(tmp_path_factory.mktemp("calibrated")))
         yield calibrate(SimulatedDevice(SimulatedSpec(seed=7)), cells=CELLS, precisions=["fp32"])
+
+
+def test_calls_of_a_cpu_are_held_against_their_dispatch_and_their_kernels(tmp_path: Path) -> None:
+    lines = gzip.decompress(journals.CPU.read_bytes()).splitlines()[1:]
+    rows = visits.at_one_speed([msgspec.json.decode(line, type=Row) for line in lines])
+    stored = journals.fitted(journals.CPU, tmp_path)
+    parts = {(part.clock, part.name): part for part in drift_test.drift([drift_test.ratios(stored, rows)])}
+    assert 0.9 < parts["host", ""].ratio < 1.1
 
 
 def test_a_profile_that_holds_and_its_altered_copies(calibrated: DeviceProfile) -> None:

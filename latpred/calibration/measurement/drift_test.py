@@ -30,6 +30,7 @@ from latpred.calibration.timing.in_network import calls
 from latpred.calibration.workloads import networks, single_ops
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.graph.features import NATIVE, Floats, native
+from latpred.graph.graph import Op
 from latpred.ops.families import nearest, root
 from latpred.prediction.kernel_times import KernelModel
 from latpred.prediction.pricing import host_cost
@@ -126,6 +127,7 @@ HOST, DEVICE = "host", "device"
 CALLS = {"modules": "module calls", "functions": "Python calls", "attributes": "attribute reads"}
 ISSUED = "networks as they are issued"
 SHORT = 0.2  # share of a chain's time that is not its calls', above which it says too little about them
+CLOCK_US = 0.5  # that a clock around a call leaves open
 HOST_SIGMA = 0.02  # standard deviation of the log of a dispatch cost, where nothing else is known
 
 
@@ -213,11 +215,20 @@ class _KernelPrices:
         key = _fit_of(self._profile, sample.family, sample.row, precision)
         if key is None:
             return
+        spread = self._profile.kernels[precision][key].spread
+        for ratio in _log(sample.us, self._us(sample.family, sample.row, precision, key)):
+            yield Ratio(DEVICE, f"{precision} {root(key) if general else key}", probe, ratio, spread)
+
+    def of_op(self, op: Op, run: TimedNetwork) -> float:
+        """What an op's kernels take; nothing where it launches none, or none that the profile knows."""
+        row, precision = row_of(op, run.batch, resident=run.resident), run.graph.precision
+        key = _fit_of(self._profile, op.family, row, precision) if op.launches else None
+        return 0.0 if key is None else op.launches * self._us(op.family, row, precision, key)
+
+    def _us(self, family: str, row: tuple[float, ...], precision: str, key: str) -> float:
         fit = self._profile.kernels[precision][key]
         model = self._models.setdefault((precision, key), KernelModel(fit))
-        scale = nearest(fit.leaf_scales, sample.family, 1.0)
-        for ratio in _log(sample.us, float(model.times(np.array([sample.row]), scale).us[0])):
-            yield Ratio(DEVICE, f"{precision} {root(key) if general else key}", probe, ratio, fit.spread)
+        return float(model.times(np.array([row]), nearest(fit.leaf_scales, family, 1.0)).us[0])
 
 
 def _in_network(profile: DeviceProfile, runs: Sequence[tuple[Row, TimedNetwork]]) -> Iterator[Ratio]:
@@ -235,20 +246,28 @@ def _called(profile: DeviceProfile, runs: Sequence[TimedNetwork]) -> Iterator[Ra
     What the clock adds to a call, and what it does not see of it, is the same for all of them: the median of what is
     missing is put back.
     """
-    dispatch = profile.runtimes[EAGER]
+    dispatch, prices = profile.runtimes[EAGER], _KernelPrices(profile)
     if not runs:
         return
-    slow = float(np.median([run.total_us / host_us(run, dispatch) for run in runs]))
+    passes_us = [host_us(run, dispatch) + sum(prices.of_op(op, run) for op in run.ops) for run in runs]
+    slow = float(np.median([run.total_us / us for run, us in zip(runs, passes_us, strict=True)]))
     single = [
-        (group[0].host_class, taken / slow, number)
+        (
+            group[0].host_class,
+            taken / slow,
+            host_cost(dispatch, group[0].host_class) + prices.of_op(group[0], run),
+            number,
+        )
         for number, run in enumerate(runs)
         for group, taken in zip(calls(run.ops), run.calls_us, strict=True)
         if len(group) == 1
     ]
-    missing_us = float(np.median([host_cost(dispatch, name) - taken for name, taken, _ in single]))
-    for name, taken, number in single:
-        for ratio in _log(taken + missing_us, host_cost(dispatch, name)):
-            yield Ratio(HOST, root(name), f"{number}/{name}", ratio + math.log(slow), 0.1)
+    missing_us = float(np.median([expected - taken for _, taken, expected, _ in single]))
+    for name, taken, expected, number in single:
+        for ratio in _log(taken + missing_us, expected):
+            yield Ratio(
+                HOST, root(name), f"{number}/{name}", ratio + math.log(slow), math.hypot(0.1, CLOCK_US / expected)
+            )
 
 
 FALSE_ALARMS = 1e-3
