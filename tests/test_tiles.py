@@ -24,9 +24,9 @@ def rows_of(sizes: np.ndarray) -> np.ndarray:
     return np.column_stack((m * n * k, 2 * n * k, 2 * m * k, 2 * m * n, m, n, k))
 
 
-def times_of(rows: np.ndarray) -> np.ndarray:
+def times_of(rows: np.ndarray, **special: float) -> np.ndarray:
     inputs = read("gemm", rows)
-    return FLOOR + tiled(CONSTANTS, inputs.work, inputs.product, MULTIPROCESSORS).us
+    return FLOOR + tiled(CONSTANTS | special, inputs.work, inputs.product, MULTIPROCESSORS).us
 
 
 def random_rows(count: int, seed: int = 0) -> np.ndarray:
@@ -71,6 +71,15 @@ def test_products_of_a_gpu_are_fitted_by_their_tiles() -> None:
     again = msgspec.json.decode(msgspec.json.encode(fit), type=KernelFit)
     assert evaluate(again, fresh) == pytest.approx(model.predict(fresh), rel=1e-9)
     assert np.diag(KernelModel(fit).covariance(fresh)).min() > -1e-9
+
+
+def test_a_library_that_cuts_no_small_product_is_noticed() -> None:
+    rows, small = random_rows(300), rows_of([(2, 64, 8192), (8, 64, 2048), (8, 64, 8192)])
+    whole = times_of(small, whole_macs=2.0**21)
+    assert whole / times_of(small) == pytest.approx([5.7, 2.2, 1.0], rel=0.02)
+    fit = RooflineRegressor("gemm", MULTIPROCESSORS).fit(rows, times_of(rows, whole_macs=2.0**21)).fit_
+    assert fit.tiling["whole_macs"] == pytest.approx(2**21, rel=0.02)
+    assert evaluate(fit, small) == pytest.approx(whole, rel=0.25)
 
 
 def test_without_multiprocessors_or_samples_a_roofline_does() -> None:
